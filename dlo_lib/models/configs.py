@@ -1,0 +1,41 @@
+"""Configurations of public models by name, each from its ``config.json`` on the Hugging Face hub (meta-llama/...)."""
+
+from __future__ import annotations
+
+from dlo_lib.errors import unknown_name
+from dlo_lib.models.llama import LlamaConfig, RopeScaling
+
+_LLAMA_3_VOCABULARY = {"vocab_size": 128_256, "max_positions": 131_072}
+
+CONFIGS: dict[str, LlamaConfig] = {
+    "llama-3.2-1b": LlamaConfig(
+        hidden=2048, intermediate=8192, num_layers=16, num_heads=32, num_kv_heads=8, head_dim=64,
+        rope_scaling=RopeScaling(factor=32.0), tied_embeddings=True, **_LLAMA_3_VOCABULARY,
+    ),
+    "llama-3.2-3b": LlamaConfig(
+        hidden=3072, intermediate=8192, num_layers=28, num_heads=24, num_kv_heads=8, head_dim=128,
+        rope_scaling=RopeScaling(factor=32.0), tied_embeddings=True, **_LLAMA_3_VOCABULARY,
+    ),
+    "llama-3.1-8b": LlamaConfig(
+        hidden=4096, intermediate=14_336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
+        rope_scaling=RopeScaling(factor=8.0), **_LLAMA_3_VOCABULARY,
+    ),
+    # For laptops and tests: bytes as tokens (256, and one for the end of a text), every feature of the family present.
+    "tiny": LlamaConfig(
+        vocab_size=257, hidden=64, intermediate=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+        max_positions=1024, tied_embeddings=True,
+    ),
+}  # fmt: skip
+
+
+def model_config(model: str | LlamaConfig) -> LlamaConfig:
+    """The configuration of that name, or ``model`` itself when it is one already.
+
+    Raises:
+        UserError: no such name; the nearest ones are offered.
+    """
+    if isinstance(model, LlamaConfig):
+        return model
+    if model not in CONFIGS:
+        raise unknown_name("model", model, CONFIGS)
+    return CONFIGS[model]

@@ -1,0 +1,197 @@
+"""Llama 3.x: a decoder of pre-norm blocks with grouped-query attention (GQA), SwiGLU and rotary positions (RoPE).
+
+Every block computes  x + Attention(RMSNorm(x))  and then  x + SwiGLU(RMSNorm(x));  the logits are RMSNorm(x) @ W_out^T,
+where W_out is the embedding itself when embeddings are tied. Module and parameter names are those of Hugging Face's
+checkpoints, so that a state dict needs no translation but the prefix ``model.``.
+
+Papers: Llama 3 (arXiv:2407.21783), GQA (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), RMSNorm (arXiv:1910.07467), RoPE (arXiv:2104.09864).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """The ``llama3`` stretching of rotary frequencies, which lets a model trained on short texts read long ones."""
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_positions: int = 8192
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The sizes of a Llama. ``hidden`` is the width of the residual stream; ``head_dim`` need not be hidden / num_heads."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int = 8192
+    rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tied_embeddings: bool = False
+    initializer_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary positions turn pairs of elements")
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, computed in at least fp32."""
+
+    def __init__(self, hidden: int, eps: float, **factory) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden, **factory))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+
+def rope_frequencies(config: LlamaConfig, device: torch.device | str | None = None) -> Tensor:
+    """The angle per position of each pair of a head, (head_dim / 2,) fp32.
+
+    With scaling, frequencies whose wavelength exceeds the original context are divided by ``factor``, short ones are kept,
+    and the band between is blended.
+    """
+    pairs = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float()
+    frequencies = 1.0 / config.rope_theta ** (pairs / config.head_dim)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_positions / (2 * math.pi / frequencies)  # full turns within the original context
+    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    keep = keep.clamp(0, 1)
+    return (1 - keep) * frequencies / scaling.factor + keep * frequencies
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate x (batch, heads, seq, head_dim) by the angles whose cos and sin are (seq, head_dim); halves form the pairs."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class Attention(nn.Module):
+    """Causal self-attention where ``num_heads / num_kv_heads`` query heads share one key and value head."""
+
+    def __init__(self, config: LlamaConfig, **factory) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden, q_size, bias=False, **factory)
+        self.k_proj = nn.Linear(config.hidden, kv_size, bias=False, **factory)
+        self.v_proj = nn.Linear(config.hidden, kv_size, bias=False, **factory)
+        self.o_proj = nn.Linear(q_size, config.hidden, bias=False, **factory)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, seq, _ = x.shape
+        heads = (batch, seq, -1, self.head_dim)
+        q = self.q_proj(x).view(heads).transpose(1, 2)  # (batch, num_heads, seq, head_dim)
+        k = self.k_proj(x).view(heads).transpose(1, 2)  # (batch, num_kv_heads, seq, head_dim)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self.o_proj(out.transpose(1, 2).reshape(batch, seq, -1))  # (batch, seq, hidden)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: LlamaConfig, **factory) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False, **factory)
+        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False, **factory)
+        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """One transformer block, (batch, seq, hidden) to the same."""
+
+    def __init__(self, config: LlamaConfig, **factory) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden, config.norm_eps, **factory)
+        self.self_attn = Attention(config, **factory)
+        self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps, **factory)
+        self.mlp = MLP(config, **factory)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    """Tokens (batch, seq) int64 to logits (batch, seq, vocab_size).
+
+    Args:
+        config: the sizes.
+        checkpointing: keep only each block's input for backward and compute the block again there (arXiv:1604.06174).
+        device, dtype: of the parameters; ``meta`` makes a model without storage.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        checkpointing: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.config = config
+        self.checkpointing = checkpointing
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden, **factory)
+        self.layers = nn.ModuleList(Block(config, **factory) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden, config.norm_eps, **factory)
+        self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False, **factory)
+        if config.tied_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.register_buffer("rope", rope_frequencies(config, device), persistent=False)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Normal with ``initializer_std`` for matrices, ones for norms; also fills what ``to_empty`` left undefined."""
+        self.rope.copy_(rope_frequencies(self.config, self.rope.device))
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=self.config.initializer_std)
+            elif isinstance(module, RMSNorm):
+                nn.init.ones_(module.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)  # (batch, seq, hidden)
+        cos, sin = self.rotation(tokens.shape[1], x)
+        for block in self.layers:
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(block, x, cos, sin, use_reentrant=False)
+            else:
+                x = block(x, cos, sin)
+        return self.lm_head(self.norm(x))  # (batch, seq, vocab_size)
+
+    def rotation(self, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of every position's angles, each (seq, head_dim); computed in fp32, in the dtype of ``like``."""
+        positions = torch.arange(seq, device=self.rope.device).float()
+        angles = torch.outer(positions, self.rope.float())
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
