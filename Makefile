@@ -1,0 +1,49 @@
+# The two commands: `make lab` opens the course, `make test` runs everything. `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON3 := $(or $(shell command -v python3),python3)
+BIN := .venv/bin
+
+.PHONY: help lab test test-fast course grade labs bench format setup setup-dev
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+lab: setup ## set everything up and open JupyterLab on the labs
+	@exec $(BIN)/dlo lab $(ARGS)
+
+test: setup-dev ## set everything up and pass the whole suite
+	@$(PYTHON3) deploy/system_packages.py
+	@$(MAKE) --no-print-directory lint
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+test-fast: setup-dev ## the suite without what is slow
+	@exec $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: setup-dev ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+course: setup-dev ## every reference lab at full size
+	@exec $(BIN)/python -m pytest tests/labs/test_notebooks_run.py --full-size $(ARGS)
+
+LAB ?= 13_dp_limit
+grade: setup ## a classroom in a box: three made-up students through the whole grading of LAB
+	@exec $(BIN)/python -m dlo_lib.grading.classroom $(LAB) $(ARGS)
+
+labs: setup ## write labs/ anew from solutions/
+	@exec $(BIN)/python -m dlo_lib.grading.release
+
+NAME ?= launch
+bench: setup-dev ## one comparison with a peer: make bench NAME=ddp
+	@exec $(BIN)/python -m benchmarks $(NAME) $(ARGS)
+
+format: setup-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup:
+	@$(PYTHON3) deploy/setup_env.py --extras labs
+
+setup-dev:
+	@$(PYTHON3) deploy/setup_env.py --extras labs,dev
