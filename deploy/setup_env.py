@@ -61,7 +61,8 @@ def build(extras: str) -> None:
     constraints = ["-c", str(ROOT / "constraints.txt")]
     if installed_torch() != torch:
         announce(torch, extras, pip_would_bring_cuda(constraints, index_options))
-        pip("install", "--force-reinstall", *constraints, *index_options, "torch")
+        replace = ["--force-reinstall"] if installed_torch() else []
+        pip("install", *replace, *constraints, *index_options, "torch")
     print(f"setup: installing the rest (about {OTHER_DOWNLOAD_GB[extras]:.2f} GB, 2 minutes) ...", flush=True)
     # torch is there already: the second index, if any, is not asked again.
     pip("install", "--quiet", "--no-build-isolation", *constraints, "-e", f"{ROOT}[{extras}]")
@@ -84,9 +85,7 @@ def announce(torch: str, extras: str, brings_cuda: bool) -> None:
             "(pytorch.org, Get started), or say TORCH=cuda to have it"
         )
     if torch == "cuda" and not brings_cuda:
-        raise SetupError(
-            "pip finds only a CPU build of PyTorch here: set TORCH_INDEX to the URL of PyTorch's index for your CUDA, or TORCH=cpu"
-        )
+        raise SetupError("pip finds only a CPU build of PyTorch here: set TORCH_INDEX to the URL of PyTorch's index for your CUDA")
     size = TORCH_DOWNLOAD_GB[torch] + OTHER_DOWNLOAD_GB[extras]
     free = shutil.disk_usage(ROOT).free / 1e9
     print(f"setup: downloading about {size:.1f} GB (PyTorch, {torch} build, and JupyterLab), once; {free:.0f} GB are free here", flush=True)
