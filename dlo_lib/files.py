@@ -52,6 +52,14 @@ def state_dir() -> Path:
     return folder
 
 
+def cache_dir() -> Path:
+    """``$DLO_CACHE``, else a folder of :func:`state_dir`: what can be made again, such as text corpora. Made when it does not exist."""
+    chosen = os.environ.get("DLO_CACHE")
+    folder = Path(chosen).expanduser() if chosen else state_dir() / "cache"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

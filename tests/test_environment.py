@@ -13,7 +13,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NEEDS = [Requirement(text) for text in PROJECT["dependencies"] + sum(PROJECT["optional-dependencies"].values(), [])]
+GROUPS = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+NEEDS = [Requirement(text) for group in GROUPS for text in group]
 
 
 def pins() -> dict[str, Version]:
