@@ -95,7 +95,13 @@ def train_step(
             with torch.autocast(valid.device.type, precision.dtype, enabled=precision is not Precision.FP32):
                 logits = model(inputs)
                 on_phase(Phase.LOSS)
-                token_losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+                token_losses = F.cross_entropy(
+                    # At least fp32, and said here: autocast would do it on CPU, but leaves bf16 log-probabilities on CUDA.
+                    logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
+                    targets.flatten(),
+                    ignore_index=IGNORE_INDEX,
+                    reduction="sum",
+                )
             del logits  # the graph keeps what backward needs, and no more
             loss = token_losses * scale
             loss_sum = loss_sum + loss.detach()  # in the loss's own dtype: fp64 in the proofs of parity
