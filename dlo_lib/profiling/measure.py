@@ -1,0 +1,223 @@
+"""Peak memory of a training step, measured at true size without its memory: the real step runs on fake tensors.
+
+A fake tensor has a shape, a dtype and a storage of the right size, but no data; ``train_step`` does not notice. What lives when is
+recorded by ``MemoryTracker``; the peak is the largest sum. The optimiser's state exists before the step, as in every step but the first.
+
+What is measured is what CUDA would hold. Attention is the flash kernel, which saves its output and one fp32 number per query and head
+(arXiv:2205.14135); for fp32 with grouped queries CUDA has no such kernel, and the scores are written out. Not counted: the CUDA context,
+NCCL's and cuBLAS's own buffers, the allocator's rounding to 512 bytes and its fragmentation.
+
+Cost: seconds and some tens of MB, whatever the model's size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.models import Llama, LlamaConfig, model_config
+from dlo_lib.optim import Phase, Precision, train_step
+from dlo_lib.profiling.report import MemoryReport
+from dlo_lib.profiling.tracker import MemoryTracker, Part
+
+
+class OptimizerStep(enum.Enum):
+    """How PyTorch runs an optimiser's step: three implementations of the same arithmetic, with their own temporaries."""
+
+    FUSED = "fused"
+    """One kernel for everything: nothing is held in between."""
+    FOREACH = "foreach"
+    """One kernel per operation over all parameters at once, CUDA's default: a temporary is as large as all parameters together."""
+    FOR_LOOP = "for-loop"
+    """Parameter by parameter: a temporary is as large as one parameter."""
+
+    @classmethod
+    def of(cls, fused: bool | OptimizerStep) -> OptimizerStep:
+        """``True`` is fused, ``False`` what CUDA does by default."""
+        if isinstance(fused, cls):
+            return fused
+        return cls.FUSED if fused else cls.FOREACH
+
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "adamw": (torch.optim.AdamW, {}),
+    "sgd": (torch.optim.SGD, {}),
+    "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9}),
+}
+
+
+def _alone(model: Llama, group: dist.ProcessGroup, bucket_view: bool) -> nn.Module:
+    return model
+
+
+def _ddp(model: Llama, group: dist.ProcessGroup, bucket_view: bool) -> nn.Module:
+    from dlo_lib.parallel.ddp import DDP
+
+    return DDP(model, group=group, gradient_as_bucket_view=bucket_view)
+
+
+PARALLEL: dict[str, Callable[[Llama, dist.ProcessGroup, bool], nn.Module]] = {"none": _alone, "ddp": _ddp}
+
+
+def measure_memory(
+    model: str | LlamaConfig,
+    batch: int = 1,
+    seq: int = 2048,
+    precision: str | Precision = "bf16",
+    checkpointing: bool = False,
+    optimizer: str = "adamw",
+    fused: bool | OptimizerStep = True,
+    parallel: str = "ddp",
+    bucket_view: bool = True,
+    world_size: int = 1,
+) -> MemoryReport:
+    """Run one training step of ``model`` on fake tensors and report the memory of one rank.
+
+    Args:
+        model: a configuration or its name.
+        batch, seq: sequences of this rank and tokens per sequence.
+        precision: of matrix products, by autocast over fp32 weights.
+        checkpointing: keep only each block's input for backward.
+        optimizer: a name in ``OPTIMIZERS``.
+        fused: ``True`` for the fused step, ``False`` for foreach, or an ``OptimizerStep``.
+        parallel: a name in ``PARALLEL``.
+        bucket_view: with DDP, gradients are views of the communication buckets and not copied into them.
+        world_size: ranks, of which this process plays the first; the others are pretended.
+
+    Raises:
+        UserError: an unknown name, a size below 1, or a process group that is already in use.
+    """
+    config = model_config(model)
+    step = step_settings(batch, seq, precision, optimizer, parallel, world_size)
+    fake_mode = FakeTensorMode()
+    tracker = MemoryTracker(fake_mode, scratch=_ATTENTION_SCRATCH)
+    with _pretended_ranks(world_size) as group, fake_mode, tracker:
+        llama = Llama(config, checkpointing=checkpointing)
+        tracker.claim(llama.parameters(), Part.WEIGHTS)
+        wrapped = PARALLEL[parallel](llama, group, bucket_view)
+        kind, options = OPTIMIZERS[optimizer]
+        how = OptimizerStep.of(fused)
+        stepper = kind(llama.parameters(), fused=how is OptimizerStep.FUSED, foreach=how is OptimizerStep.FOREACH, **options)
+        _make_state(stepper, tracker)
+        batches = [(torch.zeros(batch, seq, dtype=torch.int64), torch.zeros(batch, seq, dtype=torch.int64))]
+        with _attribution(llama, tracker), sdpa_kernel(attention_on_cuda(config, step)):
+            train_step(
+                wrapped,
+                stepper,
+                batches,
+                precision=step,
+                group=group if parallel != "none" else None,
+                on_phase=lambda phase: _enter(phase, tracker, llama),
+            )
+        events = tracker.events()
+    return MemoryReport(tuple(events))
+
+
+def step_settings(batch: int, seq: int, precision: str | Precision, optimizer: str, parallel: str, world_size: int) -> Precision:
+    """Check what a person chose, and return the precision.
+
+    Raises:
+        UserError: an unknown name, or a size below 1.
+    """
+    for name, size in (("batch", batch), ("seq", seq), ("world_size", world_size)):
+        if size < 1:
+            raise UserError(f"{name} is {size}: use at least 1")
+    if optimizer not in OPTIMIZERS:
+        raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+    if parallel not in PARALLEL:
+        raise unknown_name("parallel", parallel, PARALLEL)
+    if isinstance(precision, Precision):
+        return precision
+    names = [known.value for known in Precision]
+    if precision not in names:
+        raise unknown_name("precision", precision, names)
+    return Precision(precision)
+
+
+def attention_on_cuda(config: LlamaConfig, precision: Precision) -> SDPBackend:
+    """The kind of kernel that CUDA takes; flash stands for memory-efficient attention too, which saves the same."""
+    grouped = config.num_heads != config.num_kv_heads
+    return SDPBackend.MATH if grouped and precision is Precision.FP32 else SDPBackend.FLASH_ATTENTION
+
+
+def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> int:
+    """CUDA's kernel sums the query's gradient in fp32, and computes those of keys and values per query head before it adds up groups."""
+    expanded = query.numel() * query.element_size() if key.shape[1] != query.shape[1] else 0
+    return 4 * query.numel() + 2 * expanded
+
+
+_ATTENTION_SCRATCH: dict[object, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _flash_backward_scratch
+}
+
+
+@contextlib.contextmanager
+def _pretended_ranks(world_size: int) -> Iterator[dist.ProcessGroup]:
+    """A process group of ``world_size`` ranks whose collectives return at once; gone afterwards."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise UserError("measure_memory pretends its own ranks: call it in one process, where no process group is in use")
+    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def _make_state(optimizer: torch.optim.Optimizer, tracker: MemoryTracker) -> None:
+    """Let the optimiser make its state, as its first step does, and claim it."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    tracker.claim((held for state in optimizer.state.values() for held in state.values() if isinstance(held, Tensor)), Part.OPTIMIZER_STATE)
+
+
+_SCOPES = {
+    Phase.FORWARD: Part.ACTIVATIONS,
+    Phase.LOSS: Part.LOGITS_AND_LOSS,
+    Phase.BACKWARD: Part.LOGITS_AND_LOSS,  # until the gradient leaves the output projection
+    Phase.CLIP: Part.STEP_TEMPORARIES,
+    Phase.OPTIMIZER: Part.STEP_TEMPORARIES,
+    Phase.END: Part.BUFFERS,
+}
+
+
+def _enter(phase: Phase, tracker: MemoryTracker, model: nn.Module) -> None:
+    if tracker.phase is Phase.BACKWARD:
+        tracker.claim((parameter.grad for parameter in model.parameters() if parameter.grad is not None), Part.GRADIENTS)
+    tracker.phase, tracker.scope = phase, _SCOPES[phase]
+
+
+@contextlib.contextmanager
+def _attribution(model: Llama, tracker: MemoryTracker) -> Iterator[None]:
+    """Hooks that tell the tracker where the output projection begins and ends, and when a gradient is complete."""
+
+    def head_begins(module: nn.Module, args: tuple[Tensor]) -> None:
+        tracker.scope = Part.LOGITS_AND_LOSS
+        args[0].register_hook(head_ends)
+
+    def head_ends(gradient: Tensor) -> None:
+        tracker.scope = Part.ACTIVATIONS
+
+    handles = [model.lm_head.register_forward_pre_hook(head_begins)]
+    handles += [
+        parameter.register_post_accumulate_grad_hook(lambda held: tracker.claim([held.grad], Part.GRADIENTS))
+        for parameter in model.parameters()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
