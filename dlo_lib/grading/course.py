@@ -1,0 +1,152 @@
+"""The course on disk: where it is, which labs it has, and what each lab's ``lab.toml`` says.
+
+``labs/NN_name/`` is what students get; ``solutions/NN_name/`` is what an instructor edits and no student has. Both hold the same
+``lab.toml``, so that a student's installation knows its labs without the solutions. Cost: one small file read a lab.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import dlo_lib
+from dlo_lib.errors import UserError, unknown_name
+
+LAB_FILE = "lab.toml"
+KEYS = ("number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "[steps.QUESTION] needs", "[reduced]")
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class LabInfo:
+    """What ``lab.toml`` says of a lab.
+
+    Attributes:
+        directory: the lab's folder and its name as an nbgrader assignment, such as ``13_dp_limit``.
+        number, name, title: ``13``, ``dp_limit`` (also its notebook, ``dp_limit.ipynb``), and the title shown to people.
+        core: part of the core path rather than elective.
+        minutes: the working time to expect.
+        builds_on: directories of the labs it takes up.
+        taught: modules of dlo_lib that hold what the lab teaches, mounted away while its checks run.
+        needs: question → earlier questions whose functions its solution calls.
+        release: glob patterns, below the lab's folder, of figures and data that students get beside notebook and checks.
+        reduced: environment variables that make its notebook small, for tests.
+    """
+
+    directory: str
+    number: int
+    name: str
+    title: str
+    core: bool
+    minutes: int
+    builds_on: tuple[str, ...] = ()
+    taught: tuple[str, ...] = ()
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    release: tuple[str, ...] = ()
+    reduced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def notebook(self) -> str:
+        """File name of the lab's notebook."""
+        return f"{self.name}.ipynb"
+
+
+def course_root() -> Path:
+    """The folder that holds ``labs/``: ``$DLO_COURSE``, else the checkout that dlo_lib is imported from.
+
+    Raises:
+        UserError: there is none.
+    """
+    chosen = os.environ.get("DLO_COURSE")
+    root = Path(chosen).expanduser().resolve() if chosen else Path(dlo_lib.__file__).resolve().parents[1]
+    if not (root / "labs").is_dir():
+        raise UserError(f"no course in {root}: set DLO_COURSE to the folder that holds labs/")
+    return root
+
+
+def labs() -> list[LabInfo]:
+    """The labs that students get, in order of their numbers."""
+    return _labs_in(course_root() / "labs")
+
+
+def source_labs() -> list[LabInfo]:
+    """The labs that have a source in ``solutions/``, in order of their numbers; none in a student's installation."""
+    return _labs_in(course_root() / "solutions")
+
+
+def find_lab(name: str, among: Iterable[LabInfo] | None = None) -> LabInfo:
+    """The lab called ``name``: its directory (``13_dp_limit``), number (``13``) or name (``dp_limit``), among all unless given.
+
+    Raises:
+        UserError: there is none; the nearest are named.
+    """
+    candidates = labs() if among is None else list(among)
+    for lab in candidates:
+        if name.lower() in (lab.directory, lab.name, str(lab.number), f"{lab.number:02d}"):
+            return lab
+    raise unknown_name("lab", name, [spelling for lab in candidates for spelling in _spellings(name, lab)])
+
+
+def read_lab_info(folder: str | Path) -> LabInfo:
+    """``lab.toml`` of a lab's folder.
+
+    Raises:
+        UserError: it is absent, not TOML, lacks a key, has an unknown one or one of the wrong type.
+    """
+    file = Path(folder) / LAB_FILE
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"no {LAB_FILE} in {folder}: give the folder of a lab, such as solutions/13_dp_limit") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not valid TOML: {error}") from error
+    steps = _take(file, table, "steps", dict, {})
+    info = LabInfo(
+        directory=Path(folder).resolve().name,
+        number=_take(file, table, "number", int),
+        name=_take(file, table, "name", str),
+        title=_take(file, table, "title", str),
+        core=_take(file, table, "core", bool),
+        minutes=_take(file, table, "minutes", int),
+        builds_on=_names(file, "builds_on", _take(file, table, "builds_on", list, [])),
+        taught=_names(file, "taught", _take(file, table, "taught", list, [])),
+        needs=MappingProxyType({step: _names(file, f"steps.{step}", _take(file, row, "needs", list, [])) for step, row in steps.items()}),
+        release=_names(file, "release", _take(file, table, "release", list, [])),
+        reduced=MappingProxyType({name: str(value) for name, value in _take(file, table, "reduced", dict, {}).items()}),
+    )
+    if table:
+        raise UserError(f"{file}: unknown key {sorted(table)[0]}: known are {', '.join(KEYS)}")
+    expected = f"{info.number:02d}_{info.name}"
+    if info.directory != expected:
+        raise UserError(f"{file}: number and name say {expected}, its folder {info.directory}: make them agree")
+    return info
+
+
+def _labs_in(folder: Path) -> list[LabInfo]:
+    return sorted((read_lab_info(file.parent) for file in folder.glob(f"*/{LAB_FILE}")), key=lambda lab: (lab.number, lab.name))
+
+
+def _spellings(asked: str, lab: LabInfo) -> list[str]:
+    # A short name is nearer to what was asked by a short name; a whole list of both would only be long.
+    return [lab.name if not asked[:1].isdigit() else lab.directory]
+
+
+def _take(file: Path, table: dict, key: str, kind: type[Value], default: Value | None = None) -> Value:
+    value = table.pop(key, default)
+    if value is None:
+        raise UserError(f"{file}: {key} is missing")
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise UserError(f"{file}: {key} must be of type {kind.__name__}, not {value!r}")
+    return value
+
+
+def _names(file: Path, key: str, values: list) -> tuple[str, ...]:
+    if not all(isinstance(value, str) for value in values):
+        raise UserError(f"{file}: {key} must be a list of strings, not {values!r}")
+    return tuple(values)
