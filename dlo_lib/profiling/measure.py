@@ -13,9 +13,7 @@ Cost: seconds and some tens of MB, whatever the model's size.
 from __future__ import annotations
 
 import contextlib
-import enum
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,36 +21,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.models import Llama, LlamaConfig, model_config
+from dlo_lib.errors import UserError
+from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
 from dlo_lib.profiling.report import MemoryReport
+from dlo_lib.profiling.settings import OptimizerStep, Parallel, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
-
-
-class OptimizerStep(enum.Enum):
-    """How PyTorch runs an optimiser's step: three implementations of the same arithmetic, with their own temporaries."""
-
-    FUSED = "fused"
-    """One kernel for everything: nothing is held in between."""
-    FOREACH = "foreach"
-    """One kernel per operation over all parameters at once, CUDA's default: a temporary is as large as all parameters together."""
-    FOR_LOOP = "for-loop"
-    """Parameter by parameter: a temporary is as large as one parameter."""
-
-    @classmethod
-    def of(cls, fused: bool | OptimizerStep) -> OptimizerStep:
-        """``True`` is fused, ``False`` what CUDA does by default."""
-        if isinstance(fused, cls):
-            return fused
-        return cls.FUSED if fused else cls.FOREACH
-
-
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "adamw": (torch.optim.AdamW, {}),
-    "sgd": (torch.optim.SGD, {}),
-    "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9}),
-}
 
 
 def _alone(model: Llama, group: dist.ProcessGroup, bucket_view: bool) -> nn.Module:
@@ -65,7 +39,7 @@ def _ddp(model: Llama, group: dist.ProcessGroup, bucket_view: bool) -> nn.Module
     return DDP(model, group=group, gradient_as_bucket_view=bucket_view)
 
 
-PARALLEL: dict[str, Callable[[Llama, dist.ProcessGroup, bool], nn.Module]] = {"none": _alone, "ddp": _ddp}
+_WRAPPED: dict[Parallel, Callable[[Llama, dist.ProcessGroup, bool], nn.Module]] = {Parallel.NONE: _alone, Parallel.DDP: _ddp}
 
 
 def measure_memory(
@@ -76,7 +50,7 @@ def measure_memory(
     checkpointing: bool = False,
     optimizer: str = "adamw",
     fused: bool | OptimizerStep = True,
-    parallel: str = "ddp",
+    parallel: str | Parallel = "ddp",
     bucket_view: bool = True,
     world_size: int = 1,
 ) -> MemoryReport:
@@ -96,57 +70,28 @@ def measure_memory(
     Raises:
         UserError: an unknown name, a size below 1, or a process group that is already in use.
     """
-    config = model_config(model)
-    step = step_settings(batch, seq, precision, optimizer, parallel, world_size)
+    chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, parallel, bucket_view, world_size)
     fake_mode = FakeTensorMode()
     tracker = MemoryTracker(fake_mode, scratch=_ATTENTION_SCRATCH)
     with _pretended_ranks(world_size) as group, fake_mode, tracker:
-        llama = Llama(config, checkpointing=checkpointing)
+        llama = Llama(chosen.config, checkpointing=checkpointing)
         tracker.claim(llama.parameters(), Part.WEIGHTS)
-        wrapped = PARALLEL[parallel](llama, group, bucket_view)
-        kind, options = OPTIMIZERS[optimizer]
-        how = OptimizerStep.of(fused)
-        stepper = kind(llama.parameters(), fused=how is OptimizerStep.FUSED, foreach=how is OptimizerStep.FOREACH, **options)
+        wrapped = _WRAPPED[chosen.parallel](llama, group, bucket_view)
+        stepper = chosen.optimizer.make(llama.parameters(), chosen.step)
         _make_state(stepper, tracker)
-        batches = [(torch.zeros(batch, seq, dtype=torch.int64), torch.zeros(batch, seq, dtype=torch.int64))]
-        with _attribution(llama, tracker), sdpa_kernel(attention_on_cuda(config, step)):
+        tokens = (torch.zeros(batch, seq, dtype=torch.int64), torch.zeros(batch, seq, dtype=torch.int64))
+        attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
+        with _attribution(llama, tracker), sdpa_kernel(attention):
             train_step(
                 wrapped,
                 stepper,
-                batches,
-                precision=step,
-                group=group if parallel != "none" else None,
+                [tokens],
+                precision=chosen.precision,
+                group=None if chosen.parallel is Parallel.NONE else group,
                 on_phase=lambda phase: _enter(phase, tracker, llama),
             )
         events = tracker.events()
     return MemoryReport(tuple(events))
-
-
-def step_settings(batch: int, seq: int, precision: str | Precision, optimizer: str, parallel: str, world_size: int) -> Precision:
-    """Check what a person chose, and return the precision.
-
-    Raises:
-        UserError: an unknown name, or a size below 1.
-    """
-    for name, size in (("batch", batch), ("seq", seq), ("world_size", world_size)):
-        if size < 1:
-            raise UserError(f"{name} is {size}: use at least 1")
-    if optimizer not in OPTIMIZERS:
-        raise unknown_name("optimizer", optimizer, OPTIMIZERS)
-    if parallel not in PARALLEL:
-        raise unknown_name("parallel", parallel, PARALLEL)
-    if isinstance(precision, Precision):
-        return precision
-    names = [known.value for known in Precision]
-    if precision not in names:
-        raise unknown_name("precision", precision, names)
-    return Precision(precision)
-
-
-def attention_on_cuda(config: LlamaConfig, precision: Precision) -> SDPBackend:
-    """The kind of kernel that CUDA takes; flash stands for memory-efficient attention too, which saves the same."""
-    grouped = config.num_heads != config.num_kv_heads
-    return SDPBackend.MATH if grouped and precision is Precision.FP32 else SDPBackend.FLASH_ATTENTION
 
 
 def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> int:
@@ -169,7 +114,9 @@ def _pretended_ranks(world_size: int) -> Iterator[dist.ProcessGroup]:
         raise UserError("measure_memory pretends its own ranks: call it in one process, where no process group is in use")
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
     try:
-        yield dist.group.WORLD
+        group = dist.group.WORLD
+        assert group is not None
+        yield group
     finally:
         dist.destroy_process_group()
 

@@ -125,10 +125,6 @@ class MemoryTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as operators on its local tensors
         out = func(*args, **(kwargs or {}))
-        if func in self.scratch:
-            size = self.scratch[func](*args)
-            allocation = _Allocation(size, self.scope)
-            self._events += [(self.phase, allocation, size), (self.phase, allocation, -size)]
         if isinstance(out, Tensor):
             allocation = self._track(out)
             if func is _copy or func is _add:
@@ -140,6 +136,10 @@ class MemoryTracker(TorchDispatchMode):
             for tensor in out:
                 if isinstance(tensor, Tensor):
                     self._track(tensor)
+        if func in self.scratch:
+            size = self.scratch[func](*args)
+            allocation = _Allocation(size, self.scope)
+            self._events += [(self.phase, allocation, size), (self.phase, allocation, -size)]
         return out
 
     def _track(self, tensor: Tensor) -> _Allocation:

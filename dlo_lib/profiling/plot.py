@@ -1,0 +1,86 @@
+"""Memory over a training step, drawn: what is held, stacked by part, against what a GPU offers.
+
+matplotlib is imported when a figure is asked for, so that measuring needs none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlo_lib.optim import Phase
+from dlo_lib.profiling.report import MemoryReport
+from dlo_lib.profiling.tracker import Part
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GIB = 2**30
+
+# From the bottom up: what is always there first. The colours stay apart for colour-blind readers (after Okabe and Ito, 2008).
+COLOURS = {
+    Part.WEIGHTS: "#0072B2",
+    Part.OPTIMIZER_STATE: "#56B4E9",
+    Part.BUFFERS: "#999999",
+    Part.GRADIENTS: "#009E73",
+    Part.CAST_WEIGHTS: "#3B4A6B",
+    Part.ACTIVATIONS: "#E69F00",
+    Part.LOGITS_AND_LOSS: "#D55E00",
+    Part.STEP_TEMPORARIES: "#CC79A7",
+}
+
+
+def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str = "", ax: Axes | None = None) -> Figure:
+    """Draw the timeline of ``report``, stacked by part, in GiB over the storages that come and go.
+
+    Args:
+        limit_bytes: the usable memory of a GPU, drawn as a line.
+        title: above the axes.
+        ax: where to draw; a new figure by default.
+    """
+    from matplotlib.figure import Figure as NewFigure
+
+    if ax is None:
+        ax = NewFigure(figsize=(9, 4.5), layout="constrained").subplots()
+    held = {part: report.timeline[part][report.begin :] / GIB for part in COLOURS}
+    drawn = [part for part in COLOURS if held[part].max() > 0.002 * report.peak_bytes / GIB]
+    total = report.total[report.begin :] / GIB
+    events = np.arange(len(total))
+    ax.stackplot(
+        events,
+        [held[part] for part in drawn],
+        labels=[part.value for part in drawn],
+        colors=[COLOURS[part] for part in drawn],
+        edgecolor="face",  # the logits live for a few events only: an edge keeps them visible
+        linewidth=0.8,
+    )
+
+    top = max(total.max(), (limit_bytes or 0) / GIB) * 1.15
+    peak = int(total.argmax())
+    ax.plot(peak, total[peak], "v", color="black", markersize=7)
+    side = "right" if peak > 0.85 * len(total) else "left" if peak < 0.15 * len(total) else "center"
+    ax.annotate(f"peak {total[peak]:.1f} GiB", (peak, total[peak]), textcoords="offset points", xytext=(0, 7), ha=side, weight="bold")
+    if limit_bytes is not None:
+        ax.axhline(limit_bytes / GIB, color="#B00020", linestyle="--", linewidth=1.5, label=f"usable: {limit_bytes / GIB:.1f} GiB")
+    _mark_phases(ax, report, top)
+    ax.set(xlim=(0, len(total) - 1), ylim=(0, top), ylabel="memory held (GiB)", xlabel="allocations and frees, in order", title=title)
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)  # in the order of the stack
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def _mark_phases(ax: Axes, report: MemoryReport, top: float) -> None:
+    """A thin line where each phase begins, with its name; a phase too short for a name goes without."""
+    phases = [event.phase for event in report.events[report.begin :]]
+    for phase in Phase:
+        inside = [index for index, now in enumerate(phases) if now is phase]
+        if not inside:
+            continue
+        first, last = inside[0], inside[-1]
+        ax.axvline(first, color="black", linewidth=0.6, alpha=0.5)
+        if last - first > 0.06 * len(phases):
+            ax.text((first + last) / 2, 0.985 * top, phase.value, ha="center", va="top")

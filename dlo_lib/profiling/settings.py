@@ -1,0 +1,131 @@
+"""The choices that memory depends on besides the model, and their names: one list for the formula and for the measurement."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.models import LlamaConfig, model_config
+from dlo_lib.optim import Precision
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class OptimizerStep(enum.Enum):
+    """How PyTorch runs an optimiser's step: three implementations of the same arithmetic, with their own temporaries."""
+
+    FUSED = "fused"
+    """One kernel for everything: nothing is held in between."""
+    FOREACH = "foreach"
+    """One kernel per operation over all parameters at once, CUDA's default: a temporary is as large as all parameters together."""
+    FOR_LOOP = "for-loop"
+    """Parameter by parameter: a temporary is as large as one parameter."""
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """An optimiser, and what it holds: ``states`` tensors per parameter, ``temporaries`` of each kind of step per parameter at hand."""
+
+    cls: Callable[..., torch.optim.Optimizer]
+    options: dict[str, float]
+    states: int
+    temporaries: dict[OptimizerStep, int]
+
+    def make(self, parameters: Iterable[torch.Tensor], step: OptimizerStep) -> torch.optim.Optimizer:
+        choice = {"fused": step is OptimizerStep.FUSED, "foreach": step is OptimizerStep.FOREACH}
+        return self.cls(parameters, **choice, **self.options)
+
+
+_NONE = dict.fromkeys(OptimizerStep, 0)
+
+OPTIMIZERS = {
+    # sqrt(v) for all parameters; in the loop sqrt(v) and its quotient, for one.
+    "adamw": OptimizerKind(torch.optim.AdamW, {}, 2, {OptimizerStep.FUSED: 0, OptimizerStep.FOREACH: 1, OptimizerStep.FOR_LOOP: 2}),
+    "sgd": OptimizerKind(torch.optim.SGD, {}, 0, _NONE),
+    "sgd-momentum": OptimizerKind(torch.optim.SGD, {"momentum": 0.9}, 1, _NONE),
+}
+
+
+class Parallel(enum.Enum):
+    """How the work is spread over ranks."""
+
+    NONE = "none"
+    DDP = "ddp"
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """A training step of one rank; ``StepSettings.of`` reads and checks what a person wrote."""
+
+    config: LlamaConfig
+    batch: int
+    seq: int
+    precision: Precision
+    checkpointing: bool
+    optimizer: OptimizerKind
+    step: OptimizerStep
+    parallel: Parallel
+    bucket_view: bool
+    world_size: int
+
+    @classmethod
+    def of(
+        cls,
+        model: str | LlamaConfig,
+        batch: int,
+        seq: int,
+        precision: str | Precision,
+        checkpointing: bool,
+        optimizer: str,
+        fused: bool | OptimizerStep,
+        parallel: str | Parallel,
+        bucket_view: bool,
+        world_size: int,
+    ) -> StepSettings:
+        """The settings, whole.
+
+        Raises:
+            UserError: an unknown name, a size below 1, or several ranks that nothing joins.
+        """
+        for name, size in (("batch", batch), ("seq", seq), ("world_size", world_size)):
+            if size < 1:
+                raise UserError(f"{name} is {size}: use at least 1")
+        if optimizer not in OPTIMIZERS:
+            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        how = named(Parallel, "parallel", parallel)
+        if how is Parallel.NONE and world_size > 1:
+            raise UserError(f'world_size is {world_size} with parallel="none": use 1, or parallel="ddp"')
+        if isinstance(fused, bool):
+            fused = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
+        return cls(
+            config=model_config(model),
+            batch=batch,
+            seq=seq,
+            precision=named(Precision, "precision", precision),
+            checkpointing=checkpointing,
+            optimizer=OPTIMIZERS[optimizer],
+            step=fused,
+            parallel=how,
+            bucket_view=bucket_view,
+            world_size=world_size,
+        )
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether CUDA's attention writes the scores (seq, seq) out: it has no fp32 kernel for grouped queries that would not."""
+        return self.precision is Precision.FP32 and self.config.num_heads != self.config.num_kv_heads
+
+
+def named(kind: type[E], what: str, value: str | E) -> E:
+    """The member of ``kind`` with that value; the nearest values are offered when there is none."""
+    if isinstance(value, kind):
+        return value
+    names = [member.value for member in kind]
+    if value not in names:
+        raise unknown_name(what, str(value), names)
+    return kind(value)
