@@ -1,0 +1,137 @@
+"""What students get: ``labs/NN_name/`` written from ``solutions/NN_name/`` by an allow-list.
+
+The notebook goes through nbgrader's own steps (solutions cleared, cells locked, checksums), so that ``nbgrader generate_assignment`` on the
+built notebook gives the same bytes. Beside it go ``checks.py``, ``reference.py``, ``lab.toml`` and the files ``lab.toml`` lists under
+``release``: nothing else, whatever lies in the source folder. ``python -m dlo_lib.grading.release [LAB ...] [--check]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nbformat import NotebookNode
+from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ComputeChecksums, LockCells
+
+from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.files import write_aside
+from dlo_lib.grading.course import LAB_FILE, LabInfo, course_root, find_lab, source_labs
+from dlo_lib.grading.preprocessors import ClearLabSolutions
+from dlo_lib.grading.source import build_notebook, notebook_text, read_lab, source_folder, source_notebook, text_source
+
+CURE = "run `make labs`"
+BESIDE_THE_NOTEBOOK = ("checks.py", "reference.py", LAB_FILE)
+NEVER = ("hidden.py", "mutants")
+LEFT_BY_TOOLS = ("__pycache__", ".ipynb_checkpoints")
+RELEASE_STEPS = (LockCells, ClearLabSolutions, ClearOutput, CheckCellMetadata, ComputeChecksums)
+
+
+def release_notebook(folder: Path) -> NotebookNode:
+    """The notebook that students get of the lab in ``folder`` (``solutions/NN_name``)."""
+    notebook, resources = source_notebook(folder), {}
+    for step in RELEASE_STEPS:
+        notebook, resources = step().preprocess(notebook, resources)
+    return notebook
+
+
+def released_files(lab: LabInfo) -> dict[str, bytes]:
+    """All files of ``labs/NN_name/``: path below it → content. A pure function of ``solutions/NN_name/``.
+
+    Raises:
+        UserError: the source breaks a rule of the layout, lacks a file, or would release what students must not have.
+    """
+    folder = source_folder(lab)
+    read_lab(folder)
+    files = {lab.notebook: notebook_text(release_notebook(folder)).encode()}
+    for name in BESIDE_THE_NOTEBOOK:
+        if not (folder / name).is_file():
+            raise UserError(f"no {name} in {folder}: every lab has {', '.join(BESIDE_THE_NOTEBOOK)}")
+        files[name] = (folder / name).read_bytes()
+    for path in _figures_and_data(lab, folder):
+        files[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return files
+
+
+def release_lab(lab: LabInfo) -> Path:
+    """Write ``labs/NN_name/`` from its source, and the notebook with solutions beside the text. What is not of the release is removed.
+
+    Raises:
+        UserError: as :func:`released_files`; then nothing was written.
+    """
+    files = released_files(lab)
+    target = course_root() / "labs" / lab.directory
+    build_notebook(source_folder(lab))
+    for name, content in files.items():
+        if not (target / name).is_file() or (target / name).read_bytes() != content:
+            with write_aside(target / name) as aside:
+                aside.write_bytes(content)
+    for name in _present(target) - files.keys():
+        (target / name).unlink()
+    return target
+
+
+def check_in_step(lab: LabInfo) -> list[str]:
+    """What differs between ``labs/NN_name/`` and its source, one line each with the cure; empty when they are in step."""
+    files = released_files(lab)
+    target = course_root() / "labs" / lab.directory
+    present = _present(target)
+    lines = [f"{target / name} is missing: {CURE}" for name in files.keys() - present]
+    lines += [f"{target / name} is not part of the release: {CURE}" for name in present - files.keys()]
+    lines += [
+        f"{target / name} differs from its source: {CURE}" for name in files.keys() & present if (target / name).read_bytes() != files[name]
+    ]
+    return sorted(lines)
+
+
+def check_course_in_step() -> list[str]:
+    """:func:`check_in_step` of every lab, and the folders of ``labs/`` that have no source."""
+    known = source_labs()
+    sourced = {lab.directory for lab in known}
+    orphans = [folder for folder in sorted((course_root() / "labs").iterdir()) if folder.is_dir() and folder.name not in sourced]
+    lines = [f"{folder} has no source in solutions/: remove it, or bring its source back" for folder in orphans]
+    return [line for lab in known for line in check_in_step(lab)] + lines
+
+
+def _figures_and_data(lab: LabInfo, folder: Path) -> list[Path]:
+    paths = []
+    for pattern in lab.release:
+        found = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        if not found:
+            raise UserError(f"{folder / LAB_FILE}: nothing matches {pattern!r} under release")
+        paths += found
+    for path in paths:
+        parts = path.relative_to(folder).parts
+        if parts[0] in NEVER or path == text_source(folder) or path.suffix == ".ipynb" or set(parts) & set(LEFT_BY_TOOLS):
+            raise UserError(f"{folder / LAB_FILE}: {path.relative_to(folder)} must never be released: narrow the patterns under release")
+    return paths
+
+
+def _present(folder: Path) -> set[str]:
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {path.as_posix() for path in files if not set(path.parts) & set(LEFT_BY_TOOLS)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command. Exit status 1 when ``--check`` finds a difference."""
+    parser = argparse.ArgumentParser(prog="python -m dlo_lib.grading.release", description="write labs/ from solutions/")
+    parser.add_argument("labs", nargs="*", metavar="LAB", help="13_dp_limit, 13 or dp_limit; all without")
+    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
+    options = parser.parse_args(arguments)
+    known = source_labs()
+    chosen = [find_lab(name, known) for name in options.labs]
+    if not options.check:
+        for lab in chosen or known:
+            print(f"released {release_lab(lab)}")
+        return 0
+    lines = [line for lab in chosen for line in check_in_step(lab)] if chosen else check_course_in_step()
+    print("\n".join(lines) or "labs/ is in step with solutions/")
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
