@@ -1,6 +1,6 @@
-"""Our steps in nbgrader's pipelines.
+"""How a lab's solutions are taken out: nbgrader's ``ClearSolutions`` with one addition.
 
-``ClearLabSolutions`` is nbgrader's own with one addition: a region may name the line that replaces it, where a raised
+A region may name the line that replaces it, where a raised
 ``NotImplementedError`` would only be in the way, as in a quiz::
 
     ### BEGIN SOLUTION: quiz = {"q1": "", "q2": ""}

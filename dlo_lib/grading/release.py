@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from nbformat import NotebookNode
-from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ComputeChecksums, LockCells
+from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ComputeChecksums, LockCells, NbGraderPreprocessor
 
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.files import write_aside
@@ -29,7 +29,8 @@ RELEASE_STEPS = (LockCells, ClearLabSolutions, ClearOutput, CheckCellMetadata, C
 
 def release_notebook(folder: Path) -> NotebookNode:
     """The notebook that students get of the lab in ``folder`` (``solutions/NN_name``)."""
-    notebook, resources = source_notebook(folder), {}
+    notebook = source_notebook(folder)
+    resources: dict = {}
     for step in RELEASE_STEPS:
         notebook, resources = step().preprocess(notebook, resources)
     return notebook
@@ -66,7 +67,7 @@ def release_lab(lab: LabInfo) -> Path:
         if not (target / name).is_file() or (target / name).read_bytes() != content:
             with write_aside(target / name) as aside:
                 aside.write_bytes(content)
-    for name in _present(target) - files.keys():
+    for name in present_files(target) - files.keys():
         (target / name).unlink()
     return target
 
@@ -75,7 +76,7 @@ def check_in_step(lab: LabInfo) -> list[str]:
     """What differs between ``labs/NN_name/`` and its source, one line each with the cure; empty when they are in step."""
     files = released_files(lab)
     target = course_root() / "labs" / lab.directory
-    present = _present(target)
+    present = present_files(target)
     lines = [f"{target / name} is missing: {CURE}" for name in files.keys() - present]
     lines += [f"{target / name} is not part of the release: {CURE}" for name in present - files.keys()]
     lines += [
@@ -107,9 +108,26 @@ def _figures_and_data(lab: LabInfo, folder: Path) -> list[Path]:
     return paths
 
 
-def _present(folder: Path) -> set[str]:
+def present_files(folder: Path) -> set[str]:
+    """Paths of the files below ``folder``, without what tools leave behind."""
     files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return {path.as_posix() for path in files if not set(path.parts) & set(LEFT_BY_TOOLS)}
+
+
+class RefuseLeaks(NbGraderPreprocessor):
+    """The last step of ``nbgrader generate_assignment``: fail, so that nbgrader removes the release, when it holds a file it must not.
+
+    nbgrader copies whatever lies beside the notebook; its list of names to ignore is only as good as its last entry.
+    """
+
+    def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
+        """Compare the release's folder with the allow-list; the notebook itself passes unchanged."""
+        assignment = resources["nbgrader"]["assignment"]
+        course = self.parent.parent.coursedir
+        folder = Path(course.format_path(course.release_directory, ".", assignment))
+        if extra := sorted(present_files(folder) - released_files(find_lab(assignment, source_labs())).keys()):
+            raise UserError(f"the release of {assignment} would hold {extra[0]}: list it under release in {LAB_FILE}, or move it away")
+        return nb, resources
 
 
 def main(arguments: list[str] | None = None) -> int:

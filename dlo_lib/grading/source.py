@@ -13,7 +13,9 @@ question, its test cell ``test_<question>``. Building is a pure function of the 
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -150,8 +152,12 @@ def source_notebook(folder: Path) -> NotebookNode:
         cells = jupytext.reads(text.read_text(encoding="utf-8"), fmt="py:percent").cells
     except FileNotFoundError:
         raise UserError(f"no {text.name} in {folder}: a lab's text is called after its folder") from None
+    nodes = [_node(text, cell) for cell in cells]
+    twice = [identity for identity, count in Counter(node.id for node in nodes).items() if count > 1]
+    if twice:  # nbformat would quietly give the second one a random id
+        raise UserError(f"{text}: two cells have the id {twice[0]!r}: give each its own")
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}, "dlo": {"lab": folder.name}}
-    notebook = nbformat.v4.new_notebook(cells=[_node(text, cell) for cell in cells], metadata=metadata)
+    notebook = nbformat.v4.new_notebook(cells=nodes, metadata=metadata)
     nbformat.validate(notebook)
     return notebook
 
@@ -200,6 +206,10 @@ def _released(node: NotebookNode, kind: CellKind) -> str:
         return node.source
     copy = NotebookNode(node)
     ClearLabSolutions().preprocess_cell(copy, {"language": "python"}, 0)
+    try:
+        ast.parse(copy.source)
+    except SyntaxError as error:
+        raise UserError(f"as students get it, {node.id!r} is not Python: {error}; leave a docstring or code around the region") from error
     return copy.source
 
 
@@ -207,8 +217,6 @@ def _check_questions(lab: LabSource) -> None:
     text = text_source(lab.folder)
     seen: set[str] = set()
     for cell in lab.cells:
-        if cell.id in seen:
-            raise UserError(f"{text}: two cells have the id {cell.id!r}: give each its own")
         seen.add(cell.id)
         if cell.kind is CellKind.TEST:
             _check_test(text, lab, cell, seen)
