@@ -1,7 +1,23 @@
 """What a training step costs: memory measured and computed, FLOPs and their utilisation."""
 
-from dlo_lib.profiling.measure import OptimizerStep, measure_memory
+from dlo_lib.profiling.footprint import Footprint, Moment, memory_footprint
+from dlo_lib.profiling.measure import measure_memory
+from dlo_lib.profiling.plot import plot_memory
 from dlo_lib.profiling.report import MemoryReport
+from dlo_lib.profiling.settings import OPTIMIZERS, OptimizerStep, Parallel
 from dlo_lib.profiling.tracker import Event, MemoryTracker, Part
 
-__all__ = ["Event", "MemoryReport", "MemoryTracker", "OptimizerStep", "Part", "measure_memory"]
+__all__ = [
+    "OPTIMIZERS",
+    "Event",
+    "Footprint",
+    "MemoryReport",
+    "MemoryTracker",
+    "Moment",
+    "OptimizerStep",
+    "Parallel",
+    "Part",
+    "measure_memory",
+    "memory_footprint",
+    "plot_memory",
+]

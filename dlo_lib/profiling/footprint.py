@@ -1,27 +1,22 @@
 """The memory of a training step as a formula, by part: what one can know before anything runs.
 
-Nothing is held for long without a reason: weights, gradients and the optimiser's state are Psi numbers each; backward needs of every
-block what its forward kept; the loss needs the logits in fp32, several times over. The step is followed through a few *moments* at which
-one of these is at its largest. A part's peak is the largest of its moments, and the peak of a phase the largest sum within it.
+Nothing is held for long without a reason: weights, gradients and the optimiser's state are 4 bytes a parameter each, or a multiple;
+backward needs of every block what its forward kept (``sizes``), with checkpointing only its input and one block at a time in full
+(arXiv:1604.06174); the loss needs the logits in fp32, three times over. The step is followed through a few *moments* at which one of
+these is at its largest. A part's peak is the largest of its moments, and the peak of a phase the largest sum within it.
 
-With T = batch * seq tokens, e bytes a number of the matrix products (2 for bf16, 4 for fp32), hidden h, intermediate f, queries
-q = num_heads * head_dim and keys k = num_kv_heads * head_dim, a block keeps per token under bf16 (flash attention, arXiv:2205.14135)
-    (4h + 4h + 3eh) + e(2q + 2k) + 4 num_heads      block's input, its norm, the inputs of q, k, v; then q, k, v, output and log-sum-exp
-    (4h + 4h + 2eh) + 4ef                           the middle of the block, its norm, the inputs of gate and up; the four products
-bytes, which is 26h + 4q + 4k + 8f + ...; with checkpointing only the input, 4h, and one block at a time in full (arXiv:1604.06174).
+Cost: none. Accurate to about 2 % of each part for models of a Llama's proportions (intermediate at least twice hidden).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from dlo_lib.models import LlamaConfig
 from dlo_lib.optim import Phase, Precision
 from dlo_lib.profiling.settings import OptimizerStep, Parallel, StepSettings
+from dlo_lib.profiling.sizes import FP32, ActivationSizes, WeightSizes, autocast, grouped
 from dlo_lib.profiling.tracker import Part
-
-FP32 = 4
 
 
 @dataclass(frozen=True)
@@ -77,224 +72,114 @@ def memory_footprint(
 ) -> Footprint:
     """The memory of one rank during a training step; arguments as for ``measure_memory``.
 
-    Accurate to a few per cent for models of a Llama's proportions (intermediate at least twice hidden).
-
     Raises:
         UserError: an unknown name or a size below 1.
     """
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, parallel, bucket_view, world_size)
-    return Footprint(_Step(chosen).moments())
+    weights, sizes = WeightSizes.of(chosen), ActivationSizes.of(chosen)
+    always = {
+        Part.WEIGHTS: weights.all,
+        Part.OPTIMIZER_STATE: weights.all * chosen.optimizer.states,
+        Part.BUFFERS: 2 * 8 * chosen.batch * chosen.seq + _buckets(chosen, weights),  # inputs and targets are int64
+    }
+    changing = [*_forward(chosen, weights, sizes), *_backward(chosen, weights, sizes), *_update(chosen, weights)]
+    return Footprint(tuple(Moment(name, phase, dict.fromkeys(Part, 0) | always | held) for name, phase, held in changing))
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Sizes in bytes. Activations are those of all T tokens."""
+_Change = tuple[str, Phase, dict[Part, int]]
 
-    chosen: StepSettings
 
-    # --- the model -------------------------------------------------------------------------------------------------------
+def _buckets(chosen: StepSettings, weights: WeightSizes) -> int:
+    """Buckets of gradients that are not the gradients themselves."""
+    return weights.all if chosen.parallel is Parallel.DDP and not chosen.bucket_view else 0
 
-    @cached_property
-    def element(self) -> int:
-        return self.chosen.precision.dtype.itemsize
 
-    @cached_property
-    def casts(self) -> bool:
-        return self.chosen.precision is not Precision.FP32
+def _forward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes) -> list[_Change]:
+    layers = chosen.config.num_layers
+    cast = {Part.CAST_WEIGHTS: layers * weights.cast_block + weights.cast_head}  # autocast keeps its copies until forward ends
+    kept = layers * _kept(chosen, sizes)
+    before_last = (layers - 1) * _kept(chosen, sizes)
+    in_attention = before_last + sizes.attention_kept + (sizes.scores if chosen.writes_scores else 0)  # before and after the softmax
+    in_mlp = kept + (2 * sizes.residual + 3 * sizes.wide if chosen.checkpointing else 0)
+    logits = sizes.logits // 2 if autocast(chosen) else sizes.logits
+    upcast = sizes.logits if autocast(chosen) else 0
+    at_end = cast | {Part.ACTIVATIONS: kept + sizes.last_norm_kept}
+    return [
+        ("last block: attention", Phase.FORWARD, cast | {Part.ACTIVATIONS: in_attention}),
+        ("last block: MLP", Phase.FORWARD, cast | {Part.ACTIVATIONS: in_mlp}),
+        ("logits", Phase.FORWARD, at_end | {Part.LOGITS_AND_LOSS: sizes.head_input + logits}),
+        ("log-softmax", Phase.LOSS, at_end | {Part.LOGITS_AND_LOSS: sizes.head_input + logits + upcast + sizes.logits}),
+    ]
 
-    @cached_property
-    def block_matrices(self) -> int:
-        """Parameters of a block's seven matrices."""
-        c = self.chosen.config
-        return c.hidden * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads) + 3 * c.hidden * c.intermediate
 
-    @cached_property
-    def vocabulary(self) -> int:
-        """Parameters of the embedding, and of the output projection."""
-        return self.chosen.config.vocab_size * self.chosen.config.hidden
-
-    @cached_property
-    def parameters(self) -> int:
-        c = self.chosen.config
-        return self.vocabulary * (1 if c.tied_embeddings else 2) + c.num_layers * (self.block_matrices + 2 * c.hidden) + c.hidden
-
-    # --- activations, each for all tokens --------------------------------------------------------------------------------
-
-    @cached_property
-    def tokens(self) -> int:
-        return self.chosen.batch * self.chosen.seq
-
-    @cached_property
-    def residual(self) -> int:
-        """One fp32 tensor of the residual stream, (batch, seq, hidden)."""
-        return FP32 * self.chosen.config.hidden * self.tokens
-
-    @cached_property
-    def queries(self) -> int:
-        """(batch, num_heads, seq, head_dim) in the dtype of the matrix products."""
-        return self.element * self.chosen.config.num_heads * self.chosen.config.head_dim * self.tokens
-
-    @cached_property
-    def keys(self) -> int:
-        """(batch, num_kv_heads, seq, head_dim)."""
-        return self.queries * self.chosen.config.num_kv_heads // self.chosen.config.num_heads
-
-    @cached_property
-    def scores(self) -> int:
-        """(batch, num_heads, seq, seq) where they are written out; else the log-sum-exp of each row, (batch, num_heads, seq)."""
-        row = self.chosen.seq if self.chosen.writes_scores else 1
-        return FP32 * row * self.chosen.config.num_heads * self.tokens
-
-    @cached_property
-    def wide(self) -> int:
-        """One of the MLP's inner tensors, (batch, seq, intermediate)."""
-        return self.element * self.chosen.config.intermediate * self.tokens
-
-    def norm(self, readers: int) -> int:
-        """Kept by a norm and for the matrices that read it: the normalised fp32 tensor, 1 / rms, and autocast's copy for each reader."""
-        copies = readers * self.element * self.residual // FP32 if self.casts else self.residual
-        return self.residual + FP32 * self.tokens + copies
-
-    @cached_property
-    def attention_kept(self) -> int:
-        """Of the first half of a block: its input, the norm, then queries, keys, values and the output."""
-        expanded = self.queries if self.chosen.writes_scores else self.keys  # a key and a value for every query head
-        return self.residual + self.norm(readers=3) + 2 * self.queries + 2 * expanded + self.scores
-
-    @cached_property
-    def mlp_kept(self) -> int:
-        """Of the second half: its input, the norm, then gate, silu(gate), up and their product."""
-        return self.residual + self.norm(readers=2) + 4 * self.wide
-
-    @cached_property
-    def kept(self) -> int:
-        """Kept by each block from forward to backward."""
-        return self.residual if self.chosen.checkpointing else self.attention_kept + self.mlp_kept
-
-    # --- moments ---------------------------------------------------------------------------------------------------------
-
-    def moments(self) -> tuple[Moment, ...]:
-        return (*self._forward(), *self._backward(), *self._update())
-
-    def _moment(
-        self, name: str, phase: Phase, gradients: int = 0, temporaries: int = 0, cast: int = 0, activations: int = 0, logits: int = 0
-    ) -> Moment:
-        always = {
-            Part.WEIGHTS: FP32 * self.parameters,
-            Part.OPTIMIZER_STATE: FP32 * self.parameters * self.chosen.optimizer.states,
-            Part.BUFFERS: 2 * 8 * self.tokens + self._buckets,
+def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes) -> list[_Change]:
+    layers, kept = chosen.config.num_layers, _kept(chosen, sizes)
+    cast = 0 if chosen.checkpointing else layers * weights.cast_block
+    in_head = {Part.CAST_WEIGHTS: cast + weights.cast_head, Part.ACTIVATIONS: layers * kept + sizes.last_norm_kept}
+    # The gradient of the output projection, in low precision and then in fp32.
+    head_gradients = {Part.GRADIENTS: weights.cast_head + weights.vocabulary}
+    changes: list[_Change] = [
+        # Log-probabilities, their gradient and that of the logits.
+        ("loss", Phase.BACKWARD, in_head | {Part.LOGITS_AND_LOSS: sizes.head_input + 3 * sizes.logits}),
+        ("head", Phase.BACKWARD, in_head | head_gradients),
+        (
+            "last norm",
+            Phase.BACKWARD,
+            {
+                Part.GRADIENTS: weights.vocabulary,
+                Part.CAST_WEIGHTS: cast,
+                Part.ACTIVATIONS: layers * kept + 6 * sizes.residual,  # its input, and five temporaries of one size
+            },
+        ),
+    ]
+    # From the last block to the first, activations go and gradients come: the sum is largest at one of the two ends.
+    for name, before in (("last block", layers - 1), ("first block", 0)):
+        held = {
+            Part.GRADIENTS: weights.vocabulary + (layers - 1 - before) * weights.block,
+            Part.CAST_WEIGHTS: weights.cast_block * (1 if chosen.checkpointing else before + 1),
         }
-        changing = {
-            Part.GRADIENTS: gradients,
-            Part.STEP_TEMPORARIES: temporaries,
-            Part.CAST_WEIGHTS: cast,
-            Part.ACTIVATIONS: activations,
-            Part.LOGITS_AND_LOSS: logits,
-        }
-        return Moment(name, phase, always | changing)
-
-    @cached_property
-    def _buckets(self) -> int:
-        """Buckets that are not the gradients themselves."""
-        return FP32 * self.parameters if self.chosen.parallel is Parallel.DDP and not self.chosen.bucket_view else 0
-
-    @cached_property
-    def _logit(self) -> int:
-        """Logits at one byte a number."""
-        return self.tokens * self.chosen.config.vocab_size
-
-    @cached_property
-    def _cast_block(self) -> int:
-        return self.element * self.block_matrices if self.casts else 0
-
-    @cached_property
-    def _cast_head(self) -> int:
-        return self.element * self.vocabulary if self.casts else 0
-
-    @cached_property
-    def _last_norm(self) -> int:
-        """Kept by the last norm; autocast's copy for the output projection counts with the logits."""
-        return self.residual + self.norm(readers=0)
-
-    @cached_property
-    def _head_input(self) -> int:
-        return self.element * self.residual // FP32 if self.casts else 0
-
-    def _forward(self) -> list[Moment]:
-        layers = self.chosen.config.num_layers
-        cast = layers * self._cast_block + self._cast_head  # autocast keeps each copy until forward ends
-        kept = layers * self.kept
-        in_attention = kept - self.kept + self.attention_kept + (self.scores if self.chosen.writes_scores else 0)
-        in_mlp = kept + (2 * self.residual + 3 * self.wide if self.chosen.checkpointing else 0)
-        logits = self.element * self._logit + self._head_input
-        upcast = FP32 * self._logit if self.casts else 0
-        return [
-            self._moment("last block: attention", Phase.FORWARD, cast=cast, activations=in_attention),
-            self._moment("last block: MLP", Phase.FORWARD, cast=cast, activations=in_mlp),
-            self._moment("logits", Phase.FORWARD, cast=cast, activations=kept + self._last_norm, logits=logits),
-            self._moment(
-                "log-softmax", Phase.LOSS, cast=cast, activations=kept + self._last_norm, logits=logits + upcast + FP32 * self._logit
-            ),
+        changes += [
+            (f"{name}: MLP", Phase.BACKWARD, held | {Part.ACTIVATIONS: before * kept + _mlp_backward(sizes)}),
+            (f"{name}: attention", Phase.BACKWARD, held | {Part.ACTIVATIONS: before * kept + _attention_backward(chosen, sizes)}),
         ]
+    # A tied matrix has a gradient from each of its two uses, and then their sum.
+    waiting = 2 * weights.vocabulary if chosen.config.tied_embeddings else 0
+    changes.append(("embedding", Phase.BACKWARD, {Part.GRADIENTS: weights.all + waiting, Part.ACTIVATIONS: sizes.residual}))
+    return changes
 
-    def _backward(self) -> list[Moment]:
-        layers, tied = self.chosen.config.num_layers, self.chosen.config.tied_embeddings
-        head = FP32 * self.vocabulary
-        block = FP32 * self.block_matrices
-        cast = self._cast_head + (0 if self.chosen.checkpointing else layers * self._cast_block)
-        kept = layers * self.kept
-        moments = [
-            self._moment(
-                "loss",
-                Phase.BACKWARD,
-                cast=cast,
-                activations=kept + self._last_norm,
-                logits=3 * FP32 * self._logit + self._head_input,
-            ),
-            self._moment("head", Phase.BACKWARD, gradients=head + self._cast_head, cast=cast, activations=kept + self._last_norm),
-            self._moment(
-                "last norm",
-                Phase.BACKWARD,
-                gradients=head,
-                cast=cast - self._cast_head,
-                activations=kept + 6 * self.residual,  # its input, and five temporaries
-            ),
-        ]
-        for name, index in (("last block", layers - 1), ("first block", 0)):
-            gradients = head + (layers - 1 - index) * block
-            cast = self._cast_block * (1 if self.chosen.checkpointing else index + 1)
-            # Up to this block's own input; checkpointing has computed the block again.
-            before = index * self.kept
-            moments += [
-                self._moment(f"{name}: MLP", Phase.BACKWARD, gradients, cast=cast, activations=before + self._mlp_backward),
-                self._moment(f"{name}: attention", Phase.BACKWARD, gradients, cast=cast, activations=before + self._attention_backward),
-            ]
-        # A tied matrix has two gradients, from both of its uses, and their sum.
-        waiting = 2 * head if tied else 0
-        moments.append(self._moment("embedding", Phase.BACKWARD, FP32 * self.parameters + waiting, activations=self.residual))
-        return moments
 
-    @cached_property
-    def _mlp_backward(self) -> int:
-        """The product is gone; its gradient and those of its two factors have come."""
-        return self.attention_kept + self.mlp_kept + 2 * self.wide + self.residual
+def _kept(chosen: StepSettings, sizes: ActivationSizes) -> int:
+    """By a block between its forward and its backward."""
+    return sizes.residual if chosen.checkpointing else sizes.attention_kept + sizes.mlp_kept
 
-    @cached_property
-    def _attention_backward(self) -> int:
-        kept = self.attention_kept + self.residual  # and the gradient of the residual stream
-        if self.chosen.writes_scores:  # gradients before and after the softmax, and of the values; values and output are gone
-            return kept + 2 * self.scores - self.queries
-        grouped = self.chosen.config.num_heads != self.chosen.config.num_kv_heads
-        gradients = 2 * self.queries + 2 * self.keys  # of the output, queries, keys and values
-        inside = FP32 * self.queries // self.element + (2 * self.queries if grouped else 0)
-        return kept + gradients + inside
 
-    def _update(self) -> list[Moment]:
-        c = self.chosen
-        largest = max(self.vocabulary, c.config.hidden * max(c.config.intermediate, c.config.num_heads * c.config.head_dim))
-        at_hand = largest if c.step is OptimizerStep.FOR_LOOP else self.parameters
-        temporaries = FP32 * at_hand * c.optimizer.temporaries[c.step]
-        return [
-            self._moment("step", Phase.OPTIMIZER, FP32 * self.parameters, temporaries=temporaries),
-            self._moment("end", Phase.END),
-        ]
+def _mlp_backward(sizes: ActivationSizes) -> int:
+    """A whole block; the product in the MLP is gone, the gradients of it and of its two factors have come, and that of the residual."""
+    return sizes.attention_kept + sizes.mlp_kept + 2 * sizes.wide + sizes.residual
+
+
+def _attention_backward(chosen: StepSettings, sizes: ActivationSizes) -> int:
+    """The first half of a block and the gradient of the residual, with what attention computes."""
+    held = sizes.attention_kept + sizes.residual
+    if chosen.writes_scores:  # gradients after and before the softmax, and of values; values and output are gone
+        return held + 2 * sizes.scores - sizes.queries
+    gradients = 2 * sizes.queries + 2 * sizes.keys  # of output, queries, keys and values
+    inside = FP32 * sizes.queries // chosen.precision.dtype.itemsize  # the flash kernel sums the queries' in fp32,
+    if grouped(chosen.config):
+        inside += 2 * sizes.queries  # and those of keys and values for every query head
+    return held + gradients + inside
+
+
+def _update(chosen: StepSettings, weights: WeightSizes) -> list[_Change]:
+    c = chosen.config
+    denominators = {
+        OptimizerStep.FUSED: 0,
+        OptimizerStep.FOREACH: weights.all,
+        # sqrt(v) and its quotient, and the denominator of the parameter before: the three matrices of an MLP follow each other.
+        OptimizerStep.FOR_LOOP: max(2 * weights.vocabulary, 3 * FP32 * c.hidden * c.intermediate),
+    }
+    temporaries = denominators[chosen.step] if chosen.optimizer.denominator else 0
+    return [
+        ("step", Phase.OPTIMIZER, {Part.GRADIENTS: weights.all, Part.STEP_TEMPORARIES: temporaries}),
+        ("end", Phase.END, {}),
+    ]

@@ -29,17 +29,17 @@ from dlo_lib.profiling.settings import OptimizerStep, Parallel, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
 
 
-def _alone(model: Llama, group: dist.ProcessGroup, bucket_view: bool) -> nn.Module:
+def _alone(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> nn.Module:
     return model
 
 
-def _ddp(model: Llama, group: dist.ProcessGroup, bucket_view: bool) -> nn.Module:
+def _ddp(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> nn.Module:
     from dlo_lib.parallel.ddp import DDP
 
     return DDP(model, group=group, gradient_as_bucket_view=bucket_view)
 
 
-_WRAPPED: dict[Parallel, Callable[[Llama, dist.ProcessGroup, bool], nn.Module]] = {Parallel.NONE: _alone, Parallel.DDP: _ddp}
+_WRAPPED: dict[Parallel, Callable[[Llama, dist.ProcessGroup | None, bool], nn.Module]] = {Parallel.NONE: _alone, Parallel.DDP: _ddp}
 
 
 def measure_memory(
@@ -61,37 +61,41 @@ def measure_memory(
         batch, seq: sequences of this rank and tokens per sequence.
         precision: of matrix products, by autocast over fp32 weights.
         checkpointing: keep only each block's input for backward.
-        optimizer: a name in ``OPTIMIZERS``.
+        optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd or sgd-momentum.
         fused: ``True`` for the fused step, ``False`` for foreach, or an ``OptimizerStep``.
-        parallel: a name in ``PARALLEL``.
+        parallel: "none" or "ddp".
         bucket_view: with DDP, gradients are views of the communication buckets and not copied into them.
         world_size: ranks, of which this process plays the first; the others are pretended.
 
     Raises:
-        UserError: an unknown name, a size below 1, or a process group that is already in use.
+        UserError: an unknown name, a size below 1, or (unless ``parallel`` is none) a process group is in use already.
     """
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, parallel, bucket_view, world_size)
     fake_mode = FakeTensorMode()
-    tracker = MemoryTracker(fake_mode, scratch=_ATTENTION_SCRATCH)
-    with _pretended_ranks(world_size) as group, fake_mode, tracker:
-        llama = Llama(chosen.config, checkpointing=checkpointing)
+    with _pretended_ranks(chosen) as group, fake_mode:
+        return record_step(chosen, MemoryTracker(fake_mode, scratch=CUDA_SCRATCH), group)
+
+
+def record_step(chosen: StepSettings, tracker: MemoryTracker, group: dist.ProcessGroup | None) -> MemoryReport:
+    """Build what ``chosen`` describes, of tensors of the surrounding mode, and follow one training step with ``tracker``."""
+    with tracker:
+        llama = Llama(chosen.config, checkpointing=chosen.checkpointing)
         tracker.claim(llama.parameters(), Part.WEIGHTS)
-        wrapped = _WRAPPED[chosen.parallel](llama, group, bucket_view)
-        stepper = chosen.optimizer.make(llama.parameters(), chosen.step)
-        _make_state(stepper, tracker)
-        tokens = (torch.zeros(batch, seq, dtype=torch.int64), torch.zeros(batch, seq, dtype=torch.int64))
+        wrapped = _WRAPPED[chosen.parallel](llama, group, chosen.bucket_view)
+        optimizer = chosen.optimizer.make(llama.parameters(), chosen.step)
+        _make_state(optimizer, tracker)
+        inputs, targets = (torch.zeros(chosen.batch, chosen.seq, dtype=torch.int64) for _ in range(2))
         attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
         with _attribution(llama, tracker), sdpa_kernel(attention):
             train_step(
                 wrapped,
-                stepper,
-                [tokens],
+                optimizer,
+                [(inputs, targets)],
                 precision=chosen.precision,
-                group=None if chosen.parallel is Parallel.NONE else group,
+                group=group,
                 on_phase=lambda phase: _enter(phase, tracker, llama),
             )
-        events = tracker.events()
-    return MemoryReport(tuple(events))
+        return MemoryReport(tuple(tracker.events()))
 
 
 def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> int:
@@ -100,23 +104,24 @@ def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> 
     return 4 * query.numel() + 2 * expanded
 
 
-_ATTENTION_SCRATCH: dict[object, Callable[..., int]] = {
+CUDA_SCRATCH: dict[object, Callable[..., int]] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _flash_backward_scratch
 }
 
 
 @contextlib.contextmanager
-def _pretended_ranks(world_size: int) -> Iterator[dist.ProcessGroup]:
-    """A process group of ``world_size`` ranks whose collectives return at once; gone afterwards."""
+def _pretended_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]:
+    """A process group whose collectives return at once, gone afterwards; None where nothing is parallel."""
+    if chosen.parallel is Parallel.NONE:
+        yield None
+        return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise UserError("measure_memory pretends its own ranks: call it in one process, where no process group is in use")
-    dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+        raise UserError("measure_memory pretends its own ranks: call it where no process group is in use")
+    dist.init_process_group("fake", rank=0, world_size=chosen.world_size, store=FakeStore())
     try:
-        group = dist.group.WORLD
-        assert group is not None
-        yield group
+        yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
 

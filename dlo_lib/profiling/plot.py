@@ -48,14 +48,11 @@ def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str
     drawn = [part for part in COLOURS if held[part].max() > 0.002 * report.peak_bytes / GIB]
     total = report.total[report.begin :] / GIB
     events = np.arange(len(total))
-    ax.stackplot(
-        events,
-        [held[part] for part in drawn],
-        labels=[part.value for part in drawn],
-        colors=[COLOURS[part] for part in drawn],
-        edgecolor="face",  # the logits live for a few events only: an edge keeps them visible
-        linewidth=0.8,
+    areas = ax.stackplot(
+        events, [held[part] for part in drawn], labels=[part.value for part in drawn], colors=[COLOURS[part] for part in drawn]
     )
+    for area in areas:
+        area.set(edgecolor="face", linewidth=0.8)  # the logits live for a few events only: an edge keeps them visible
 
     top = max(total.max(), (limit_bytes or 0) / GIB) * 1.15
     peak = int(total.argmax())

@@ -29,25 +29,25 @@ class OptimizerStep(enum.Enum):
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimiser, and what it holds: ``states`` tensors per parameter, ``temporaries`` of each kind of step per parameter at hand."""
+    """An optimiser and what it holds.
+
+    states: tensors per parameter, of its shape. denominator: whether a step computes one, sqrt(v) + eps, as large as the parameters
+    at hand.
+    """
 
     cls: Callable[..., torch.optim.Optimizer]
     options: dict[str, float]
     states: int
-    temporaries: dict[OptimizerStep, int]
+    denominator: bool
 
     def make(self, parameters: Iterable[torch.Tensor], step: OptimizerStep) -> torch.optim.Optimizer:
-        choice = {"fused": step is OptimizerStep.FUSED, "foreach": step is OptimizerStep.FOREACH}
-        return self.cls(parameters, **choice, **self.options)
+        return self.cls(parameters, fused=step is OptimizerStep.FUSED, foreach=step is OptimizerStep.FOREACH, **self.options)
 
-
-_NONE = dict.fromkeys(OptimizerStep, 0)
 
 OPTIMIZERS = {
-    # sqrt(v) for all parameters; in the loop sqrt(v) and its quotient, for one.
-    "adamw": OptimizerKind(torch.optim.AdamW, {}, 2, {OptimizerStep.FUSED: 0, OptimizerStep.FOREACH: 1, OptimizerStep.FOR_LOOP: 2}),
-    "sgd": OptimizerKind(torch.optim.SGD, {}, 0, _NONE),
-    "sgd-momentum": OptimizerKind(torch.optim.SGD, {"momentum": 0.9}, 1, _NONE),
+    "adamw": OptimizerKind(torch.optim.AdamW, {}, states=2, denominator=True),
+    "sgd": OptimizerKind(torch.optim.SGD, {}, states=0, denominator=False),
+    "sgd-momentum": OptimizerKind(torch.optim.SGD, {"momentum": 0.9}, states=1, denominator=False),
 }
 
 

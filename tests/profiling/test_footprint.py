@@ -1,0 +1,102 @@
+"""The formula against the measurement: each part, each phase and the sum, within 5 % or 64 MiB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dlo_lib.errors import UserError
+from dlo_lib.models import model_config
+from dlo_lib.optim import Phase
+from dlo_lib.profiling import OptimizerStep, Part, measure_memory, memory_footprint
+
+MIB = 2**20
+LLAMA_1B, LLAMA_3B, LLAMA_8B = (model_config(name) for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"))
+# A few blocks at true width, with a vocabulary small enough for the blocks to matter.
+BLOCKS_3B = replace(LLAMA_3B, num_layers=6, vocab_size=4000)
+BLOCKS_8B = replace(LLAMA_8B, num_layers=3, vocab_size=16_000)
+UNTIED_1B = replace(LLAMA_1B, num_layers=4, vocab_size=4000, tied_embeddings=False)
+NOT_GROUPED = replace(LLAMA_1B, num_layers=4, vocab_size=4000, num_kv_heads=32)
+WIDE_MLP = replace(LLAMA_1B, num_layers=3, vocab_size=4000, intermediate=16_384)
+
+STATE_ABOVE_ALL = [
+    {"model": "llama-3.2-1b"},
+    {"model": "llama-3.2-3b"},
+    {"model": "llama-3.2-3b", "batch": 4},
+    {"model": "llama-3.2-3b", "batch": 8, "checkpointing": True},
+    {"model": "llama-3.2-3b", "seq": 256, "fused": False},
+    {"model": "llama-3.1-8b", "batch": 2, "fused": OptimizerStep.FOR_LOOP},
+    {"model": LLAMA_1B, "optimizer": "sgd-momentum", "fused": False},
+    {"model": BLOCKS_3B, "batch": 4, "checkpointing": True},
+    {"model": UNTIED_1B, "batch": 8, "checkpointing": True, "precision": "fp32", "seq": 512},
+]
+ACTIVATIONS_ABOVE_HALF = [
+    {"model": BLOCKS_3B, "batch": 16},
+    {"model": BLOCKS_3B, "batch": 4, "seq": 8192, "fused": OptimizerStep.FOR_LOOP},
+    {"model": BLOCKS_3B, "batch": 8, "precision": "fp32"},
+    {"model": BLOCKS_3B, "batch": 4, "seq": 4096, "precision": "fp32", "checkpointing": True},
+    {"model": BLOCKS_8B, "batch": 16, "optimizer": "sgd"},
+    {"model": BLOCKS_8B, "batch": 32, "precision": "fp16", "optimizer": "sgd-momentum", "fused": False},
+    {"model": UNTIED_1B, "batch": 32, "seq": 1024},
+    {"model": UNTIED_1B, "batch": 8, "precision": "fp32", "fused": False},
+    {"model": NOT_GROUPED, "batch": 16},
+    {"model": NOT_GROUPED, "batch": 16, "precision": "fp32"},
+    {"model": WIDE_MLP, "batch": 16, "checkpointing": True, "optimizer": "sgd"},
+    {"model": WIDE_MLP, "batch": 16, "fused": OptimizerStep.FOR_LOOP},
+]
+
+
+def named(choice: dict) -> str:
+    model = choice["model"]
+    size = model if isinstance(model, str) else f"{model.num_layers}x{model.hidden}"
+    return "-".join([size, *(f"{key}={getattr(value, 'value', value)}" for key, value in choice.items() if key != "model")])
+
+
+def assert_agrees(choice: dict) -> None:
+    measured, computed = measure_memory(**choice), memory_footprint(**choice)
+    pairs = {"peak": (measured.peak_bytes, computed.peak_bytes)}
+    pairs |= {part.value: (measured.peak_by_part[part], computed.peak_by_part[part]) for part in Part}
+    pairs |= {phase.value: (measured.peak_by_phase[phase], computed.peak_by_phase[phase]) for phase in measured.peak_by_phase}
+    apart = {
+        name: f"measured {found / MIB:.0f} MiB, computed {formula / MIB:.0f} MiB"
+        for name, (found, formula) in pairs.items()
+        if abs(found - formula) > max(64 * MIB, 0.05 * found)
+    }
+    assert apart == {}
+
+
+@pytest.mark.parametrize("choice", STATE_ABOVE_ALL, ids=named)
+def test_formula_and_measurement_agree_for_each_part_where_the_state_is_most(choice: dict):
+    assert_agrees(choice | {"parallel": "none"})
+
+
+@pytest.mark.parametrize("choice", ACTIVATIONS_ABOVE_HALF, ids=named)
+def test_formula_and_measurement_agree_for_each_part_where_activations_are_most(choice: dict):
+    footprint = memory_footprint(**choice)
+    assert footprint.at_peak[Part.ACTIVATIONS] > 0.5 * footprint.peak_bytes
+    assert_agrees(choice | {"parallel": "none"})
+
+
+def test_at_least_half_of_the_grid_has_activations_above_half_of_the_peak():
+    assert len(ACTIVATIONS_ABOVE_HALF) >= len(STATE_ABOVE_ALL)
+
+
+def test_every_moment_accounts_for_every_part():
+    footprint = memory_footprint("llama-3.2-3b")
+    assert {moment.phase for moment in footprint.moments} == set(Phase) - {Phase.CLIP}
+    assert all(set(moment.held) == set(Part) for moment in footprint.moments)
+
+
+def test_the_readable_count_of_the_docstring():
+    """26h + 4q + 4k + 8f bytes a token and block in bf16, and 4 h with checkpointing."""
+    two, three = (memory_footprint(replace(LLAMA_3B, num_layers=layers)) for layers in (2, 3))
+    block = three.peak_by_part[Part.ACTIVATIONS] - two.peak_by_part[Part.ACTIVATIONS]
+    assert block == pytest.approx(2048 * (26 * 3072 + 4 * 3072 + 4 * 1024 + 8 * 8192), rel=0.001)
+
+
+def test_bad_choices_are_refused_as_by_the_measurement():
+    with pytest.raises(UserError, match="did you mean tiny"):
+        memory_footprint("tinny")
+    with pytest.raises(UserError, match="batch is 0"):
+        memory_footprint("tiny", batch=0)
