@@ -1,0 +1,91 @@
+"""GPUs by name, from ``gpus.toml``, where every figure stands with its public source.
+
+A model that fits must fit the *usable* memory, which is less than what the box says:
+    usable = visible - CUDA context - NCCL buffers
+where visible is what CUDA reports. Peak FLOP/s are dense ones: an MFU against the data sheets' figures "with sparsity" would be half as high.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dlo_lib.errors import UserError, unknown_name
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One model of GPU.
+
+    Attributes:
+        name: as in ``gpus()``, such as "a100-80".
+        title: its full name.
+        memory_bytes: the memory that CUDA reports.
+        usable_bytes: what is left of it for tensors, without the CUDA context and NCCL's buffers.
+        bandwidth: of the memory, bytes/s.
+        nvlink_bandwidth, pcie_bandwidth: in one direction, all links together, bytes/s.
+        peak_flops: dense FLOP/s by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"); a dtype that the chip lacks is absent.
+        sources: where the figures come from, by field of ``gpus.toml``.
+    """
+
+    name: str
+    title: str
+    memory_bytes: int
+    usable_bytes: int
+    bandwidth: float
+    nvlink_bandwidth: float
+    pcie_bandwidth: float
+    peak_flops: dict[str, float]
+    sources: dict[str, str]
+
+    def peak(self, dtype: str) -> float:
+        """Dense FLOP/s of matrix products in ``dtype``.
+
+        Raises:
+            UserError: the chip has no such arithmetic.
+        """
+        if dtype not in self.peak_flops:
+            raise UserError(f"{self.name} has no native {dtype}: use {' or '.join(self.peak_flops)}")
+        return self.peak_flops[dtype]
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that name, in any case.
+
+    Raises:
+        UserError: no such name; the nearest ones are offered.
+    """
+    known = _table()
+    if name.lower() not in known:
+        raise unknown_name("GPU", name, known)
+    return known[name.lower()]
+
+
+def gpus() -> dict[str, Gpu]:
+    """All GPUs by name, the oldest first."""
+    return dict(_table())
+
+
+@cache
+def _table() -> dict[str, Gpu]:
+    table = tomllib.loads((Path(__file__).parent / "gpus.toml").read_text(encoding="utf-8"))
+    reserved = table["reserved"]
+    kept_gib = reserved["cuda_context_gib"] + reserved["nccl_buffers_gib"]
+    return {
+        name: Gpu(
+            name=name,
+            title=row["title"],
+            memory_bytes=round(row["visible_gib"] * _GIB),
+            usable_bytes=round((row["visible_gib"] - kept_gib) * _GIB),
+            bandwidth=row["bandwidth"],
+            nvlink_bandwidth=row["nvlink"],
+            pcie_bandwidth=row["pcie"],
+            peak_flops=row["peak_flops"],
+            sources=row["sources"] | reserved["sources"],
+        )
+        for name, row in table["gpu"].items()
+    }
