@@ -1,0 +1,77 @@
+"""Counts from a configuration are those of the modules, and FLOPs are those that PyTorch counts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from dlo_lib.models import CONFIGS, Llama, LlamaConfig, model_config
+from dlo_lib.models.counts import AttentionFlops, flops_per_token, forward_flops_per_token, parameters, parameters_by_part
+
+
+@st.composite
+def configurations(draw) -> LlamaConfig:
+    num_kv_heads = draw(st.integers(1, 4))
+    return LlamaConfig(
+        vocab_size=draw(st.integers(2, 300)),
+        hidden=draw(st.integers(1, 64)),
+        intermediate=draw(st.integers(1, 100)),
+        num_layers=draw(st.integers(0, 4)),
+        num_heads=num_kv_heads * draw(st.integers(1, 4)),
+        num_kv_heads=num_kv_heads,
+        head_dim=2 * draw(st.integers(1, 16)),
+        tied_embeddings=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("llama-3.2-1b", 1_235_814_400), ("llama-3.2-3b", 3_212_749_824), ("llama-3.1-8b", 8_030_261_248)]
+)
+def test_the_count_is_the_published_one_to_the_last_parameter(name, published):
+    assert parameters(name) == published
+    assert sum(parameter.numel() for parameter in Llama(model_config(name), device="meta").parameters()) == published
+
+
+@settings(max_examples=40, deadline=None)
+@given(configurations())
+def test_each_part_is_the_sum_over_its_modules(config):
+    model = Llama(config, device="meta")
+    part_of = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "output"}
+    counted = dict.fromkeys(("embedding", "attention", "mlp", "norm", "output"), 0)
+    for name, parameter in model.named_parameters():
+        part = next((part for module, part in part_of.items() if module in name.split(".")), "norm")
+        counted[part] += parameter.numel()
+    assert parameters_by_part(config) == counted
+    assert parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flops_are_those_of_the_products_that_run(name):
+    batch, seq = 2, 16
+    config = model_config(name)
+    with torch.device("meta"):  # where attention is two plain products over all keys
+        model, tokens = Llama(config), torch.zeros(batch, seq, dtype=torch.int64)
+    with FlopCounterMode(display=False) as forward:
+        loss = model(tokens).sum()
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    assert forward.get_total_flops() == batch * seq * forward_flops_per_token(config, seq)
+    assert forward.get_total_flops() + backward.get_total_flops() == batch * seq * flops_per_token(config, seq)
+
+
+def test_with_attention_it_is_the_formula_of_palm():
+    config, seq = model_config("llama-3.2-3b"), 2048
+    matrices = parameters(config) - parameters_by_part(config)["norm"]  # tied: the table is counted once, as the output's product
+    assert flops_per_token(config, seq, AttentionFlops.NONE) == 6 * matrices
+    assert flops_per_token(config, seq) == 6 * matrices + 12 * config.num_layers * config.num_heads * config.head_dim * seq
+
+
+@pytest.mark.parametrize("seq", [1, 2, 7])
+def test_causal_attention_meets_half_the_keys_and_its_own(seq):
+    config = model_config("tiny")
+    scores = sum(query + 1 for query in range(seq))  # query i meets keys 0 to i
+    per_score = 4 * config.num_layers * config.num_heads * config.head_dim
+    matrices = forward_flops_per_token(config, seq, AttentionFlops.NONE)
+    assert seq * (forward_flops_per_token(config, seq, AttentionFlops.CAUSAL) - matrices) == per_score * scores
+    assert seq * (forward_flops_per_token(config, seq, AttentionFlops.FULL) - matrices) == per_score * seq**2
