@@ -116,8 +116,12 @@ def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes
     layers, kept = chosen.config.num_layers, _kept(chosen, sizes)
     cast = 0 if chosen.checkpointing else layers * weights.cast_block
     in_head = {Part.CAST_WEIGHTS: cast + weights.cast_head, Part.ACTIVATIONS: layers * kept + sizes.last_norm_kept}
-    # The gradient of the output projection, in low precision and then in fp32.
-    head_gradients = {Part.GRADIENTS: weights.cast_head + weights.vocabulary}
+    tied = chosen.config.tied_embeddings
+    copying = (
+        weights.vocabulary if chosen.parallel is Parallel.DDP and chosen.bucket_view else 0
+    )  # from autograd's gradient into its bucket
+    # The gradient of the output projection, in low precision and then in fp32; a tied one waits for the embedding's.
+    head_gradients = {Part.GRADIENTS: weights.vocabulary + max(weights.cast_head, 0 if tied else copying)}
     changes: list[_Change] = [
         # Log-probabilities, their gradient and that of the logits.
         ("loss", Phase.BACKWARD, in_head | {Part.LOGITS_AND_LOSS: sizes.head_input + 3 * sizes.logits}),
@@ -143,8 +147,8 @@ def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes
             (f"{name}: attention", Phase.BACKWARD, held | {Part.ACTIVATIONS: before * kept + _attention_backward(chosen, sizes)}),
         ]
     # A tied matrix has a gradient from each of its two uses, and then their sum.
-    waiting = 2 * weights.vocabulary if chosen.config.tied_embeddings else 0
-    changes.append(("embedding", Phase.BACKWARD, {Part.GRADIENTS: weights.all + waiting, Part.ACTIVATIONS: sizes.residual}))
+    beside = 2 * weights.vocabulary if tied else copying
+    changes.append(("embedding", Phase.BACKWARD, {Part.GRADIENTS: weights.all + beside, Part.ACTIVATIONS: sizes.residual}))
     return changes
 
 

@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
+from dlo_lib.parallel.ddp import DDP
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OptimizerStep, Parallel, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
@@ -34,8 +35,6 @@ def _alone(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> 
 
 
 def _ddp(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> nn.Module:
-    from dlo_lib.parallel.ddp import DDP
-
     return DDP(model, group=group, gradient_as_bucket_view=bucket_view)
 
 
@@ -81,19 +80,24 @@ def record_step(chosen: StepSettings, tracker: MemoryTracker, group: dist.Proces
     with tracker:
         llama = Llama(chosen.config, checkpointing=chosen.checkpointing)
         tracker.claim(llama.parameters(), Part.WEIGHTS)
+        _claim_gradients(llama, tracker)  # as autograd leaves them,
         wrapped = _WRAPPED[chosen.parallel](llama, group, chosen.bucket_view)
+        _claim_gradients(llama, tracker)  # and as the hooks of parallel training do
         optimizer = chosen.optimizer.make(llama.parameters(), chosen.step)
-        _make_state(optimizer, tracker)
+        _warm_up(optimizer)
+        states = (held for state in optimizer.state.values() for held in state.values() if isinstance(held, Tensor))
+        tracker.claim(states, Part.OPTIMIZER_STATE)
         inputs, targets = (torch.zeros(chosen.batch, chosen.seq, dtype=torch.int64) for _ in range(2))
         attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
-        with _attribution(llama, tracker), sdpa_kernel(attention):
+        _watch_head(llama, tracker)
+        with sdpa_kernel(attention):
             train_step(
                 wrapped,
                 optimizer,
                 [(inputs, targets)],
                 precision=chosen.precision,
                 group=group,
-                on_phase=lambda phase: _enter(phase, tracker, llama),
+                on_phase=lambda phase: _enter(phase, tracker),
             )
         return MemoryReport(tuple(tracker.events()))
 
@@ -126,14 +130,14 @@ def _pretended_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]
         dist.destroy_process_group()
 
 
-def _make_state(optimizer: torch.optim.Optimizer, tracker: MemoryTracker) -> None:
-    """Let the optimiser make its state, as its first step does, and claim it."""
+def _warm_up(optimizer: torch.optim.Optimizer) -> None:
+    """Two steps on gradients from nowhere, as every step but the first finds things: the optimiser with its state, DDP with its buckets
+    (which it cuts anew after its first backward)."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-    tracker.claim((held for state in optimizer.state.values() for held in state.values() if isinstance(held, Tensor)), Part.OPTIMIZER_STATE)
+    for _ in range(2):
+        torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 _SCOPES = {
@@ -146,30 +150,23 @@ _SCOPES = {
 }
 
 
-def _enter(phase: Phase, tracker: MemoryTracker, model: nn.Module) -> None:
-    if tracker.phase is Phase.BACKWARD:
-        tracker.claim((parameter.grad for parameter in model.parameters() if parameter.grad is not None), Part.GRADIENTS)
+def _enter(phase: Phase, tracker: MemoryTracker) -> None:
     tracker.phase, tracker.scope = phase, _SCOPES[phase]
 
 
-@contextlib.contextmanager
-def _attribution(model: Llama, tracker: MemoryTracker) -> Iterator[None]:
-    """Hooks that tell the tracker where the output projection begins and ends, and when a gradient is complete."""
+def _claim_gradients(model: Llama, tracker: MemoryTracker) -> None:
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda held: tracker.claim([held.grad], Part.GRADIENTS))
 
-    def head_begins(module: nn.Module, args: tuple[Tensor]) -> None:
+
+def _watch_head(model: Llama, tracker: MemoryTracker) -> None:
+    """Tell the tracker where the output projection begins in forward and ends in backward."""
+
+    def begins(module: nn.Module, args: tuple[Tensor]) -> None:
         tracker.scope = Part.LOGITS_AND_LOSS
-        args[0].register_hook(head_ends)
+        args[0].register_hook(ends)
 
-    def head_ends(gradient: Tensor) -> None:
+    def ends(gradient: Tensor) -> None:
         tracker.scope = Part.ACTIVATIONS
 
-    handles = [model.lm_head.register_forward_pre_hook(head_begins)]
-    handles += [
-        parameter.register_post_accumulate_grad_hook(lambda held: tracker.claim([held.grad], Part.GRADIENTS))
-        for parameter in model.parameters()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    model.lm_head.register_forward_pre_hook(begins)

@@ -143,8 +143,9 @@ class MemoryTracker(TorchDispatchMode):
         return out
 
     def _track(self, tensor: Tensor) -> _Allocation:
-        if isinstance(tensor, FakeTensor) and self._fake_mode not in (None, tensor.fake_mode):
-            return _Allocation(0, self.scope)  # shape arithmetic of another mode: nothing is allocated
+        foreign = isinstance(tensor, FakeTensor) and self._fake_mode not in (None, tensor.fake_mode)
+        if foreign or tensor.device.type == "meta":
+            return _Allocation(0, self.scope)  # shape arithmetic: nothing is allocated
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:

@@ -121,6 +121,50 @@ def test_a_step_of_more_than_a_tebibyte_is_measured_like_any_other():
     assert measure_memory("llama-3.1-8b", batch=64, seq=8192, parallel="none").peak_bytes > 2**40
 
 
+def test_ddp_with_bucket_views_holds_what_one_device_alone_does(plain: MemoryReport):
+    report = measure_memory("llama-3.2-3b", parallel="ddp", world_size=2)
+    assert report.peak_by_part == pytest.approx(plain.peak_by_part, rel=1e-3, abs=25 * 2**20)  # but for a bucket in the making
+    assert report.peak_bytes == pytest.approx(plain.peak_bytes, rel=1e-3)
+
+
+def test_ddp_without_bucket_views_holds_another_copy_of_all_gradients(plain: MemoryReport):
+    report = measure_memory("llama-3.2-3b", bucket_view=False, world_size=2)
+    assert (report.peak_bytes - plain.peak_bytes) / GIB == pytest.approx(12.0, abs=0.1)
+    assert report.peak_by_part[Part.BUFFERS] == pytest.approx(4 * PSI, rel=1e-3)
+    assert report.total[-1] == pytest.approx(16 * PSI, rel=1e-3)  # the buckets stay
+
+
+def test_more_ranks_do_not_help_a_rank():
+    peaks = [measure_memory(SMALL, parallel="ddp", world_size=ranks).peak_by_part for ranks in (1, 4, 512)]
+    assert peaks[0] == peaks[1] == peaks[2]
+
+
+def test_the_pretended_ranks_are_gone_afterwards_also_after_an_error(monkeypatch: pytest.MonkeyPatch):
+    measure_memory("tiny", seq=64, world_size=4)
+    assert not dist.is_initialized()
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("inside")
+
+    monkeypatch.setattr("dlo_lib.profiling.measure.train_step", fails)
+    with pytest.raises(RuntimeError, match="inside"):
+        measure_memory("tiny", seq=64, world_size=4)
+    assert not dist.is_initialized()
+
+
+def test_where_a_process_group_is_in_use_only_a_step_alone_can_be_measured():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        with pytest.raises(UserError, match="no process group is in use"):
+            measure_memory("tiny", seq=64)
+        assert dist.is_initialized()
+        assert measure_memory("tiny", seq=64, parallel="none").peak_bytes > 0
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -71,6 +71,14 @@ def test_fake_tensors_of_another_mode_are_not_memory():
         assert held(tracker) == 0
 
 
+def test_meta_tensors_are_not_memory():
+    with FakeTensorMode() as mode, MemoryTracker(mode) as tracker:
+        x = torch.empty(1000)
+        strides = torch.empty_like(x, device="meta")
+        assert strides.shape == (1000,)
+        assert held(tracker) == 4000
+
+
 def test_a_claim_holds_from_birth_and_for_what_was_copied_or_added():
     with FakeTensorMode() as mode, MemoryTracker(mode) as tracker:
         tracker.scope = Part.ACTIVATIONS
