@@ -1,0 +1,167 @@
+"""Who this process is among the ranks of a job: read from torchrun's environment, from SLURM's, or alone.
+
+``srun python`` needs no launcher of torch: SLURM says everything but a port, which is derived from the job's number, so that two jobs on
+one node do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from dlo_lib.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+FIRST_PORT, PORTS = 20_000, 20_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in its job. ``launcher`` is torchrun, slurm, run_ranks or none."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    backend: str
+    launcher: str
+
+
+def place() -> Place:
+    """The place of this process, from its environment.
+
+    Raises:
+        UserError: the environment contradicts itself.
+    """
+    rank, local_rank, world_size, local_world_size, launcher = _numbers(os.environ)
+    if not (0 <= rank < world_size and 0 <= local_rank < local_world_size):
+        raise UserError(
+            f"rank {rank} of {world_size} (local {local_rank} of {local_world_size}) cannot be: unset RANK and WORLD_SIZE, or use torchrun"
+        )
+    device, backend = _device(local_rank, local_world_size)
+    return Place(rank, local_rank, world_size, local_world_size, device, backend, launcher)
+
+
+def _numbers(environment: Mapping[str, str]) -> tuple[int, int, int, int, str]:
+    def number(name: str, default: int) -> int:
+        text = environment.get(name, str(default))
+        if not text.strip().isdigit():
+            raise UserError(f'{name} is "{text}": it must be a whole number; unset it, or start with torchrun or srun')
+        return int(text)
+
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        world_size = number("WORLD_SIZE", 1)
+        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else environment.get("DLO_LAUNCHER", "environment")
+        return number("RANK", 0), number("LOCAL_RANK", 0), world_size, number("LOCAL_WORLD_SIZE", world_size), launcher
+    # A job of one task, as `salloc` gives a shell, is alone until srun starts it.
+    if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
+        world_size = number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 1))
+        per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or str(world_size)
+        local = tasks_per_node(per_node)[number("SLURM_NODEID", 0)]
+        return number("SLURM_PROCID", 0), number("SLURM_LOCALID", 0), world_size, local, "slurm"
+    return 0, 0, 1, 1, "none"
+
+
+def _device(local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
+    """NCCL wants a GPU of its own for every rank of a node; fewer GPUs than ranks means the CPU and gloo."""
+    import torch
+
+    # SLURM may show each rank only its own GPU.
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if visible >= local_world_size:
+        return torch.device("cuda", local_rank), "nccl"
+    if visible == 1 and os.environ.get("SLURM_STEP_GPUS", os.environ.get("SLURM_JOB_GPUS", "")).count(",") + 1 >= local_world_size > 1:
+        return torch.device("cuda", 0), "nccl"
+    return torch.device("cpu"), "gloo"
+
+
+@contextmanager
+def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterator[None]:
+    """The process group of the job, always destroyed at the end; one that exists already (within ``run_ranks``) is used and left.
+
+    Raises:
+        UserError: the port is in use, or the first node's name is not known.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        yield
+        return
+    address, port = meeting_point(os.environ, here)
+    if here.device.type == "cuda":
+        torch.cuda.set_device(here.device)
+    meeting = f"tcp://{address}:{port}"
+    try:
+        dist.init_process_group(here.backend, init_method=meeting, rank=here.rank, world_size=here.world_size, timeout=timeout)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error) or "in use" in str(error):
+            raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from error
+        raise
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def meeting_point(environment: Mapping[str, str], here: Place) -> tuple[str, int]:
+    """Host and port where the ranks of a job meet."""
+    address = environment.get("MASTER_ADDR")
+    port = environment.get("MASTER_PORT")
+    if port is not None and not (port.isdigit() and 0 < int(port) < 65_536):
+        raise UserError(f'MASTER_PORT is "{port}": use a number from 1 to 65535')
+    if here.launcher == "slurm":
+        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", "")
+        job = environment.get("SLURM_JOB_ID", "0")
+        step = environment.get("SLURM_STEP_ID", "0")
+        derived = FIRST_PORT + (int(job) * 31 + int(step)) % PORTS
+        return address or first_node(nodes), int(port or derived)
+    if here.world_size > 1 and port is None:
+        raise UserError("RANK and WORLD_SIZE are set but MASTER_PORT is not: start with torchrun, or set MASTER_ADDR and MASTER_PORT")
+    return address or "127.0.0.1", int(port or _free_port())
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def first_node(nodes: str) -> str:
+    """The first host of a SLURM node list.
+
+    >>> first_node("r1i0n[3-5,9],r2i1n0")
+    'r1i0n3'
+    >>> first_node("jean-zay-ia801")
+    'jean-zay-ia801'
+    """
+    match = re.match(r"([^\[,]+)(?:\[([^\]]+)\])?([^,]*)", nodes)
+    if not match:
+        raise UserError(f'SLURM\'s node list is "{nodes}": set MASTER_ADDR to the name of the first node')
+    prefix, ranges, suffix = match.groups()
+    return prefix + (re.split(r"[-,]", ranges)[0] if ranges else "") + (suffix if ranges else "")
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """The number of ranks on each node, from SLURM's short form.
+
+    >>> tasks_per_node("4(x2),1")
+    [4, 4, 1]
+    """
+    counts = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if not match:
+            raise UserError(f'SLURM\'s tasks per node are "{text}": expected a form like 4(x2),1')
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
