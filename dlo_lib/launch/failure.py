@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import Protocol
 
+from dlo_lib.launch.cells import name_cells
 from dlo_lib.launch.rank import Answer
 
 
@@ -31,7 +32,7 @@ def blame(ranks: Sequence[_Rank]) -> RankFailure:
         own = [rank for rank in raised if rank.answer is not None and not rank.answer.inside_call]
         first = min(own or raised, key=lambda rank: rank.answered)
         assert first.answer is not None
-        text = f"rank {first.number} raised {first.answer.summary}\n\n{first.answer.error.rstrip()}"
+        text = f"rank {first.number} raised {first.answer.summary}\n\n{name_cells(first.answer.error.rstrip())}"
     others = [rank for rank in died + raised if rank is not first]
     for other in others:
         what = _death(other.exit_code or 0) if other.answer is None else f"then raised {other.answer.summary.splitlines()[0]}"
@@ -45,7 +46,7 @@ def too_late(ranks: Sequence[_Rank], timeout: float | None, stacks: dict[int, st
     late = ", ".join(map(str, stacks))
     text = f"no answer within {timeout:g} s from rank{'s' if len(stacks) > 1 else ''} {late}"
     text += f" (done: {', '.join(map(str, done))})" if done else ""
-    return RankFailure(text + "".join(f"\n\nrank {number} was here:\n{stack}" for number, stack in stacks.items()))
+    return RankFailure(text + "".join(f"\n\nrank {number} was here:\n{name_cells(stack)}" for number, stack in stacks.items()))
 
 
 def _death(code: int) -> str:

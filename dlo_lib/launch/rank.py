@@ -11,11 +11,11 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from dlo_lib.launch.cells import lend
 from dlo_lib.launch.wire import receive, send
 
 
@@ -28,8 +28,8 @@ class Work:
     backend: str
     store: str
     threads: int
-    timeout: float | None
     function: bytes
+    cells: dict[str, list[str]]
     environment: dict[str, str]
     folder: str
     path: list[str]
@@ -43,7 +43,6 @@ class Answer:
     error: str = ""
     summary: str = ""
     inside_call: bool = False
-    finished: float = field(default=0.0)
 
 
 def run_rank(channel: int, output: int, board: int | None) -> NoReturn:
@@ -79,9 +78,8 @@ def _do(work: Work) -> Answer:
         random.seed(work.rank)
         if work.backend == "nccl":
             torch.cuda.set_device(work.rank)
-        options: dict[str, Any] = {} if work.timeout is None else {"timeout": timedelta(seconds=work.timeout)}
-        store = f"file://{work.store}"
-        dist.init_process_group(work.backend, init_method=store, rank=work.rank, world_size=work.world_size, **options)
+        lend(work.cells)
+        dist.init_process_group(work.backend, init_method=f"file://{work.store}", rank=work.rank, world_size=work.world_size)
         function, arguments, keywords = cloudpickle.loads(work.function)
         result = function(*arguments, **keywords)
         try:

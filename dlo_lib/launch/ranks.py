@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from dlo_lib.errors import UserError
+from dlo_lib.launch.cells import cell_sources
 from dlo_lib.launch.failure import RankFailure, blame, too_late
 from dlo_lib.launch.output import LinePump
 from dlo_lib.launch.rank import Answer, Work
@@ -94,7 +95,18 @@ def _start(number: int, world_size: int, function: bytes, store: str) -> Rank:
     rank = Rank(number, pid, ours, output, status)
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ} if sys.platform == "linux" else dict(os.environ)
     threads = max(1, (os.cpu_count() or 1) // world_size)
-    work = Work(number, world_size, backend_for(world_size), store, threads, None, function, environment, os.getcwd(), list(sys.path))
+    work = Work(
+        rank=number,
+        world_size=world_size,
+        backend=backend_for(world_size),
+        store=store,
+        threads=threads,
+        function=function,
+        cells=cell_sources(),
+        environment=environment,
+        folder=os.getcwd(),
+        path=list(sys.path),
+    )
     with contextlib.suppress(OSError):  # it died already: its exit status will say so
         send(ours, work)
     return rank
