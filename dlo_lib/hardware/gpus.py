@@ -2,7 +2,7 @@
 
 A model that fits must fit the *usable* memory, which is less than what the box says:
     usable = visible - CUDA context - NCCL buffers
-where visible is what CUDA reports. Peak FLOP/s are dense ones: an MFU against the data sheets' figures "with sparsity" would be half as high.
+where visible is what CUDA reports. Peak FLOP/s are dense ones: an MFU against the data sheets' figures "with sparsity" would be halved.
 """
 
 from __future__ import annotations

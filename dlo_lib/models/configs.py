@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dlo_lib.errors import unknown_name
 from dlo_lib.models.llama import LlamaConfig, RopeScaling
 
-_LLAMA_3_VOCABULARY = {"vocab_size": 128_256, "max_positions": 131_072}
+_LLAMA_3_VOCABULARY: dict[str, Any] = {"vocab_size": 128_256, "max_positions": 131_072}
 
 CONFIGS: dict[str, LlamaConfig] = {
     "llama-3.2-1b": LlamaConfig(

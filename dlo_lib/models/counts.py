@@ -1,13 +1,14 @@
 """How many parameters a Llama has, and how many floating-point operations a token costs, from its configuration alone.
 
-A matrix product with a weight of P parameters costs 2 P FLOPs a token forward (a multiplication and an addition each), and twice that backward (the
-gradient of its input and of its weight). Attention adds the products q k^T and (scores) v: 2 * 2 * num_heads * head_dim FLOPs for every key a query
-meets, of which there are seq, or (seq + 1) / 2 on average when only the past counts. So with P the matrices, embedding look-up left out,
+A matrix product with a weight of P parameters costs 2 P FLOPs a token forward (a multiplication and an addition each), and twice that
+backward (the gradient of its input and of its weight). Attention adds the products q k^T and (scores) v: 2 * 2 * num_heads * head_dim FLOPs
+for every key that a query meets, of which there are seq, or (seq + 1) / 2 on average when only the past counts. With P the matrices,
+without the embedding's look-up,
     forward = 2 P + 4 * num_layers * num_heads * head_dim * keys        training = 3 * forward.
 These are *model* FLOPs: recomputation by checkpointing is not work of the model. Norms, rotations and activations are left out (below 1 %).
 
-Sources: PaLM (arXiv:2204.02311), appendix B: 6 N + 12 L H Q T a token, with full attention; Megatron-LM (arXiv:2104.04473), section 5.1, the same
-count for a whole batch. Both count all seq keys; the kernels in use skip the future, so it is said explicitly here.
+Sources: PaLM (arXiv:2204.02311), appendix B: 6 N + 12 L H Q T a token; Megatron-LM (arXiv:2104.04473), section 5.1, the same count for a
+whole batch. Both count all seq keys; the kernels in use skip the future, so which is meant is said explicitly here.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,7 @@ class LlamaConfig:
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, computed in at least fp32."""
 
-    def __init__(self, hidden: int, eps: float, **factory) -> None:
+    def __init__(self, hidden: int, eps: float, **factory: Any) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden, **factory))
@@ -93,7 +94,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention where ``num_heads / num_kv_heads`` query heads share one key and value head."""
 
-    def __init__(self, config: LlamaConfig, **factory) -> None:
+    def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -116,7 +117,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: LlamaConfig, **factory) -> None:
+    def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False, **factory)
         self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False, **factory)
@@ -129,7 +130,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One transformer block, (batch, seq, hidden) to the same."""
 
-    def __init__(self, config: LlamaConfig, **factory) -> None:
+    def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.norm_eps, **factory)
         self.self_attn = Attention(config, **factory)
@@ -150,6 +151,8 @@ class Llama(nn.Module):
         device, dtype: of the parameters; ``meta`` makes a model without storage.
     """
 
+    rope: Tensor
+
     def __init__(
         self,
         config: LlamaConfig,
@@ -158,7 +161,7 @@ class Llama(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.config = config
         self.checkpointing = checkpointing
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden, **factory)

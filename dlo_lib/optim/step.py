@@ -18,8 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE_INDEX = -100
-"""A target that counts neither in the loss nor in the number of tokens."""
+from dlo_lib.data.tokens import IGNORE_INDEX
 
 
 class Precision(enum.Enum):

@@ -1,0 +1,114 @@
+"""A Hugging Face data set on disk (``Dataset.save_to_disk``) as documents: a column of texts, or of lists of tokens.
+
+The Arrow table stays memory-mapped. Texts become bytes, each closed by ``END_OF_TEXT``; lists of integers are taken as tokens as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlo_lib.data.tokens import BYTE_VOCABULARY, END_OF_TEXT, encode
+from dlo_lib.errors import UserError, unknown_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TextColumn:
+    """Each row's text as byte tokens and an end."""
+
+    vocab_size = BYTE_VOCABULARY
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        import pyarrow.compute as pc
+
+        self.column = column
+        self.lengths = _numbers(pc.binary_length(column)) + 1
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        tokens = encode(self.column[document].as_buffer().to_pybytes()[start:stop])
+        missing = stop - start - len(tokens)
+        return np.append(tokens, np.uint16(END_OF_TEXT)) if missing else tokens
+
+
+class TokenColumn:
+    """Each row's list of integers as tokens."""
+
+    def __init__(self, column: pa.ChunkedArray, name: str) -> None:
+        import pyarrow.compute as pc
+
+        self.column = column
+        self.lengths = _numbers(pc.list_value_length(column))
+        bounds = pc.min_max(pc.list_flatten(column)).as_py()
+        if bounds["min"] is None or bounds["min"] < 0:
+            raise UserError(f'column "{name}" holds {bounds["min"]} as its smallest token: tokens are integers from 0')
+        self.vocab_size = bounds["max"] + 1
+
+    def read(self, document: int, start: int, stop: int) -> np.ndarray:
+        return self.column[document].values.slice(start, stop - start).to_numpy()
+
+
+def huggingface_documents(folder: Path, split: str, column: str | None) -> tuple[TextColumn | TokenColumn, bool]:
+    """The documents of a data set on disk, and whether they are those of ``split`` (else the data set is not split, and they are all).
+
+    Args:
+        column: its name; None takes ``text``, ``input_ids`` or ``tokens``, or the only column.
+
+    Raises:
+        UserError: the package, the folder, the split or the column is missing, or the column holds neither texts nor tokens.
+    """
+    data = _load(folder)
+    splits: dict[str, Any] = data if isinstance(data, dict) else {}
+    if splits and split not in splits:
+        raise unknown_name(f"split of {folder}", split, splits)
+    table = (splits[split] if splits else data).data
+    name = _column_name(table.column_names, column, folder)
+    return _documents(table.column(name), name), bool(splits)
+
+
+def _load(folder: Path) -> Any:
+    try:
+        # Not `import datasets`: where the package is missing, a folder of that name in the working directory would be taken for it
+        # (as it is by the type checker).
+        from datasets import load_from_disk  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise UserError(f"{folder} is a Hugging Face data set, and their package is not installed: pip install datasets") from error
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}: give one written by Dataset.save_to_disk, or a data set's name")
+    try:
+        return load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder} cannot be read as a Hugging Face data set: write it again with save_to_disk") from error
+
+
+def _column_name(names: list[str], chosen: str | None, folder: Path) -> str:
+    if chosen is not None:
+        if chosen not in names:
+            raise unknown_name(f"column of {folder}", chosen, names)
+        return chosen
+    for usual in ("text", "input_ids", "tokens"):
+        if usual in names:
+            return usual
+    if len(names) == 1:
+        return names[0]
+    raise UserError(f"{folder} has the columns {', '.join(names)}: say which one holds the text with column=")
+
+
+def _documents(column: pa.ChunkedArray, name: str) -> TextColumn | TokenColumn:
+    import pyarrow as pa
+
+    if column.null_count:
+        raise UserError(f'column "{name}" lacks {column.null_count} values: filter them out before save_to_disk')
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return TextColumn(column)
+    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type):
+        return TokenColumn(column, name)
+    raise UserError(f'column "{name}" holds {kind}: use one of strings or of lists of integers')
+
+
+def _numbers(lengths: pa.ChunkedArray) -> np.ndarray:
+    return lengths.to_numpy().astype(np.int64)

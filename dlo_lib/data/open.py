@@ -1,0 +1,61 @@
+"""A data set by its name: one interface to all of them."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+import numpy as np
+
+from dlo_lib.data.arithmetic import arithmetic, entropy
+from dlo_lib.data.documents import Documents, Layout, Selection, TokenDataset
+from dlo_lib.data.huggingface import huggingface_documents
+from dlo_lib.data.python_corpus import python_corpus
+from dlo_lib.errors import UserError, unknown_name
+
+_VALIDATION_EVERY = 20
+"""One document in so many is kept for validation, where a data set is not split already."""
+
+NAMES = ("arithmetic", "python")
+
+
+class Split(enum.Enum):
+    """Documents to learn from, and others to measure with; no document is in both."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+
+
+def open_dataset(
+    name: str | Path, seq: int, *, split: Split = Split.TRAIN, layout: Layout = Layout.PACK, column: str | None = None
+) -> TokenDataset:
+    """The data set of that name, in sequences of ``seq`` tokens.
+
+    Args:
+        name: "python" (the sources of the standard library), "arithmetic" (generated, of known entropy), or the path of a folder written
+            by Hugging Face's ``save_to_disk``.
+        layout: documents end to end (PACK), or each alone, filled up with targets that do not count (PAD).
+        column: of a Hugging Face data set.
+
+    Raises:
+        UserError: no such data set, or it cannot be read; the message says what to do.
+    """
+    documents, best_loss, is_split = _open(name, split, column)
+    if not is_split:
+        kept = np.arange(len(documents.lengths)) % _VALIDATION_EVERY == _VALIDATION_EVERY - 1
+        documents = Selection(documents, np.flatnonzero(kept if split is Split.VALIDATION else ~kept))
+    return TokenDataset(documents, seq, layout, best_loss)
+
+
+def _open(name: str | Path, split: Split, column: str | None) -> tuple[Documents, float | None, bool]:
+    if column is not None and str(name) in NAMES:
+        raise UserError(f'data set "{name}" has no columns: leave column out')
+    if name == "python":
+        return python_corpus(), None, False
+    if name == "arithmetic":
+        return arithmetic(), entropy(), False
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and folder.name == str(name):
+        raise unknown_name("data set", str(name), NAMES)
+    documents, is_split = huggingface_documents(folder, split.value, column)
+    return documents, None, is_split
