@@ -2,6 +2,7 @@
 
 from dlo_lib.profiling.footprint import Footprint, Moment, memory_footprint
 from dlo_lib.profiling.measure import measure_memory
+from dlo_lib.profiling.mfu import mfu
 from dlo_lib.profiling.plot import plot_memory
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OPTIMIZERS, OptimizerStep, Parallel
@@ -19,5 +20,6 @@ __all__ = [
     "Part",
     "measure_memory",
     "memory_footprint",
+    "mfu",
     "plot_memory",
 ]

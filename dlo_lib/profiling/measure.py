@@ -70,7 +70,7 @@ def measure_memory(
         UserError: an unknown name, a size below 1, or (unless ``parallel`` is none) a process group is in use already.
     """
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, parallel, bucket_view, world_size)
-    fake_mode = FakeTensorMode()
+    fake_mode = FakeTensorMode(allow_fallback_kernels=False)  # an operator without a fake kernel must not run on real zeros
     with _pretended_ranks(chosen) as group, fake_mode:
         return record_step(chosen, MemoryTracker(fake_mode, scratch=CUDA_SCRATCH), group)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlo_lib.models import LlamaConfig
+from dlo_lib.models.counts import parameters_by_part
 from dlo_lib.optim import Precision
 from dlo_lib.profiling.settings import StepSettings
 
@@ -33,11 +34,10 @@ class WeightSizes:
 
     @classmethod
     def of(cls, chosen: StepSettings) -> WeightSizes:
-        c = chosen.config
-        block = c.hidden * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads) + 3 * c.hidden * c.intermediate
-        vocabulary = c.vocab_size * c.hidden
-        norms = (2 * c.num_layers + 1) * c.hidden
-        every = c.num_layers * block + norms + vocabulary * (1 if c.tied_embeddings else 2)
+        parts = parameters_by_part(chosen.config)
+        every = sum(parts.values())
+        block = (parts["attention"] + parts["mlp"]) // chosen.config.num_layers
+        vocabulary = parts["embedding"]
         copy = chosen.precision.dtype.itemsize if autocast(chosen) else 0
         return cls(FP32 * every, FP32 * block, FP32 * vocabulary, copy * block, copy * vocabulary)
 

@@ -62,6 +62,7 @@ class _Allocation:
 
 _copy = torch.ops.aten._to_copy.default
 _add = torch.ops.aten.add.Tensor
+_fused_sgd = torch.ops.aten._fused_sgd_.default
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -124,6 +125,8 @@ class MemoryTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as operators on its local tensors
+        if func is _fused_sgd and self._fake_mode is not None:
+            return None  # PyTorch has no fake kernel for it; it works in place and allocates nothing
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             allocation = self._track(out)

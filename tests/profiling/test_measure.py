@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dlo_lib.errors import UserError
 from dlo_lib.models import model_config
 from dlo_lib.optim import Phase
-from dlo_lib.profiling import MemoryReport, MemoryTracker, OptimizerStep, Part, measure_memory
+from dlo_lib.profiling import OPTIMIZERS, MemoryReport, MemoryTracker, OptimizerStep, Part, measure_memory
 from dlo_lib.profiling.measure import record_step
 from dlo_lib.profiling.settings import StepSettings
 
@@ -105,12 +105,20 @@ def test_state_is_so_many_copies_of_the_weights(optimizer: str, states: int):
     assert report.peak_by_part[Part.OPTIMIZER_STATE] == pytest.approx(states * report.peak_by_part[Part.WEIGHTS], rel=1e-5)
 
 
+@pytest.mark.parametrize("step", list(OptimizerStep), ids=lambda step: step.value)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_step_of_every_optimizer_runs_on_fake_tensors_and_leaves_no_temporaries(optimizer: str, step: OptimizerStep):
+    report = measure_memory("tiny", seq=64, optimizer=optimizer, fused=step)
+    assert Phase.OPTIMIZER in report.peak_by_phase
+    assert report.timeline[Part.STEP_TEMPORARIES][-1] == 0
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_fake_tensors_hold_what_real_ones_do_to_the_byte(precision: str, checkpointing: bool):
     chosen = StepSettings.of("tiny", 2, 64, precision, checkpointing, "adamw", False, "none", True, 1)
     real = record_step(chosen, MemoryTracker(), None)
-    with FakeTensorMode() as mode:
+    with FakeTensorMode(allow_fallback_kernels=False) as mode:
         fake = record_step(chosen, MemoryTracker(mode), None)
     assert real.peak_bytes == fake.peak_bytes > 0
     assert real.peak_by_part == fake.peak_by_part
