@@ -1,0 +1,98 @@
+"""``python -m dlo_lib.train --help``: the options of ``TrainConfig``, on every rank that torchrun or srun starts, or alone.
+
+Bad input is one line from rank 0 and exit status 2 on every rank; a run that a signal stopped has status 0, its checkpoint being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import inspect
+import sys
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.launch import init_process_group, place
+from dlo_lib.train.config import TrainConfig, options
+from dlo_lib.train.control import AgreedError, Control
+from dlo_lib.train.loop import train
+
+_UsageError: Any = typer.BadParameter.__base__  # of typer's own copy of click; it has no public name
+
+
+def parse(arguments: list[str]) -> TrainConfig | None:
+    """The configuration that the command line asks for; None when it asked for help, which is printed.
+
+    Raises:
+        UserError: an option that does not exist, or a value that it cannot take.
+    """
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+    app.command(help="Train a Llama on one rank, or on all that torchrun or srun starts.")(_command())
+    try:
+        config = app(arguments, prog_name="python -m dlo_lib.train", standalone_mode=False)
+    except _UsageError as error:
+        raise UserError(f"{error.format_message().rstrip('.')}; --help lists the options") from error
+    return config if isinstance(config, TrainConfig) else None
+
+
+def _command() -> Any:
+    """A function with one keyword parameter per field of TrainConfig: typer reads signatures, so the options are written once."""
+    hints, said = get_type_hints(TrainConfig), options()
+    parameters = []
+    for option in fields(TrainConfig):
+        kind, default, choices = hints[option.name], option.default, None
+        if isinstance(default, enum.Enum):  # as text: TrainConfig knows how to say which names there are
+            kind, choices, default = str, "|".join(member.value for member in type(default)), default.value
+        declared = typer.Option("--" + option.name.replace("_", "-"), help=said[option.name].help, metavar=choices)
+        parameters.append(
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
+        )
+
+    def command(**options: Any) -> TrainConfig:
+        return TrainConfig(**options)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def main(arguments: list[str]) -> int:
+    """Train; return the exit status."""
+    try:
+        here = place()
+    except UserError as error:
+        return _say(str(error))
+    with contextlib.ExitStack() as stack:
+        if here.world_size > 1:
+            stack.enter_context(init_process_group(here))
+        control = stack.enter_context(Control())
+        try:
+            with control.together():
+                config = parse(arguments) if here.rank == 0 else _silently(arguments)
+            if config is not None:
+                train(config)
+        except AgreedError as error:
+            if here.rank == 0:
+                _say(str(error))
+            with control.together():  # nobody leaves before it is said: a launcher ends the others as soon as one leaves
+                return EXIT_BAD_INPUT
+        except UserError as error:
+            return _say(f"rank {here.rank}: {error}")
+    return 0
+
+
+def _silently(arguments: list[str]) -> TrainConfig | None:
+    with contextlib.redirect_stdout(None):
+        return parse(arguments)
+
+
+def _say(message: str) -> int:
+    print(f"dlo_lib.train: {message}", file=sys.stderr, flush=True)
+    return EXIT_BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""What a training run is: one frozen dataclass, the same from the command line, from Python and in the run's ``config.json``.
+
+Every option is written once, as a field: its default, its help and whether a resumed run must have the same value (because it changes
+the numbers) are read from there. Sizes are per rank, so that one step learns from ``batch * accumulation * world_size`` sequences.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from dlo_lib.errors import UserError
+from dlo_lib.optim import Precision
+from dlo_lib.profiling.settings import OptimizerStep, Parallel, named
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field says about itself: its help, and whether a resumed run must have the same value."""
+
+    help: str
+    same_on_resume: bool = True
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run. Enumerated options also take their value as a string.
+
+    Raises:
+        UserError: a value that cannot be trained with, and the cure.
+    """
+
+    model: Annotated[str, Option("name of a configuration, or folder of a checkpoint to start from")] = "tiny"
+    parallel: Annotated[Parallel, Option("how the work is spread over ranks")] = Parallel.NONE
+    data: Annotated[str, Option("name of a data set, or folder of a Hugging Face one")] = "python"
+    seq: Annotated[int, Option("tokens in a sequence")] = 128
+    batch: Annotated[int, Option("sequences in a micro-batch of one rank")] = 8
+    accumulation: Annotated[int, Option("micro-batches in a step of one rank")] = 1
+    steps: Annotated[int, Option("optimiser steps in the whole run", same_on_resume=False)] = 100
+    lr: Annotated[float, Option("learning rate, constant after the warm-up")] = 1e-3
+    warmup: Annotated[int, Option("steps over which the learning rate rises linearly")] = 10
+    weight_decay: Annotated[float, Option("AdamW's weight decay, for matrices only")] = 0.1
+    clip: Annotated[float, Option("largest 2-norm of the gradient; 0 does not clip")] = 1.0
+    precision: Annotated[Precision, Option("dtype of matrix products; fp16 scales the loss")] = Precision.FP32
+    optimizer_step: Annotated[OptimizerStep, Option("which of PyTorch's implementations of AdamW")] = OptimizerStep.FUSED
+    checkpointing: Annotated[bool, Option("keep only each block's input for backward, compute the rest again")] = False
+    seed: Annotated[int, Option("of initial weights, order of the data and random states")] = 0
+    out: Annotated[Path, Option("folder of the run: config, metrics, checkpoints", same_on_resume=False)] = Path("runs/train")
+    checkpoint_every: Annotated[int, Option("steps between checkpoints; 0 writes one at the end only", same_on_resume=False)] = 0
+    keep: Annotated[int, Option("checkpoints to keep, the newest", same_on_resume=False)] = 2
+    resume: Annotated[bool, Option("go on from the newest checkpoint of --out, or start when there is none", same_on_resume=False)] = False
+    log_every: Annotated[int, Option("steps between lines of metrics; each waits for the device", same_on_resume=False)] = 10
+
+    def __post_init__(self) -> None:
+        for name, kind in (("parallel", Parallel), ("precision", Precision), ("optimizer_step", OptimizerStep)):
+            object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))
+        object.__setattr__(self, "out", Path(self.out))
+        for name in ("seq", "batch", "accumulation", "steps", "keep", "log_every"):
+            self._at_least(name, 1)
+        for name in ("warmup", "weight_decay", "clip", "checkpoint_every", "seed"):
+            self._at_least(name, 0)
+        if not 0 < self.lr < math.inf:
+            raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not least <= value < math.inf:
+            raise UserError(f"{name.replace('_', '-')} is {value}: use at least {least}")
+
+    def learning_rate(self, step: int) -> float:
+        """Of the ``step``-th step, from 1: a linear warm-up, then constant."""
+        return self.lr * min(1.0, step / self.warmup) if self.warmup else self.lr
+
+    def plain(self) -> dict[str, Any]:
+        """The options as JSON holds them."""
+        return {option.name: _plain(getattr(self, option.name)) for option in fields(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.plain(), indent=1) + "\n"
+
+    def differences(self, before: dict[str, Any]) -> list[str]:
+        """What differs from the options of an earlier run and would change the numbers, as ``name (before, now)``."""
+        now = self.plain()
+        fixed = [name for name, option in options().items() if option.same_on_resume]
+        return [f"{name.replace('_', '-')} ({before.get(name)}, now {now[name]})" for name in fixed if before.get(name) != now[name]]
+
+
+def options() -> dict[str, Option]:
+    """What each field of :class:`TrainConfig` says about itself."""
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(TrainConfig, include_extras=True).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,105 @@
+"""From a configuration to a run that is ready to step: data, model, optimiser, and all of it as a checkpoint left it when there is one.
+
+Nothing here communicates, so every rank can fail alone and all of them say so together. What cannot be trained is found before anything
+is written: ``out`` is touched last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dlo_lib.data import RankSampler, TokenDataset, open_dataset
+from dlo_lib.errors import UserError
+from dlo_lib.files import write_text
+from dlo_lib.launch import Place
+from dlo_lib.models import Llama, model_config
+from dlo_lib.models.checkpoint import load_checkpoint
+from dlo_lib.optim import Precision
+from dlo_lib.profiling.settings import OptimizerStep, Parallel
+from dlo_lib.train.checkpoint import Checkpoint, newest
+from dlo_lib.train.config import TrainConfig
+from dlo_lib.train.disk import writing
+from dlo_lib.train.metrics import METRICS_FILE
+from dlo_lib.train.state import TrainState, seed_everything
+
+BETAS = (0.9, 0.95)
+"""AdamW's, as the Llama papers have them."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the loop needs; ``checkpoint`` is what it goes on from, or None."""
+
+    state: TrainState
+    dataset: TokenDataset
+    checkpoint: Checkpoint | None
+
+
+def prepare(config: TrainConfig, place: Place) -> Prepared:
+    """Everything a rank needs, on its device; the model is not yet spread.
+
+    Raises:
+        UserError: something that cannot be trained, or resumed, with the cure.
+    """
+    if config.parallel is Parallel.NONE and place.world_size > 1:
+        raise UserError(f"parallel none trains on one rank, this job has {place.world_size}: use --parallel ddp, or start one rank")
+    checkpoint = _resumed(config, place) if config.resume else None
+    seed_everything(config.seed)  # the same weights on every rank, and the same as on one
+    model = _model(config, checkpoint, place.device)
+    dataset = open_dataset(config.data, config.seq)
+    if dataset.vocab_size > model.config.vocab_size:
+        raise UserError(
+            f"data {config.data} has {dataset.vocab_size:,} different tokens, model {config.model} knows {model.config.vocab_size:,}: "
+            "choose another --model"
+        )
+    if config.seq > model.config.max_positions:
+        raise UserError(f"seq is {config.seq}: {config.model} has {model.config.max_positions} positions; use at most that")
+    sampler = RankSampler(len(dataset), config.batch, place.rank, place.world_size, seed=config.seed)
+    scaler = torch.amp.GradScaler(place.device.type) if config.precision is Precision.FP16 else None
+    seed_everything(config.seed + 1 + place.rank)  # what is drawn from here on is each rank's own
+    return Prepared(TrainState(model, _optimizer(config, model), sampler, scaler), dataset, checkpoint)
+
+
+def open_out(config: TrainConfig, resumed: bool) -> None:
+    """Make the folder of the run; the work of one rank.
+
+    Raises:
+        UserError: another run's, or cannot be written to.
+    """
+    if not resumed and (config.out / METRICS_FILE).exists() and not config.resume:
+        raise UserError(f"{config.out} holds a run already: go on with --resume, or choose another --out")
+    with writing(config.out):
+        write_text(config.out / "config.json", config.to_json())
+
+
+def _resumed(config: TrainConfig, place: Place) -> Checkpoint | None:
+    checkpoint = newest(config.out)
+    if checkpoint is None:
+        return None
+    cure = f"start anew from its weights with --model {checkpoint.folder} and another --out"
+    if checkpoint.world_size != place.world_size:
+        raise UserError(
+            f"{checkpoint.folder} was written by {checkpoint.world_size} ranks, this job has {place.world_size}: use as many, or {cure}"
+        )
+    if differences := config.differences(checkpoint.config):
+        raise UserError(f"{checkpoint.folder} was trained with another {', '.join(differences)}: use the same, or {cure}")
+    return checkpoint
+
+
+def _model(config: TrainConfig, checkpoint: Checkpoint | None, device: torch.device) -> Llama:
+    folder = checkpoint.folder if checkpoint else Path(config.model)
+    if folder.is_dir():
+        return load_checkpoint(folder, checkpointing=config.checkpointing, device=device)
+    return Llama(model_config(config.model), checkpointing=config.checkpointing).to(device)  # drawn on CPU: the same on every device
+
+
+def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    how = config.optimizer_step
+    return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=how is OptimizerStep.FUSED, foreach=how is OptimizerStep.FOREACH)

@@ -1,0 +1,130 @@
+"""What rank 0 tells while a run goes on: lines of metrics as data, and how far it is for a person.
+
+Throughput is taken between two lines, checkpoints left out; the figures are asked from the device only where a line is due.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from dlo_lib.launch import Place
+from dlo_lib.optim import StepResult
+from dlo_lib.text import tr
+from dlo_lib.train.config import TrainConfig
+from dlo_lib.train.disk import writing
+from dlo_lib.train.metrics import Metrics, MetricsWriter, peak_memory
+from dlo_lib.train.progress import TrainProgress
+from dlo_lib.train.state import TrainState
+
+
+class Quiet:
+    """The reporter of every rank but the first: a context that says nothing."""
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def after_step(self, result: StepResult, tokens: Tensor) -> None:
+        """To be called after each step, with the tokens learned from so far, ().
+
+        Raises:
+            UserError: the disk is full.
+        """
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens in here is no training time."""
+        yield
+
+    def finish(self, checkpoint: Path, stopped: bool, signal: str | None) -> None:
+        """To be called once, after the last step; ``signal`` is the one that this rank received, if any."""
+
+
+class Reporter(Quiet):
+    """The reporter of rank 0."""
+
+    def __init__(self, config: TrainConfig, place: Place, state: TrainState) -> None:
+        self._config, self._device, self._state = config, place.device, state
+        with writing(config.out):
+            self._metrics = MetricsWriter(config.out, state.step)
+        self._progress = TrainProgress(config.steps, state.step)
+        self._since, self._since_step, self._since_tokens = 0.0, state.step, state.tokens
+        self._progress.say(
+            tr(
+                "{model}, {parameters:,} parameters, {parallel} on {ranks} x {device}: "
+                "steps {first} to {last} of {sequences} sequences of {seq} tokens",
+                model=config.model,
+                parameters=sum(parameter.numel() for parameter in state.model.parameters()),
+                parallel=config.parallel.value,
+                ranks=place.world_size,
+                device=place.device.type,
+                first=state.step + 1,
+                last=config.steps,
+                sequences=config.batch * config.accumulation * place.world_size,
+                seq=config.seq,
+            )
+        )
+
+    def __enter__(self) -> Reporter:
+        self._metrics.__enter__()
+        self._progress.__enter__()
+        self._since = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.__exit__(*error)
+        self._metrics.__exit__(*error)
+
+    def after_step(self, result: StepResult, tokens: Tensor) -> None:
+        step = self._state.step
+        self._progress.advance(step)
+        if step % self._config.log_every and step != self._config.steps:
+            return
+        loss, all_tokens = float(result.loss), int(tokens)  # waits for the device: the clock below is that of finished work
+        seconds = time.perf_counter() - self._since
+        metrics = Metrics(
+            step=step,
+            loss=loss,
+            lr=self._config.learning_rate(step),
+            grad_norm=None if result.grad_norm is None else float(result.grad_norm),
+            tokens=all_tokens,
+            tokens_per_second=(all_tokens - self._since_tokens) / seconds,
+            step_seconds=seconds / (step - self._since_step),
+            peak_bytes=peak_memory(self._device),
+            loss_scale=None if self._state.scaler is None else self._state.scaler.get_scale(),
+        )
+        self._metrics.write(metrics)
+        self._progress.show(metrics)
+        self._since, self._since_step, self._since_tokens = time.perf_counter(), step, all_tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - began
+
+    def finish(self, checkpoint: Path, stopped: bool, signal: str | None) -> None:
+        step = self._state.step
+        if not stopped:
+            self._progress.say(tr("finished at step {step}: {checkpoint}", step=step, checkpoint=checkpoint))
+        else:
+            self._progress.say(
+                tr(
+                    "stopped by {signal} after step {step}: {checkpoint}; go on with the same command and --resume",
+                    signal=signal or tr("a signal to another rank"),
+                    step=step,
+                    checkpoint=checkpoint,
+                )
+            )
+
+
+def reporter(config: TrainConfig, place: Place, state: TrainState) -> Quiet:
+    """The one for this rank."""
+    return Reporter(config, place, state) if place.rank == 0 else Quiet()

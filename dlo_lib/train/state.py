@@ -1,0 +1,105 @@
+"""What a run consists of between two steps, and how each piece is written: tensors as safetensors, all else as JSON in their header.
+
+Beside the model: AdamW's moments and step counts, the fp16 scaler, the sampler's place in the data, and the random states of Python,
+NumPy and PyTorch (CPU, and this rank's GPU). These are all the sources of numbers, so a run that is put back goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dlo_lib.data import RankSampler
+
+
+@dataclass
+class TrainState:
+    """``model`` is the plain module, below what spreads it over ranks; ``tokens`` are the valid ones learned from, on all ranks."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    sampler: RankSampler
+    scaler: torch.amp.GradScaler | None
+    step: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class RankState:
+    """The random states of one rank: ``tensors``, and ``plain`` for JSON."""
+
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
+
+    @classmethod
+    def now(cls) -> RankState:
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64))}
+        if torch.cuda.is_available():
+            tensors["cuda"] = torch.cuda.get_rng_state()
+        return cls(tensors, {"python": random.getstate(), "numpy": [kind, *rest]})
+
+    def put_back(self) -> None:
+        version, keys, gauss = self.plain["python"]
+        random.setstate((version, tuple(keys), gauss))
+        kind, *rest = self.plain["numpy"]
+        np.random.set_state((kind, self.tensors["numpy"].numpy().astype(np.uint32), *rest))
+        torch.set_rng_state(self.tensors["torch"])
+        if "cuda" in self.tensors:
+            torch.cuda.set_rng_state(self.tensors["cuda"])
+
+
+def seed_everything(seed: int) -> None:
+    """Python, NumPy and PyTorch, all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def save_rank(path: Path, state: TrainState, random_state: RankState) -> None:
+    plain = {"random": random_state.plain, "sampler": state.sampler.state_dict()}
+    save_file(random_state.tensors, path, metadata={"state": json.dumps(plain)})
+
+
+def load_rank(path: Path, state: TrainState) -> None:
+    tensors, plain = _read(path)
+    state.sampler.load_state_dict(plain["sampler"])
+    RankState(tensors, plain["random"]).put_back()
+
+
+def save_optimizer(path: Path, state: TrainState) -> None:
+    """Tensors named ``<state>.<parameter>``, such as ``exp_avg.norm.weight``; the hyper-parameters of each group in the header."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in state.model.named_parameters()}
+    tensors = {
+        f"{key}.{names[parameter]}": value.detach().contiguous()
+        for parameter, values in state.optimizer.state.items()
+        for key, value in values.items()
+    }
+    groups = [{**group, "params": [names[parameter] for parameter in group["params"]]} for group in state.optimizer.param_groups]
+    save_file(tensors, path, metadata={"state": json.dumps({"groups": groups})})
+
+
+def load_optimizer(path: Path, state: TrainState) -> None:
+    tensors, plain = _read(path)
+    order = [name for group in plain["groups"] for name in group["params"]]
+    index = {name: number for number, name in enumerate(order)}
+    values: dict[int, dict[str, Tensor]] = {}
+    for full_name, tensor in tensors.items():
+        key, name = full_name.split(".", 1)
+        values.setdefault(index[name], {})[key] = tensor
+    groups = [{**group, "params": [index[name] for name in group["params"]]} for group in plain["groups"]]
+    state.optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["state"])  # noqa: SIM118

@@ -1,0 +1,133 @@
+"""``python -m dlo_lib.train`` as people start it: alone, under torchrun, under srun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.errors import UserError
+from dlo_lib.train import TrainConfig, read_metrics
+from dlo_lib.train.__main__ import main, parse
+
+COMMAND = [sys.executable, "-m", "dlo_lib.train"]
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name in LAUNCHER_VARIABLES or name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+
+
+def options(config: TrainConfig) -> list[str]:
+    """The command line of a configuration."""
+    return [part for name, value in config.plain().items() if value is not False for part in _option(name, value)]
+
+
+def _option(name: str, value: object) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [flag] if value is True else [flag, str(value)]
+
+
+def start(command: list[str], **variables: str) -> subprocess.Popen:
+    return subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_every_option_is_on_the_command_line(small_run):
+    config = small_run(
+        parallel="ddp", precision="fp16", optimizer_step="for-loop", checkpointing=True, clip=0.5, accumulation=3, seed=4,
+        weight_decay=0.0, resume=True, keep=1, checkpoint_every=7,
+    )  # fmt: skip
+    assert parse(options(config)) == config
+    assert parse([]) == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--precision", "fp8"], 'unknown precision "fp8": '),
+        (["--bath", "2"], "No such option: --bath"),
+        (["--batch", "two"], "Invalid value for '--batch'"),
+        (["--batch", "0"], "batch is 0: use at least 1"),
+        (["--lr", "0"], "lr is 0.0: use a number above 0, such as 1e-3"),
+        (["--model", "llama-3.2-3"], 'unknown model "llama-3.2-3": did you mean llama-3.2-3b'),
+        (["--data", "pithon"], 'unknown data set "pithon": did you mean python'),
+        (["--seq", "100000"], "seq is 100000: tiny has 1024 positions"),
+        (["--batch", "100000000"], "one micro-batch on every rank takes 100000000 (1 x 100000000): use a smaller batch"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_cure_and_status_2(arguments, says, tmp_path, capfd):
+    out = tmp_path / "run"
+    assert main(["--data", "arithmetic", "--out", str(out), *arguments]) == 2
+    captured = capfd.readouterr()
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("dlo_lib.train: ")
+    assert not out.exists(), "nothing is written before all is known to fit"
+
+
+def test_python_says_what_the_command_line_says():
+    with pytest.raises(UserError, match='unknown precision "fp8"'):
+        TrainConfig(precision="fp8")
+
+
+def test_help_lists_every_option(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all("--" + name.replace("_", "-") in shown for name in TrainConfig().plain())
+
+
+def test_sigterm_ends_the_command_with_a_checkpoint_status_0_and_how_to_go_on(small_run):
+    config = small_run(steps=100_000)
+    process = start([*COMMAND, *options(config)])
+    while "step 3/" not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    last = read_metrics(config.out)[-1].step
+    assert (
+        f"stopped by SIGTERM after step {last}: {config.out}/checkpoints/step-{last:06d}; go on with the same command and --resume" in out
+    )
+
+
+def test_under_torchrun_two_ranks_train_together(small_run):
+    config = small_run(parallel="ddp", steps=2)
+    process = start(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train", *options(config)]
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "ddp on 2 x cpu" in out
+    assert [line.step for line in read_metrics(config.out)] == [1, 2]
+
+
+def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(small_run):
+    config = small_run(steps=2)  # --parallel none
+    slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_NTASKS": "2",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_NODELIST": "localhost",
+        "SLURM_NNODES": "1",
+    }
+    slurm |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "1"}
+    slurm |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [start([*COMMAND, *options(config)], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm) for rank in ("0", "1")]
+    ends = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2]
+    errors = "".join(err for _, err in ends)
+    assert errors == "dlo_lib.train: parallel none trains on one rank, this job has 2: use --parallel ddp, or start one rank\n"
+    assert not Path(config.out).exists()

@@ -1,0 +1,137 @@
+"""What is learned: ranks together learn what one process learns, and a run that was interrupted what an undisturbed one learns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict, replace
+
+import pytest
+import torch.distributed as dist
+
+from dlo_lib.launch import run_ranks
+from dlo_lib.train import TrainConfig, TrainResult, loop, read_metrics, train
+
+TIMES = ("tokens_per_second", "step_seconds", "peak_bytes", "mfu")
+
+
+def numbers(out) -> list[dict]:
+    """The metrics of a run, but for what depends on the machine."""
+    return [{name: value for name, value in asdict(line).items() if name not in TIMES} for line in read_metrics(out)]
+
+
+def on(world_size: int, config: TrainConfig) -> list[TrainResult]:
+    return run_ranks(train, world_size, config)
+
+
+def assert_same_state(one: TrainResult, other: TrainResult) -> None:
+    """Every byte: parameters, optimiser, scaler, each rank's place in the data and random states."""
+    names = sorted(path.name for path in one.checkpoint.iterdir())
+    assert names == sorted(path.name for path in other.checkpoint.iterdir())
+    for name in names:
+        mine, its = (one.checkpoint / name).read_bytes(), (other.checkpoint / name).read_bytes()
+        if name == "checkpoint.json":
+            mine, its = json.loads(mine), json.loads(its)
+            mine.pop("config"), its.pop("config")  # where it was written to
+        assert mine == its, name
+    assert numbers(one.out) == numbers(other.out)
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2)])
+def test_two_ranks_learn_what_one_process_learns_from_the_same_sequences(small_run, batch, accumulation):
+    twin = train(small_run("twin", batch=4, steps=10))
+    ranks = on(2, small_run("ranks", parallel="ddp", batch=batch, accumulation=accumulation, steps=10))
+    assert ranks[0].loss == ranks[1].loss
+    for mine, its in zip(numbers(ranks[0].out), numbers(twin.out), strict=True):
+        assert abs(mine["loss"] - its["loss"]) < 1e-5, f"step {mine['step']}"
+        assert mine["tokens"] == its["tokens"]
+    assert ranks[0].tokens == twin.tokens > 0
+
+
+def test_it_learns(small_run):
+    lines = read_metrics(train(small_run(steps=60, batch=8)).out)
+    assert lines[-1].loss < lines[0].loss - 1
+
+
+def test_activation_checkpointing_changes_no_number(small_run):
+    plain, again = train(small_run("plain")), train(small_run("again", checkpointing=True))
+    assert numbers(plain.out) == numbers(again.out)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "changes"),
+    [
+        (1, {"accumulation": 2}),
+        (1, {"precision": "fp16"}),
+        (1, {"precision": "bf16", "optimizer_step": "foreach", "clip": 0.0}),
+        (2, {"parallel": "ddp", "accumulation": 2}),
+        (2, {"parallel": "ddp", "precision": "bf16"}),
+        (2, {"parallel": "ddp", "precision": "fp16", "accumulation": 2}),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else f"{value} ranks",
+)
+def test_a_resumed_run_goes_on_bit_for_bit(small_run, world_size, changes):
+    undisturbed = on(world_size, small_run("undisturbed", **changes))
+    first = small_run("resumed", **changes, steps=4, checkpoint_every=2)
+    on(world_size, first)
+    resumed = on(world_size, replace(first, steps=6, resume=True))
+    assert_same_state(resumed[0], undisturbed[0])
+    assert [line["step"] for line in numbers(first.out)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_was_reported_after_the_checkpoint_is_reported_once(small_run):
+    """A run killed at step 5 goes on from step 4: its fifth line is dropped, and a line that it left unfinished."""
+    config = small_run(steps=4)
+    train(config)
+    with (config.out / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**asdict(read_metrics(config.out)[-1]), "step": 5, "loss": 0.0}) + '\n{"step": 6, "lo')
+    train(replace(config, steps=6, resume=True))
+    assert numbers(config.out) == numbers(train(small_run("undisturbed")).out)
+
+
+def _train_with_signal(config: TrainConfig, rank: int, step: int) -> TrainResult:
+    """``train``, in which one rank receives SIGUSR1 in the middle of a step."""
+    real, calls = loop.train_step, 0
+
+    def train_step(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == step and dist.get_rank() == rank:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return real(*args, **kwargs)
+
+    loop.train_step = train_step
+    return train(config)
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_the_run_goes_on(small_run):
+    config = small_run("stopped", parallel="ddp")
+    stopped = run_ranks(_train_with_signal, 2, config, rank=1, step=3)
+    assert [(result.step, result.stopped) for result in stopped] == [(4, True), (4, True)], "told with step 4, obeyed after it"
+    resumed = on(2, replace(config, resume=True))
+    assert not resumed[0].stopped
+    assert_same_state(resumed[0], on(2, small_run("undisturbed", parallel="ddp"))[0])
+
+
+def test_signals_do_afterwards_what_they_did_before(small_run):
+    def mine(number, frame): ...
+
+    before = signal.signal(signal.SIGUSR1, mine)
+    try:
+        train(small_run(steps=1))
+        assert signal.getsignal(signal.SIGUSR1) is mine
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_run_that_has_ended_has_nothing_left_to_do(small_run):
+    config = small_run()
+    ended = train(config)
+    again = train(replace(config, resume=True))
+    assert (again.step, again.tokens, again.loss, again.checkpoint) == (ended.step, ended.tokens, None, ended.checkpoint)
+    assert_same_state(again, ended)
+
+
+def test_resume_without_a_checkpoint_starts_so_that_one_job_script_serves_both(small_run):
+    assert train(small_run(resume=True, steps=1)).step == 1
