@@ -1,0 +1,105 @@
+"""The grades of a lab as a table: one row a student of the roster, each with a status, in an order and a format that never change.
+
+Points come from nbgrader's gradebook, so that an instructor's manual changes and late penalties count; the status comes from the judge and
+travels in the graded notebook. The CSV of the same grades is the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbgrader.api import MissingEntry
+from nbgrader.apps.api import NbGraderAPI
+from rich.table import Table
+
+from dlo_lib.files import write_text
+from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.source import TEST_PREFIX, read_lab, source_folder
+
+NO_ATTEMPT = "NO_ATTEMPT"
+GRADER_ERROR = "GRADER_ERROR"
+
+
+@dataclass(frozen=True)
+class GradeRow:
+    """One student's grade: ``scores`` by question; ``total`` is after the penalty for lateness; both in points."""
+
+    student: str
+    scores: dict[str, float]
+    penalty: float
+    total: float
+    maximum: float
+    status: str
+
+
+@dataclass(frozen=True)
+class GradeTable:
+    """The grades of a lab, in the order of the students' names."""
+
+    lab: LabInfo
+    questions: tuple[str, ...]
+    rows: tuple[GradeRow, ...]
+
+    def csv(self) -> str:
+        """The table as CSV; the same grades give the same text."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["student", "lab", *self.questions, "penalty", "total", "max", "status"])
+        for row in self.rows:
+            points = [row.scores[question] for question in self.questions]
+            numbers = [f"{value:g}" for value in (*points, row.penalty, row.total, row.maximum)]
+            writer.writerow([row.student, self.lab.directory, *numbers, row.status])
+        return text.getvalue()
+
+    def shown(self) -> Table:
+        """The table for a terminal."""
+        table = Table("student", *self.questions, "total", "max", "status", title=f"{self.lab.directory}: {self.lab.title}")
+        for column in table.columns[1:-1]:
+            column.justify = "right"
+        for row in self.rows:
+            points = [f"{row.scores[question]:g}" for question in self.questions]
+            table.add_row(row.student, *points, f"{row.total:g}", f"{row.maximum:g}", row.status)
+        return table
+
+
+def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
+    """The grades of ``lab`` as they stand in the course, a row for every student of its roster."""
+    with course.gradebook as gradebook:
+        notebook = gradebook.find_notebook(lab.name, lab.directory)
+        known = {cell.name.removeprefix(TEST_PREFIX) for cell in notebook.grade_cells}
+        questions = tuple(question for question in read_lab(source_folder(lab)).questions if question in known)
+        rows = []
+        for student in sorted(student.id for student in gradebook.students):
+            scores = dict.fromkeys(questions, 0.0)
+            penalty = 0.0
+            status = graded_status(course, lab, student)
+            try:
+                submitted = gradebook.find_submission_notebook(lab.name, lab.directory, student)
+            except MissingEntry:
+                submitted = None
+            if submitted is not None and status not in (NO_ATTEMPT, GRADER_ERROR):  # else what stands there is of an earlier grading
+                scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
+                penalty = submitted.late_submission_penalty or 0.0
+            total = max(0.0, sum(scores.values()) - penalty)
+            rows.append(GradeRow(student, scores, penalty, total, notebook.max_score, status))
+    return GradeTable(lab, questions, tuple(rows))
+
+
+def graded_status(course: NbGraderAPI, lab: LabInfo, student: str) -> str:
+    """The judge's status word for a student's submission, with its reason; ``NO_ATTEMPT`` without a submission."""
+    directory = course.coursedir
+    graded = Path(directory.format_path(directory.autograded_directory, student, lab.directory)) / lab.notebook
+    if graded.is_file():
+        return str(nbformat.read(graded, as_version=4).metadata.get("dlo", {}).get("status", "GRADED"))
+    submitted = Path(directory.format_path(directory.submitted_directory, student, lab.directory))
+    return GRADER_ERROR if submitted.is_dir() else NO_ATTEMPT
+
+
+def write_csv(table: GradeTable, path: Path) -> Path:
+    """Write the table as CSV."""
+    write_text(path, table.csv())
+    return path
