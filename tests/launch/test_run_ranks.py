@@ -1,0 +1,277 @@
+"""run_ranks: results in order, prints that can be read, failures that name their cause, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlo_lib.errors import UserError
+from dlo_lib.launch import RankFailure, run_ranks
+
+
+def rank_and_sum(offset: float = 0.0, *, scale: float = 1.0) -> tuple[int, float]:
+    total = torch.tensor(float(dist.get_rank() + 1))
+    dist.all_reduce(total)
+    return dist.get_rank(), scale * total.item() + offset
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_results_come_in_rank_order_and_ranks_talk(world_size):
+    total = world_size * (world_size + 1) / 2
+    assert run_ranks(rank_and_sum, world_size, 1.0, scale=2.0) == [(rank, 2 * total + 1) for rank in range(world_size)]
+
+
+def test_each_call_has_fresh_processes():
+    def remember() -> tuple[int, bool]:
+        seen = hasattr(torch, "left_over")
+        torch.left_over = True
+        return os.getpid(), seen
+
+    first, second = run_ranks(remember, 2), run_ranks(remember, 2)
+    assert len({pid for pid, _ in first + second}) == 4
+    assert not any(seen for _, seen in first + second)
+
+
+def test_tensors_come_back_by_value():
+    def views() -> tuple[torch.Tensor, torch.Tensor]:
+        base = torch.arange(6.0, requires_grad=True)
+        return (base * 2)[1:3].detach(), base.view(2, 3)
+
+    for part, whole in run_ranks(views, 2):
+        assert part.tolist() == [2.0, 4.0]
+        assert whole.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_the_environment_at_the_call_counts_not_at_the_first_start(monkeypatch, tmp_path):
+    def look() -> tuple:
+        return os.environ.get("LAB_SIZE"), os.getcwd(), sys.path[0]
+
+    run_ranks(look, 1)
+    monkeypatch.setenv("LAB_SIZE", "small")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("/made/up")
+    assert run_ranks(look, 2) == [("small", str(tmp_path), "/made/up")] * 2
+
+
+def test_prints_are_whole_lines_with_their_rank(capsys):
+    def talk() -> None:
+        for line in range(50):
+            sys.stdout.write(f"line {line} ")
+            sys.stdout.write("of rank\n")
+        print("to stderr", file=sys.stderr)
+        print("no end", end="")
+
+    run_ranks(talk, 3)
+    lines = capsys.readouterr().out.splitlines()
+    for rank in range(3):
+        own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
+        assert own == [f"[rank {rank}] line {line} of rank" for line in range(50)] + [f"[rank {rank}] to stderr", f"[rank {rank}] no end"]
+    assert len(lines) == 3 * 52
+
+
+def test_prints_appear_while_the_ranks_still_run(tmp_path):
+    flag = tmp_path / "seen"
+
+    def wait_until_seen() -> None:
+        print("are you there?")
+        while not flag.exists():
+            time.sleep(0.01)
+
+    class Answering:
+        def write(self, text: str) -> None:
+            if "are you there?" in text:
+                flag.touch()
+
+        def flush(self) -> None:
+            pass
+
+    real, sys.stdout = sys.stdout, Answering()
+    try:
+        run_ranks(wait_until_seen, 2, timeout=30)
+    finally:
+        sys.stdout = real
+    assert flag.exists()
+
+
+def test_megabytes_of_prints_and_results_do_not_block(capsys):
+    def much() -> torch.Tensor:
+        for _ in range(200):
+            print("x" * 5000)
+        return torch.zeros(1_000_000)
+
+    results = run_ranks(much, 2, timeout=60)
+    assert [result.numel() for result in results] == [1_000_000] * 2
+    assert capsys.readouterr().out.count("x" * 5000) == 400
+
+
+def fail_on_rank_1(how: str) -> None:
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1:
+        if how == "raise":
+            raise ValueError("a bad batch")
+        if how == "sys.exit":
+            sys.exit(3)
+        if how == "os._exit":
+            os._exit(3)
+        os.kill(os.getpid(), getattr(signal, how))
+    dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "rank 1 raised ValueError: a bad batch"),
+        ("sys.exit", "rank 1 raised SystemExit: 3"),
+        ("os._exit", "rank 1 left with exit code 3 before it was done"),
+        ("SIGSEGV", "rank 1 was ended by SIGSEGV"),
+        ("SIGKILL", "rank 1 was ended by SIGKILL: the system may have run out of memory"),
+    ],
+)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_rank_that_caused_it_is_named_first(how, said, world_size):
+    with pytest.raises(RankFailure) as caught:
+        run_ranks(fail_on_rank_1, world_size, how, timeout=60)
+    assert str(caught.value).startswith(said)
+    assert run_ranks(rank_and_sum, 2)[0][1] == 3, "the next call works"
+
+
+def test_the_traceback_begins_at_the_persons_own_function():
+    with pytest.raises(RankFailure) as caught:
+        run_ranks(fail_on_rank_1, 2, "raise")
+    assert 'in fail_on_rank_1\n    raise ValueError("a bad batch")' in str(caught.value)
+    assert "dlo_lib/launch" not in str(caught.value)
+
+
+def test_a_rank_that_is_not_done_in_time_says_where_it_is():
+    def sleep_on_rank_0() -> None:
+        if dist.get_rank() == 0:
+            time.sleep(1000)
+
+    with pytest.raises(RankFailure, match=r"no answer within 0.5 s from rank 0 \(done: 1\)") as caught:
+        run_ranks(sleep_on_rank_0, 2, timeout=0.5)
+    assert "in sleep_on_rank_0" in str(caught.value)
+
+
+def test_what_cannot_be_sent_is_said():
+    with pytest.raises(RankFailure, match="the function or its arguments cannot be sent to the ranks"):
+        run_ranks(print, 2, threading.Lock())
+    with pytest.raises(RankFailure, match="the result of rank . cannot be sent back"):
+        run_ranks(lambda: threading.Lock(), 2)
+
+
+def test_fewer_than_one_rank_is_refused():
+    with pytest.raises(UserError, match="world_size is 0: use at least 1"):
+        run_ranks(rank_and_sum, 0)
+
+
+def test_it_works_from_another_thread_and_from_a_rank():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run_ranks(rank_and_sum, 2)))
+    thread.start()
+    thread.join(60)
+    assert results == [[(0, 3.0), (1, 3.0)]]
+
+    def nested() -> list:
+        return run_ranks(rank_and_sum, 2, timeout=60)
+
+    assert run_ranks(nested, 2, timeout=60) == [[(0, 3.0), (1, 3.0)]] * 2
+
+
+def test_no_rank_is_left_after_a_failure_not_even_what_it_started(tmp_path):
+    def start_a_child_and_fail() -> None:
+        child = subprocess.Popen(["sleep", "1000"])
+        (tmp_path / str(dist.get_rank())).write_text(f"{os.getpid()} {child.pid}")
+        dist.barrier()
+        raise ValueError("enough")
+
+    with pytest.raises(RankFailure):
+        run_ranks(start_a_child_and_fail, 2)
+    pids = [int(pid) for file in tmp_path.iterdir() for pid in file.read_text().split()]
+    assert len(pids) == 4
+    assert_gone(pids)
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        time.sleep(0.02)
+
+
+# A script without `if __name__ == "__main__"`, whose ranks write their pid and then wait.
+SCRIPT = """
+    import os, sys, time
+    from pathlib import Path
+    from dlo_lib.launch import run_ranks
+
+    print("main runs")
+
+    folder, seconds = sys.argv[1:]
+
+    def work():
+        Path(folder, f"{os.getpid()}-{os.getppid()}").touch()
+        time.sleep(float(seconds))
+
+    run_ranks(work, 2)
+    print("done")
+    """
+
+
+def start_script(tmp_path, seconds: float) -> subprocess.Popen:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "pids").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "pids"), str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def pids_of(tmp_path, ranks: int = 2) -> list[int]:
+    deadline = time.monotonic() + 60
+    while len(names := [file.name for file in (tmp_path / "pids").iterdir()]) < ranks:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return sorted({int(pid) for name in names for pid in name.split("-")})
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path):
+    output, errors = start_script(tmp_path, 0).communicate(timeout=60)
+    assert output == "main runs\ndone\n", errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_ranks_and_server_go_with_their_parent(tmp_path, number):
+    process = start_script(tmp_path, 1000)
+    pids = pids_of(tmp_path)
+    assert len(pids) == 3, "two ranks and their server"
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert_gone(pids)
+
+
+def test_two_parents_at_once_do_not_meet(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    processes = [start_script(folder, 0.2) for folder in (first, second)]
+    assert [process.communicate(timeout=60)[0] for process in processes] == ["main runs\ndone\n"] * 2
+
+
+def test_a_function_of_a_notebook_cell_fails_at_the_cells_own_line():
+    define = "import torch.distributed as dist\nfrom dlo_lib.launch import run_ranks\ndef part(x):\n    return x / dist.get_rank()"
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(define), nbformat.v4.new_code_cell("run_ranks(part, 2, 1.0)")])
+    with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
+        nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    assert "RankFailure" in str(caught.value)
+    assert "rank 0 raised ZeroDivisionError" in str(caught.value)
+    assert "Cell In[1], line 4, in part\n    return x / dist.get_rank()" in str(caught.value)
