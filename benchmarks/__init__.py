@@ -1,0 +1,1 @@
+"""Every comparison with a peer: `python -m benchmarks NAME [--json]`."""

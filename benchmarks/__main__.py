@@ -1,0 +1,57 @@
+"""`python -m benchmarks NAME [--json]`: one module of this package per NAME, with ``rows(pairs) -> list[Row]``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import benchmarks
+from benchmarks.paired import Row
+from dlo_lib.errors import EXIT_BAD_INPUT, UserError, unknown_name
+
+HARNESS = {"paired", "__main__"}
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(benchmarks.__path__) if module.name not in HARNESS)
+
+
+def run(
+    name: Annotated[str, typer.Argument(help=f"one of {', '.join(names())}")],
+    as_json: Annotated[bool, typer.Option("--json", help="print the rows as JSON")] = False,
+    pairs: Annotated[int | None, typer.Option(help="turns of each; each benchmark has its own default", min=1)] = None,
+) -> None:
+    """Measure ours against the peer, in turns, and print the ratios ours / peer with their quartiles."""
+    if name not in names():
+        raise unknown_name("benchmark", name, names())
+    module = importlib.import_module(f"benchmarks.{name}")
+    rows: list[Row] = module.rows() if pairs is None else module.rows(pairs)
+    if as_json:
+        print(json.dumps([row.as_json() for row in rows], indent=1))
+        return
+    table = Table("name", "peer", "ranks", "time", "CPU", "memory", "floor", "note", title=f"ours / peer: {name}")
+    for row in rows:
+        figures = (row.time_ratio, row.cpu_ratio, row.memory_ratio, row.floor_ratio)
+        table.add_row(row.name, row.peer, str(row.world_size), *("–" if figure is None else str(figure) for figure in figures), row.note)
+    Console().print(table)
+
+
+def main() -> None:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(run)
+    try:
+        app()
+    except UserError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()
