@@ -4,8 +4,9 @@ A fake tensor has a shape, a dtype and a storage of the right size, but no data;
 recorded by ``MemoryTracker``; the peak is the largest sum. The optimiser's state exists before the step, as in every step but the first.
 
 What is measured is what CUDA would hold. Attention is the flash kernel, which saves its output and one fp32 number per query and head
-(arXiv:2205.14135); for fp32 with grouped queries CUDA has no such kernel, and the scores are written out. Not counted: the CUDA context,
-NCCL's and cuBLAS's own buffers, the allocator's rounding to 512 bytes and its fragmentation.
+(arXiv:2205.14135); for fp32 with grouped queries CUDA has no such kernel, and the scores are written out. (A GPU older than Ampere has none
+for fp16 either and holds more than is said here.) Not counted: the CUDA context, NCCL's and cuBLAS's own buffers, the allocator's rounding
+to 512 bytes and its fragmentation.
 
 Cost: seconds and some tens of MB, whatever the model's size.
 """
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.torch_version import TorchVersion
 
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig
@@ -67,9 +69,13 @@ def measure_memory(
         world_size: ranks, of which this process plays the first; the others are pretended.
 
     Raises:
-        UserError: an unknown name, a size below 1, or (unless ``parallel`` is none) a process group is in use already.
+        UserError: an unknown name, a size below 1, an older PyTorch, or (unless ``parallel`` is none) a process group is in use already.
     """
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, parallel, bucket_view, world_size)
+    if TorchVersion(torch.__version__) < "2.9":  # its CPU kernel, which stands for the GPU's, would expand grouped keys and values
+        raise UserError(
+            f"measure_memory needs torch 2.9 or newer, this is {torch.__version__}: pip install -U torch, or use memory_footprint"
+        )
     fake_mode = FakeTensorMode(allow_fallback_kernels=False)  # an operator without a fake kernel must not run on real zeros
     with _pretended_ranks(chosen) as group, fake_mode:
         return record_step(chosen, MemoryTracker(fake_mode, scratch=CUDA_SCRATCH), group)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from dlo_lib.errors import UserError
-from dlo_lib.models import model_config
-from dlo_lib.optim import Phase
+from dlo_lib.models import Llama, model_config
+from dlo_lib.optim import Phase, Precision, train_step
 from dlo_lib.profiling import OPTIMIZERS, MemoryReport, MemoryTracker, OptimizerStep, Part, measure_memory
 from dlo_lib.profiling.measure import record_step
 from dlo_lib.profiling.settings import StepSettings
@@ -125,6 +127,23 @@ def test_fake_tensors_hold_what_real_ones_do_to_the_byte(precision: str, checkpo
     assert real.peak_by_phase == fake.peak_by_phase
 
 
+def test_the_peak_is_the_one_that_pytorchs_own_tracker_finds():
+    """``MemTracker`` is right for a model on one device; it takes ten times as long and does not know the cast weights from the rest."""
+    with FakeTensorMode(allow_fallback_kernels=False):
+        llama = Llama(SMALL)
+        optimizer = torch.optim.AdamW(llama.parameters(), foreach=True)
+        tokens = torch.zeros(2, 2048, dtype=torch.int64)
+        tracker = MemTracker()
+        tracker.track_external(llama, optimizer)
+        with tracker:
+            for _ in range(2):
+                tracker.reset_mod_stats()
+                train_step(llama, optimizer, [(tokens, tokens)], precision=Precision.BF16)
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    report = measure_memory(SMALL, batch=2, fused=False, parallel="none")
+    assert report.peak_bytes == pytest.approx(peak["Total"], rel=1e-3)
+
+
 def test_a_step_of_more_than_a_tebibyte_is_measured_like_any_other():
     assert measure_memory("llama-3.1-8b", batch=64, seq=8192, parallel="none").peak_bytes > 2**40
 
@@ -158,6 +177,12 @@ def test_the_pretended_ranks_are_gone_afterwards_also_after_an_error(monkeypatch
     with pytest.raises(RuntimeError, match="inside"):
         measure_memory("tiny", seq=64, world_size=4)
     assert not dist.is_initialized()
+
+
+def test_an_older_pytorch_is_told_to_be_too_old(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
+    with pytest.raises(UserError, match=r"needs torch 2\.9 .* this is 2\.8\.0\+cpu"):
+        measure_memory("tiny", seq=64, parallel="none")
 
 
 def test_where_a_process_group_is_in_use_only_a_step_alone_can_be_measured():
