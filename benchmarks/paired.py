@@ -1,9 +1,9 @@
 """Comparing two ways of doing the same work on a noisy machine: take turns, many times, and report the ratio of each pair.
 
 The two run one after the other in the same processes, the order swapped from pair to pair (A B, B A, ...), so that what drifts, drifts
-for both; a pair's ratio is ours / peer, and a row gives the median of the ratios with their quartiles. CPU time is that of the process with
-all its threads. Memory is the peak of resident memory (VmHWM, reset before each turn) above what was resident before it. ``ru_maxrss`` is no
-use: it is inherited from the parent.
+for both; a pair's ratio is ours / peer, and a row gives the median of the ratios with their quartiles. CPU time is that of the process
+with all its threads. Memory is the peak of resident memory (VmHWM, reset before each turn) above what was resident before it;
+``ru_maxrss`` is no use: it is inherited from the parent.
 """
 
 from __future__ import annotations
