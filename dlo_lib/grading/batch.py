@@ -39,6 +39,20 @@ def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = 
     return grades
 
 
+def grade_lab_stock(lab: LabInfo, folder: str | Path = ".") -> GradeTable:
+    """The grades nbgrader gives the same submissions when it runs the notebooks itself: a cross-check, in ``stock/`` of the course.
+
+    Honest students get the same points from both. A notebook can talk this one into points: never publish its grades.
+
+    Raises:
+        UserError: ``folder`` is no course of ours.
+    """
+    course = open_course(folder, stock=True)
+    run_step(course, "stock generate", course.generate_assignment(lab.directory))
+    autograde(course, lab, submitted_students(course, lab))
+    return read_grades(course, lab)
+
+
 def autograde(course: NbGraderAPI, lab: LabInfo, students: Iterable[str], advance: Advance | None = None) -> None:
     """Judge the submissions of ``students`` one after another. One that fails is logged; the others go on."""
     with course.gradebook as gradebook:

@@ -93,7 +93,7 @@ def _clean(folder: Path) -> Path:
         raise UserError(f"{folder} holds something that is not a classroom: choose an empty folder with --folder")
     shutil.rmtree(folder, ignore_errors=True)
     write_text(folder / MARKER, "made by dlo_lib.grading.classroom, which may remove this folder\n")
-    (folder / "exchange").mkdir(mode=0o777)
+    (folder / "exchange").mkdir()
     return folder
 
 

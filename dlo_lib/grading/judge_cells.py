@@ -9,7 +9,7 @@ keep working. nbgrader gives full marks to a test cell without output: so every 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nbconvert.exporters import NotebookExporter
 from nbformat import NotebookNode
@@ -28,7 +28,7 @@ SECRET_FILE = "secret"
 class SubmissionExporter(NotebookExporter):
     """nbconvert's notebook exporter for submissions: whatever the file holds, what comes out is the release with the student's answers."""
 
-    def from_file(self, file_stream: IO[str], resources: Any = None, **kw: Any) -> tuple[str, dict]:
+    def from_file(self, file_stream: Any, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
         """Read a submission and run the preprocessors on what was rebuilt from it."""
         lab = find_lab(resources["nbgrader"]["assignment"], source_labs())
         return self.from_notebook_node(rebuild(lab, file_stream), resources, **kw)
