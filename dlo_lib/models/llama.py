@@ -151,8 +151,6 @@ class Llama(nn.Module):
         device, dtype: of the parameters; ``meta`` makes a model without storage.
     """
 
-    rope: Tensor
-
     def __init__(
         self,
         config: LlamaConfig,
@@ -168,14 +166,16 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Block(config, **factory) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps, **factory)
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False, **factory)
-        if config.tied_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
-        self.register_buffer("rope", rope_frequencies(config, device), persistent=False)
         self.init_weights()
 
+    def tie_weights(self) -> None:
+        """One parameter for both ends, where embeddings are tied. ``to_empty`` and its like make two of it: call this after them."""
+        if self.config.tied_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+
     def init_weights(self) -> None:
-        """Normal with ``initializer_std`` for matrices, ones for norms; also fills what ``to_empty`` left undefined."""
-        self.rope.copy_(rope_frequencies(self.config, self.rope.device))
+        """Normal with ``initializer_std`` for matrices, ones for norms; all that a model needs after ``to_empty``."""
+        self.tie_weights()
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.initializer_std)
@@ -194,7 +194,8 @@ class Llama(nn.Module):
 
     def rotation(self, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of every position's angles, each (seq, head_dim); computed in fp32, in the dtype of ``like``."""
-        positions = torch.arange(seq, device=self.rope.device).float()
-        angles = torch.outer(positions, self.rope.float())
+        positions = torch.arange(seq, device=like.device).float()
+        # Not a buffer: a handful of numbers to compute, and `model.to(torch.bfloat16)` would round them.
+        angles = torch.outer(positions, rope_frequencies(self.config, like.device))
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

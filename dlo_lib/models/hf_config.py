@@ -1,0 +1,105 @@
+"""Hugging Face's ``config.json`` of a Llama, read to a ``LlamaConfig`` and written from one.
+
+Both spellings of rotary positions are read: ``rope_parameters`` (transformers 5) and ``rope_theta`` with ``rope_scaling`` (before, and on
+the hub); the latter is written, for every version reads it. What our Llama does not compute is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dlo_lib.errors import UserError
+from dlo_lib.models.llama import LlamaConfig, RopeScaling
+
+_ROPE_THETA = 10_000.0  # where config.json leaves it out: the value of the first Llama
+
+
+def config_from_hf(table: dict[str, Any]) -> LlamaConfig:
+    """The configuration that ``config.json`` describes.
+
+    Raises:
+        UserError: it is not a Llama, it asks for something that our Llama lacks, or a size is missing or wrong.
+    """
+    _refuse_what_differs(table)
+    rope = table.get("rope_parameters") or {}
+    try:
+        return LlamaConfig(
+            vocab_size=table["vocab_size"],
+            hidden=table["hidden_size"],
+            intermediate=table["intermediate_size"],
+            num_layers=table["num_hidden_layers"],
+            num_heads=table["num_attention_heads"],
+            num_kv_heads=table.get("num_key_value_heads") or table["num_attention_heads"],
+            head_dim=table.get("head_dim") or table["hidden_size"] // table["num_attention_heads"],
+            max_positions=table.get("max_position_embeddings", 2048),
+            rope_theta=rope.get("rope_theta", table.get("rope_theta", _ROPE_THETA)),
+            rope_scaling=_rope_scaling(rope or table.get("rope_scaling") or {}),
+            norm_eps=table.get("rms_norm_eps", 1e-6),
+            tied_embeddings=table.get("tie_word_embeddings", False),
+            initializer_std=table.get("initializer_range", 0.02),
+        )
+    except KeyError as error:
+        raise UserError(f"config.json has no {error.args[0]}: copy it again from where the checkpoint came from") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"config.json has sizes that do not go together: {error}") from error
+
+
+def config_to_hf(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """What ``config.json`` holds for a checkpoint of ``config`` in ``dtype``."""
+    scaling = config.rope_scaling
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": config.max_positions,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling
+        and {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_positions,
+        },
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied_embeddings,
+        "initializer_range": config.initializer_std,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def _refuse_what_differs(table: dict[str, Any]) -> None:
+    expected = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None}
+    for name, ours in expected.items():
+        theirs = table.get(name, None if name == "model_type" else ours)
+        if theirs != ours:
+            raise UserError(f"config.json has {name} = {theirs!r}, our Llama has {ours!r}: choose a checkpoint of the Llama 3 family")
+
+
+def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise UserError(
+            f'config.json stretches rotary positions by "{kind}", our Llama by "llama3": choose a checkpoint of the Llama 3 family'
+        )
+    return RopeScaling(
+        factor=rope["factor"],
+        low_freq_factor=rope["low_freq_factor"],
+        high_freq_factor=rope["high_freq_factor"],
+        original_max_positions=rope["original_max_position_embeddings"],
+    )
