@@ -34,7 +34,7 @@ class TrainConfig:
         UserError: a value that cannot be trained with, and the cure.
     """
 
-    model: Annotated[str, Option("name of a configuration, or folder of a checkpoint to start from")] = "tiny"
+    model: Annotated[str, Option("name of a configuration, or checkpoint to start from: folder, or name below $DSDIR")] = "tiny"
     parallel: Annotated[Parallel, Option("how the work is spread over ranks")] = Parallel.NONE
     data: Annotated[str, Option("name of a data set, or folder of a Hugging Face one")] = "python"
     seq: Annotated[int, Option("tokens in a sequence")] = 128

@@ -87,15 +87,20 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
             state.step += 1
             for parameters in state.optimizer.param_groups:
                 parameters["lr"] = config.learning_rate(state.step)
-            result = train_step(
-                model,
-                state.optimizer,
-                [next(stream) for _ in range(config.accumulation)],
-                precision=config.precision,
-                scaler=state.scaler,
-                max_norm=config.clip or None,
-                group=group,
-            )
+            try:
+                result = train_step(
+                    model,
+                    state.optimizer,
+                    [next(stream) for _ in range(config.accumulation)],
+                    precision=config.precision,
+                    scaler=state.scaler,
+                    max_norm=config.clip or None,
+                    group=group,
+                )
+            except torch.OutOfMemoryError as error:
+                raise UserError(
+                    f"the GPU's memory is full in step {state.step}: use a smaller --batch with more --accumulation, or --checkpointing"
+                ) from error
             tokens += result.tokens
             loss = result.loss
             try:

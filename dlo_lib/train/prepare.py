@@ -91,9 +91,10 @@ def _resumed(config: TrainConfig, place: Place) -> Checkpoint | None:
 
 
 def _model(config: TrainConfig, checkpoint: Checkpoint | None, device: torch.device) -> Llama:
-    folder = checkpoint.folder if checkpoint else Path(config.model)
-    if folder.is_dir():
-        return load_checkpoint(folder, checkpointing=config.checkpointing, device=device)
+    source = str(checkpoint.folder) if checkpoint else config.model
+    if "/" in source or Path(source).is_dir():
+        # Weights that are trained are fp32, whatever is stored: a step in bf16 would be lost in their rounding.
+        return load_checkpoint(source, dtype=torch.float32, checkpointing=config.checkpointing, device=device)
     return Llama(model_config(config.model), checkpointing=config.checkpointing).to(device)  # drawn on CPU: the same on every device
 
 

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from dlo_lib.hardware import Gpu, recognise
 from dlo_lib.launch import Place
-from dlo_lib.optim import StepResult
+from dlo_lib.optim import Precision, StepResult
+from dlo_lib.profiling import mfu
 from dlo_lib.text import tr
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.disk import writing
@@ -51,7 +54,10 @@ class Reporter(Quiet):
     """The reporter of rank 0."""
 
     def __init__(self, config: TrainConfig, place: Place, state: TrainState) -> None:
-        self._config, self._device, self._state = config, place.device, state
+        self._config, self._place, self._state = config, place, state
+        self._gpu = _gpu(place.device, config.precision)
+        if place.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place.device)
         with writing(config.out):
             self._metrics = MetricsWriter(config.out, state.step)
         self._progress = TrainProgress(config.steps, state.step)
@@ -89,15 +95,17 @@ class Reporter(Quiet):
             return
         loss, all_tokens = float(result.loss), int(tokens)  # waits for the device: the clock below is that of finished work
         seconds = time.perf_counter() - self._since
+        rate = (all_tokens - self._since_tokens) / seconds
         metrics = Metrics(
             step=step,
             loss=loss,
             lr=self._config.learning_rate(step),
             grad_norm=None if result.grad_norm is None else float(result.grad_norm),
             tokens=all_tokens,
-            tokens_per_second=(all_tokens - self._since_tokens) / seconds,
+            tokens_per_second=rate,
             step_seconds=seconds / (step - self._since_step),
-            peak_bytes=peak_memory(self._device),
+            peak_bytes=peak_memory(self._place.device),
+            mfu=None if self._gpu is None else self._mfu(rate, self._gpu),
             loss_scale=None if self._state.scaler is None else self._state.scaler.get_scale(),
         )
         self._metrics.write(metrics)
@@ -109,6 +117,9 @@ class Reporter(Quiet):
         began = time.perf_counter()
         yield
         self._since += time.perf_counter() - began
+
+    def _mfu(self, rate: float, gpu: Gpu) -> float:
+        return mfu(rate, self._state.model.config, self._config.seq, gpu, self._config.precision, self._place.world_size)
 
     def finish(self, checkpoint: Path, stopped: bool, signal: str | None) -> None:
         step = self._state.step
@@ -123,6 +134,15 @@ class Reporter(Quiet):
                     checkpoint=checkpoint,
                 )
             )
+
+
+def _gpu(device: torch.device, precision: Precision) -> Gpu | None:
+    """The one whose peak MFU is measured against, if it is known and computes in that precision."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    gpu = recognise(properties.name, properties.total_memory)
+    return gpu if gpu is not None and precision.value in gpu.peak_flops else None
 
 
 def reporter(config: TrainConfig, place: Place, state: TrainState) -> Quiet:

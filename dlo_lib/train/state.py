@@ -16,16 +16,17 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from dlo_lib.data import RankSampler
+from dlo_lib.models import Llama
 
 
 @dataclass
 class TrainState:
     """``model`` is the plain module, below what spreads it over ranks; ``tokens`` are the valid ones learned from, on all ranks."""
 
-    model: nn.Module
+    model: Llama
     optimizer: torch.optim.Optimizer
     sampler: RankSampler
     scaler: torch.amp.GradScaler | None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dlo_lib.models.checkpoint import save_checkpoint
 
 from dlo_lib.models import Llama, LlamaConfig
+from dlo_lib.models.checkpoint import save_checkpoint
 from dlo_lib.train import TrainConfig
 
 

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from dlo_lib.errors import UserError
-from dlo_lib.train import TrainConfig, read_metrics
+from dlo_lib.train import TrainConfig, loop, read_metrics
 from dlo_lib.train.__main__ import main, parse
 
 COMMAND = [sys.executable, "-m", "dlo_lib.train"]
@@ -131,3 +132,13 @@ def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(
     errors = "".join(err for _, err in ends)
     assert errors == "dlo_lib.train: parallel none trains on one rank, this job has 2: use --parallel ddp, or start one rank\n"
     assert not Path(config.out).exists()
+
+
+def test_a_full_gpu_is_one_line_with_its_cure(small_run, monkeypatch, capfd):
+    def train_step(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    assert main(options(small_run())) == 2
+    says = "rank 0: the GPU's memory is full in step 1: use a smaller --batch with more --accumulation, or --checkpointing"
+    assert capfd.readouterr().err == f"dlo_lib.train: {says}\n"

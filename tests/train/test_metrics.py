@@ -1,0 +1,98 @@
+"""Metrics are data: whole lines, each step once, TensorBoard beside them when it is there."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dlo_lib.hardware import gpu
+from dlo_lib.models.counts import flops_per_token
+from dlo_lib.train import Metrics, read_metrics, report, train
+from dlo_lib.train.metrics import MetricsWriter, peak_memory
+
+
+def test_a_line_says_what_was_learned_and_how_fast(small_run):
+    config = small_run(steps=5, log_every=2, warmup=4)
+    train(config)
+    lines = read_metrics(config.out)
+    assert [line.step for line in lines] == [2, 4, 5], "every other step, and the last"
+    assert [line.lr for line in lines] == [config.lr * 2 / 4, config.lr, config.lr]
+    assert [line.tokens for line in lines] == [step * 2 * 32 for step in (2, 4, 5)]
+    for line in lines:
+        assert line.tokens_per_second * line.step_seconds == pytest.approx(2 * 32)
+        assert line.grad_norm > 0
+        assert line.peak_bytes > 50 * 2**20, "Python and torch alone are more"
+        assert line.mfu is None
+        assert line.loss_scale is None
+
+
+def test_mfu_is_taken_against_the_gpu_that_is_there(small_run, small_model, monkeypatch):
+    monkeypatch.setattr(report, "_gpu", lambda device, precision: gpu("h100-80"))
+    config = small_run(steps=1, precision="bf16")
+    train(config)
+    [line] = read_metrics(config.out)
+    from dlo_lib.models.checkpoint import load_checkpoint
+
+    flops = flops_per_token(load_checkpoint(small_model).config, config.seq)
+    assert line.mfu == pytest.approx(line.tokens_per_second * flops / gpu("h100-80").peak("bf16"))
+
+
+def test_the_loss_scale_of_fp16_is_reported(small_run):
+    train(small_run(steps=1, precision="fp16"))
+    assert read_metrics(small_run().out)[0].loss_scale == 65536.0
+
+
+def test_nothing_is_clipped_and_no_norm_reported_with_clip_0(small_run):
+    train(small_run(steps=1, clip=0.0))
+    assert read_metrics(small_run().out)[0].grad_norm is None
+
+
+def line(step: int, loss: float = 1.0) -> Metrics:
+    return Metrics(step, loss, lr=0.1, grad_norm=1.0, tokens=step, tokens_per_second=1.0, step_seconds=1.0, peak_bytes=1)
+
+
+def test_a_number_that_is_not_finite_is_null_for_every_reader_of_json(tmp_path):
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(line(1, loss=math.nan))
+    [written] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(written, parse_constant=pytest.fail)["loss"] is None
+
+
+def test_lines_can_be_read_while_the_run_goes_on(tmp_path):
+    with MetricsWriter(tmp_path, 0) as writer:
+        for step in (1, 2):
+            writer.write(line(step))
+            assert [read.step for read in read_metrics(tmp_path)] == list(range(1, step + 1))
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(small_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = small_run(checkpoint_every=4)
+    shutil.rmtree(train(config).checkpoint)  # as if it had been killed on the way from step 4 to 6
+    train(replace(config, resume=True))
+    events = EventAccumulator(str(config.out / "tensorboard"))
+    events.Reload()
+    losses = events.Scalars("train/loss")
+    assert [event.step for event in losses] == [1, 2, 3, 4, 5, 6]
+    assert [event.value for event in losses] == pytest.approx([read.loss for read in read_metrics(config.out)])
+
+
+def test_without_tensorboard_it_says_so_once_and_writes_the_lines(small_run, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    config = small_run(steps=2)
+    train(config)
+    assert capsys.readouterr().err.count("tensorboard is not installed") == 1
+    assert len(read_metrics(config.out)) == 2
+
+
+def test_peak_memory_grows_with_what_is_held():
+    before = peak_memory(torch.device("cpu"))
+    held = torch.ones(before // 4 + 2**26)  # four bytes each: more than all that was there
+    assert peak_memory(torch.device("cpu")) >= held.nbytes
