@@ -1,0 +1,97 @@
+"""An exception in the student's code as one teaching line: what was raised, in which of the student's own lines.
+
+The same words in the notebook and from the student's process in grading, where they arrive as plain data.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from dlo_lib.text import tr
+
+MAX_TEXT = 300
+CELL_FILE = re.compile(r"<cell (?P<id>[\w-]+)>")
+NOTEBOOK_FILES = ("ipykernel_", "<ipython-input", "<cell ")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong in the student's code.
+
+    Attributes:
+        kind: the exception's type, such as ``ValueError``; ``Missing`` for a name that does not exist; ``NotPlain`` for an answer that is
+            no plain data.
+        text: the exception's message, cut.
+        line, source: of the student's own innermost line; 0 and "" when there is none.
+        cell: the cell's id where it is known.
+    """
+
+    kind: str
+    text: str
+    line: int = 0
+    source: str = ""
+    cell: str = ""
+
+    @property
+    def not_written(self) -> bool:
+        """There is no answer yet."""
+        return self.kind in ("NotImplementedError", "Missing")
+
+    def message(self) -> str:
+        """One line for the student."""
+        if self.kind == "NotImplementedError":
+            return tr("not written yet")
+        if self.kind == "Missing":
+            return tr("`{name}` is not defined: run the cell that defines it", name=self.text)
+        if self.kind == "NotPlain":
+            return tr("your code returned {what}", what=self.text)
+        raised = tr("your code raised {kind}: {text}", kind=self.kind, text=self.text).rstrip(": ")
+        if not self.line:
+            return raised
+        where = tr("line {line} of your cell", line=self.line)
+        if self.cell:
+            where = tr("line {line} of cell `{cell}`", line=self.line, cell=self.cell)
+        return f"{raised} ({where}: `{self.source}`)" if self.source else f"{raised} ({where})"
+
+
+def fault_of(error: BaseException) -> Fault:
+    """The fault that ``error`` is, seen from the student's own lines."""
+    try:
+        text = " ".join(str(error).split())[:MAX_TEXT]
+    except Exception:  # noqa: BLE001  an exception's own __str__ is the student's code too
+        text = ""
+    kind = type(error).__name__[:60]
+    if isinstance(error, SyntaxError) and is_own(error.filename or ""):
+        return Fault(kind, str(error.msg)[:MAX_TEXT], error.lineno or 0, (error.text or "").strip()[:120], _cell(error.filename or ""))
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    if not own:
+        return Fault(kind, text)
+    last = own[-1]
+    source = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()[:120]
+    return Fault(kind, text, last.lineno or 0, source, _cell(last.filename))
+
+
+def fault_from(data: Any) -> Fault:
+    """The fault of plain data that a student's process sent: each field of its own type, or empty."""
+    given = data if type(data) is dict else {}
+
+    def text(name: str) -> str:
+        value = given.get(name)
+        return value[:MAX_TEXT] if type(value) is str else ""
+
+    line = given.get("line")
+    return Fault(text("kind") or "Exception", text("text"), line if type(line) is int else 0, text("source"), text("cell"))
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file name of a traceback is a cell of the notebook."""
+    return any(mark in filename for mark in NOTEBOOK_FILES)
+
+
+def _cell(filename: str) -> str:
+    match = CELL_FILE.search(filename)
+    return match["id"] if match else ""

@@ -1,0 +1,86 @@
+"""One check run once: the same function for the notebook and for the judge, whatever stands behind ``student``."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+from dlo_lib.grading.codec import NotPlain
+from dlo_lib.grading.contract import Check, NotWritten, Student, Trial, Wrong
+from dlo_lib.text import tr
+
+
+class Status(Enum):
+    """How a check ended; the words that instructors read."""
+
+    OK = "OK"
+    WRONG = "WRONG"
+    NOT_WRITTEN = "NOT_WRITTEN"
+    TIMEOUT = "TIMEOUT"
+    OOM = "OOM"
+    KERNEL_DIED = "KERNEL_DIED"
+    GRADER_ERROR = "GRADER_ERROR"
+
+
+class Ended(Exception):
+    """The student's process did not live to answer: TIMEOUT, OOM or KERNEL_DIED."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How ``check`` ended. ``words`` is the author's part of ``message``, without values."""
+
+    check: Check
+    status: Status
+    message: str = ""
+    words: str = ""
+    milliseconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """The check holds."""
+        return self.status is Status.OK
+
+    @property
+    def points(self) -> float:
+        """What it earned: all or nothing."""
+        return self.check.points if self.passed else 0.0
+
+
+def run_check(check: Check, student: Student, seed: int) -> Outcome:
+    """Run ``check`` with inputs drawn from ``seed``. No exception of the check or of the student's code leaves."""
+    trial = Trial(seed)
+    began = time.perf_counter()
+    status, message, words = _verdict(check, student, trial)
+    return Outcome(check, status, message, words, (time.perf_counter() - began) * 1000)
+
+
+def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str, str]:
+    try:
+        check.function(student, trial)
+    except NotWritten as error:
+        return Status.NOT_WRITTEN, str(error), error.words
+    except Wrong as error:
+        return Status.WRONG, str(error), error.words
+    except NotPlain as error:
+        return Status.WRONG, tr("what came back is not plain data: {reason}", reason=error), tr("what came back is not plain data")
+    except Ended as error:
+        return error.status, str(error), str(error)
+    except Exception as error:  # noqa: BLE001  a check that fails by itself is the course's mistake, never the student's
+        return Status.GRADER_ERROR, f"{type(error).__name__}: {error}", tr("the check itself failed: please tell your instructor")
+    if not trial.compared:
+        return Status.GRADER_ERROR, "the check compared nothing", tr("the check itself failed: please tell your instructor")
+    return Status.OK, "", ""
+
+
+def seed_for(secret: str, lab: str, check: Check) -> int:
+    """The seed of a check's inputs: the same for a whole class and for every regrade, and not to be guessed without ``secret``."""
+    digest = hmac.new(secret.encode(), f"{lab}/{check.name}".encode(), hashlib.sha256).digest()
+    return int.from_bytes(digest[:6], "big")
