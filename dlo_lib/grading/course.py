@@ -107,10 +107,11 @@ def read_lab_info(folder: str | Path) -> LabInfo:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from error
     steps = _take(file, table, "steps", dict, {})
+    number, name = _take(file, table, "number", int), _take(file, table, "name", str)
     info = LabInfo(
-        directory=Path(folder).resolve().name,
-        number=_take(file, table, "number", int),
-        name=_take(file, table, "name", str),
+        directory=f"{number:02d}_{name}",
+        number=number,
+        name=name,
         title=_take(file, table, "title", str),
         core=_take(file, table, "core", bool),
         minutes=_take(file, table, "minutes", int),
@@ -122,14 +123,23 @@ def read_lab_info(folder: str | Path) -> LabInfo:
     )
     if table:
         raise UserError(f"{file}: unknown key {sorted(table)[0]}: known are {', '.join(KEYS)}")
-    expected = f"{info.number:02d}_{info.name}"
-    if info.directory != expected:
-        raise UserError(f"{file}: number and name say {expected}, its folder {info.directory}: make them agree")
+    return info
+
+
+def read_course_lab(folder: Path) -> LabInfo:
+    """``lab.toml`` of a folder of the course, which is called after the lab; a student's copy may lie in a folder of any name.
+
+    Raises:
+        UserError: as :func:`read_lab_info`, or the folder has another name.
+    """
+    info = read_lab_info(folder)
+    if info.directory != folder.name:
+        raise UserError(f"{folder / LAB_FILE}: number and name say {info.directory}, its folder {folder.name}: make them agree")
     return info
 
 
 def _labs_in(folder: Path) -> list[LabInfo]:
-    return sorted((read_lab_info(file.parent) for file in folder.glob(f"*/{LAB_FILE}")), key=lambda lab: (lab.number, lab.name))
+    return sorted((read_course_lab(file.parent) for file in folder.glob(f"*/{LAB_FILE}")), key=lambda lab: (lab.number, lab.name))
 
 
 def _spellings(asked: str, lab: LabInfo) -> list[str]:

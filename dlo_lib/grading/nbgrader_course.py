@@ -45,7 +45,7 @@ def configure(c: Config, folder: str | Path, exchange: str | Path | None = None)
     Args:
         exchange: the folder that students fetch from and submit to; nbgrader's own default without.
     """
-    _configure_release(c, Path(folder))
+    _configure_release(c, Path(folder).resolve())
     if exchange is not None:
         c.Exchange.root = str(exchange)
     c.Autograde.exporter_class = SubmissionExporter  # reads any file and rebuilds the notebook from the release
@@ -55,7 +55,7 @@ def configure(c: Config, folder: str | Path, exchange: str | Path | None = None)
 
 def configure_stock(c: Config, folder: str | Path) -> None:
     """Set up ``c`` for the same submissions, run by nbgrader's own kernel, with gradebook and results apart."""
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     _configure_release(c, folder)
     c.CourseDirectory.db_url = f"sqlite:///{folder / STOCK_FOLDER / 'gradebook.db'}"
     c.CourseDirectory.release_directory = f"{STOCK_FOLDER}/release"
@@ -90,8 +90,8 @@ def create_course(folder: str | Path, exchange: str | Path | None = None, studen
         with open(os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32) + "\n")
     given = "" if exchange is None else f", exchange={str(exchange)!r}"
-    _write_config(folder / CONFIG_FILE, "configure", f"c, {str(folder)!r}{given}")
-    _write_config(folder / STOCK_FOLDER / CONFIG_FILE, "configure_stock", f"c, {str(folder)!r}")
+    _write_config(folder / CONFIG_FILE, "configure", f"c, Path(__file__).parent{given}")
+    _write_config(folder / STOCK_FOLDER / CONFIG_FILE, "configure_stock", "c, Path(__file__).parents[1]")
     _enrol(folder / "gradebook.db", folder / STOCK_FOLDER / "gradebook.db", students)
     return folder
 
@@ -111,6 +111,8 @@ def _enrol(gradebook_file: Path, stock_file: Path, students: Collection[str]) ->
 def _write_config(file: Path, function: str, arguments: str) -> None:
     text = f"""\
         # The course's nbgrader configuration; settings of your own go below the call.
+        from pathlib import Path
+
         from dlo_lib.grading.nbgrader_course import {function}
 
         c = get_config()

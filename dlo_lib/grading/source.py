@@ -26,7 +26,7 @@ from nbformat import NotebookNode
 
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import write_text
-from dlo_lib.grading.course import LAB_FILE, LabInfo, course_root, read_lab_info
+from dlo_lib.grading.course import LAB_FILE, LabInfo, course_root, read_course_lab
 from dlo_lib.grading.preprocessors import ClearLabSolutions
 
 TEST_PREFIX = "test_"
@@ -119,7 +119,7 @@ def read_lab(folder: str | Path) -> LabSource:
         UserError: the text or ``lab.toml`` is absent or breaks a rule of the layout; the cell and the cure are named.
     """
     folder = Path(folder).resolve()
-    lab = LabSource(read_lab_info(folder), folder, tuple(_cell(node) for node in source_notebook(folder).cells))
+    lab = LabSource(read_course_lab(folder), folder, tuple(_cell(node) for node in source_notebook(folder).cells))
     _check_questions(lab)
     return lab
 

@@ -72,3 +72,8 @@ def test_a_wrong_lab_toml_says_what_to_put_right(course: Path, old: str, new: st
 def test_a_folder_without_lab_toml_is_not_a_lab(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no lab\.toml in"):
         read_lab_info(tmp_path)
+
+
+def test_a_students_copy_may_lie_in_a_folder_of_any_name(course: Path) -> None:
+    (course / "labs" / "13_dp_limit").rename(course / "my lab")
+    assert read_lab_info(course / "my lab").directory == "13_dp_limit"
