@@ -1,5 +1,6 @@
 """What a training step costs: memory measured and computed, FLOPs and their utilisation."""
 
+from dlo_lib.profiling.capacity import largest_batch, ranks_needed, step_fits
 from dlo_lib.profiling.footprint import Footprint, Moment, memory_footprint
 from dlo_lib.profiling.measure import measure_memory
 from dlo_lib.profiling.mfu import mfu
@@ -18,8 +19,11 @@ __all__ = [
     "OptimizerStep",
     "Parallel",
     "Part",
+    "largest_batch",
     "measure_memory",
     "memory_footprint",
     "mfu",
     "plot_memory",
+    "ranks_needed",
+    "step_fits",
 ]

@@ -146,8 +146,11 @@ class MemoryTracker(TorchDispatchMode):
         return out
 
     def _track(self, tensor: Tensor) -> _Allocation:
-        foreign = isinstance(tensor, FakeTensor) and self._fake_mode not in (None, tensor.fake_mode)
-        if foreign or tensor.device.type == "meta":
+        if isinstance(tensor, FakeTensor):
+            foreign, device = self._fake_mode not in (None, tensor.fake_mode), tensor.fake_device  # .device would be an operator
+        else:
+            foreign, device = False, tensor.device
+        if foreign or device.type == "meta":
             return _Allocation(0, self.scope)  # shape arithmetic: nothing is allocated
         storage = tensor.untyped_storage()
         key = storage._cdata

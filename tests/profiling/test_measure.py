@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -23,9 +24,12 @@ LLAMA_3B = model_config("llama-3.2-3b")
 SMALL = replace(LLAMA_3B, num_layers=2, vocab_size=8000)
 
 
+measured = functools.cache(measure_memory)
+
+
 @pytest.fixture(scope="module")
 def plain() -> MemoryReport:
-    return measure_memory("llama-3.2-3b", parallel="none")
+    return measured("llama-3.2-3b", fused=OptimizerStep.FUSED, parallel="none")
 
 
 def test_weights_state_and_gradients_are_16_bytes_a_parameter(plain: MemoryReport):
@@ -58,19 +62,19 @@ def test_a_tied_matrix_has_two_gradients_and_their_sum_before_backward_ends(plai
     ids=lambda value: str(value),
 )
 def test_the_optimizers_own_peak_depends_on_how_it_steps(step: OptimizerStep, gib: float):
-    report = measure_memory("llama-3.2-3b", fused=step, parallel="none")
+    report = measured("llama-3.2-3b", fused=step, parallel="none")
     assert report.peak_by_phase[Phase.OPTIMIZER] / GIB == pytest.approx(gib, abs=0.05)
     # Forward and backward know nothing of it. (A probe that wrote keys and values out for every query head found 54.0.)
     assert max(report.peak_by_phase[phase] for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)) / GIB == pytest.approx(53.5, abs=0.05)
 
 
 def test_the_foreach_step_is_the_peak_of_3b():
-    report = measure_memory("llama-3.2-3b", fused=False, parallel="none")
+    report = measured("llama-3.2-3b", fused=OptimizerStep.FOREACH, parallel="none")
     assert report.peak_bytes / GIB == pytest.approx(59.8, abs=0.05)
     assert report.at_peak[Part.STEP_TEMPORARIES] == pytest.approx(4 * PSI, rel=1e-3)
 
 
-@pytest.mark.parametrize(("batch", "gib"), [(1, 50.8), (2, 50.8), (4, 54.5), (8, 67.2)])
+@pytest.mark.parametrize(("batch", "gib"), [(1, 50.8), (4, 54.5), (8, 67.2)])
 def test_with_checkpointing_3b_needs(batch: int, gib: float):
     assert measure_memory("llama-3.2-3b", batch=batch, checkpointing=True, parallel="none").peak_bytes / GIB == pytest.approx(gib, abs=0.05)
 
@@ -145,7 +149,7 @@ def test_the_peak_is_the_one_that_pytorchs_own_tracker_finds():
 
 
 def test_a_step_of_more_than_a_tebibyte_is_measured_like_any_other():
-    assert measure_memory("llama-3.1-8b", batch=64, seq=8192, parallel="none").peak_bytes > 2**40
+    assert measure_memory("llama-3.2-1b", batch=256, seq=8192, parallel="none").peak_bytes > 2**40
 
 
 def test_ddp_with_bucket_views_holds_what_one_device_alone_does(plain: MemoryReport):
