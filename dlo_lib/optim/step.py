@@ -81,9 +81,7 @@ def train_step(
         on_phase: called with the phase that begins.
     """
     world_size = dist.get_world_size(group) if group is not None else 1
-    valid = torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()
-    if group is not None:
-        dist.all_reduce(valid, group=group)
+    valid = count_valid([targets for _, targets in micro_batches], group)
     scale = world_size / valid.clamp(min=1)
     loss_sum = torch.zeros((), device=valid.device)
 
@@ -129,6 +127,14 @@ def train_step(
         dist.all_reduce(loss_sum, group=group)
         loss_sum = loss_sum / world_size
     return StepResult(loss_sum, valid, grad_norm)
+
+
+def count_valid(targets: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
+    """The number of targets to learn from, of all micro-batches on all ranks of ``group``, () int64."""
+    valid = torch.stack([(some != IGNORE_INDEX).sum() for some in targets]).sum()
+    if group is not None:
+        dist.all_reduce(valid, group=group)
+    return valid
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:

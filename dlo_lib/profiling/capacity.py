@@ -1,8 +1,8 @@
 """What fits: whether a training step fits a GPU, the largest batch that does, and how many ranks a global batch needs.
 
-A step fits when its peak (``memory_footprint``) is at most the GPU's *usable* memory. Memory only grows with the batch, so the largest one is
-found by doubling until it does not fit and then halving the gap: about 2 log2(largest) questions instead of ``largest``. Data parallelism
-divides the global batch over ranks and nothing else: if one sequence a rank does not fit, no number of ranks helps.
+A step fits when its peak (``memory_footprint``) is at most the GPU's *usable* memory. Memory only grows with the batch, so the largest
+one is found by doubling until it does not fit and then halving the gap: about 2 log2(largest) questions instead of ``largest``. Data
+parallelism divides the global batch over ranks and nothing else: if one sequence a rank does not fit, no number of ranks helps.
 """
 
 from __future__ import annotations
