@@ -29,7 +29,7 @@ class TextColumn:
         self.lengths = _numbers(pc.binary_length(column)) + 1
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        tokens = encode(self.column[document].as_buffer().to_pybytes()[start:stop])
+        tokens = encode(memoryview(self.column[document].as_buffer())[start:stop])
         missing = stop - start - len(tokens)
         return np.append(tokens, np.uint16(END_OF_TEXT)) if missing else tokens
 
@@ -42,9 +42,10 @@ class TokenColumn:
 
         self.column = column
         self.lengths = _numbers(pc.list_value_length(column))
-        bounds = pc.min_max(pc.list_flatten(column)).as_py()
+        tokens = pc.list_flatten(column)
+        bounds = pc.min_max(tokens, skip_nulls=False).as_py()
         if bounds["min"] is None or bounds["min"] < 0:
-            raise UserError(f'column "{name}" holds {bounds["min"]} as its smallest token: tokens are integers from 0')
+            raise UserError(f'column "{name}" holds no tokens, or some that are missing or below 0: tokens are integers from 0')
         self.vocab_size = bounds["max"] + 1
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
@@ -105,7 +106,8 @@ def _documents(column: pa.ChunkedArray, name: str) -> TextColumn | TokenColumn:
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return TextColumn(column)
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_integer(kind.value_type):
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if is_list and pa.types.is_integer(kind.value_type):
         return TokenColumn(column, name)
     raise UserError(f'column "{name}" holds {kind}: use one of strings or of lists of integers')
 

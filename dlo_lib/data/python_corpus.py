@@ -23,6 +23,7 @@ from dlo_lib.files import cache_dir, write_aside
 MAX_BYTES = 16 * 2**20
 """The size of the corpus at most: 2 bytes a token, so 32 MiB in the cache."""
 
+_DTYPE = np.dtype("<u2")
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -37,16 +38,17 @@ def python_corpus() -> FlatDocuments:
     path = corpus_file()
     if not path.exists():
         _make(path)
-    try:
-        tokens = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError) as error:
-        raise UserError(f"the corpus {path} is damaged: remove it, it is made again on the next use") from error
+    if path.stat().st_size % _DTYPE.itemsize or not path.stat().st_size:
+        raise _damaged(path)
+    tokens = np.memmap(path, dtype=_DTYPE, mode="r")
+    if tokens[-1] != END_OF_TEXT:
+        raise _damaged(path)
     return FlatDocuments(tokens)
 
 
 def corpus_file() -> Path:
     """Where the corpus lies in the cache; its name says which Python it was made from."""
-    return cache_dir() / "corpora" / f"python-{platform.python_implementation().lower()}-{platform.python_version()}.npy"
+    return cache_dir() / "corpora" / f"python-{platform.python_implementation().lower()}-{platform.python_version()}.u16"
 
 
 def source_files() -> list[Path]:
@@ -73,6 +75,10 @@ def _make(path: Path) -> None:
         if taken > MAX_BYTES:
             break
         if text:
-            texts += [encode(text), np.array([END_OF_TEXT], dtype=np.uint16)]
-    with write_aside(path) as aside, open(aside, "wb") as stream:
-        np.save(stream, np.concatenate(texts))
+            texts += [encode(text), np.array([END_OF_TEXT])]
+    with write_aside(path) as aside:
+        aside.write_bytes(np.concatenate(texts).astype(_DTYPE).tobytes())
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"the corpus {path} is damaged: remove it, it is made again on the next use")

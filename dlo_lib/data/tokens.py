@@ -14,7 +14,7 @@ IGNORE_INDEX = -100
 """A target that counts neither in the loss nor in the number of tokens."""
 
 
-def encode(text: str | bytes) -> np.ndarray:
+def encode(text: str | bytes | memoryview) -> np.ndarray:
     """The bytes (of UTF-8) as tokens, (length,) uint16, without an end."""
     raw = text.encode() if isinstance(text, str) else text
     return np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)

@@ -1,0 +1,33 @@
+"""Make the text corpora ahead of their first use, and say how large they are: `python datasets/make.py`."""
+
+import sys
+
+from dlo_lib.data import Layout, Split, open_dataset
+from dlo_lib.data.open import NAMES
+from dlo_lib.data.python_corpus import corpus_file
+from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.text import tr
+
+SEQ = 1024
+
+
+def main() -> int:
+    try:
+        for name in NAMES:
+            for split in Split:
+                dataset = open_dataset(name, SEQ, split=split, layout=Layout.PACK)
+                lengths = dataset.documents.lengths
+                size = tr(
+                    "{documents:,} documents, {tokens:,} tokens, {sequences:,} sequences of {seq}",
+                    documents=len(lengths), tokens=int(lengths.sum()), sequences=len(dataset), seq=SEQ,
+                )  # fmt: skip
+                print(f"{name:<11} {split.value:<11} {size}")
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return EXIT_BAD_INPUT
+    print(tr("python is kept in {path}", path=corpus_file()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
