@@ -40,19 +40,23 @@ def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str
         title: above the axes.
         ax: where to draw; a new figure by default.
     """
-    from matplotlib.figure import Figure as NewFigure
+    from matplotlib import pyplot  # a notebook that has imported it shows a figure that a cell returns
 
     if ax is None:
-        ax = NewFigure(figsize=(9, 4.5), layout="constrained").subplots()
+        ax = pyplot.Figure(figsize=(9, 4.5), layout="constrained").subplots()
     held = {part: report.timeline[part][report.begin :] / GIB for part in COLOURS}
-    drawn = [part for part in COLOURS if held[part].max() > 0.002 * report.peak_bytes / GIB]
     total = report.total[report.begin :] / GIB
+    visible = 0.002 * total.max()
     events = np.arange(len(total))
-    areas = ax.stackplot(
-        events, [held[part] for part in drawn], labels=[part.value for part in drawn], colors=[COLOURS[part] for part in drawn]
-    )
-    for area in areas:
-        area.set(edgecolor="face", linewidth=0.8)  # the logits live for a few events only: an edge keeps them visible
+    below = np.zeros_like(total)
+    for part in COLOURS:
+        above = below + held[part]
+        seen = held[part] > visible
+        if seen.any():
+            colour = COLOURS[part]
+            # The logits live for a few events only, thinner than a pixel: the edge keeps them visible.
+            ax.fill_between(events, below, above, where=seen, label=part.value, facecolor=colour, edgecolor=colour, linewidth=0.8)
+        below = above
 
     top = max(total.max(), (limit_bytes or 0) / GIB) * 1.15
     peak = int(total.argmax())
@@ -78,6 +82,6 @@ def _mark_phases(ax: Axes, report: MemoryReport, top: float) -> None:
         if not inside:
             continue
         first, last = inside[0], inside[-1]
-        ax.axvline(first, color="black", linewidth=0.6, alpha=0.5)
+        ax.axvline(first, color="black", linewidth=0.6, alpha=0.5, zorder=0)
         if last - first > 0.06 * len(phases):
-            ax.text((first + last) / 2, 0.985 * top, phase.value, ha="center", va="top")
+            ax.text((first + last) / 2, 0.985 * top, phase.value, ha="center", va="top", fontsize="small")
