@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,20 @@ def write_aside(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_as_os_error() -> Iterator[None]:
+    """Around what safetensors writes: a full disk or quota, which it says in words only, is raised as the ``OSError`` that it was."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if f"(os error {number})" in str(error):
+                raise OSError(number, os.strerror(number)) from error
+        raise
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -9,7 +9,6 @@ Format: https://huggingface.co/docs/safetensors; the files hold no code, and no 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.files import write_aside
+from dlo_lib.files import full_disk_as_os_error, write_aside
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf
 from dlo_lib.models.llama import Llama
 
@@ -110,7 +109,7 @@ def save_checkpoint(model: Llama, folder: str | Path, *, dtype: torch.dtype | No
     with ExitStack() as stack:  # renames when it closes without an exception
         for file, keys in files.items():
             aside = stack.enter_context(write_aside(folder / file))
-            with _full_disk_as_os_error():
+            with full_disk_as_os_error():
                 save_file({key: state[key].detach().to("cpu", dtype).contiguous() for key in keys}, aside, metadata={"format": "pt"})
             _sync(aside)
         for file, table in texts.items():
@@ -221,18 +220,6 @@ def _damage_named(file: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise UserError(f"{file} is damaged or cut short ({error}): copy it again from where it came from") from error
-
-
-@contextmanager
-def _full_disk_as_os_error() -> Iterator[None]:
-    """safetensors says it in words only."""
-    try:
-        yield
-    except SafetensorError as error:
-        for number in (errno.ENOSPC, errno.EDQUOT):
-            if f"os error {number}" in str(error):
-                raise OSError(number, os.strerror(number)) from error
-        raise
 
 
 def _sync(path: Path) -> None:

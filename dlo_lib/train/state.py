@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dlo_lib.data import RankSampler
+from dlo_lib.files import full_disk_as_os_error
 from dlo_lib.models import Llama
 
 
@@ -68,7 +69,7 @@ def seed_everything(seed: int) -> None:
 
 def save_rank(path: Path, state: TrainState, random_state: RankState) -> None:
     plain = {"random": random_state.plain, "sampler": state.sampler.state_dict()}
-    save_file(random_state.tensors, path, metadata={"state": json.dumps(plain)})
+    _write(path, random_state.tensors, plain)
 
 
 def load_rank(path: Path, state: TrainState) -> None:
@@ -86,7 +87,7 @@ def save_optimizer(path: Path, state: TrainState) -> None:
         for key, value in values.items()
     }
     groups = [{**group, "params": [names[parameter] for parameter in group["params"]]} for group in state.optimizer.param_groups]
-    save_file(tensors, path, metadata={"state": json.dumps({"groups": groups})})
+    _write(path, tensors, {"groups": groups})
 
 
 def load_optimizer(path: Path, state: TrainState) -> None:
@@ -99,6 +100,11 @@ def load_optimizer(path: Path, state: TrainState) -> None:
         values.setdefault(index[name], {})[key] = tensor
     groups = [{**group, "params": [index[name] for name in group["params"]]} for group in plain["groups"]]
     state.optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def _write(path: Path, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
+    with full_disk_as_os_error():
+        save_file(tensors, path, metadata={"state": json.dumps(plain)})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
