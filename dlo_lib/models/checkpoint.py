@@ -138,10 +138,8 @@ class _Stored:
         found = {key for key in self.file_of if not key.endswith("rotary_emb.inv_freq")} - {optional}
         faults = [f"{key} is missing" for key in wanted if key not in found]
         faults += [f"{key} is unexpected" for key in sorted(found - wanted.keys())]
-        for key in wanted.keys() & found:
-            shape, own = tuple(self._slice(key).get_shape()), tuple(wanted[key].shape)
-            if shape != own:
-                faults.append(f"{key} is {shape} instead of {own}")
+        shapes = {key: (tuple(self._slice(key).get_shape()), tuple(wanted[key].shape)) for key in wanted if key in found}
+        faults += [f"{key} is {shape} instead of {own}" for key, (shape, own) in shapes.items() if shape != own]
         if faults:
             more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
             raise UserError(

@@ -1,7 +1,6 @@
 """Our Llama computes what transformers' computes: logits and gradients, over the variants of the family."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -42,14 +41,13 @@ def assert_equal(model: Llama, tokens: torch.Tensor, tolerance: float) -> None:
         torch.testing.assert_close(gradient, their_gradients[name], atol=tolerance, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.fixture
-def norm_in_float64(monkeypatch):
+def widen_their_norm(patch: pytest.MonkeyPatch) -> None:
     """transformers' norm computes in fp32 whatever the dtype; ours in the wider one. For a proof in float64 theirs must too."""
 
     def forward(self, x):
         return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
 
-    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+    patch.setattr(LlamaRMSNorm, "forward", forward)
 
 
 def large_weights(model: Llama) -> Llama:
@@ -59,7 +57,8 @@ def large_weights(model: Llama) -> Llama:
     return model
 
 
-def test_logits_and_gradients_are_transformers_in_float64(config, norm_in_float64):
+def test_logits_and_gradients_are_transformers_in_float64(config, monkeypatch):
+    widen_their_norm(monkeypatch)
     model = large_weights(Llama(config, dtype=torch.float64))
     assert_equal(model, torch.randint(config.vocab_size, (2, 40)), tolerance=1e-10)
 
@@ -87,7 +86,7 @@ def configurations(draw) -> LlamaConfig:
 @given(config=configurations(), batch=st.integers(1, 3), seq=st.integers(2, 33), seed=st.integers(0, 99))
 def test_logits_and_gradients_are_transformers_on_random_configurations(config, batch, seq, seed):
     with pytest.MonkeyPatch.context() as patch:
-        norm_in_float64.__wrapped__(patch)
+        widen_their_norm(patch)
         torch.manual_seed(seed)
         model = large_weights(Llama(config, dtype=torch.float64))
         assert_equal(model, torch.randint(config.vocab_size, (batch, seq)), tolerance=1e-10)
@@ -189,7 +188,3 @@ def test_configurations_that_cannot_be_say_why():
         LlamaConfig(**sizes, num_kv_heads=3, head_dim=2)
     with pytest.raises(ValueError, match="head_dim .3. must be even"):
         LlamaConfig(**sizes, num_kv_heads=2, head_dim=3)
-
-
-def test_the_public_configurations_are_json(config):
-    assert json.loads(json.dumps(config_to_hf(config, torch.float32)))["hidden_size"] == config.hidden
