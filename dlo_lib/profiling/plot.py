@@ -40,10 +40,12 @@ def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str
         title: above the axes.
         ax: where to draw; a new figure by default.
     """
-    from matplotlib import pyplot  # a notebook that has imported it shows a figure that a cell returns
-
     if ax is None:
-        ax = pyplot.Figure(figsize=(9, 4.5), layout="constrained").subplots()
+        from matplotlib import pyplot
+
+        figure = pyplot.figure(figsize=(9, 4.5), layout="constrained")
+        pyplot.close(figure)  # a notebook's cell shows what it returns, and would show again what is still open
+        ax = figure.subplots()
     held = {part: report.timeline[part][report.begin :] / GIB for part in COLOURS}
     total = report.total[report.begin :] / GIB
     visible = 0.002 * total.max()
@@ -69,9 +71,9 @@ def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str
     ax.set(xlim=(0, len(total) - 1), ylim=(0, top), ylabel="memory held (GiB)", xlabel="allocations and frees, in order", title=title)
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)  # in the order of the stack
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
+    whole = ax.get_figure(root=True)
+    assert whole is not None
+    return whole
 
 
 def _mark_phases(ax: Axes, report: MemoryReport, top: float) -> None:
