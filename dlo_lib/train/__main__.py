@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
-from dlo_lib.launch import init_process_group, place
+from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.train.config import TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
@@ -63,25 +63,26 @@ def main(arguments: list[str]) -> int:
     """Train; return the exit status."""
     try:
         here = place()
-    except UserError as error:
+        with contextlib.ExitStack() as stack:
+            if here.world_size > 1:
+                stack.enter_context(init_process_group(here))
+            return _train(arguments, here, stack.enter_context(Control()))
+    except UserError as error:  # of this rank alone, or before the ranks have met
         return _say(str(error))
-    with contextlib.ExitStack() as stack:
-        if here.world_size > 1:
-            stack.enter_context(init_process_group(here))
-        control = stack.enter_context(Control())
-        try:
-            with control.together():
-                config = parse(arguments) if here.rank == 0 else _silently(arguments)
-            if config is not None:
-                train(config)
-        except AgreedError as error:
-            if here.rank == 0:
-                _say(str(error))
-            with control.together():  # nobody leaves before it is said: a launcher ends the others as soon as one leaves
-                return EXIT_BAD_INPUT
-        except UserError as error:
-            return _say(f"rank {here.rank}: {error}")
-    return 0
+
+
+def _train(arguments: list[str], here: Place, control: Control) -> int:
+    try:
+        with control.together():
+            config = parse(arguments) if here.rank == 0 else _silently(arguments)
+        if config is not None:
+            train(config)
+        return 0
+    except AgreedError as error:
+        if here.rank == 0:
+            _say(str(error))
+        with control.together():  # nobody leaves before it is said: a launcher ends the others as soon as one leaves
+            return EXIT_BAD_INPUT
 
 
 def _silently(arguments: list[str]) -> TrainConfig | None:

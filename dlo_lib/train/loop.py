@@ -99,7 +99,8 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
                 )
             except torch.OutOfMemoryError as error:
                 raise UserError(
-                    f"the GPU's memory is full in step {state.step}: use a smaller --batch with more --accumulation, or --checkpointing"
+                    f"the GPU of rank {here.rank} is full in step {state.step}: "
+                    "use a smaller --batch with more --accumulation, or --checkpointing"
                 ) from error
             tokens += result.tokens
             loss = result.loss

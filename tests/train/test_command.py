@@ -79,6 +79,15 @@ def test_bad_input_is_one_line_with_its_cure_and_status_2(arguments, says, tmp_p
     assert not out.exists(), "nothing is written before all is known to fit"
 
 
+def test_an_environment_that_no_launcher_makes_is_one_line(monkeypatch, capfd):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("dlo_lib.train: RANK and WORLD_SIZE are set but MASTER_PORT is not")
+    assert error.count("\n") == 1
+
+
 def test_python_says_what_the_command_line_says():
     with pytest.raises(UserError, match='unknown precision "fp8"'):
         TrainConfig(precision="fp8")
@@ -140,5 +149,5 @@ def test_a_full_gpu_is_one_line_with_its_cure(small_run, monkeypatch, capfd):
 
     monkeypatch.setattr(loop, "train_step", train_step)
     assert main(options(small_run())) == 2
-    says = "rank 0: the GPU's memory is full in step 1: use a smaller --batch with more --accumulation, or --checkpointing"
+    says = "the GPU of rank 0 is full in step 1: use a smaller --batch with more --accumulation, or --checkpointing"
     assert capfd.readouterr().err == f"dlo_lib.train: {says}\n"

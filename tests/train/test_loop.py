@@ -21,8 +21,13 @@ def numbers(out) -> list[dict]:
     return [{name: value for name, value in asdict(line).items() if name not in TIMES} for line in read_metrics(out)]
 
 
-def on(world_size: int, config: TrainConfig) -> list[TrainResult]:
-    return run_ranks(train, world_size, config) if world_size > 1 else [train(config)]
+def on(world_size: int, *configs: TrainConfig) -> list[TrainResult]:
+    """Rank 0's results of one run after the other, in the same processes; another call has fresh ones."""
+    return run_ranks(_trained, world_size, configs)[0] if world_size > 1 else _trained(configs)
+
+
+def _trained(configs: tuple[TrainConfig, ...]) -> list[TrainResult]:
+    return [train(config) for config in configs]
 
 
 def assert_same_state(one: TrainResult, other: TrainResult) -> None:
@@ -41,8 +46,8 @@ def assert_same_state(one: TrainResult, other: TrainResult) -> None:
 @pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2)])
 def test_two_ranks_learn_what_one_process_learns_from_the_same_sequences(small_run, batch, accumulation):
     twin = train(small_run("twin", batch=4, steps=10))
-    ranks = on(2, small_run("ranks", parallel="ddp", batch=batch, accumulation=accumulation, steps=10))
-    assert ranks[0].loss == ranks[1].loss
+    ranks = run_ranks(train, 2, small_run("ranks", parallel="ddp", batch=batch, accumulation=accumulation, steps=10))
+    assert ranks[0] == ranks[1]
     for mine, its in zip(numbers(ranks[0].out), numbers(twin.out), strict=True):
         assert abs(mine["loss"] - its["loss"]) < 1e-5, f"step {mine['step']}"
         assert mine["tokens"] == its["tokens"]
@@ -72,11 +77,10 @@ def test_activation_checkpointing_changes_no_number(small_run):
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else f"{value} ranks",
 )
 def test_a_resumed_run_goes_on_bit_for_bit(small_run, world_size, changes):
-    undisturbed = on(world_size, small_run("undisturbed", **changes))
     first = small_run("resumed", **changes, steps=4, checkpoint_every=2)
-    on(world_size, first)
-    resumed = on(world_size, replace(first, steps=6, resume=True))
-    assert_same_state(resumed[0], undisturbed[0])
+    undisturbed, _ = on(world_size, small_run("undisturbed", **changes), first)
+    [resumed] = on(world_size, replace(first, steps=6, resume=True))
+    assert_same_state(resumed, undisturbed)
     assert [line["step"] for line in numbers(first.out)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -109,9 +113,9 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_the_run_goes_on(
     config = small_run("stopped", parallel="ddp")
     stopped = run_ranks(_train_with_signal, 2, config, rank=1, step=3)
     assert [(result.step, result.stopped) for result in stopped] == [(4, True), (4, True)], "told with step 4, obeyed after it"
-    resumed = on(2, replace(config, resume=True))
-    assert not resumed[0].stopped
-    assert_same_state(resumed[0], on(2, small_run("undisturbed", parallel="ddp"))[0])
+    resumed, undisturbed = on(2, replace(config, resume=True), small_run("undisturbed", parallel="ddp"))
+    assert not resumed.stopped
+    assert_same_state(resumed, undisturbed)
 
 
 def test_signals_do_afterwards_what_they_did_before(small_run):
