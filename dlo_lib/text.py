@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 
-def tr(message: str, **values: object) -> str:
+def tr(message: str, /, **values: object) -> str:
     """``message`` in the reader's language, with ``values`` filled in by ``str.format`` when there are any."""
     language = os.environ.get("DLO_LANG", "en")[:2].lower()
     template = message if language == "en" else _catalogue(language).get(message, message)

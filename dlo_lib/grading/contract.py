@@ -187,7 +187,7 @@ class Trial:
 
     # -- comparisons
 
-    def that(self, truth: bool, message: str, **values: object) -> None:
+    def that(self, truth: bool, message: str, /, **values: object) -> None:
         """The claim holds, or the student reads ``message`` with ``values`` filled in.
 
         Raises:
@@ -200,19 +200,19 @@ class Trial:
             shown = {name: value if isinstance(value, (int, float)) else _short(value) for name, value in values.items()}
             raise Wrong(tr(message, **shown), "" if values else tr(message))
 
-    def equal(self, got: Any, want: Any, what: str, **values: object) -> None:
+    def equal(self, got: Any, want: Any, what: str, /, **values: object) -> None:
         """``got`` is exactly the plain value ``want``, of the same types all through (True is not 1, 2.0 is not 2)."""
         name = tr(what, **values)
         self._claim(_same(got, want), tr("{what} is {got}, expected {want}", what=name, got=_short(got), want=_short(want)), name)
 
-    def number(self, got: Any, what: str, **values: object) -> float | int:
+    def number(self, got: Any, what: str, /, **values: object) -> float | int:
         """``got`` is a finite int or float; returns it."""
         name = tr(what, **values)
         self._claim(type(got) in (int, float), tr("{what} should be a number, not {got}", what=name, got=_short(got)), name)
         self._claim(math.isfinite(got), tr("{what} is {got}, not a finite number", what=name, got=got), name)
         return got
 
-    def items(self, got: Any, length: int, what: str, **values: object) -> list[Any]:
+    def items(self, got: Any, length: int, what: str, /, **values: object) -> list[Any]:
         """``got`` is a list or tuple of ``length`` values; returns them."""
         name = tr(what, **values)
         good = type(got) in (list, tuple) and len(got) == length
@@ -220,7 +220,7 @@ class Trial:
         return list(got)
 
     def tensor(
-        self, got: Any, what: str, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, **values: object
+        self, got: Any, what: str, /, *, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None, **values: object
     ) -> Tensor:
         """``got`` is a tensor, of that shape and dtype; returns it."""
         name = tr(what, **values)
@@ -232,7 +232,7 @@ class Trial:
             self._claim(got.dtype == dtype, tr("{what} is {got}, expected {want}", what=name, got=got.dtype, want=dtype), name)
         return got
 
-    def close(self, got: Any, want: Tensor | float, what: str, *, rtol: float = 1e-4, atol: float = 1e-6, **values: object) -> None:
+    def close(self, got: Any, want: Tensor | float, what: str, /, *, rtol: float = 1e-4, atol: float = 1e-6, **values: object) -> None:
         """``got`` equals ``want`` within ``atol + rtol * |want|``.
 
         Tensors: same shape and dtype, finite wherever ``want`` is. Numbers: finite.

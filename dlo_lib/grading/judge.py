@@ -1,0 +1,233 @@
+"""The judge: a notebook goes in, a report comes out. Checks run in this process, the student's code in others.
+
+No carry-over: first all cells run in order; then each question that lost points is judged alone, with the given cells, the source's own
+answers to the steps it needs, and the student's answer to this one. Points count where either gave them. So one cell that crashes, hangs
+or leaves costs its own question and no other; and a loss by time or memory has been seen twice, the second time alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dlo_lib.errors import UserError
+from dlo_lib.grading.attempt import Attempt, RemoteStudent
+from dlo_lib.grading.contract import Check
+from dlo_lib.grading.course import course_root, find_lab, labs
+from dlo_lib.grading.host import Zygote
+from dlo_lib.grading.intake import Invalid, Origin, Submission, TakenCell, find_submission, read_notebook, take
+from dlo_lib.grading.modules import LabChecks, load_checks
+from dlo_lib.grading.mutants import Mutant, read_mutant
+from dlo_lib.grading.outcome import Outcome, Status, run_check, seed_for
+from dlo_lib.grading.released import released_lab
+from dlo_lib.grading.report import NO_ATTEMPT, QuestionReport, Report, check_report, overall_status, question_report
+from dlo_lib.grading.source import CellKind, LabSource
+from dlo_lib.text import tr
+
+MAX_TIMEOUTS = 2  # of one question judged alone: then its other checks are not waited for
+VIOLENT = (Status.TIMEOUT, Status.OOM, Status.KERNEL_DIED)
+
+
+def zygote_for(lab: LabSource) -> Zygote:
+    """The process that starts the workers of ``lab``: what it teaches withheld, what its given cells import loaded."""
+    given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
+    files = {path.relative_to(lab.folder).as_posix(): path for pattern in lab.info.release for path in lab.folder.glob(pattern)}
+    return Zygote(lab.info.taught, _imported(given), lab.info.reduced, {name: path for name, path in files.items() if path.is_file()})
+
+
+def judge_notebook(path: str | Path, lab: LabSource, secret: str, visible_only: bool = False, zygote: Zygote | None = None) -> Report:
+    """Judge the notebook at ``path`` as a submission to ``lab``.
+
+    Args:
+        secret: of the class; the inputs of checks are drawn from it.
+        visible_only: leave the hidden checks out.
+        zygote: of :func:`zygote_for`, to judge several notebooks with one; else one is started.
+
+    Returns:
+        A report for any file whatsoever; one that cannot be graded is ``INVALID(reason)``.
+    """
+    checks = load_checks(lab.folder, None if visible_only else lab.folder)
+    path = Path(path)
+    try:
+        found, warnings = find_submission(path, lab.info.directory)
+        submission = take(read_notebook(found), lab)
+    except Invalid as error:
+        return _nothing(lab, checks, f"INVALID({error})")
+    if not submission.attempted:
+        return _nothing(lab, checks, NO_ATTEMPT)
+    with _given_or_new(zygote, lab) as host:
+        return _Judge(lab, checks, secret, host).judge(submission, warnings)
+
+
+def judge_mutant(lab: LabSource, mutant: Mutant | Path, secret: str = "mutants", zygote: Zygote | None = None) -> Report:
+    """Judge only the question of a mutant, with its code as the answer and the source's own for the steps it needs."""
+    planted = read_mutant(mutant) if isinstance(mutant, Path) else mutant
+    cells = tuple(
+        TakenCell(cell.id, Origin.ANSWER if cell.kind is CellKind.SOLUTION else Origin.GIVEN, cell.source)
+        for cell in lab.cells
+        if cell.kind in (CellKind.GIVEN, CellKind.SOLUTION)
+    )
+    cells = tuple(replace(cell, source=planted.source) if cell.id == planted.question else cell for cell in cells)
+    submission = Submission(cells, frozenset({planted.question}), frozenset(), ())
+    with _given_or_new(zygote, lab) as host:
+        judge = _Judge(lab, load_checks(lab.folder, lab.folder), secret, host)
+        report = judge.question(planted.question, submission, judge.alone(planted.question, submission))
+    return Report(lab.info.directory, overall_status({report.question: report}, ()), {report.question: report})
+
+
+def visible_report(notebook: str | Path) -> Report:
+    """The visible checks on a student's own notebook, as the judge runs them but with random inputs; needs no solutions.
+
+    Raises:
+        UserError: the notebook cannot be read, or it is not of a lab of this course.
+    """
+    path = Path(notebook)
+    try:
+        name = read_notebook(path).get("metadata", {}).get("dlo", {}).get("lab") or path.resolve().parent.name
+    except Invalid as error:
+        raise UserError(f"{path} cannot be checked: {error}") from error
+    except AttributeError:
+        name = path.resolve().parent.name
+    info = find_lab(str(name), labs())
+    lab = released_lab(course_root() / "labs" / info.directory)
+    return judge_notebook(path, lab, secrets.token_hex(8), visible_only=True)
+
+
+class _Judge:
+    """The attempts at one submission."""
+
+    def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
+        self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
+        self.cut = False
+
+    def judge(self, submission: Submission, warnings: list[str]) -> Report:
+        together = self.together(submission)
+        questions = {}
+        for question in self.lab.questions:
+            outcomes = together.get(question, {})
+            if question in submission.attempted and not all(outcome.passed for outcome in outcomes.values()):
+                outcomes = _union(outcomes, self.alone(question, submission, outcomes))
+            questions[question] = self.question(question, submission, outcomes)
+        notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
+        return Report(self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes))
+
+    def together(self, submission: Submission) -> dict[str, dict[str, Outcome]]:
+        """All checks of the attempted questions on all cells in order: question → check → outcome."""
+        attempt = Attempt(self.zygote, submission.cells)
+        outcomes: dict[str, dict[str, Outcome]] = {}
+        with self._noting(attempt):
+            for question in self.lab.questions:
+                if question in submission.attempted:
+                    outcomes[question] = self._run(attempt, self.checks.of(question), 1)
+        return outcomes
+
+    def alone(self, question: str, submission: Submission, before: dict[str, Outcome] | None = None) -> dict[str, Outcome]:
+        """The checks of ``question`` that it did not pass before, with no other answer of the student's; what hung goes last."""
+        before = before or {}
+        checks = [check for check in self.checks.of(question) if check.name not in before or not before[check.name].passed]
+        checks.sort(key=lambda check: check.name in before and before[check.name].status is Status.TIMEOUT)
+        for with_extras in (True, False):
+            attempt = Attempt(self.zygote, self._cells_alone(question, submission, with_extras))
+            with self._noting(attempt):
+                outcomes = self._run(attempt, checks, MAX_TIMEOUTS)
+            if not attempt.broken_in.startswith("extra-"):
+                break  # else a cell of the student's own ended the process: again without those
+        return outcomes
+
+    def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
+        """The report of a question."""
+        hidden = {check.name for check in self.checks.hidden}
+        missing = tr("not attempted")
+        all_outcomes = [
+            outcomes.get(check.name, Outcome(check, Status.NOT_WRITTEN, missing, missing)) for check in self.checks.of(question)
+        ]
+        withdrawn = question in submission.references
+        note = tr('answered by lab.use_reference("{question}"): no points', question=question) if withdrawn else ""
+        return question_report(
+            question, tuple(check_report(outcome, outcome.check.name in hidden, withdrawn) for outcome in all_outcomes), note
+        )
+
+    def _run(self, attempt: Attempt, checks: Iterable[Check], timeouts: int) -> dict[str, Outcome]:
+        """Outcomes by check. After so many time-outs the rest shares their fate."""
+        outcomes: dict[str, Outcome] = {}
+        for check in checks:
+            hung = [outcome for outcome in outcomes.values() if outcome.status is Status.TIMEOUT]
+            if len(hung) >= timeouts:
+                outcomes[check.name] = replace(hung[-1], check=check)
+                continue
+            student = RemoteStudent(attempt, check.question, check.seconds)
+            outcomes[check.name] = run_check(check, student, seed_for(self.secret, self.lab.info.directory, check))
+        return outcomes
+
+    def _cells_alone(self, question: str, submission: Submission, with_extras: bool) -> list[TakenCell]:
+        needed = _needed(self.lab, question)
+        cells = []
+        for cell in submission.cells:
+            if cell.origin is Origin.GIVEN or cell.id == question or (cell.origin is Origin.EXTRA and with_extras):
+                cells.append(cell)
+            elif cell.id in needed:
+                source = self.lab.solution(cell.id)
+                # A student's installation has no solutions: there the student's own earlier steps must do.
+                own = source.source == source.released
+                cells.append(cell if own else TakenCell(cell.id, Origin.GIVEN, source.source))
+        return cells
+
+    @contextlib.contextmanager
+    def _noting(self, attempt: Attempt) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.cut = self.cut or attempt.cut
+            attempt.close()
+
+
+def _union(first: dict[str, Outcome], second: dict[str, Outcome]) -> dict[str, Outcome]:
+    """Passed in either; of two failures the one alone counts, unless the first already was a plain wrong answer."""
+    best = dict(first)
+    for name, outcome in second.items():
+        if outcome.passed or name not in best or best[name].status in (*VIOLENT, Status.NOT_WRITTEN):
+            best[name] = outcome
+    return best
+
+
+def _needed(lab: LabSource, question: str) -> set[str]:
+    """The earlier questions that ``question`` stands on, and those that they stand on."""
+    direct = set(lab.info.needs.get(question, ()))
+    return direct.union(*(_needed(lab, name) for name in direct))
+
+
+def _nothing(lab: LabSource, checks: LabChecks, status: str) -> Report:
+    """The report of a submission of which nothing was run."""
+    questions = {
+        question: question_report(
+            question, tuple(check_report(Outcome(check, Status.NOT_WRITTEN), check in checks.hidden) for check in checks.of(question))
+        )
+        for question in lab.questions
+    }
+    return Report(lab.info.directory, status, questions)
+
+
+def _imported(sources: Iterable[str]) -> list[str]:
+    """Modules that these cells import."""
+    names: dict[str, None] = {}
+    for source in sources:
+        with contextlib.suppress(SyntaxError):  # a cell with magics
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Import):
+                    names |= dict.fromkeys(alias.name for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names[node.module] = None
+    return list(names)
+
+
+@contextlib.contextmanager
+def _given_or_new(zygote: Zygote | None, lab: LabSource) -> Iterator[Zygote]:
+    if zygote is not None:
+        yield zygote
+        return
+    with zygote_for(lab) as new:
+        yield new

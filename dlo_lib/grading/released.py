@@ -1,0 +1,35 @@
+"""A lab as a student's installation has it: the released notebook read as a source, without solutions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dlo_lib.grading.course import read_lab_info
+from dlo_lib.grading.source import DEMO_TAG, Cell, CellKind, LabSource
+
+
+def released_lab(folder: Path) -> LabSource:
+    """The lab in ``labs/NN_name``. Its cells are as students got them; no solution differs from its release.
+
+    Raises:
+        UserError: there is no ``lab.toml``.
+    """
+    info = read_lab_info(folder)
+    cells = json.loads((folder / info.notebook).read_text(encoding="utf-8"))["cells"]
+    return LabSource(info, folder, tuple(map(_cell, cells)))
+
+
+def _cell(cell: dict[str, Any]) -> Cell:
+    grading = cell["metadata"].get("nbgrader", {})
+    if cell["cell_type"] != "code":
+        kind = CellKind.TEXT
+    elif grading.get("grade"):
+        kind = CellKind.TEST
+    elif grading.get("solution"):
+        kind = CellKind.SOLUTION
+    else:
+        kind = CellKind.DEMO if DEMO_TAG in cell["metadata"].get("tags", ()) else CellKind.GIVEN
+    text = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+    return Cell(grading.get("grade_id") or cell["id"], kind, text, text, float(grading.get("points") or 0))

@@ -1,0 +1,79 @@
+"""What the judge says of a submission. Plain values only, no times and no paths: the same submission gives the same report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlo_lib.grading.outcome import Outcome, Status
+from dlo_lib.grading.verdict import published
+
+GRADED, GRADED_WARN, NO_ATTEMPT, GRADER_ERROR = "GRADED", "GRADED_WARN", "NO_ATTEMPT", "GRADER_ERROR"
+WORST_FIRST = (Status.GRADER_ERROR, Status.OOM, Status.KERNEL_DIED, Status.TIMEOUT)
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """How one check went. ``message`` is for instructors; ``published`` is what the student may read of it."""
+
+    name: str
+    title: str
+    points: float
+    maximum: float
+    status: str
+    message: str
+    published: str
+    hidden: bool
+
+
+@dataclass(frozen=True)
+class QuestionReport:
+    """A question's points and checks. ``note`` says what else led to them."""
+
+    question: str
+    points: float
+    maximum: float
+    status: str
+    checks: tuple[CheckReport, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A submission's status word (with its reason in brackets, if it has one), its questions in order, and warnings."""
+
+    lab: str
+    status: str
+    questions: dict[str, QuestionReport]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def points(self) -> float:
+        """Points earned."""
+        return sum(question.points for question in self.questions.values())
+
+    @property
+    def maximum(self) -> float:
+        """Points of all checks that were run."""
+        return sum(question.maximum for question in self.questions.values())
+
+
+def check_report(outcome: Outcome, hidden: bool, withdrawn: bool = False) -> CheckReport:
+    """The report of an outcome; ``withdrawn``: the points do not count."""
+    shown = published(outcome, frozenset({outcome.check.name}) if hidden else frozenset())
+    check = outcome.check
+    points = 0.0 if withdrawn else outcome.points
+    return CheckReport(check.name, check.title, points, check.points, outcome.status.value, outcome.message, shown, hidden)
+
+
+def question_report(question: str, checks: tuple[CheckReport, ...], note: str = "") -> QuestionReport:
+    """The report of a question from those of its checks."""
+    statuses = {check.status for check in checks}
+    status = next((word.value for word in WORST_FIRST if word.value in statuses), GRADED)
+    return QuestionReport(question, sum(check.points for check in checks), sum(check.maximum for check in checks), status, checks, note)
+
+
+def overall_status(questions: dict[str, QuestionReport], warnings: tuple[str, ...]) -> str:
+    """The status of the whole submission: the worst of its questions, else whether there are warnings."""
+    statuses = {question.status for question in questions.values()}
+    worst = next((word.value for word in WORST_FIRST if word.value in statuses), None)
+    return worst or (GRADED_WARN if warnings else GRADED)
