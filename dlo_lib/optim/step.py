@@ -4,6 +4,9 @@ There is one definition, used by ``train``, by ``profiling`` on fake tensors and
     sum of its token losses * world_size / (valid tokens of all micro-batches on all ranks),
 so that the mean over ranks which data parallelism takes of the gradients gives the gradient of the mean loss per token, whatever
 the ranks' shares. (The mean of the ranks' own means would weigh a token by how few its rank holds.)
+
+Beside the model's own communication a step sends two numbers: the count of valid tokens, under the first forward, and the loss,
+under the optimiser.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ class StepResult:
     """What a step reports, as tensors so that an accelerator need not be waited for.
 
     loss: () fp32 or wider, mean over the valid tokens of all ranks. tokens: () int64, their number. grad_norm: () before clipping,
-    or None when nothing is clipped.
+    or None when nothing is clipped. Without a single valid token the loss is 0, and so are the gradients.
     """
 
     loss: Tensor
@@ -81,8 +84,8 @@ def train_step(
         on_phase: called with the phase that begins.
     """
     world_size = dist.get_world_size(group) if group is not None else 1
-    valid = count_valid([targets for _, targets in micro_batches], group)
-    scale = world_size / valid.clamp(min=1)
+    valid = count_valid([targets for _, targets in micro_batches], None)
+    counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None  # its wait hides behind the forward
     loss_sum = torch.zeros((), device=valid.device)
 
     for index, (inputs, targets) in enumerate(micro_batches):
@@ -100,13 +103,17 @@ def train_step(
                     reduction="sum",
                 )
             del logits  # the graph keeps what backward needs, and no more
-            loss = token_losses * scale
+            if counting is not None:
+                counting.wait()
+            # A count divides in the loss's own dtype; a scale computed from it would be fp32, whatever the model.
+            loss = token_losses * world_size / valid.clamp(min=1)
             loss_sum = loss_sum + loss.detach()  # in the loss's own dtype: fp64 in the proofs of parity
             on_phase(Phase.BACKWARD)
             (loss if scaler is None else scaler.scale(loss)).backward()
             del token_losses, loss
     if hasattr(model, "finish_grad_sync"):
         model.finish_grad_sync()
+    reporting = dist.all_reduce(loss_sum, group=group, async_op=True) if group is not None else None  # hides behind the optimiser
 
     grad_norm = None
     if max_norm is not None:
@@ -123,10 +130,9 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     on_phase(Phase.END)
 
-    if group is not None:
-        dist.all_reduce(loss_sum, group=group)
-        loss_sum = loss_sum / world_size
-    return StepResult(loss_sum, valid, grad_norm)
+    if reporting is not None:
+        reporting.wait()
+    return StepResult(loss_sum / world_size, valid, grad_norm)
 
 
 def count_valid(targets: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
