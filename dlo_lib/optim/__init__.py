@@ -1,5 +1,5 @@
 """The training step and what it is made of."""
 
-from dlo_lib.optim.step import IGNORE_INDEX, Phase, Precision, StepResult, count_valid, train_step
+from dlo_lib.optim.step import IGNORE_INDEX, Phase, Precision, StepResult, train_step
 
-__all__ = ["IGNORE_INDEX", "Phase", "Precision", "StepResult", "count_valid", "train_step"]
+__all__ = ["IGNORE_INDEX", "Phase", "Precision", "StepResult", "train_step"]

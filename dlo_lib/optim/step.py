@@ -135,14 +135,6 @@ def train_step(
     return StepResult(loss_sum / world_size, valid, grad_norm)
 
 
-def count_valid(targets: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
-    """The number of targets to learn from, of all micro-batches on all ranks of ``group``, () int64."""
-    valid = torch.stack([(some != IGNORE_INDEX).sum() for some in targets]).sum()
-    if group is not None:
-        dist.all_reduce(valid, group=group)
-    return valid
-
-
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before, ().
 
