@@ -84,7 +84,7 @@ def train_step(
         on_phase: called with the phase that begins.
     """
     world_size = dist.get_world_size(group) if group is not None else 1
-    valid = count_valid([targets for _, targets in micro_batches], None)
+    valid = torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()
     counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None  # its wait hides behind the forward
     loss_sum = torch.zeros((), device=valid.device)
 
