@@ -16,7 +16,10 @@ from sqlalchemy.exc import SAWarning
 from dlo_lib.errors import UserError
 from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.export import GradeTable, read_grades, write_csv
+from dlo_lib.grading.judge_cells import warm_judge
+from dlo_lib.grading.modules import load_checks
 from dlo_lib.grading.nbgrader_course import open_course
+from dlo_lib.grading.source import read_lab, source_folder
 
 LOG_FILE = "dlo-grade.log"
 Advance = Callable[[str], None]  # called with a student's name when that student is done
@@ -32,7 +35,10 @@ def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = 
     students = submitted_students(course, lab)
     if not students:
         raise UserError(f"no submission of {lab.directory} in {course.coursedir.root}: `nbgrader collect {lab.directory}` fetches them")
-    autograde(course, lab, students, advance)
+    source = read_lab(source_folder(lab))
+    load_checks(source.folder, source.folder)  # a mistake in them is to stop the command, not each student's grading
+    with warm_judge(source):
+        autograde(course, lab, students, advance)
     run_step(course, "feedback", course.generate_feedback(lab.directory))
     grades = read_grades(course, lab)
     write_csv(grades, grades_file(course, lab))

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from nbgrader.api import MissingEntry
 from nbgrader.apps.api import NbGraderAPI
 from rich.table import Table
 
 from dlo_lib.files import write_text
 from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.report import GRADED, GRADER_ERROR, NO_ATTEMPT
 from dlo_lib.grading.source import TEST_PREFIX, read_lab, source_folder
-
-NO_ATTEMPT = "NO_ATTEMPT"
-GRADER_ERROR = "GRADER_ERROR"
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,10 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
         questions = tuple(question for question in read_lab(source_folder(lab)).questions if question in known)
         rows = []
         for student in sorted(student.id for student in gradebook.students):
-            scores = dict.fromkeys(questions, 0.0)
-            penalty = 0.0
-            status = graded_status(course, lab, student)
-            try:
+            scores, penalty = dict.fromkeys(questions, 0.0), 0.0
+            graded, status = _status(course, lab, student)
+            if graded:  # else the points that may stand in the gradebook are of an earlier grading
                 submitted = gradebook.find_submission_notebook(lab.name, lab.directory, student)
-            except MissingEntry:
-                submitted = None
-            if submitted is not None and status not in (NO_ATTEMPT, GRADER_ERROR):  # else what stands there is of an earlier grading
                 scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
                 penalty = submitted.late_submission_penalty or 0.0
             total = max(0.0, sum(scores.values()) - penalty)
@@ -89,14 +82,14 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     return GradeTable(lab, questions, tuple(rows))
 
 
-def graded_status(course: NbGraderAPI, lab: LabInfo, student: str) -> str:
-    """The judge's status word for a student's submission, with its reason; ``NO_ATTEMPT`` without a submission."""
+def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str]:
+    """Whether there is a graded notebook, and the judge's status word for the submission."""
     directory = course.coursedir
     graded = Path(directory.format_path(directory.autograded_directory, student, lab.directory)) / lab.notebook
     if graded.is_file():
-        return str(nbformat.read(graded, as_version=4).metadata.get("dlo", {}).get("status", "GRADED"))
+        return True, str(nbformat.read(graded, as_version=4).metadata.get("dlo", {}).get("status", GRADED))
     submitted = Path(directory.format_path(directory.submitted_directory, student, lab.directory))
-    return GRADER_ERROR if submitted.is_dir() else NO_ATTEMPT
+    return False, GRADER_ERROR if submitted.is_dir() else NO_ATTEMPT
 
 
 def write_csv(table: GradeTable, path: Path) -> Path:

@@ -8,30 +8,57 @@ keep working. nbgrader gives full marks to a test cell without output: so every 
 
 from __future__ import annotations
 
+import math
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbconvert.exporters import NotebookExporter
 from nbformat import NotebookNode
-from nbformat.v4 import new_output
+from nbformat.v4 import new_markdown_cell, new_output
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor
 from nbgrader.utils import is_grade
 
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.environ import environment
-from dlo_lib.grading.rebuild import rebuild
-from dlo_lib.grading.source import TEST_PREFIX, read_lab, source_folder
+from dlo_lib.grading.source import TEST_PREFIX, LabSource, read_lab, source_folder
+from dlo_lib.text import tr
 
-SECRET_FILE = "secret"
+if TYPE_CHECKING:
+    from dlo_lib.grading.host import Zygote
+    from dlo_lib.grading.report import QuestionReport, Report
+
+SECRET_FILE = "secret"  # in the course's folder: what the inputs of all checks are drawn from
+STATUS_CELL = "dlo-status"
+
+# nbgrader makes a new preprocessor for each notebook: this is how a batch shares one warm process among them.
+_warm: ContextVar[Zygote | None] = ContextVar("warm", default=None)
+
+
+@contextmanager
+def warm_judge(lab: LabSource) -> Iterator[None]:
+    """Judge all notebooks meanwhile with one zygote, which has imported everything, instead of starting one for each."""
+    from dlo_lib.grading.judge import zygote_for
+
+    with zygote_for(lab) as zygote:
+        token = _warm.set(zygote)
+        try:
+            yield
+        finally:
+            _warm.reset(token)
 
 
 class SubmissionExporter(NotebookExporter):
     """nbconvert's notebook exporter for submissions: whatever the file holds, what comes out is the release with the student's answers."""
 
     def from_file(self, file_stream: Any, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
-        """Read a submission and run the preprocessors on what was rebuilt from it."""
-        lab = find_lab(resources["nbgrader"]["assignment"], source_labs())
-        return self.from_notebook_node(rebuild(lab, file_stream), resources, **kw)
+        """Run the preprocessors on what is rebuilt from the file that ``file_stream`` has open."""
+        from dlo_lib.grading.rebuild import rebuild  # here: every nbgrader command loads this module, few of them grade
+
+        return self.from_notebook_node(rebuild(_lab(resources), Path(file_stream.name)), resources, **kw)
 
 
 class JudgeCells(NbGraderPreprocessor):
@@ -39,22 +66,25 @@ class JudgeCells(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
         """Judge the file that the student handed in, not ``nb``, which was rebuilt from it."""
-        from dlo_lib.grading.judge import judge_notebook  # here: every nbgrader command loads this module, few of them judge
-
-        told = resources["nbgrader"]
-        course = self.parent.parent.coursedir
-        lab = read_lab(source_folder(find_lab(told["assignment"], source_labs())))
-        submission = Path(course.format_path(course.submitted_directory, told["student"], told["assignment"])) / lab.info.notebook
-        report = judge_notebook(submission, lab, (Path(course.root) / SECRET_FILE).read_text().strip())
+        told, lab, course = resources["nbgrader"], _lab(resources), self.parent.parent.coursedir
+        handed_in = Path(course.format_path(course.submitted_directory, told["student"], told["assignment"]))
+        report = self._report(lab, handed_in / lab.info.notebook, (Path(course.root) / SECRET_FILE).read_text(encoding="ascii").strip())
         for cell in filter(is_grade, nb.cells):
-            cell.outputs = [verdict_output(report.questions[cell.metadata.nbgrader.grade_id.removeprefix(TEST_PREFIX)])]
+            question = report.questions.get(cell.metadata.nbgrader.grade_id.removeprefix(TEST_PREFIX))
+            cell.outputs = [verdict_output(question, float(cell.metadata.nbgrader.points))]
         nb.metadata.dlo = {"lab": lab.info.directory, "status": report.status}
+        nb.cells = [status_cell(report), *nb.cells]
         return nb, resources
 
+    def _report(self, lab: LabSource, path: Path, secret: str) -> Report:
+        from dlo_lib.grading.judge import judge_notebook
+        from dlo_lib.grading.report import GRADER_ERROR, Report
 
-def verdict_output(question) -> NotebookNode:
-    points = min(max(float(question.points), 0.0), float(question.maximum))
-    return new_output("execute_result", {"text/plain": repr(points), "text/html": f"<b>{points}</b>"}, execution_count=1)
+        try:
+            return judge_notebook(path, lab, secret, zygote=_warm.get())
+        except Exception:  # noqa: BLE001  a fault of ours costs this submission its row, gives it no points, and stops nobody else's
+            self.log.error(traceback.format_exc())
+            return Report(lab.info.directory, GRADER_ERROR, {})
 
 
 class ExecuteWithHidden(Execute):
@@ -62,6 +92,30 @@ class ExecuteWithHidden(Execute):
 
     def preprocess(self, nb: NotebookNode, resources: dict, km: Any = None) -> tuple[NotebookNode, dict]:
         """Execute ``nb`` in a kernel of this process's environment and what the lab adds to it."""
-        lab = find_lab(resources["nbgrader"]["assignment"], source_labs())
-        with environment({**lab.reduced, "DLO_HIDDEN": str(source_folder(lab))}):
+        lab = _lab(resources)
+        with environment({**lab.info.reduced, "DLO_HIDDEN": str(lab.folder)}):
             return super().preprocess(nb, resources, km)
+
+
+def verdict_output(question: QuestionReport | None, maximum: float) -> NotebookNode:
+    """The output of a test cell: its plain text is the points, from 0 to ``maximum``; for people, the table of checks."""
+    if question is None:
+        return new_output("execute_result", {"text/plain": "0.0"}, execution_count=1)
+    from dlo_lib.grading.verdict import table_html
+
+    # nbgrader reads NaN and what is negative as full marks, and dies of what is above the maximum.
+    points = min(max(question.points, 0.0), maximum) if math.isfinite(question.points) else 0.0
+    heading = tr("{question}: {points:g} of {maximum:g} points", question=question.question, points=points, maximum=maximum)
+    rows = [(check.status == "OK", tr(check.title), f"{check.points:g}/{check.maximum:g}", check.published) for check in question.checks]
+    data = {"text/plain": repr(points), "text/html": table_html(heading, rows, question.note)}
+    return new_output("execute_result", data, execution_count=1)
+
+
+def status_cell(report: Report) -> NotebookNode:
+    """The first cell of a graded notebook: the judge's status word and warnings."""
+    lines = [tr("Status: **{status}**", status=report.status), *(f"- {warning}" for warning in report.warnings)]
+    return new_markdown_cell("\n".join(lines), id=STATUS_CELL)
+
+
+def _lab(resources: dict) -> LabSource:
+    return read_lab(source_folder(find_lab(resources["nbgrader"]["assignment"], source_labs())))

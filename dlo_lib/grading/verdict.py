@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlo_lib.grading.outcome import Outcome, Status
@@ -82,14 +83,21 @@ class Verdict:
 
     def shown(self) -> Shown:
         """The table."""
-        lines, body = [self.heading], []
+        lines = [self.heading]
         width = max((len(title) for _, title, _, _ in self.rows()), default=0)
         for passed, title, points, message in self.rows():
             lines.append(f"  {MARKS[passed]} {title:<{width}}  {points:>7}  {message}".rstrip())
-            cells = "".join(f"<td style='{CELL_STYLE}'>{html.escape(text)}</td>" for text in (title, points, message))
-            body.append(f"<tr><td style='color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
-        page = f"<b>{html.escape(self.heading)}</b><table>{''.join(body)}</table><div>{html.escape(self.advice)}</div>"
+        page = table_html(self.heading, self.rows(), self.advice)
         return Shown("\n".join([*lines, self.advice]), page)
+
+
+def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: str) -> str:
+    """A heading, a row for each check (passed, title, points, message), and a line below."""
+    body = []
+    for passed, *texts in rows:
+        cells = "".join(f"<td style='{CELL_STYLE}'>{html.escape(text)}</td>" for text in texts)
+        body.append(f"<tr><td style='color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
+    return f"<b>{html.escape(heading)}</b><table>{''.join(body)}</table><div>{html.escape(below)}</div>"
 
 
 def published(outcome: Outcome, hidden: frozenset[str]) -> str:
