@@ -90,7 +90,7 @@ def train_step(
 
     for index, (inputs, targets) in enumerate(micro_batches):
         last = index == len(micro_batches) - 1
-        with contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+        with contextlib.nullcontext() if last else getattr(model, "no_sync", contextlib.nullcontext)():
             on_phase(Phase.FORWARD)
             with torch.autocast(valid.device.type, precision.dtype, enabled=precision is not Precision.FP32):
                 logits = model(inputs)
@@ -111,8 +111,7 @@ def train_step(
             on_phase(Phase.BACKWARD)
             (loss if scaler is None else scaler.scale(loss)).backward()
             del token_losses, loss
-    if hasattr(model, "finish_grad_sync"):
-        model.finish_grad_sync()
+    getattr(model, "finish_grad_sync", lambda: None)()
     reporting = dist.all_reduce(loss_sum, group=group, async_op=True) if group is not None else None  # hides behind the optimiser
 
     grad_norm = None
@@ -140,6 +139,5 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
 
     A model whose gradients are sharded brings its own ``clip_grad_norm_(max_norm)``.
     """
-    if hasattr(model, "clip_grad_norm_"):
-        return model.clip_grad_norm_(max_norm)
-    return nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    clip = getattr(model, "clip_grad_norm_", None)
+    return nn.utils.clip_grad_norm_(model.parameters(), max_norm) if clip is None else clip(max_norm)
