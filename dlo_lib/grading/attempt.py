@@ -59,6 +59,7 @@ class Attempt:
     @contextlib.contextmanager
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """``world`` fresh processes with the cells run, killed at the end."""
+        self.worker()  # cells that end a process show it here, before there are many
         workers = [self.zygote.worker() for _ in range(world)]
         try:
             deadline = after(LOAD_SECONDS)

@@ -104,6 +104,7 @@ def _lock_down(job: dict[str, Any], zygote: int) -> None:
         os.dup2(nowhere, descriptor)
     os.chdir(job["folder"])
     os.environ["HOME"] = job["folder"]
+    sys.path.insert(0, job["folder"])  # as in a notebook: what lies beside it can be imported
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE, MAX_FILE))
     # The judge kills beyond ``memory``; this stops what would be faster than its look.
