@@ -35,10 +35,10 @@ class GradeRow:
 
 @dataclass(frozen=True)
 class GradeTable:
-    """The grades of a lab, in the order of the students' names."""
+    """The grades of a lab, in the order of the students' names; ``questions`` in the lab's order, with the points each can give."""
 
     lab: LabInfo
-    questions: tuple[str, ...]
+    questions: dict[str, float]
     rows: tuple[GradeRow, ...]
 
     def csv(self) -> str:
@@ -53,22 +53,27 @@ class GradeTable:
         return text.getvalue()
 
     def shown(self) -> Table:
-        """The table for a terminal."""
-        table = Table("student", *self.questions, "total", "max", "status", title=f"{self.lab.directory}: {self.lab.title}")
-        for column in table.columns[1:-1]:
-            column.justify = "right"
+        """The table for a terminal: totals, and where points were lost."""
+        table = Table("student", "total", "max", "status", "points lost", title=f"{self.lab.directory}: {self.lab.title}")
+        table.columns[1].justify = table.columns[2].justify = "right"
         for row in self.rows:
-            points = [f"{row.scores[question]:g}" for question in self.questions]
-            table.add_row(row.student, *points, f"{row.total:g}", f"{row.maximum:g}", row.status)
+            table.add_row(row.student, f"{row.total:g}", f"{row.maximum:g}", row.status, self._lost(row))
         return table
+
+    def _lost(self, row: GradeRow) -> str:
+        lost = {question: maximum - row.scores[question] for question, maximum in self.questions.items()}
+        if not any(row.scores.values()):
+            return "all"
+        late = [f"late {row.penalty:g}"] if row.penalty else []
+        return ", ".join([f"{question} {points:g}" for question, points in lost.items() if points] + late)
 
 
 def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     """The grades of ``lab`` as they stand in the course, a row for every student of its roster."""
     with course.gradebook as gradebook:
         notebook = gradebook.find_notebook(lab.name, lab.directory)
-        known = {cell.name.removeprefix(TEST_PREFIX) for cell in notebook.grade_cells}
-        questions = tuple(question for question in read_lab(source_folder(lab)).questions if question in known)
+        maxima = {cell.name.removeprefix(TEST_PREFIX): cell.max_score for cell in notebook.grade_cells}
+        questions = {question: maxima[question] for question in read_lab(source_folder(lab)).questions if question in maxima}
         rows = []
         for student in sorted(student.id for student in gradebook.students):
             scores, penalty = dict.fromkeys(questions, 0.0), 0.0

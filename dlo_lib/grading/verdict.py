@@ -10,7 +10,7 @@ from dlo_lib.grading.outcome import Outcome, Status
 from dlo_lib.text import tr
 
 MARKS = {True: "✓", False: "✗"}
-CELL_STYLE = "text-align:left;vertical-align:top"
+CELL_STYLE = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
 
 
 @dataclass(frozen=True)
