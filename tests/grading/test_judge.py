@@ -17,7 +17,7 @@ import pytest
 
 from dlo_lib.grading.contract import Check
 from dlo_lib.grading.host import Zygote
-from dlo_lib.grading.judge import judge_mutant, judge_notebook, visible_report, zygote_for
+from dlo_lib.grading.judge import judge_mutant, judge_notebook, visible_report
 from dlo_lib.grading.modules import LabChecks, load_checks
 from dlo_lib.grading.mutants import mutants_of, read_mutant
 from dlo_lib.grading.release import release_lab
@@ -181,13 +181,12 @@ ip.ast_transformers.append(Strip())
     assert points(report) == FULL | {"scale": 0.0}
 
 
-def test_7_secrets_are_not_in_the_environment(judge: Judge, reference: Notebook, small: LabSource, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("CLASS_SECRET", "tell nobody")
+def test_7_secrets_are_not_in_the_environment(judge: Judge, reference: Notebook) -> None:
+    """The fixture starts the zygote with CLASS_SECRET in the judge's own environment."""
     leak = "import os\ndef absmax_scale(x):\n    raise ValueError(sorted(os.environ))"
-    with zygote_for(small) as started_with_it:
-        told = judge(answer(reference, scale=leak), zygote=started_with_it)
-    assert "PATH" in messages(told, "scale")
-    assert "CLASS_SECRET" not in messages(told, "scale")
+    told = messages(judge(answer(reference, scale=leak)), "scale")
+    assert "PATH" in told
+    assert "CLASS_SECRET" not in told
 
 
 @pytest.mark.parametrize(

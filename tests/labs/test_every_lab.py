@@ -1,4 +1,4 @@
-"""Every lab below solutions/, found by itself: its reference earns everything, the untouched notebook nothing, each mutant loses what it says.
+"""Every lab below solutions/, found by itself: the reference earns everything, the untouched notebook nothing, a mutant loses what it says.
 
 A new lab needs no new test. A mutant that no longer loses its points, or loses others, says that a check has gone soft or hard.
 """
@@ -25,19 +25,23 @@ from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_fo
 LEAST_MUTANTS = 5
 HINTS = 3
 LABS = source_labs()
-MUTANTS = [(lab, file) for lab in LABS for file in mutants_of(read_lab(source_folder(lab)))]
+SOURCES = {lab.directory: read_lab(source_folder(lab)) for lab in LABS}
+MUTANTS = [(lab, file) for lab in LABS for file in mutants_of(SOURCES[lab.directory])]
 
 every_lab = pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.directory)
 
 
-@cache
 def source(lab: LabInfo) -> LabSource:
-    return read_lab(source_folder(lab))
+    return SOURCES[lab.directory]
 
 
 @cache
+def checks_in(folder: Path) -> LabChecks:
+    return load_checks(folder, folder)
+
+
 def checks(lab: LabInfo) -> LabChecks:
-    return load_checks(source(lab).folder, source(lab).folder)
+    return checks_in(source(lab).folder)
 
 
 @pytest.fixture(scope="module")
