@@ -78,9 +78,21 @@ def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="anot
 
 
 @app.command()
-def grade(lab: LabName) -> None:
-    """Grade the collected submissions of a lab, in the course of this folder (instructors)."""
-    raise UserError(lab)
+def grade(
+    lab: LabName,
+    course: Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")] = Path(),
+) -> None:
+    """Grade what was collected for a lab and print the table (instructors). Scores land in the course's nbgrader gradebook."""
+    from rich.progress import Progress
+
+    from dlo_lib.grading.batch import grade_lab
+    from dlo_lib.grading.course import find_lab
+
+    info = find_lab(lab)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(f"grading {info.directory}", total=None)
+        table = grade_lab(info, course, lambda student: progress.update(bar, advance=1, description=f"graded {student}"))
+    console.print(table.shown())
 
 
 @app.command()

@@ -62,4 +62,5 @@ def write_jupyter_config() -> Path:
         c.Exchange.root = {str(exchange)!r}
         """
     write_text(folder / "nbgrader_config.py", dedent(settings))
+    write_text(folder / "jupyter_lab_config.py", "c.LabApp.news_url = None  # a class has no network, and nobody wants to be asked\n")
     return folder

@@ -1,0 +1,69 @@
+"""`dlo lab` in a real browser: the lab opens, a check answers under its cell, nbgrader's extensions are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="NOT TESTED HERE: JupyterLab in a browser (install chromium)"),
+]
+
+
+@pytest.fixture
+def server(course: Path, tmp_path: Path) -> Iterator[str]:
+    """The URL of a running `dlo lab`."""
+    command = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "lab", "--no-browser"]
+    environment = dict(os.environ, HOME=str(tmp_path / "home"), PYTHONUNBUFFERED="1")
+    (tmp_path / "home").mkdir()
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if found := re.search(r"http://(?:127\.0\.0\.1|localhost):\d+/lab\?token=\w+", line):
+            break
+    else:
+        pytest.fail(f"no URL was printed:\n{said}")
+    yield found[0]
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+def test_a_student_opens_a_lab_and_a_check_answers(server, tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+
+    base, token = server.split("/lab?")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.goto(f"{base}/lab/tree/91_small/small.ipynb?{token}")
+        expect(page.locator(".jp-Notebook")).to_be_visible(timeout=60_000)
+        expect(page.get_by_text("Validate", exact=True)).to_be_visible(timeout=60_000)
+        expect(page.get_by_text("| Idle")).to_be_visible(timeout=90_000)
+        page.get_by_role("menuitem", name="Run").first.click()
+        page.get_by_text("Run All Cells", exact=True).click()
+        expect(page.get_by_text("not written yet").first).to_be_visible(timeout=90_000)
+        page.screenshot(path=str(tmp_path / "lab.png"))
+        page.goto(f"{base}/lab?{token}")
+        page.get_by_role("menuitem", name="Nbgrader").first.click()
+        page.get_by_text("Assignment List", exact=True).click()
+        expect(page.get_by_text("Released assignments").first).to_be_visible(timeout=60_000)
+        expect(page.get_by_text("Error fetching assignments")).to_have_count(0)
+        page.screenshot(path=str(tmp_path / "assignments.png"))
+        browser.close()

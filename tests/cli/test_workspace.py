@@ -1,0 +1,52 @@
+"""The student's own copy of a lab is the student's: the course never writes over it."""
+
+import json
+
+from dlo_lib.cli.workspace import update_workspace, work_dir
+
+
+def own():
+    return work_dir() / "91_small"
+
+
+def test_the_first_start_copies_the_labs(course):
+    (update,) = update_workspace()
+    assert update.kept == ()
+    released = course / "labs" / "91_small"
+    assert {file.name for file in own().iterdir()} == {file.name for file in released.iterdir()}
+    assert (own() / "small.ipynb").read_bytes() == (released / "small.ipynb").read_bytes()
+
+
+def test_the_students_work_survives_every_later_start(course):
+    update_workspace()
+    (own() / "small.ipynb").write_text("my work")
+    (own() / "notes.txt").write_text("my notes")
+    for _ in range(2):
+        (update,) = update_workspace()
+        assert update.kept == ()
+    assert (own() / "small.ipynb").read_text() == "my work"
+    assert (own() / "notes.txt").read_text() == "my notes"
+
+
+def test_a_newer_release_replaces_only_an_untouched_notebook(course):
+    update_workspace()
+    released = course / "labs" / "91_small" / "small.ipynb"
+    notebook = json.loads(released.read_text())
+    notebook["metadata"]["edition"] = 2
+    released.write_text(json.dumps(notebook))
+    update_workspace()
+    assert json.loads((own() / "small.ipynb").read_text())["metadata"]["edition"] == 2
+
+    (own() / "small.ipynb").write_text("my work")
+    notebook["metadata"]["edition"] = 3
+    released.write_text(json.dumps(notebook))
+    (update,) = update_workspace()
+    assert update.kept == ("small.ipynb",)
+    assert (own() / "small.ipynb").read_text() == "my work"
+
+
+def test_checks_are_always_those_of_the_course(course):
+    update_workspace()
+    (own() / "checks.py").write_text("# all is well")
+    update_workspace()
+    assert (own() / "checks.py").read_text() == (course / "labs" / "91_small" / "checks.py").read_text()
