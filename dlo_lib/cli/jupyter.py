@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 
 FIRST_PORT = 8888
+QUIET = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 
 
 def free_port(asked: int | None = None) -> int:
@@ -62,5 +64,6 @@ def write_jupyter_config() -> Path:
         c.Exchange.root = {str(exchange)!r}
         """
     write_text(folder / "nbgrader_config.py", dedent(settings))
-    write_text(folder / "jupyter_lab_config.py", "c.LabApp.news_url = None  # a class has no network, and nobody wants to be asked\n")
+    # A class may have no network, and nobody wants to be asked about news.
+    write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(QUIET))
     return folder

@@ -59,6 +59,7 @@ def test_a_student_opens_a_lab_and_a_check_answers(server, tmp_path):
         page.get_by_role("menuitem", name="Run").first.click()
         page.get_by_text("Run All Cells", exact=True).click()
         expect(page.get_by_text("not written yet").first).to_be_visible(timeout=90_000)
+        expect(page.get_by_text("Would you like to get notified")).to_have_count(0)
         page.screenshot(path=str(tmp_path / "lab.png"))
         page.goto(f"{base}/lab?{token}")
         page.get_by_role("menuitem", name="Nbgrader").first.click()
