@@ -1,57 +1,134 @@
-"""Which rank is to blame, in one message that begins with it."""
+"""What became of each rank, and the sentence that names the one to look at.
+
+One failing rank takes the others with it: their collectives break, or wait for ever. So the errors that arrive are ordered:
+    1. what a rank did by itself: an exception of its own, ``sys.exit``, the end of its process (a signal, ``os._exit``)
+    2. an exception that says that communication broke: nearly always a neighbour's end, seen from here
+and in each class the earliest is named. A rank that raised keeps its connections open until it is stopped: it breaks no collective.
+"""
 
 from __future__ import annotations
 
+import enum
+import os
+import re
 import signal
 from collections.abc import Sequence
-from typing import Protocol
-
-from dlo_lib.launch.cells import name_cells
-from dlo_lib.launch.rank import Answer
+from dataclasses import dataclass
 
 
 class RankFailure(RuntimeError):
-    """A rank raised, died, or was not done in time. The message begins with the rank that caused it."""
+    """A rank failed, or ``timeout`` passed. The message begins with the rank to look at and its own traceback.
+
+    ``rank`` is that rank, or None after a time-out.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in a notebook: the rank's traceback, not the one that leads through this library."""
+        return f"RankFailure: {self}".splitlines()
 
 
-class _Rank(Protocol):
-    number: int
-    answer: Answer | None
-    answered: float
-    exit_code: int | None
+class Ending(enum.Enum):
+    RUNNING = enum.auto()
+    RETURNED = enum.auto()
+    RAISED = enum.auto()
+    DIED = enum.auto()
 
 
-def blame(ranks: Sequence[_Rank]) -> RankFailure:
-    """The failure, told from its cause: a death first, then a rank's own error, then one that came out of a communication call."""
-    died = [rank for rank in ranks if rank.answer is None and rank.exit_code is not None]
-    raised = [rank for rank in ranks if rank.answer is not None and rank.answer.error]
-    if died:
-        first = died[0]
-        text = f"rank {first.number} {_death(first.exit_code or 0)}"
-    else:
-        own = [rank for rank in raised if rank.answer is not None and not rank.answer.inside_call]
-        first = min(own or raised, key=lambda rank: rank.answered)
-        assert first.answer is not None
-        text = f"rank {first.number} raised {first.answer.summary}\n\n{name_cells(first.answer.error.rstrip())}"
-    others = [rank for rank in died + raised if rank is not first]
-    for other in others:
-        what = _death(other.exit_code or 0) if other.answer is None else f"then raised {other.answer.summary.splitlines()[0]}"
-        text += f"\n(rank {other.number} {what})"
-    return RankFailure(text)
+@dataclass
+class RankState:
+    """What the parent knows of one rank."""
+
+    rank: int
+    ending: Ending = Ending.RUNNING
+    at: float = 0.0
+    """``time.monotonic()`` when it ended."""
+    result: bytes | bytearray = b""
+    headline: str = ""
+    """``raised ValueError: bad batch``, ``was killed by SIGSEGV``, ..."""
+    traceback: str = ""
+    follows: bool = False
+    """Its error says that communication broke: look elsewhere for the cause."""
+
+    @property
+    def failed(self) -> bool:
+        return self.ending in (Ending.RAISED, Ending.DIED)
 
 
-def too_late(ranks: Sequence[_Rank], timeout: float | None, stacks: dict[int, str]) -> RankFailure:
-    """The failure for ranks that were not done in time, with where each was."""
-    done = [rank.number for rank in ranks if rank.answer is not None]
-    late = ", ".join(map(str, stacks))
-    text = f"no answer within {timeout:g} s from rank{'s' if len(stacks) > 1 else ''} {late}"
-    text += f" (done: {', '.join(map(str, done))})" if done else ""
-    return RankFailure(text + "".join(f"\n\nrank {number} was here:\n{name_cells(stack)}" for number, stack in stacks.items()))
+_BROKEN_COMMUNICATION = re.compile(
+    r"gloo|nccl|tcpstore|socket|connection (was )?(closed|reset|refused|aborted)|broken pipe|timed out waiting|Dist(Network|Store)Error",
+    re.IGNORECASE,
+)
 
 
-def _death(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name
-        hint = ": the system may have run out of memory" if name == "SIGKILL" else ""
-        return f"was ended by {name}{hint}"
-    return f"left with exit code {code} before it was done"
+def says_communication_broke(error: BaseException) -> bool:
+    """Whether ``error``, or one that it was raised from, is torch's word for a lost neighbour.
+
+    gloo raises a bare RuntimeError in whatever call noticed first (a collective, ``wait``, ``backward``): there is only its text to go by.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, RuntimeError | ConnectionError) and _BROKEN_COMMUNICATION.search(f"{type(link).__name__}: {link}"):
+            return True
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
+
+
+def describe_exit(status: int) -> str:
+    """A wait status (of ``os.waitpid``) in words; a negative one is the errno with which the rank could not be started."""
+    if status < 0:
+        return f"could not be started ({os.strerror(-status)}): close other programs, use fewer ranks or raise `ulimit -u`"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        cause = " (out of memory?)" if number == signal.SIGKILL else ""
+        name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
+        return f"was killed by {name}{cause}"
+    return f"ended its process with status {os.waitstatus_to_exitcode(status)} before the function returned (os._exit?)"
+
+
+def blame(states: Sequence[RankState]) -> RankFailure:
+    """The failure to raise when at least one of ``states`` failed: see the order above."""
+    failed = sorted((state for state in states if state.failed), key=lambda state: (state.follows, state.at))
+    cause = failed[0]
+    same = sorted(state.rank for state in failed if state.headline == cause.headline)
+    if len(same) > 1:  # one bug, met by several ranks: the lowest speaks for all
+        cause = next(state for state in failed if state.rank == same[0])
+    lines = [f"rank {cause.rank} {cause.headline}"]
+    if cause.traceback:
+        lines += ["", cause.traceback.rstrip(), ""]
+    if len(same) > 1:
+        lines.append(f"{ranks_in_words(same)} failed in the same way.")
+    others = [state for state in failed if state.rank not in {*same, cause.rank}]
+    lines += [f"rank {state.rank} {state.headline}" for state in others if not state.follows]
+    if lost := [state.rank for state in others if state.follows]:
+        lines.append(f"{ranks_in_words(sorted(lost))} lost the connection in consequence.")
+    if stopped := [state.rank for state in states if state.ending is Ending.RUNNING]:
+        lines.append(f"{ranks_in_words(stopped)} had not finished and {'was' if len(stopped) == 1 else 'were'} stopped.")
+    return RankFailure("\n".join(lines).rstrip(), cause.rank)
+
+
+def timed_out(states: Sequence[RankState], seconds: float, stacks: Sequence[str]) -> RankFailure:
+    """The failure to raise after ``timeout``: which ranks had finished, and where each of the others was."""
+    late = [state.rank for state in states if state.ending is Ending.RUNNING]
+    done = [state.rank for state in states if state.ending is Ending.RETURNED]
+    lines = [f"timeout: {ranks_in_words(late)} had not finished after {seconds:g} s" + (f"; {ranks_in_words(done)} had" if done else "")]
+    for rank in late:
+        lines += [
+            "",
+            f"rank {rank} was here:",
+            stacks[rank].rstrip() or "  (not in Python code that could be asked)",
+        ]
+    return RankFailure("\n".join(lines))
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """
+    >>> ranks_in_words([2]), ranks_in_words([0, 1, 3])
+    ('rank 2', 'ranks 0, 1 and 3')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

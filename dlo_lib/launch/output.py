@@ -1,61 +1,53 @@
-"""What ranks print: whole lines, as they come, with the rank before each."""
+"""What ranks print, as lines that say whose they are: ``[rank 1] loss 3.2``.
+
+Each rank's stdout and stderr are one pipe, read by the caller while it waits, so lines come live, are never torn, and a rank that prints
+without end is slowed down instead of filling memory.
+"""
 
 from __future__ import annotations
 
 import os
-import select
 import sys
-from collections import deque
-from collections.abc import Iterable
 
-_KEPT_LINES = 30
+_CHUNK_BYTES = 1 << 16
+_LONGEST_LINE_BYTES = 1 << 16
 
 
-class LinePump:
-    """Reads the ranks' output pipes and writes whole lines to ``sys.stdout``, so that two ranks never share a line."""
+class RankOutput:
+    """The lines of one rank's pipe, written to the caller's ``sys.stdout`` as it is at that moment."""
 
-    def __init__(self, prefixes: dict[int, str]) -> None:
-        self.prefixes = prefixes
-        self.unfinished = dict.fromkeys(prefixes, b"")
-        self.tails: dict[int, deque[str]] = {pipe: deque(maxlen=_KEPT_LINES) for pipe in prefixes}
-        self.silent: set[int] = set()
-        for pipe in prefixes:
-            os.set_blocking(pipe, False)
+    def __init__(self, rank: int, pipe: int) -> None:
+        self._prefix = f"[rank {rank}] "
+        self._pipe = pipe
+        self._partial = b""
 
-    def read(self, pipe: int) -> bool:
-        """Print what is there; False once the rank has closed its end."""
+    def pump(self) -> bool:
+        """Write the whole lines that have arrived; False at the end of the pipe, or when nothing is in it."""
         try:
-            data = os.read(pipe, 1 << 16)
-        except BlockingIOError:
-            return True
-        except OSError:
-            data = b""
-        *lines, self.unfinished[pipe] = (self.unfinished[pipe] + data).split(b"\n")
-        if not data and self.unfinished[pipe]:
-            lines, self.unfinished[pipe] = [self.unfinished[pipe]], b""
-        self._print(pipe, lines)
+            data = os.read(self._pipe, _CHUNK_BYTES)
+        except BlockingIOError:  # something that the rank has started still holds the pipe
+            return False
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _LONGEST_LINE_BYTES:
+            lines.append(self._partial)
+            self._partial = b""
+        self._write(lines)
         return bool(data)
 
-    def drain(self) -> None:
-        """Print all that is there, the last line also when it has no end."""
-        for pipe in self.prefixes:
-            while select.select([pipe], [], [], 0)[0] and self.read(pipe):
-                pass
-            if self.unfinished[pipe]:
-                self._print(pipe, [self.unfinished[pipe]])
-                self.unfinished[pipe] = b""
+    def finish(self) -> None:
+        """Write what is left in the pipe, and the line that was begun."""
+        while self.pump():
+            pass
+        if self._partial:
+            self._write([self._partial])
+            self._partial = b""
 
-    def silence(self, pipes: Iterable[int]) -> None:
-        """Keep, but do not print, what these say from now on."""
-        self.silent |= set(pipes)
-
-    def tail(self, pipe: int) -> str:
-        """The last lines it said."""
-        return "\n".join(self.tails[pipe])
-
-    def _print(self, pipe: int, lines: list[bytes]) -> None:
-        texts = [line.decode(errors="replace") for line in lines]
-        self.tails[pipe].extend(texts)
-        if texts and pipe not in self.silent:
-            sys.stdout.write("".join(f"{self.prefixes[pipe]}{text}\n" for text in texts))
+    def _write(self, lines: list[bytes]) -> None:
+        if lines:
+            sys.stdout.write("".join(f"{self._prefix}{_as_shown(line)}\n" for line in lines))
             sys.stdout.flush()
+
+
+def _as_shown(line: bytes) -> str:
+    """A progress bar redraws its line with carriage returns: what a terminal would show in the end."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")

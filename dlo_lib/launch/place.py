@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
 
 from dlo_lib.errors import UserError
 
-if TYPE_CHECKING:
-    import torch
-
-FIRST_PORT, PORTS = 20_000, 20_000
+BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""What ``dist.init_process_group`` is given: with NCCL too, tensors on the CPU can be sent."""
+FIRST_PORT, PORTS = 20_000, 10_000  # below the ephemeral ports, which on Linux begin at 32768
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,22 @@ def _numbers(environment: Mapping[str, str]) -> tuple[int, int, int, int, str]:
     return 0, 0, 1, 1, "none"
 
 
-def _device(local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
-    """NCCL wants a GPU of its own for every rank of a node; fewer GPUs than ranks means the CPU and gloo."""
-    import torch
+def gpu_for_each(ranks: int) -> bool:
+    """Whether this process sees a GPU for each of ``ranks``: NCCL wants one for every rank of a node. Does not initialise CUDA."""
+    return torch.cuda.device_count() >= ranks and dist.is_nccl_available()
 
-    # SLURM may show each rank only its own GPU.
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if visible >= local_world_size:
+
+def use_loopback() -> None:
+    """On one machine gloo then needs neither a host name that resolves nor an open firewall. The user's own choice stays."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+
+def _device(local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
+    if gpu_for_each(local_world_size):
         return torch.device("cuda", local_rank), "nccl"
-    if visible == 1 and os.environ.get("SLURM_STEP_GPUS", os.environ.get("SLURM_JOB_GPUS", "")).count(",") + 1 >= local_world_size > 1:
+    # SLURM may show each rank only its own GPU.
+    given = os.environ.get("SLURM_STEP_GPUS", os.environ.get("SLURM_JOB_GPUS", ""))
+    if gpu_for_each(1) and given.count(",") + 1 >= local_world_size > 1:
         return torch.device("cuda", 0), "nccl"
     return torch.device("cpu"), "gloo"
 
@@ -88,53 +97,53 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
     """The process group of the job, always destroyed at the end; one that exists already (within ``run_ranks``) is used and left.
 
     Raises:
-        UserError: the port is in use, or the first node's name is not known.
+        UserError: the port is in use, or the place where the ranks meet cannot be reached.
     """
-    import torch
-    import torch.distributed as dist
-
     if dist.is_initialized():
         yield
         return
-    address, port = meeting_point(os.environ, here)
     if here.device.type == "cuda":
         torch.cuda.set_device(here.device)
-    meeting = f"tcp://{address}:{port}"
+    backend = BACKENDS[here.backend]
+    address, port = meeting_point(os.environ, here)
+    if address in ("127.0.0.1", "localhost"):
+        use_loopback()
     try:
-        dist.init_process_group(here.backend, init_method=meeting, rank=here.rank, world_size=here.world_size, timeout=timeout)
+        if port is None:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group(
+                backend, init_method=f"tcp://{address}:{port}", rank=here.rank, world_size=here.world_size, timeout=timeout
+            )
     except dist.DistNetworkError as error:
         if "EADDRINUSE" in str(error) or "in use" in str(error):
             raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from error
-        raise
+        raise UserError(
+            f"rank {here.rank} cannot reach {address}:{port}, where rank 0 waits: see whether rank 0 runs, check MASTER_ADDR"
+        ) from error
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def meeting_point(environment: Mapping[str, str], here: Place) -> tuple[str, int]:
-    """Host and port where the ranks of a job meet."""
+def meeting_point(environment: Mapping[str, str], here: Place) -> tuple[str, int | None]:
+    """Host and port where the ranks of a job meet; no port for one rank alone, unless MASTER_PORT is set."""
     address = environment.get("MASTER_ADDR")
     port = environment.get("MASTER_PORT")
     if port is not None and not (port.isdigit() and 0 < int(port) < 65_536):
         raise UserError(f'MASTER_PORT is "{port}": use a number from 1 to 65535')
+    if here.world_size == 1:
+        return address or "127.0.0.1", None if port is None else int(port)
     if here.launcher == "slurm":
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", "")
         job = environment.get("SLURM_JOB_ID", "0")
         step = environment.get("SLURM_STEP_ID", "0")
         derived = FIRST_PORT + (int(job) * 31 + int(step)) % PORTS
         return address or first_node(nodes), int(port or derived)
-    if here.world_size > 1 and port is None:
+    if port is None:
         raise UserError("RANK and WORLD_SIZE are set but MASTER_PORT is not: start with torchrun, or set MASTER_ADDR and MASTER_PORT")
-    return address or "127.0.0.1", int(port or _free_port())
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return address or "127.0.0.1", int(port)
 
 
 def first_node(nodes: str) -> str:
@@ -144,12 +153,13 @@ def first_node(nodes: str) -> str:
     'r1i0n3'
     >>> first_node("jean-zay-ia801")
     'jean-zay-ia801'
+    >>> first_node("rack[1-2]n[07-09]")
+    'rack1n07'
     """
-    match = re.match(r"([^\[,]+)(?:\[([^\]]+)\])?([^,]*)", nodes)
-    if not match:
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
+    if first is None:
         raise UserError(f'SLURM\'s node list is "{nodes}": set MASTER_ADDR to the name of the first node')
-    prefix, ranges, suffix = match.groups()
-    return prefix + (re.split(r"[-,]", ranges)[0] if ranges else "") + (suffix if ranges else "")
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
 
 
 def tasks_per_node(text: str) -> list[int]:

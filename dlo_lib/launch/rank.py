@@ -1,119 +1,188 @@
-"""A rank's own side: takes its work from the channel, runs it with ``torch.distributed`` ready, answers, and waits to be dismissed."""
+"""One rank: from the fork to its answer. It takes over the caller's surroundings, joins the process group, calls the function, answers.
+
+All that is the caller's *now* applies here: environment, current folder, ``sys.path``, ``sys.argv``, the source of notebook cells.
+After its answer a rank keeps its connections open until the caller has heard from all of them, so that no neighbour's collective
+breaks because this one was quicker, or failed.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import ctypes
 import faulthandler
-import io
+import gc
+import json
+import mmap
 import os
+import pickle
 import random
 import signal
 import socket
+import struct
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import Any, NoReturn, TextIO
 
-from dlo_lib.launch.cells import lend
-from dlo_lib.launch.wire import receive, send
+import torch
+import torch.distributed as dist
+
+from dlo_lib.errors import UserError
+from dlo_lib.launch.failure import says_communication_broke
+from dlo_lib.launch.frames import below_this_package, remember_sources
+from dlo_lib.launch.place import BACKENDS, use_loopback
+from dlo_lib.launch.server import STACK_SIGNAL
+from dlo_lib.launch.values import pack_result, unpack_call
+
+HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, bytes that follow
+RETURNED, RAISED = b"V", b"E"
+SEED = 0
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a rank is given. ``function`` is the pickled (fn, args, kwargs)."""
+class Job:
+    """What all ranks of a call have in common. Plain data: it is unpickled before the caller's ``sys.path`` applies."""
 
-    rank: int
     world_size: int
-    backend: str
-    store: str
-    threads: int
-    function: bytes
-    cells: dict[str, list[str]]
+    nccl: bool
     environment: dict[str, str]
-    folder: str
-    path: list[str]
+    folder: str | None
+    module_path: list[str]
+    arguments: list[str]
+    sources: dict[str, tuple[str, ...]]
+    call: bytes
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a rank says at its end. ``inside_call``: the exception came out of a communication call, so a neighbour may be its cause."""
-
-    result: bytes = b""
-    error: str = ""
-    summary: str = ""
-    inside_call: bool = False
-
-
-def run_rank(channel: int, output: int, board: int | None) -> NoReturn:
-    """The whole life of the process. Does not return."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), line_buffering=True, write_through=True)
-    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), line_buffering=True, write_through=True)
-    faulthandler.register(signal.SIGUSR2, all_threads=False)
-    with socket.socket(fileno=channel) as line:
-        work: Work = receive(line)
-        answer = _do(work)
-        with contextlib.suppress(OSError):
-            send(line, answer)
-            receive(line)  # stay in the group until every rank is heard: leaving would break a neighbour's call
-    _leave()
-
-
-def _do(work: Work) -> Answer:
-    import cloudpickle
-    import torch
-    import torch.distributed as dist
-
-    os.environ.clear()
-    os.environ.update(work.environment)
-    here = {"RANK": work.rank, "LOCAL_RANK": work.rank, "WORLD_SIZE": work.world_size, "LOCAL_WORLD_SIZE": work.world_size}
-    os.environ.update({name: str(number) for name, number in here.items()}, DLO_LAUNCHER="run_ranks")
-    sys.path[:] = work.path
+def run_rank(rank: int, server: int, channel_file: int, output: int, black_box: int, job_file: int, listener_file: int) -> NoReturn:
+    """Be rank ``rank``. The numbers that end in ``file`` and the two before are file descriptors; ``server`` is the parent's process id."""
+    _take_output(output)  # first, so that whatever goes wrong is seen
+    _die_with(server)
+    os.setpgid(0, 0)
+    _open_black_box(black_box)
+    channel = socket.socket(fileno=channel_file)
     try:
-        os.chdir(work.folder)
-        torch.set_num_threads(work.threads)
-        random.seed(work.rank)
-        if work.backend == "nccl":
-            torch.cuda.set_device(work.rank)
-        lend(work.cells)
-        dist.init_process_group(work.backend, init_method=f"file://{work.store}", rank=work.rank, world_size=work.world_size)
-        function, arguments, keywords = cloudpickle.loads(work.function)
-        result = function(*arguments, **keywords)
-        try:
-            return Answer(result=cloudpickle.dumps(result))
-        except Exception as error:  # noqa: BLE001  whatever pickling raises is the person's to know
-            text = f"the result of rank {work.rank} cannot be sent back: {type(error).__name__}: {error}"
-            return Answer(error=text, summary=text)
-    except BaseException as error:  # noqa: BLE001  also SystemExit and KeyboardInterrupt end a rank
-        return Answer(error=_own_traceback(error), summary=f"{type(error).__name__}: {error}", inside_call=_inside_call(error))
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback from the person's own function on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = traceback.TracebackException.from_exception(error)
-    ours = str(Path(__file__).parent)
-    own.stack = traceback.StackSummary.from_list([frame for frame in frames if not frame.filename.startswith(ours)])
-    return "".join(own.format())
-
-
-def _inside_call(error: BaseException) -> bool:
-    """Whether it was raised by the backend: a neighbour that left shows as a broken connection here."""
-    if not isinstance(error, RuntimeError):
-        return False
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and ("torch/distributed" in frames[-1].filename or "autograd" in frames[-1].filename)
-
-
-def _leave() -> NoReturn:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        with contextlib.suppress(Exception):
-            dist.destroy_process_group()
+        job = _read_job(job_file)
+        _take_surroundings(job, rank)
+        fn, args, kwargs = unpack_call(job.call)
+        _fill_main(fn, *args, *kwargs.values())
+        _join(rank, job, socket.socket(fileno=listener_file))
+        kind, answer = RETURNED, pack_result(fn(*args, **kwargs))
+    except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too: the caller must hear of it
+        kind, answer = RAISED, _report(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    channel.sendall(HEADER.pack(kind, len(answer)))
+    channel.sendall(answer)
+    channel.recv(1)  # the others have all they need from us, or the caller is gone
+    _end()
+
+
+def _die_with(server: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch_parent, args=(server,), daemon=True).start()
+    if os.getppid() != server:  # it went before we asked
+        os._exit(1)
+
+
+def _watch_parent(server: int) -> None:
+    while os.getppid() == server:
+        time.sleep(0.5)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _take_output(pipe: int) -> None:
+    for standard in (1, 2):
+        os.dup2(pipe, standard)
+    os.close(pipe)
+    sys.stdout, sys.stderr = map(_line_buffered, (1, 2))
+
+
+def _line_buffered(file: int) -> TextIO:
+    return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _open_black_box(file: int) -> None:
+    faulthandler.enable(file, all_threads=False)
+    faulthandler.register(STACK_SIGNAL, file, all_threads=False)
+
+
+def _read_job(file: int) -> Job:
+    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as job:  # not read(): the ranks share one file position
+        os.close(file)
+        return pickle.loads(job)
+
+
+def _take_surroundings(job: Job, rank: int) -> None:
+    os.environ.clear()
+    os.environ.update(job.environment)
+    use_loopback()
+    if job.folder is not None:
+        os.chdir(job.folder)
+    sys.path[:] = job.module_path
+    sys.argv[:] = job.arguments
+    sys.modules["__main__"] = ModuleType("__main__")
+    remember_sources(job.sources)
+    gc.enable()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // job.world_size))
+    random.seed(SEED)
+    torch.manual_seed(SEED)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(SEED)
+
+
+def _fill_main(fn: Callable[..., Any], *values: Any) -> None:
+    """Give ``__main__`` what the call brought from there: ``all_gather_object`` and ``torch.save`` look for a notebook's classes in it."""
+    main = vars(sys.modules["__main__"])
+    if getattr(fn, "__module__", None) == "__main__":
+        main.update(getattr(fn, "__globals__", {}))
+    main.update({type(value).__name__: type(value) for value in values if type(value).__module__ == "__main__"})
+
+
+def _join(rank: int, job: Job, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(job.world_size),
+        LOCAL_WORLD_SIZE=str(job.world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        DLO_LAUNCHER="run_ranks",
+    )
+    if job.nccl:
+        torch.cuda.set_device(rank)
+    if rank == 0:  # the store takes the listening socket over
+        store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    else:
+        listener.close()
+        store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=False, wait_for_workers=False)
+    dist.init_process_group(BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size)
+
+
+def _report(error: BaseException) -> bytes:
+    error.__traceback__ = below_this_package(error.__traceback__)
+    first_line = str(error).split("\n", 1)[0]
+    headline = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {type(error).__name__}: {first_line}"
+    text = "".join(traceback.format_exception(error))
+    if error.__traceback__ is None:  # not in the caller's code: wrong arguments, a result that cannot be sent
+        headline, text = (first_line if isinstance(error, UserError) else headline), ""
+    return json.dumps({"headline": headline, "traceback": text, "follows": says_communication_broke(error)}).encode()
+
+
+def _end() -> NoReturn:
+    """As at the end of a script: what was registered runs and files are flushed; but without tearing the interpreter down, for speed."""
+    try:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    finally:
+        os._exit(0)

@@ -1,132 +1,202 @@
-"""A warm process that forks ranks: torch is imported once, so that a rank starts in milliseconds.
+"""The warm server: a process that has imported torch once, and forks a rank in milliseconds whenever it is asked to.
 
-multiprocessing's fork server is not used: it runs the caller's ``__main__`` again in every child (a notebook has none, and a script
-without a guard would start over), and it outlives its parent as long as one child does. This one is a plain subprocess behind one socket.
-Each request is one datagram with the rank's file descriptors; the rank's exit status comes back through a pipe of its own.
+It is a server of our own and not multiprocessing's ``forkserver``, because that one runs the caller's ``__main__`` again in each child (a
+script without ``if __name__ == "__main__"`` would start itself anew), belongs to the thread that started it, gives each rank a file that
+keeps the server alive when the caller is killed, and hides how a child ended. This one is a single-threaded loop over one socket:
+    the caller sends a *control* socket per launch; on it, FORK with a rank's files, STACKS, or the end of the stream: stop this launch
+    the server answers with (rank, wait status) as each rank ends, and closes once all of a launch are gone
 
-Whoever ends first takes the rest along: the parent's end of the socket closes when the parent dies, however it dies, and the server
-then kills its ranks and leaves; the kernel kills a rank whose server died.
+Nobody is left behind: the server holds a pidfd of the caller, which becomes readable when that process is gone, however it went, and
+then stops every rank; the kernel kills the ranks when the server itself goes. Each rank leads a process group, so that what a rank has
+started goes with it.
+
+Cost: one import of torch (about 2 s of CPU, 350 MB shared by all ranks), then some 15 ms a rank.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import enum
+import errno
+import functools
+import gc
 import importlib
 import os
-import select
+import selectors
 import signal
 import socket
 import struct
-import subprocess
-import sys
-import threading
-from pathlib import Path
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-PR_SET_PDEATHSIG = 1
-PRELOADED = ("cloudpickle", "torch", "torch.distributed")
-STATUS = struct.Struct("<i")
+# torch.optim imports torch._dynamo when the first optimiser is made: 0.7 s that each rank of each call would pay again.
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "cloudpickle", "dlo_lib.launch.rank")
+READY = b"ready"
 
-
-class ForkServer:
-    """The parent's side: starts the server when it is first needed, and again when it is gone."""
-
-    def __init__(self) -> None:
-        self._owner = 0
-        self._process: subprocess.Popen | None = None
-        self._socket: socket.socket | None = None
-        self._lock = threading.Lock()
-
-    def fork(self, channel: int, output: int, status: int, board: int | None = None) -> int:
-        """Fork a rank that talks over ``channel``, prints to ``output``, and whose exit status is written to ``status``; its pid."""
-        with self._lock:
-            self._start()
-            assert self._socket is not None
-            descriptors = [channel, output, status] + ([board] if board is not None else [])
-            socket.send_fds(self._socket, [b"fork"], descriptors)
-            return int(self._socket.recv(32))
-
-    def _start(self) -> None:
-        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
-            return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        root = str(Path(__file__).resolve().parents[2])
-        code = f"import sys; sys.path.insert(0, {root!r}); from dlo_lib.launch.server import serve; serve({theirs.fileno()})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle
-        )
-        theirs.close()
-        self._socket, self._owner = ours, os.getpid()
-        if ours.recv(32) != b"ready":
-            raise RuntimeError("the fork server did not start: see its message above")
+REQUEST = struct.Struct("!ii")  # what, rank
+REPORT = struct.Struct("!ii")  # rank, wait status; or -errno when it could not be forked
+STACK_SIGNAL = signal.SIGUSR2  # training scripts use SIGUSR1
+_PARENT_POLL_S = 0.5
 
 
-def serve(descriptor: int) -> None:
-    """The server's whole life."""
-    for module in PRELOADED:
-        importlib.import_module(module)
-    from dlo_lib.launch.rank import run_rank
+class Request(enum.IntEnum):
+    """What a launch can ask for; stopping needs no word, the end of the stream is enough."""
 
-    control = socket.socket(fileno=descriptor)
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    ranks: dict[int, int] = {}
-    with contextlib.suppress(OSError):
-        control.send(b"ready")
-    while True:
-        ready = select.select([control.fileno(), woken], [], [])[0]
-        if woken in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(woken, 4096)
-            _reap(ranks)
-        if control.fileno() not in ready:
-            continue
-        message, descriptors, *_ = socket.recv_fds(control, 32, 4)
-        if not message:  # the parent is gone
-            for pid in ranks:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-            os._exit(0)
-        channel, output, status, *board = descriptors
-        server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setpgid(0, 0)
-            die_with_parent(server)
-            for other in (descriptor, woken, wake, status, *ranks.values()):
-                os.close(other)
-            run_rank(channel, output, board[0] if board else None)
-        ranks[pid] = status
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)
-        for given in (channel, output, *board):
-            os.close(given)
-        control.send(str(pid).encode())
+    FORK = 1
+    STACKS = 2
 
 
-def _reap(ranks: dict[int, int]) -> None:
-    while ranks:
+@dataclass
+class _Launch:
+    control: socket.socket
+    ranks: dict[int, int] = field(default_factory=dict)  # process id -> rank, those that live
+    stopping: bool = False
+
+    def report(self, rank: int, status: int) -> None:
+        with contextlib.suppress(OSError):  # the caller is gone: nobody to tell
+            self.control.sendall(REPORT.pack(rank, status))
+
+    def signal(self, number: signal.Signals) -> None:
+        for pid in self.ranks:
+            _signal_group(pid, number)
+
+
+class _Server:
+    def __init__(self, client: socket.socket, parent: int) -> None:
+        self._client = client
+        self._parent = parent
+        self._launches: list[_Launch] = []
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        for end in (self._wake_read, self._wake_write):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._listen(self._wake_read, self._reap)
+        self._listen(client, self._accept)
+        self._parent_handle: int | None = None
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(ProcessLookupError):
+                self._parent_handle = os.pidfd_open(parent)
+                self._listen(self._parent_handle, self._leave)
+
+    def serve(self) -> None:
+        """Until the parent is gone."""
+        timeout = None if self._parent_handle is not None else _PARENT_POLL_S
+        while True:
+            for key, _ in self._selector.select(timeout):
+                key.data()
+            if os.getppid() != self._parent:
+                self._leave()
+
+    def _listen(self, source: int | socket.socket, call: Callable[[], None]) -> None:
+        self._selector.register(source, selectors.EVENT_READ, call)
+
+    def _accept(self) -> None:
+        data, files, _, _ = socket.recv_fds(self._client, 1, 1)
+        if not data:
+            self._leave()
+        for file in files:
+            launch = _Launch(socket.socket(fileno=file))
+            self._launches.append(launch)
+            self._listen(launch.control, functools.partial(self._obey, launch))
+
+    def _obey(self, launch: _Launch) -> None:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
+            data, files, _, _ = socket.recv_fds(launch.control, REQUEST.size, 8)
+        except ConnectionError:
+            data, files = b"", []
+        if not data:
+            self._stop(launch)
             return
-        if pid == 0:
-            return
-        if (pipe := ranks.pop(pid, None)) is not None:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(pipe, STATUS.pack(os.waitstatus_to_exitcode(status)))
-            os.close(pipe)
+        what, rank = REQUEST.unpack(data)
+        if what == Request.FORK:
+            self._fork(launch, rank, files)
+        elif what == Request.STACKS:
+            for pid in launch.ranks:
+                os.kill(pid, STACK_SIGNAL)
+
+    def _fork(self, launch: _Launch, rank: int, files: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            launch.report(rank, -(error.errno or errno.EAGAIN))
+        else:
+            if pid == 0:
+                self._become(rank, files)
+            with contextlib.suppress(OSError):  # the rank does the same: whoever comes first
+                os.setpgid(pid, pid)
+            launch.ranks[pid] = rank
+        for file in files:
+            os.close(file)
+
+    def _become(self, rank: int, files: list[int]) -> None:
+        """In the child: drop all that is the server's and be a rank. Never returns."""
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            server = os.getppid()
+            self._selector.close()
+            for end in (self._client, *(launch.control for launch in self._launches)):
+                end.close()
+            for file in (self._wake_read, self._wake_write, self._parent_handle):
+                if file is not None:
+                    os.close(file)
+            from dlo_lib.launch.rank import run_rank
+
+            run_rank(rank, server, *files)
+        except BaseException:  # noqa: BLE001  it must not come back into the server's loop
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        for launch in list(self._launches):
+            for pid, rank in list(launch.ranks.items()):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    del launch.ranks[pid]
+                    _signal_group(pid, signal.SIGKILL)  # what it has started and left
+                    launch.report(rank, status)
+            self._forget_if_over(launch)
+
+    def _stop(self, launch: _Launch) -> None:
+        launch.stopping = True
+        self._selector.unregister(launch.control)
+        launch.signal(signal.SIGKILL)
+        self._forget_if_over(launch)
+
+    def _forget_if_over(self, launch: _Launch) -> None:
+        if launch.stopping and not launch.ranks:
+            self._launches.remove(launch)
+            launch.control.close()
+
+    def _leave(self) -> None:
+        for launch in self._launches:
+            launch.signal(signal.SIGKILL)
+        os._exit(0)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends (Linux; elsewhere the server's own clean-up must do)."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+def _signal_group(leader: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def main(file: int, parent: int) -> None:
+    """The whole life of the server: import, say so, serve. ``file`` is a socket to the process ``parent``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # imports leave no garbage; a collection would only write to pages that the ranks share
+    for module in PRELOAD:
+        importlib.import_module(module)
+    gc.freeze()
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False  # torch takes its operators down one by one, 0.1 s in each rank; what a rank's own code adds still runs
+    client = socket.socket(fileno=file)
+    client.sendall(READY)
+    _Server(client, parent).serve()

@@ -1,0 +1,128 @@
+"""What travels between the caller and its ranks, always by value: functions and arguments there, results back.
+
+cloudpickle sends functions and classes of ``__main__`` (a script, a notebook's cells) as code, and those of a module as an import that
+each rank does for itself. A module that an ordinary import would not find as it is (loaded from a path, rewritten by a test runner) is sent
+as code too.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import Tensor
+
+from dlo_lib.errors import UserError
+
+_CURE = "send plain data and tensors, and open files, locks and connections inside the function"
+
+
+def pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """``fn(*args, **kwargs)`` as bytes.
+
+    Raises:
+        UserError: the function or an argument cannot be sent to another process; the one at fault is named.
+    """
+    _send_as_code_what_no_import_would_find()
+    try:
+        return cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+    except Exception as error:
+        name = getattr(fn, "__qualname__", repr(fn))
+        parts = {f"the function {name} (or something it uses)": fn}
+        parts |= {f"args[{position}] of {name}": value for position, value in enumerate(args)}
+        parts |= {f"argument {key} of {name}": value for key, value in kwargs.items()}
+        culprit = next((part for part, value in parts.items() if not _travels(value)), "the call")
+        raise UserError(f"{culprit} cannot be sent to the ranks ({_first_line(error)}): {_CURE}") from error
+
+
+def unpack_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    return cloudpickle.loads(data)
+
+
+def pack_result(value: Any) -> bytes:
+    """A rank's result as bytes.
+
+    Raises:
+        UserError: it cannot be sent to another process.
+    """
+    buffer = io.BytesIO()
+    try:
+        _ResultPickler(buffer).dump(value)
+    except Exception as error:
+        kind = type(value).__name__
+        raise UserError(f"returned a {kind} that cannot be sent back ({_first_line(error)}): return tensors and plain data") from error
+    return buffer.getvalue()
+
+
+def unpack_result(data: bytes | bytearray) -> Any:
+    return cloudpickle.loads(data)
+
+
+class _ResultPickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """A tensor goes alone, without the rest of the storage it is a view of, and from a device to the CPU."""
+        if type(obj) is Tensor and obj.layout is torch.strided:
+            whole = obj.device.type == "cpu" and obj.untyped_storage().nbytes() <= obj.nbytes
+            if not whole and obj.device.type != "meta":
+                alone = obj.detach().cpu().clone().requires_grad_(obj.requires_grad)
+                return alone.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
+        return super().reducer_override(obj)
+
+
+def _travels(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001  whatever its __reduce__ raises is the answer
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _send_as_code_what_no_import_would_find() -> None:
+    installed = (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"))
+    tops: dict[str, importlib.machinery.ModuleSpec | None] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(module, ModuleType) or module.__name__ != name or name == "__main__":
+            continue
+        if file is None or not file.endswith(".py") or file.startswith(installed) or name in cloudpickle.list_registry_pickle_by_value():
+            continue
+        top = name.partition(".")[0]
+        if top not in tops:
+            tops[top] = _find(top)
+        ordinary = type(getattr(module, "__loader__", None)) is importlib.machinery.SourceFileLoader
+        if not (ordinary and _leads_to(tops[top], name, file)):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _find(top: str) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(top, None) if hasattr(finder, "find_spec") else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _leads_to(top: importlib.machinery.ModuleSpec | None, name: str, file: str) -> bool:
+    """Whether an import of ``name``, whose first part is found as ``top``, comes to ``file``."""
+    if top is None:
+        return False
+    if "." not in name and top.origin is not None:
+        return os.path.exists(top.origin) and os.path.samefile(top.origin, file)
+    rest = name.split(".")[1:]
+    for folder in top.submodule_search_locations or ():
+        stem = os.path.join(folder, *rest)
+        if any(os.path.exists(path) and os.path.samefile(path, file) for path in (f"{stem}.py", os.path.join(stem, "__init__.py"))):
+            return True
+    return False
