@@ -96,7 +96,7 @@ def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: 
     body = []
     for passed, *texts in rows:
         cells = "".join(f"<td style='{CELL_STYLE}'>{html.escape(text)}</td>" for text in texts)
-        body.append(f"<tr><td style='color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
+        body.append(f"<tr><td style='padding-right:0.5em;color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
     return f"<b>{html.escape(heading)}</b><table>{''.join(body)}</table><div>{html.escape(below)}</div>"
 
 
