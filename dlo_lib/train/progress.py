@@ -15,6 +15,8 @@ class TrainProgress:
     def __init__(self, steps: int, done: int) -> None:
         self._steps = steps
         self._console = Console()
+        # Not rich's own guess: a notebook's kernel sets FORCE_COLOR, which makes rich take the ranks' pipes for terminals.
+        self._terminal = self._console.file.isatty()
         self._bar = Progress(
             TextColumn(tr("training")),
             BarColumn(),
@@ -22,7 +24,7 @@ class TrainProgress:
             TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._terminal,
         )
         self._task = self._bar.add_task("", total=steps, completed=done, metrics="")
 
@@ -40,7 +42,7 @@ class TrainProgress:
         text = tr("loss {loss:.4f}  {rate:,.0f} tokens/s", loss=_number(metrics.loss), rate=metrics.tokens_per_second)
         if metrics.mfu is not None:
             text += tr("  MFU {mfu:.1%}", mfu=metrics.mfu)
-        if self._console.is_terminal:
+        if self._terminal:
             self._bar.update(self._task, metrics=text)
         else:
             self.say(tr("step {step}/{steps}  ", step=metrics.step, steps=self._steps) + text)
