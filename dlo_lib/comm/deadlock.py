@@ -1,0 +1,182 @@
+"""The decision whether ranks can still move, from what they wrote on the board alone: no torch, no clock, no guess.
+
+*Issuing* an operation satisfies its partners, only a *wait* blocks. A waiting rank is stuck when a partner it needs has not issued the
+matching operation and never will, because that partner has ended, or is stuck itself. The stuck ranks are therefore the largest set of
+waiting ranks in which each needs somebody of the set or somebody who has ended (a greatest fixed point). A rank that computes, for however
+long, is in no such set, and neither is a rank that waits for it.
+
+Calls that meet must also agree: the same operation, type, size, root and reduction. Backends do not check that.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dlo_lib.comm.board import State
+from dlo_lib.comm.calls import Call, Kind
+
+
+@dataclass
+class RankView:
+    """What is known of one rank."""
+
+    rank: int
+    state: State = State.STARTING
+    waits_for: Call | None = None
+    since: int = 0
+    """``time.monotonic_ns`` at which it entered its state."""
+    death: str | None = None
+    """How its process ended, when it ended without a word."""
+    lost: bool = False
+    """Some of its calls were not seen: nothing is concluded about it."""
+    last: Call | None = None
+    issued: dict[tuple, int] = field(default_factory=lambda: defaultdict(int))
+    """How many calls it issued, by (send, receive or collective, channel)."""
+
+    @property
+    def ended(self) -> bool:
+        return self.death is not None or self.state in (State.FINISHED, State.RAISED)
+
+    def note(self, call: Call) -> None:
+        """Count a call of this rank."""
+        self.last = call
+        self.issued[_key(call.kind, call.channel(self.rank))] = call.sequence
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Calls that meet and do not agree. ``what`` is the first thing they differ in."""
+
+    what: str
+    calls: dict[int, Call]
+    """By rank; for a message, the sender and the receiver."""
+    pair: tuple[int, int] | None = None
+    """For an all-to-all, the sender and the receiver whose sizes differ."""
+
+
+def _key(kind: Kind, channel: tuple) -> tuple:
+    return (kind if kind.point_to_point else None, *channel)
+
+
+def missing_partners(view: RankView, views: dict[int, RankView]) -> set[int]:
+    """The ranks whose matching operation ``view``'s wait still needs; empty when it can go on."""
+    call = view.waits_for
+    if call is None:
+        return set()
+    me, group = view.rank, call.group
+
+    def issued(rank: int, kind: Kind, channel: tuple) -> int:
+        return views[rank].issued[_key(kind, channel)] if rank in views else 0
+
+    if call.kind is Kind.SEND:
+        received = issued(call.peer, Kind.RECV, (group, me, call.peer, call.tag))
+        takes_any = issued(call.peer, Kind.RECV_ANY, (group, None, call.peer, call.tag))
+        return set() if received >= call.sequence or takes_any else {call.peer}
+    if call.kind is Kind.RECV:
+        return set() if issued(call.peer, Kind.SEND, call.channel(me)) >= call.sequence else {call.peer}
+    if call.kind is Kind.RECV_ANY:
+        others = [rank for rank in call.members if rank != me]
+        for other in others:
+            channel = (group, other, me, call.tag)
+            if issued(other, Kind.SEND, channel) > issued(me, Kind.RECV, channel):
+                return set()
+        return set(others)
+    partners: Iterable[int] = call.members
+    if call.kind is Kind.NEW_GROUP:
+        partners = call.shape
+    elif call.kind.rooted and call.peer != me:
+        partners = (call.peer,)  # a leaf needs the root only
+    return {rank for rank in partners if rank != me and issued(rank, call.kind, call.channel(rank)) < call.sequence}
+
+
+def stuck_ranks(views: dict[int, RankView]) -> dict[int, set[int]]:
+    """The waiting ranks that can never go on, each with the partners it lacks."""
+    ended = {view.rank for view in views.values() if view.ended}
+    lacks = {}
+    for view in views.values():
+        if view.state is State.WAITING and view.death is None and not view.lost and (missing := missing_partners(view, views)):
+            lacks[view.rank] = missing
+    while True:
+        hopeless = ended | lacks.keys()
+        # One lost partner is enough to be stuck, except for a receive from any rank, which is stuck when all are lost.
+        moves = {rank for rank, missing in lacks.items() if not (missing <= hopeless if _takes_any(views[rank]) else missing & hopeless)}
+        if not moves:
+            return lacks
+        for rank in moves:
+            del lacks[rank]
+
+
+def _takes_any(view: RankView) -> bool:
+    return view.waits_for is not None and view.waits_for.kind is Kind.RECV_ANY
+
+
+class Meetings:
+    """Calls by the place where they meet, each place forgotten once all have come and agree."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple, dict[int, Call]] = {}
+
+    def add(self, rank: int, call: Call) -> Mismatch | None:
+        """Note a call; the mismatch when it does not agree with those it meets."""
+        if call.kind is Kind.RECV_ANY:
+            return None
+        place = ("message" if call.kind.point_to_point else "", *call.channel(rank), call.sequence)
+        calls = self._places.setdefault(place, {})
+        calls[rank] = call
+        if len(calls) == 1:
+            return None
+        mismatch = message_mismatch(calls) if call.kind.point_to_point else collective_mismatch(calls)
+        if mismatch is None and len(calls) == (2 if call.kind.point_to_point else len(call.members)):
+            del self._places[place]
+        return mismatch
+
+
+def message_mismatch(calls: dict[int, Call]) -> Mismatch | None:
+    """A send and its receive must hold the same type and number of elements."""
+    first, second = calls.values()
+    if (first.dtype, first.numel) == (second.dtype, second.numel):
+        return None
+    return Mismatch("size" if first.payload_bytes != second.payload_bytes else "dtype", calls)
+
+
+def collective_mismatch(calls: dict[int, Call]) -> Mismatch | None:
+    """What the ranks' calls at one place of a group's order differ in."""
+    for what, value in _MUST_AGREE.items():
+        if len({value(call) for call in calls.values()}) > 1:
+            return Mismatch(what, calls)
+    if next(iter(calls.values())).kind is Kind.ALL_TO_ALL:
+        return _splits_mismatch(calls)
+    return None
+
+
+def _splits_mismatch(calls: dict[int, Call]) -> Mismatch | None:
+    members = next(iter(calls.values())).members
+    for sender, sent in calls.items():
+        for receiver, received in calls.items():
+            if sent.send_splits[members.index(receiver)] != received.receive_splits[members.index(sender)]:
+                return Mismatch("splits", calls, (sender, receiver))
+    return None
+
+
+def signature(call: Call) -> int:
+    """A number that is the same for calls that may meet; equal in every process."""
+    return zlib.crc32(repr([value(call) for value in _MUST_AGREE.values()]).encode())
+
+
+def _size(call: Call) -> tuple[int, ...]:
+    """A new group's members, or the number of elements where all ranks must have the same."""
+    if call.kind is Kind.NEW_GROUP:
+        return call.shape
+    return () if call.kind is Kind.ALL_TO_ALL else (call.numel,)
+
+
+_MUST_AGREE = {
+    "kind": lambda call: call.kind.value,
+    "dtype": lambda call: call.dtype,
+    "root": lambda call: call.peer,
+    "size": _size,
+    "reduction": lambda call: call.reduction,
+}

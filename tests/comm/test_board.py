@@ -1,0 +1,70 @@
+"""The board: what one rank writes, another process reads, whole and in order."""
+
+import time
+
+from dlo_lib.comm.board import Board, Row, RowView, State
+from dlo_lib.comm.calls import Call, Kind, Site
+
+SITE = Site("/home/ada/lab.py", 12, "train", "all_reduce")
+
+
+def call(number: int, group: str = "0") -> Call:
+    return Call(
+        number, Kind.ALL_REDUCE, group, (0, 1, 2), number, -1, 0, "float32", (4, 4), 16, 64, "SUM", False, True, False, (), (), SITE, 99
+    )  # fmt: skip
+
+
+def test_calls_arrive_as_they_were_logged():
+    board = Board(2)
+    row, view = Row(board, 1), RowView(board, 1)
+    for number in range(1, 6):
+        row.log(call(number))
+    assert view.look()
+    assert list(view.calls()) == [call(number) for number in range(1, 6)]
+    assert list(view.calls()) == []
+    assert not view.look(), "nothing new"
+    board.close()
+
+
+def test_the_log_goes_round_and_a_slow_reader_knows_what_it_lost():
+    board = Board(1)
+    row, view = Row(board, 0), RowView(board, 0)
+    seen = []
+    for number in range(1, 20_001):
+        row.log(call(number))
+        if number % 1000 == 0:
+            view.look()
+            seen += [one.number for one in view.calls()]
+    assert seen == list(range(1, 20_001))
+    assert not view.lost
+    for number in range(20_000):
+        row.log(call(number))
+    view.look()
+    assert list(view.calls()) == []
+    assert view.lost
+    board.close()
+
+
+def test_states_are_read_with_their_call_and_their_time():
+    board = Board(1)
+    row, view = Row(board, 0), RowView(board, 0)
+    before = time.monotonic_ns()
+    row.enter(State.WAITING, 7)
+    view.look()
+    assert (view.state, view.waits_in) == (State.WAITING, 7)
+    assert before <= view.since <= time.monotonic_ns()
+    board.close()
+
+
+def test_a_rank_sees_that_the_others_called_something_else():
+    board = Board(3)
+    rows = [Row(board, rank) for rank in range(3)]
+    rows[0].publish("0", 1, 111)
+    rows[1].publish("0", 1, 111)
+    assert rows[1].differs("0", 1, 111, (0, 1, 2)) is None, "rank 2 has not come yet"
+    rows[2].publish("0", 1, 222)
+    assert rows[2].differs("0", 1, 222, (0, 1, 2)) == 0
+    assert rows[2].differs("0", 1, 222, (2,)) is None
+    assert rows[2].differs("0", 2, 222, (0, 1, 2)) is None, "another place in the order"
+    assert rows[2].differs("17", 1, 222, (0, 1, 2)) is None, "another group"
+    board.close()
