@@ -1,9 +1,9 @@
 """Plain data as bytes: how values cross between a check and the student's process.
 
 The tree of a value goes as JSON, its tensors as safetensors, nothing as pickle. Plain are None, bool, int, float, str, list, tuple, dict,
-tensors, dtypes and a few frozen dataclasses of the library. Everything else is refused by name, at the sender: an object whose ``==`` always
-answers yes never arrives. The receiver trusts nothing: what it builds has exactly these types, within limits of size and depth. A value
-that crosses is a copy; strides survive, ``requires_grad`` does not.
+tensors, dtypes and a few frozen dataclasses of the library. Everything else is refused by name, at the sender: an object whose ``==``
+always answers yes never arrives. The receiver trusts nothing: what it builds has exactly these types, within limits of size and depth. A
+value that crosses is a copy; strides survive, ``requires_grad`` does not.
 
     frame = [u64 length of JSON] [u64 length of safetensors] JSON safetensors
 """
@@ -128,9 +128,9 @@ def _encode_key(key: Any) -> Any:
 
 def _encode_tensor(value: Tensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
     with torch._C.DisableTorchFunctionSubclass():
+        if value.layout is not torch.strided or value.device.type == "meta" or value.dtype not in DTYPES.values():
+            raise NotPlain(f"a tensor of layout {value.layout}, dtype {value.dtype} on {value.device.type}")
         plain = value.detach().as_subclass(Tensor)  # type: ignore[arg-type]
-        if plain.layout is not torch.strided or plain.device.type == "meta" or plain.dtype not in DTYPES.values():
-            raise NotPlain(f"a tensor of layout {plain.layout}, dtype {plain.dtype} on {plain.device.type}")
         name = f"t{len(tensors)}"
         tensors[name] = plain.cpu().contiguous().clone()  # safetensors refuses storage that two tensors share
         return {"$tensor": name, "stride": list(plain.stride())}

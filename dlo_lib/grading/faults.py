@@ -38,15 +38,15 @@ class Fault:
 
     @property
     def not_written(self) -> bool:
-        """There is no answer yet."""
-        return self.kind in ("NotImplementedError", "Missing")
+        """There is no answer yet. A NotImplementedError that says something is torch's, about a dtype or a layout."""
+        return self.kind == "Missing" or (self.kind == "NotImplementedError" and not self.text)
 
     def message(self) -> str:
         """One line for the student."""
-        if self.kind == "NotImplementedError":
-            return tr("not written yet")
         if self.kind == "Missing":
             return tr("`{name}` is not defined: run the cell that defines it", name=self.text)
+        if self.not_written:
+            return tr("not written yet")
         if self.kind == "NotPlain":
             return tr("your code returned {what}", what=self.text)
         raised = tr("your code raised {kind}: {text}", kind=self.kind, text=self.text).rstrip(": ")

@@ -122,7 +122,10 @@ def test_reference_adapters_take_what_the_solutions_take(lab: LabInfo) -> None:
         tree = ast.parse(source(lab).solution(question).source)
         solutions = {node.name: [argument.arg for argument in node.args.args] for node in tree.body if isinstance(node, ast.FunctionDef)}
         for name, adapter in adapters.items():
-            assert list(inspect.signature(adapter).parameters) == solutions[name], name
+            parameters = list(inspect.signature(adapter).parameters.values())
+            taken = len(solutions[name])
+            assert [parameter.name for parameter in parameters[:taken]] == solutions[name], name
+            assert all(parameter.default is not parameter.empty for parameter in parameters[taken:]), name
 
 
 @every_lab
