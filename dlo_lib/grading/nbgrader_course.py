@@ -54,13 +54,8 @@ def configure(c: Config, folder: str | Path, exchange: str | Path | None = None)
 
 
 def configure_stock(c: Config, folder: str | Path) -> None:
-    """Set up ``c`` for the same submissions, run by nbgrader's own kernel, with gradebook and results apart."""
-    folder = Path(folder).resolve()
-    _configure_release(c, folder)
-    c.CourseDirectory.db_url = f"sqlite:///{folder / STOCK_FOLDER / 'gradebook.db'}"
-    c.CourseDirectory.release_directory = f"{STOCK_FOLDER}/release"
-    c.CourseDirectory.autograded_directory = f"{STOCK_FOLDER}/autograded"
-    c.CourseDirectory.feedback_directory = f"{STOCK_FOLDER}/feedback"
+    """Set up ``c`` for the course in ``folder``, the ``stock/`` of another: its submissions, run by nbgrader's own kernel."""
+    _configure_release(c, Path(folder).resolve())
     c.Autograde.autograde_preprocessors = [ExecuteWithHidden if step is Execute else step for step in Autograde().autograde_preprocessors]
     c.Execute.timeout = STOCK_CELL_SECONDS
 
@@ -81,19 +76,26 @@ def create_course(folder: str | Path, exchange: str | Path | None = None, studen
     """
     folder = Path(folder).resolve()
     (folder / STOCK_FOLDER).mkdir(parents=True, exist_ok=True)
-    sources = folder / "solutions"
-    if not sources.exists():
-        sources.unlink(missing_ok=True)  # a link whose checkout has moved
-        sources.symlink_to(course_root() / "solutions")
+    _link(folder / "solutions", course_root() / "solutions")
+    # A course of its own rather than options of this one: nbgrader's commands read the configuration in the course's root last.
+    for shared in ("solutions", "submitted"):
+        _link(folder / STOCK_FOLDER / shared, Path("..") / shared)
     if not (folder / SECRET_FILE).exists():
         # Inputs of the checks are drawn from it, so that they are the same for the whole class and for each regrade.
         with open(os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(secrets.token_hex(32) + "\n")
     given = "" if exchange is None else f", exchange={str(exchange)!r}"
     _write_config(folder / CONFIG_FILE, "configure", f"c, Path(__file__).parent{given}")
-    _write_config(folder / STOCK_FOLDER / CONFIG_FILE, "configure_stock", "c, Path(__file__).parents[1]")
+    _write_config(folder / STOCK_FOLDER / CONFIG_FILE, "configure_stock", "c, Path(__file__).parent")
     _enrol(folder / "gradebook.db", folder / STOCK_FOLDER / "gradebook.db", students)
     return folder
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink():
+        link.unlink()  # the checkout may have moved
+    if not link.exists():
+        link.symlink_to(target)
 
 
 def _enrol(gradebook_file: Path, stock_file: Path, students: Collection[str]) -> None:

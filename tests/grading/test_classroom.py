@@ -193,6 +193,8 @@ def test_stock_nbgrader_gives_the_honest_students_the_same_points(box: Classroom
     stock = grade_lab_stock(find_lab("sums", source_labs()), box.folder / "course")
     assert {row.student: row.scores for row in stock.rows} == {row.student: row.scores for row in box.grades.rows}
     assert (box.folder / "course" / "gradebook.db").read_bytes() == gradebook
+    # nbgrader's commands read the configuration in the course's root last: it must be the stock one, or the judge's would win.
+    assert open_course(box.folder / "course", stock=True).coursedir.root == str(box.folder / "course" / "stock")
 
 
 def corrupt(notebook: Path) -> None:
