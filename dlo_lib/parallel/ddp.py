@@ -169,7 +169,7 @@ class DDP(nn.Module):
             return
         if self._end_of_backward is None or self._end_of_backward() is None:
             self._recover()
-            end = functools.partial(self._finish)
+            end = functools.partial(self._finish)  # kept alive by the engine alone, so its death tells of an interrupted backward
             self._end_of_backward = weakref.ref(end)
             torch.autograd.Variable._execution_engine.queue_callback(end)
         slot = self._slots[index]
@@ -248,7 +248,7 @@ class DDP(nn.Module):
                     bucket.flat = None  # the gradients keep it alive, and let it go when they are set to None
             for slot in self._slots:
                 slot.arrived = False
-        unexpected = [slot.name for slot in absent if slot.param.requires_grad]
+        unexpected = [slot.name for slot in sorted(absent, key=lambda slot: slot.index) if slot.param.requires_grad]
         if unexpected and not self.find_unused_parameters and not interrupted:
             raise UserError(
                 f"no gradient on this rank for {', '.join(unexpected)}: freeze what is not trained before wrapping, "

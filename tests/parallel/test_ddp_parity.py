@@ -1,0 +1,170 @@
+"""DDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64.
+
+The twin is written out with nothing of the library but the model: one loss over everybody's sequences, one backward, one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlo_lib.launch import run_ranks
+from dlo_lib.models import Llama, model_config
+from dlo_lib.optim import IGNORE_INDEX, Precision, train_step
+from dlo_lib.parallel import DDP
+
+STEPS, SEQ, VOCAB = 10, 6, 257
+
+
+class Odd(nn.Module):
+    """Frozen, never used and sometimes used parameters, buffers in use, sizes that fill no vector register."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(5, 3)
+        self.embedding = nn.Embedding(VOCAB, 7)
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.sometimes = nn.Linear(7, 7)
+        self.hidden = nn.Linear(7, 11)
+        self.head = nn.Linear(11, VOCAB, bias=False)
+        self.register_buffer("gain", torch.randn(7))
+        self.register_buffer("offset", torch.randn(7), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.frozen(self.embedding(tokens)) * self.gain + self.offset
+        if len(tokens) > 1:
+            x = x + self.sometimes(x)
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def llama(checkpointing: bool = False) -> Llama:
+    return Llama(model_config("tiny"), checkpointing=checkpointing)
+
+
+def micro_batches(step: int, rank: int, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Unequal numbers of sequences and of tokens to learn; the second rank's first micro-batch has none at all."""
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    pairs = []
+    for index in range(count):
+        tokens = torch.randint(VOCAB, (1 + (step + rank + index) % 3, SEQ + 1), generator=random)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+        targets[torch.rand(targets.shape, generator=random) < 0.2 + 0.2 * rank] = IGNORE_INDEX
+        if rank == 1 and index == 0:
+            targets[:] = IGNORE_INDEX
+        pairs.append((inputs, targets))
+    return pairs
+
+
+@dataclass
+class History:
+    """Per step: the loss, the norm before clipping, and every gradient that the optimiser saw."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, Tensor]]
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def trained_alone(build: Callable[[], nn.Module], world_size: int, count: int, max_norm: float, dtype: torch.dtype) -> History:
+    torch.manual_seed(0)
+    model = build().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    history = History([], [], [])
+    for step in range(STEPS):
+        pieces = [piece for rank in range(world_size) for piece in micro_batches(step, rank, count)]
+        tokens = sum(int((targets != IGNORE_INDEX).sum()) for _, targets in pieces)
+        sums = [
+            F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+            for inputs, targets in pieces
+        ]
+        loss = torch.stack(sums).sum() / tokens
+        loss.backward()
+        history.norms.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
+        history.losses.append(loss.item())
+        history.gradients.append(gradients(model))
+        optimizer.step()
+        optimizer.zero_grad()
+    return history
+
+
+def trained_on_ranks(
+    build: Callable[[], nn.Module], count: int, max_norm: float, dtype: torch.dtype, precision: Precision, options: dict
+) -> History:
+    rank = dist.get_rank()
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # so that only the broadcast can make the replicas equal
+    module = build().to(dtype)
+    model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    history = History([], [], [])
+    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(gradients(module)))
+    for step in range(STEPS):
+        pieces = micro_batches(step, rank, count)
+        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=model.group, precision=precision)
+        history.losses.append(result.loss.item())
+        history.norms.append(result.grad_norm.item())
+    return history
+
+
+def on_ranks(
+    world_size: int, build: Callable[[], nn.Module], count: int, dtype=torch.float64, precision=Precision.FP32, max_norm=0.5, **options
+) -> list[History]:
+    return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, options)
+
+
+def assert_same(ranks: list[History], twin: History, within: float) -> None:
+    for history in ranks:
+        assert len(history.losses) == len(twin.losses) == STEPS
+        torch.testing.assert_close(history.losses, twin.losses, rtol=0, atol=within)
+        torch.testing.assert_close(history.norms, twin.norms, rtol=0, atol=within)
+        for mine, its in zip(history.gradients, twin.gradients, strict=True):
+            torch.testing.assert_close(mine, its, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_tied_llama(world_size, count):
+    twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
+    assert max(twin.norms) > 0.5, "nothing was clipped"
+    assert_same(on_ranks(world_size, llama, count), twin, 1e-10)
+
+
+@pytest.mark.parametrize("view", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_frozen_unused_and_sometimes_used_parameters(world_size, view):
+    twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
+    assert max(twin.norms) > 0.05, "nothing was clipped"
+    ranks = on_ranks(world_size, Odd, 2, max_norm=0.05, gradient_as_bucket_view=view, find_unused_parameters=True)
+    assert_same(ranks, twin, 1e-10)
+    assert not any("never" in name or "frozen" in name for step in ranks[0].gradients for name in step)
+
+
+def test_activation_checkpointing_on_ranks():
+    def checkpointed() -> Llama:
+        return llama(checkpointing=True)
+
+    assert_same(on_ranks(2, checkpointed, 2), trained_alone(llama, 2, 2, 0.5, torch.float64), 1e-10)
+
+
+def test_fp32_losses():
+    twin = trained_alone(llama, 2, 2, 0.5, torch.float32)
+    for history in on_ranks(2, llama, 2, dtype=torch.float32):
+        assert history.losses == pytest.approx(twin.losses, rel=0, abs=1e-5)
+
+
+def test_bf16_stays_near_fp32_and_every_rank_sees_the_same():
+    twin = trained_alone(llama, 3, 2, 0.5, torch.float32)
+    ranks = on_ranks(3, llama, 2, dtype=torch.float32, precision=Precision.BF16)
+    for history in ranks:
+        assert history.losses == pytest.approx(twin.losses, rel=0.02)
+        for mine, its in zip(history.gradients, ranks[0].gradients):
+            torch.testing.assert_close(mine, its, rtol=0, atol=0)
