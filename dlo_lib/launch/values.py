@@ -33,7 +33,7 @@ def pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     """
     _send_as_code_what_no_import_would_find()
     try:
-        return cloudpickle.dumps((fn, tuple(args), dict(kwargs)))
+        return _pickled((fn, tuple(args), dict(kwargs)))
     except Exception as error:
         name = getattr(fn, "__qualname__", repr(fn))
         parts = {f"the function {name} (or something it uses)": fn}
@@ -53,33 +53,49 @@ def pack_result(value: Any) -> bytes:
     Raises:
         UserError: it cannot be sent to another process.
     """
-    buffer = io.BytesIO()
     try:
-        _ResultPickler(buffer).dump(value)
+        return _pickled(value, _ResultPickler)
     except Exception as error:
         kind = type(value).__name__
         raise UserError(f"returned a {kind} that cannot be sent back ({_first_line(error)}): return tensors and plain data") from error
-    return buffer.getvalue()
 
 
 def unpack_result(data: bytes | bytearray) -> Any:
     return cloudpickle.loads(data)
 
 
-class _ResultPickler(cloudpickle.Pickler):
+class _Pickler(cloudpickle.Pickler):
+    """A tensor that is a view goes alone, without the rest of the storage it looks into."""
+
     def reducer_override(self, obj: Any) -> Any:
-        """A tensor goes alone, without the rest of the storage it is a view of, and from a device to the CPU."""
-        if type(obj) is Tensor and obj.layout is torch.strided:
-            whole = obj.device.type == "cpu" and obj.untyped_storage().nbytes() <= obj.nbytes
-            if not whole and obj.device.type != "meta":
-                alone = obj.detach().cpu().clone().requires_grad_(obj.requires_grad)
-                return alone.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
+        if type(obj) is Tensor and (alone := self._alone(obj)) is not obj:
+            return alone.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
         return super().reducer_override(obj)
+
+    def _alone(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+            return tensor
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+class _ResultPickler(_Pickler):
+    """And a result goes to the CPU, so that the caller need not touch a GPU to read it."""
+
+    def _alone(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type in ("cpu", "meta"):
+            return super()._alone(tensor)
+        return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
+
+
+def _pickled(value: Any, pickler: type[cloudpickle.Pickler] = _Pickler) -> bytes:
+    buffer = io.BytesIO()
+    pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 def _travels(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        _pickled(value)
     except Exception:  # noqa: BLE001  whatever its __reduce__ raises is the answer
         return False
     return True

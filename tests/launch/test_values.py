@@ -1,0 +1,116 @@
+"""Functions, arguments and results travel by value, wherever they were defined."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlo_lib.launch import run_ranks
+from dlo_lib.launch.values import pack_call, pack_result, unpack_call, unpack_result
+
+
+@dataclass
+class Point:
+    x: int
+
+
+def test_a_result_of_the_callers_own_class_is_of_that_class():
+    def make(point: Point) -> Point:
+        return Point(point.x + dist.get_rank())
+
+    results = run_ranks(make, 2, Point(1))
+    assert results == [Point(1), Point(2)]
+    assert all(type(result) is Point for result in results)
+
+
+def test_a_class_of_a_notebook_passes_between_ranks():
+    """``all_gather_object`` pickles, and pickle looks for a notebook's classes in ``__main__``."""
+    cell = """
+from dataclasses import dataclass
+import torch.distributed as dist
+
+@dataclass
+class Loss:
+    value: float
+
+def gather():
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, Loss(float(dist.get_rank())))
+    return everybody
+"""
+    main = sys.modules["__main__"]
+    try:
+        exec(compile(cell, "<cell>", "exec"), vars(main))
+        results = run_ranks(main.gather, 2)
+        assert results == [[main.Loss(0.0), main.Loss(1.0)]] * 2
+    finally:
+        for name in ("Loss", "gather"):
+            vars(main).pop(name, None)
+
+
+def test_a_module_that_was_loaded_from_a_path_need_not_be_importable(tmp_path):
+    file = tmp_path / "loose.py"
+    file.write_text("FACTOR = 3\ndef helper(x):\n    return x * FACTOR\ndef entry(x):\n    return helper(x)\n")
+    spec = importlib.util.spec_from_file_location("loose", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["loose"] = module
+    try:
+        spec.loader.exec_module(module)
+        assert run_ranks(module.entry, 2, 2) == [6, 6]
+    finally:
+        del sys.modules["loose"]
+
+
+def test_a_module_on_the_path_is_imported_by_each_rank_as_it_is_now(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_module.py"
+    file.write_text("def version():\n    return 1\n")
+    module = importlib.import_module("edited_module")
+    monkeypatch.setitem(sys.modules, "edited_module", module)
+    assert run_ranks(module.version, 1) == [1]
+    file.write_text("def version():\n    return 'two'\n")
+    assert run_ranks(module.version, 1) == ["two"]
+
+
+def test_any_keyword_but_timeout_is_the_functions_own():
+    def echo(**kwargs: int) -> dict:
+        return kwargs
+
+    names = {"fn": 1, "world_size": 2, "rank": 3, "args": 4}
+    assert run_ranks(echo, 1, **names) == [names]
+
+
+def test_a_view_comes_back_without_the_storage_it_looks_into():
+    base = torch.arange(1_000_000.0)
+    packed = pack_result({"part": base[10:12], "row": base.view(1000, 1000)[:, 0]})
+    assert len(packed) < 20_000
+    assert unpack_result(packed)["part"].tolist() == [10.0, 11.0]
+    assert unpack_result(packed)["row"][1].item() == 1000.0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).view(2, 3).t(),
+        torch.ones(3, requires_grad=True),
+        torch.ones(3, requires_grad=True) * 2,
+        torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)),
+        torch.zeros(1).expand(4),
+        torch.empty(0, 3, dtype=torch.int64),
+    ],
+)
+def test_a_tensor_keeps_values_dtype_and_requires_grad(tensor):
+    back = unpack_result(pack_result(tensor))
+    assert type(back) is type(tensor)
+    assert torch.equal(back, tensor)
+    assert (back.dtype, back.requires_grad) == (tensor.dtype, tensor.requires_grad)
+
+
+def test_an_argument_that_is_a_view_goes_without_its_storage_too():
+    base = torch.arange(1_000_000.0)
+    packed = pack_call(print, [base[:2]], {})
+    assert len(packed) < 5_000
+    assert unpack_call(packed)[1][0].tolist() == [0.0, 1.0]
