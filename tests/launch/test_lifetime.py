@@ -8,7 +8,9 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
+import jupyter_client
 import psutil
 import pytest
 import torch
@@ -191,15 +193,12 @@ def test_ranks_go_with_a_killed_parent_even_when_a_fork_of_it_lives_on(tmp_path)
     folder = tmp_path / "pids"
     folder.mkdir()
     parent = subprocess.Popen([sys.executable, str(script), str(folder)])
-    deadline = time.monotonic() + 60
-    while not (names := [file.name for file in folder.iterdir() if "-" in file.name]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    pids = pids_in(folder, 1)
     parent.kill()
     parent.wait()
     fork = int((folder / "fork").read_text())
     try:
-        assert_gone([int(pid) for pid in names[0].split("-")])
+        assert_gone(pids)
         assert psutil.pid_exists(fork)
     finally:
         os.kill(fork, signal.SIGKILL)
@@ -217,3 +216,42 @@ def test_a_process_that_was_forked_starts_a_server_of_its_own():
     os.waitpid(fork, 0)
     assert int(os.read(read, 32)) != server
     assert run_ranks(rank_pids, 1)[0][1] == server
+
+
+def test_ranks_and_server_go_with_a_restarted_kernel(tmp_path):
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    try:
+        client = manager.client()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        client.execute(
+            textwrap.dedent(
+                f"""
+                import os, time
+                from pathlib import Path
+                from dlo_lib.launch import run_ranks
+
+                def work():
+                    Path({str(tmp_path)!r}, f"{{os.getpid()}}-{{os.getppid()}}").touch()
+                    time.sleep(1000)
+
+                run_ranks(work, 2)
+                """
+            )
+        )
+        pids = pids_in(tmp_path, 2)
+        manager.restart_kernel(now=True)
+        assert_gone(pids)
+        client.stop_channels()
+    finally:
+        manager.shutdown_kernel(now=True)
+
+
+def pids_in(folder: Path, ranks: int) -> list[int]:
+    """Of the ranks that have left a file there, and of their server."""
+    deadline = time.monotonic() + 60
+    while len(names := [file.name for file in folder.iterdir() if "-" in file.name]) < ranks:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return sorted({int(pid) for name in names for pid in name.split("-")})
