@@ -116,16 +116,23 @@ def test_every_step_that_is_built_on_has_a_reference(lab: LabInfo) -> None:
     assert needed <= load_reference(source(lab).folder).keys()
 
 
+def arguments(node: ast.arguments) -> list[str]:
+    """The names of all arguments, in the order of ``inspect.signature``."""
+    own = [*node.posonlyargs, *node.args, node.vararg, *node.kwonlyargs, node.kwarg]
+    return [argument.arg for argument in own if argument is not None]
+
+
 @every_lab
 def test_reference_adapters_take_what_the_solutions_take(lab: LabInfo) -> None:
     for question, adapters in load_reference(source(lab).folder).items():
         tree = ast.parse(source(lab).solution(question).source)
-        solutions = {node.name: [argument.arg for argument in node.args.args] for node in tree.body if isinstance(node, ast.FunctionDef)}
+        solutions = {node.name: arguments(node.args) for node in tree.body if isinstance(node, ast.FunctionDef)}
         for name, adapter in adapters.items():
-            parameters = list(inspect.signature(adapter).parameters.values())
-            taken = len(solutions[name])
-            assert [parameter.name for parameter in parameters[:taken]] == solutions[name], name
-            assert all(parameter.default is not parameter.empty for parameter in parameters[taken:]), name
+            parameters = inspect.signature(adapter).parameters.values()
+            wanted = [
+                parameter.name for parameter in parameters if parameter.name in solutions[name] or parameter.default is parameter.empty
+            ]
+            assert wanted == solutions[name], name
 
 
 @every_lab
