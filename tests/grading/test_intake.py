@@ -1,0 +1,124 @@
+"""Intake: whatever a notebook holds, what is judged is the source with the student's answers and own cells in their places."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dlo_lib.grading.intake import Invalid, Origin, find_submission, read_notebook, take
+from dlo_lib.grading.source import CellKind, LabSource
+
+Notebook = dict[str, Any]
+
+
+def code(source: object, **more: object) -> Notebook:
+    return {"cell_type": "code", "metadata": {}, "source": source, **more}
+
+
+def test_the_reference_comes_out_as_it_is(small: LabSource, reference: Notebook) -> None:
+    taken = take(reference, small)
+    run = [cell for cell in small.cells if cell.kind in (CellKind.GIVEN, CellKind.SOLUTION)]
+    assert [(cell.id, cell.source) for cell in taken.cells] == [(cell.id, cell.source) for cell in run]
+    assert taken.attempted == set(small.questions)
+    assert taken.warnings == ()
+
+
+def test_demo_and_test_cells_are_not_run(small: LabSource, reference: Notebook) -> None:
+    ids = {cell.id for cell in take(reference, small).cells}
+    assert not ids & {"plot", "test_scale", "why"}
+
+
+def test_order_is_the_sources(small: LabSource, reference: Notebook) -> None:
+    shuffled = {**reference, "cells": random.Random(3).sample(reference["cells"], len(reference["cells"]))}
+    assert [cell.id for cell in take(shuffled, small).cells] == [cell.id for cell in take(reference, small).cells]
+
+
+def test_own_cells_stay_behind_the_cell_they_followed(small: LabSource, reference: Notebook) -> None:
+    for place, name in ((8, "late"), (3, "early"), (0, "first")):
+        reference["cells"].insert(place, code([f"{name} = ", "1"]))
+    sources = [cell.source for cell in take(reference, small).cells if cell.origin is Origin.EXTRA]
+    assert sources == ["first = 1", "early = 1", "late = 1"]
+    assert [cell.origin for cell in take(reference, small).cells][:4] == [Origin.EXTRA, Origin.GIVEN, Origin.ANSWER, Origin.EXTRA]
+
+
+def test_an_edited_given_cell_is_the_sources_with_a_warning(small: LabSource, reference: Notebook) -> None:
+    reference["cells"][1]["source"] = "torch = None"
+    taken = take(reference, small)
+    assert "import torch" in taken.cells[0].source
+    assert taken.warnings == ("given cell `setup` was edited: the source's is used",)
+
+
+def test_an_answer_without_metadata_is_found_by_the_name_it_defines(small: LabSource) -> None:
+    taken = take({"cells": [code("def quantise(x):\n    return 1, 2"), code("quiz = {}")]}, small)
+    assert taken.attempted == {"quantise", "quiz"}
+    assert any("found by the names" in warning for warning in taken.warnings)
+
+
+def test_spaces_at_line_ends_are_no_attempt(small: LabSource, reference: Notebook) -> None:
+    released = {cell.id: cell.released for cell in small.cells if cell.kind is CellKind.SOLUTION}
+    for cell in reference["cells"]:
+        if cell["id"] in released:
+            cell["source"] = released[cell["id"]].replace("\n", "  \n") + "\n\n"
+    assert take(reference, small).attempted == set()
+
+
+def test_uses_of_the_reference_are_seen_only_in_calls(small: LabSource) -> None:
+    cells = [code('lab.use_reference("scale")'), code('# lab.use_reference("mean")\ntext = "lab.use_reference(\'quiz\')"')]
+    assert take({"cells": cells}, small).references == {"scale"}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+)
+cells = st.dictionaries(
+    st.sampled_from(["cell_type", "source", "metadata", "id", "outputs"]), anything | st.sampled_from(["code", "scale", "test_scale"])
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(cells | anything, max_size=6))
+def test_no_list_of_cells_stops_it(small: LabSource, given_cells: list[Any]) -> None:
+    taken = take({"cells": given_cells}, small)
+    assert {cell.id for cell in taken.cells} >= {"setup", *small.questions}
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60) | anything.map(lambda value: json.dumps(value).encode()))
+def test_no_file_stops_it(tmp_path: Path, data: bytes) -> None:
+    file = tmp_path / "any.ipynb"
+    file.write_bytes(data)
+    try:
+        assert isinstance(read_notebook(file)["cells"], list)
+    except Invalid as reason:
+        assert str(reason)  # noqa: PT017
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "small.ipynb")  # reading it would wait for ever
+    with pytest.raises(Invalid, match="regular file"):
+        read_notebook(tmp_path / "small.ipynb")
+
+
+def test_a_file_in_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:
+    (tmp_path / "small.ipynb").write_bytes('{"cells": ["é"]}'.encode("latin-1"))
+    with pytest.raises(Invalid, match="UTF-8"):
+        read_notebook(tmp_path / "small.ipynb")
+
+
+def test_only_a_notebook_of_this_lab_is_taken_for_it(tmp_path: Path, reference: Notebook) -> None:
+    (tmp_path / "another.ipynb").write_text(json.dumps({"cells": [], "metadata": {"dlo": {"lab": "92_other"}}}))
+    (tmp_path / "broken.ipynb").write_text("{")
+    with pytest.raises(Invalid, match="no notebook"):
+        find_submission(tmp_path / "small.ipynb", "91_small")
+    (tmp_path / "small-final.ipynb").write_text(json.dumps(reference))
+    found, warnings = find_submission(tmp_path / "small.ipynb", "91_small")
+    assert found.name == "small-final.ipynb"
+    assert "keep the notebook's name" in warnings[0]
