@@ -3,7 +3,7 @@
 A rank cannot be asked what it waits for while it waits, so it writes that down beforehand. A row holds
     a state       what the rank does now (computes, waits in a call, has finished, ...), with a version that is odd while written
     a log         every call it issued, as a ring of variable-length records; the reader follows it and keeps what it needs
-    signatures    for each group and place in the group's order, a hash of what was called there, so that a rank can see *before* it enters
+    signatures    for each channel and place in its order, a hash of what was called there, so that a rank can see *before* it enters
                   the backend that the others called something else
 Writing costs microseconds and no system call, and what a rank wrote outlives it. The memory has no name in any file system (memfd), so
 nothing is left behind when all processes are killed. No torch here.
@@ -17,6 +17,7 @@ import mmap
 import os
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 
 from dlo_lib.comm.calls import Call
@@ -37,10 +38,10 @@ class State(enum.IntEnum):
 
 _STATE = struct.Struct("<QQIIQq")  # version, bytes logged, state, process id, number of the call waited in, since (monotonic ns)
 _LENGTH = struct.Struct("<I")
-_SIGNATURE = struct.Struct("<QQQ")  # group, sequence, signature
-_GROUPS, _PLACES = 64, 16
+_SIGNATURE = struct.Struct("<QQQ")  # channel, sequence, signature
+_CHANNELS, _PLACES = 61, 16
 _SIGNATURES_AT = 64
-_LOG_AT = _SIGNATURES_AT + _GROUPS * _PLACES * _SIGNATURE.size
+_LOG_AT = _SIGNATURES_AT + _CHANNELS * _PLACES * _SIGNATURE.size
 _LOG_BYTES = 1 << 20
 _ROW_BYTES = -(-(_LOG_AT + _LOG_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -82,14 +83,14 @@ class Row:
         self._put(_LENGTH.pack(len(record)) + record)
         self._write_state()
 
-    def publish(self, group: str, sequence: int, signature: int) -> None:
-        """Write down what this rank calls at that place of the group's order."""
-        at, key = _signature_place(group, sequence)
+    def publish(self, channel: str, sequence: int, signature: int) -> None:
+        """Write down what this rank calls at that place of a channel's order."""
+        at, key = _signature_place(channel, sequence)
         _SIGNATURE.pack_into(self.memory, self.base + at, key, sequence, signature)
 
-    def differs(self, group: str, sequence: int, signature: int, members: tuple[int, ...]) -> int | None:
+    def differs(self, channel: str, sequence: int, signature: int, members: tuple[int, ...]) -> int | None:
         """A rank that published another signature for that place, or None when all that have come agree."""
-        at, key = _signature_place(group, sequence)
+        at, key = _signature_place(channel, sequence)
         for rank in members:
             theirs = _SIGNATURE.unpack_from(self.memory, rank * _ROW_BYTES + at)
             if theirs[:2] == (key, sequence) and theirs[2] != signature:
@@ -151,8 +152,9 @@ class RowView:
         return self.memory[at + start : at + start + first] + self.memory[at : at + length - first]
 
 
-def _signature_place(group: str, sequence: int) -> tuple[int, int]:
-    """Where that place of that group is in every row, and the key that tells groups apart that share a slot."""
-    key = int.from_bytes(group.encode()[-8:].rjust(8, b"\0"), "little") ^ len(group)
-    slot = key % _GROUPS * _PLACES + sequence % _PLACES
+def _signature_place(channel: str, sequence: int) -> tuple[int, int]:
+    """Where that place of that channel is in every row, and the key that tells channels apart that share a slot."""
+    name = channel.encode()
+    key = zlib.crc32(name) << 32 | zlib.adler32(name)
+    slot = key % _CHANNELS * _PLACES + sequence % _PLACES
     return _SIGNATURES_AT + slot * _SIGNATURE.size, key

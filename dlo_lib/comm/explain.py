@@ -23,7 +23,9 @@ NameFile = Callable[[str], str]
 def deadlock(views: Mapping[int, RankView], stuck: Mapping[int, set[int]], name_file: NameFile = os.path.basename) -> str:
     """The message for ranks that wait for what can no longer happen."""
     names = _group_names(view.waits_for or view.last for view in views.values())
-    head = tr("DEAD-LOCK: {who} wait(s) for something that can no longer happen.", who=_ranks(stuck))
+    one = tr("DEAD-LOCK: {who} waits for something that can no longer happen.", who=_ranks(stuck))
+    several = tr("DEAD-LOCK: {who} wait for something that can no longer happen.", who=_ranks(stuck))
+    head = one if len(stuck) == 1 else several
     return "\n\n".join([head + " " + _why(views, stuck, names), _rank_table(views, names, name_file)])
 
 
