@@ -46,6 +46,7 @@ lab = Lab(globals())
 from functools import cache
 
 import figures
+
 from dlo_lib.profiling import OptimizerStep, Part, measure_memory, plot_memory
 
 
@@ -299,10 +300,7 @@ def step_peak(
     table = config.vocab_size * config.hidden
     blocks_in_bf16, head_in_bf16 = 2 * (parts["attention"] + parts["mlp"]), 2 * table
     always = state["weights"] + state["optimizer"] + (0 if bucket_view else state["gradients"])
-    if config.tied_embeddings:
-        copies = 2
-    else:
-        copies = 1 if bucket_view else 0
+    copies = 2 if config.tied_embeddings else 1 if bucket_view else 0
     return {
         "loss": always + blocks_in_bf16 + head_in_bf16 + held["activations"] + 5 * held["logits"] // 2,
         "loss gradient": always + (0 if checkpointing else blocks_in_bf16) + head_in_bf16 + held["activations"] + 3 * held["logits"],
@@ -388,14 +386,18 @@ def largest_batch(fits) -> int:
 lab.check("largest")
 
 # %% id="show_largest" tags=["demo"]
-print(f"largest batch of {MODEL}, sequences of {SEQ} tokens, AdamW")
-print(f"{'GPU':10} {'foreach':>8} {'fused':>8} {'fused, checkpointing':>22}")
+from functools import partial
+
+
+def batch_fits(card, settings, batch):
+    return fits(config, card, batch, SEQ, **settings)
+
+
+names = ("foreach (default)", "fused", "fused, checkpointing")
+print(f"Largest batch of {MODEL}, sequences of {SEQ} tokens, AdamW")
+print(f"{'GPU':12}", *(f"{name:>22}" for name in names))
 for name, card in gpus().items():
-    row = [
-        largest_batch(lambda batch: fits(config, card, batch, SEQ, **chosen))
-        for chosen in ({"step": "foreach"}, {"step": "fused"}, {"step": "fused", "checkpointing": True})
-    ]
-    print(f"{name:10} {row[0]:>8} {row[1]:>8} {row[2]:>22}")
+    print(f"{name:12}", *(f"{largest_batch(partial(batch_fits, card, SETTINGS[setting])):>22}" for setting in names))
 
 # %% [markdown] id="ranks_text"
 # ## 8 · More ranks
@@ -427,7 +429,7 @@ per_rank = {world: math.ceil(64 / world) for world in WORLDS}
 state = state_bytes(config, "adamw", "fused")
 figures.ranks(
     {world: max(step_peak(config, batch, SEQ, step="fused").values()) for world, batch in per_rank.items()},
-    {world: measured(per_rank[world], world_size=world).peak_bytes for world in (16, 512)},
+    {world: measured(per_rank[world], world_size=world).peak_bytes for world in (512,)},
     floor=sum(state.values()),
     gpus=gpus(),
 )
@@ -499,13 +501,17 @@ GLOBAL_BATCH, SMALL_SEQ = 16, 128
 
 def train_and_count(options: dict) -> dict[str, int]:
     """On each rank: train `tiny` as the cluster would, then count the memory of one DDP step of `small`, by part and at its peak."""
+    import contextlib
+    import io
+
     from dlo_lib.launch import place
     from dlo_lib.profiling.measure import record_step
     from dlo_lib.profiling.settings import StepSettings
     from dlo_lib.profiling.tracker import MemoryTracker
     from dlo_lib.train import train
 
-    train(TrainConfig(**options))
+    with contextlib.redirect_stdout(io.StringIO()):  # the figures below say it better
+        train(TrainConfig(**options))
     world = dist.get_world_size()
     chosen = StepSettings.of(
         small, GLOBAL_BATCH // world, SMALL_SEQ, "bf16", False, "adamw", OptimizerStep.FOREACH, "ddp", bucket_view=True, world_size=world

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from dlo_lib.grading.contract import check, scenario
@@ -85,7 +86,14 @@ def near(got: float, want: float, tolerance: float) -> bool:
 
 def same_part(student, t, config: LlamaConfig, part: str, message: str) -> None:
     got, want = entry(t, student.count_parameters(config), part, "count_parameters(config)"), counted(config)[part]
-    t.that(got == want, '"{part}" is {got}, but the model has {want}. ' + message + " {config}", part=part, got=got, want=want, config=_said(config))
+    t.that(
+        got == want,
+        '"{part}" is {got}, but the model has {want}. ' + message + " {config}",
+        part=part,
+        got=got,
+        want=want,
+        config=_said(config),
+    )
 
 
 def _said(config: LlamaConfig) -> str:
@@ -112,7 +120,13 @@ def check_tied(student, t):
 @check("parameters", points=1)
 def check_attention(student, t):
     "Attention with grouped queries"
-    same_part(student, t, drawn(t), "attention", "Queries have num_heads heads, keys and values num_kv_heads; the output projection reads the queries' width.")
+    same_part(
+        student,
+        t,
+        drawn(t),
+        "attention",
+        "Queries have num_heads heads, keys and values num_kv_heads; the output projection reads the queries' width.",
+    )
 
 
 @check("parameters", points=1)
@@ -140,14 +154,23 @@ def in_the_step(config: LlamaConfig, optimizer: str, step: str) -> dict[str, int
     return {name: int(report.timeline[part][[before, *inside]].max()) for name, part in STATE.items()}
 
 
-def same_state(student, t, config: LlamaConfig, parts: tuple[str, ...], message: str, optimizer: str = "adamw", step: str = "foreach") -> None:
+def same_state(
+    student, t, config: LlamaConfig, parts: tuple[str, ...], message: str, optimizer: str = "adamw", step: str = "foreach"
+) -> None:
     call = f'state_bytes(config, "{optimizer}", "{step}")'
     got, want = student.state_bytes(config, optimizer, step), in_the_step(config, optimizer, step)
     for part in parts:
         number = entry(t, got, part, call)
         # 64 kB: the optimiser keeps a step counter of 4 bytes for each tensor.
         good = abs(number - want[part]) <= 1e-3 * want[part] + 2**16
-        t.that(bool(good), '{call}["{part}"] is {got:,}, measured {want:,} bytes. ' + message, call=call, part=part, got=number, want=want[part])
+        t.that(
+            bool(good),
+            '{call}["{part}"] is {got:,}, measured {want:,} bytes. ' + message,
+            call=call,
+            part=part,
+            got=number,
+            want=want[part],
+        )
 
 
 @check("state", points=2)
@@ -161,7 +184,9 @@ def check_sixteen_bytes(student, t):
 def check_foreach(student, t):
     "The temporaries of a foreach and of a fused step"
     config = drawn(t)
-    same_state(student, t, config, ("temporaries",), "foreach makes the denominators of all parameters before it uses the first.", step="foreach")
+    same_state(
+        student, t, config, ("temporaries",), "foreach makes the denominators of all parameters before it uses the first.", step="foreach"
+    )
     same_state(student, t, config, ("temporaries",), "A fused step allocates nothing.", step="fused")
 
 
@@ -176,9 +201,9 @@ def check_for_loop(student, t):
 
 
 def kept_by_a_block(config: LlamaConfig, batch: int, seq: int) -> int:
-    """The difference that a third block makes to what forward keeps."""
-    two, three = (measured(replace(config, num_layers=layers), batch, seq) for layers in (2, 3))
-    return before_loss(three, Part.ACTIVATIONS) - before_loss(two, Part.ACTIVATIONS)
+    """The difference that a second block makes to what forward keeps."""
+    one, two = (measured(replace(config, num_layers=layers), batch, seq) for layers in (1, 2))
+    return before_loss(two, Part.ACTIVATIONS) - before_loss(one, Part.ACTIVATIONS)
 
 
 def block_case(t) -> tuple[LlamaConfig, int, int]:
@@ -229,7 +254,12 @@ def check_everything_kept(student, t):
     config, batch, seq = drawn(t, num_layers=t.integer(4, 6), vocab_size=512), t.integer(1, 3), 32 * t.integer(2, 5)
     got = entry(t, student.activation_bytes(config, batch, seq), "activations", "activation_bytes(config, batch, seq)")
     want = before_loss(measured(config, batch, seq), Part.ACTIVATIONS)
-    t.that(near(got, want, 0.15), "activations are {got:,} bytes, measured {want:,}: every block keeps block_bytes, and there are num_layers.", got=got, want=want)
+    t.that(
+        near(got, want, 0.15),
+        "activations are {got:,} bytes, measured {want:,}: every block keeps block_bytes, and there are num_layers.",
+        got=got,
+        want=want,
+    )
 
 
 @check("activations", points=1)
@@ -256,7 +286,12 @@ def check_logits(student, t):
     for checkpointing in (False, True):
         got = entry(t, student.activation_bytes(config, batch, seq, checkpointing=checkpointing), "logits", "activation_bytes(...)")
         peak = measured(config, batch, seq, checkpointing=checkpointing).peak_by_part[Part.LOGITS_AND_LOSS]
-        t.that(near(3 * got, peak, 0.05), "three tensors of your logits are {got:,} bytes; measured, three of them are {want:,}", got=3 * got, want=peak)
+        t.that(
+            near(3 * got, peak, 0.05),
+            "three tensors of your logits are {got:,} bytes; measured, three of them are {want:,}",
+            got=3 * got,
+            want=peak,
+        )
 
 
 # -- 5 · peak
@@ -276,7 +311,12 @@ def check_loss(student, t):
     config, batch, seq = peak_case(t)
     got = moment(student, t, "loss", config, batch, seq, step="fused")
     want = measured(config, batch, seq).peak_by_phase[Phase.LOSS]
-    t.that(near(got, want, 0.02), 'at "loss" {got:,} bytes are held, measured {want:,}: no gradient yet, but bf16 copies, activations and 2.5 logits', got=got, want=want)
+    t.that(
+        near(got, want, 0.02),
+        'at "loss" {got:,} bytes are held, measured {want:,}: no gradient yet, but bf16 copies, activations and 2.5 logits',
+        got=got,
+        want=want,
+    )
 
 
 @check("peak", points=1)
@@ -285,7 +325,12 @@ def check_loss_gradient(student, t):
     config, batch, seq = peak_case(t)
     got = moment(student, t, "loss gradient", config, batch, seq, step="fused")
     want = when_largest(measured(config, batch, seq), Part.LOGITS_AND_LOSS, Phase.BACKWARD)
-    t.that(near(got, want, 0.02), 'at "loss gradient" {got:,} bytes are held, measured {want:,}: three logits now, and still no gradient of a weight', got=got, want=want)
+    t.that(
+        near(got, want, 0.02),
+        'at "loss gradient" {got:,} bytes are held, measured {want:,}: three logits now, and still no gradient of a weight',
+        got=got,
+        want=want,
+    )
 
 
 @check("peak", points=2)
@@ -293,8 +338,13 @@ def check_last_gradient(student, t):
     "The moment when backward reaches a tied embedding"
     config, batch, seq = peak_case(t, tied_embeddings=True)
     got = moment(student, t, "last gradient", config, batch, seq, step="fused")
-    want = when_largest(measured(config, batch, seq, parallel="ddp"), Part.GRADIENTS, Phase.BACKWARD)
-    t.that(near(got, want, 0.03), 'at "last gradient" {got:,} bytes are held, measured {want:,}: a tied embedding has a gradient from each use, and their sum', got=got, want=want)
+    want = when_largest(measured(config, batch, seq), Part.GRADIENTS, Phase.BACKWARD)
+    t.that(
+        near(got, want, 0.03),
+        'at "last gradient" {got:,} bytes are held, measured {want:,}: a tied embedding has a gradient from each use, and their sum',
+        got=got,
+        want=want,
+    )
 
 
 @check("peak", points=1)
@@ -304,7 +354,13 @@ def check_optimizer_step(student, t):
     step = t.choice(["foreach", "for-loop"])
     got = moment(student, t, "optimizer step", config, batch, seq, step=step)
     want = measured(config, batch, seq, step).peak_by_phase[Phase.OPTIMIZER]
-    t.that(near(got, want, 0.02), 'at "optimizer step" ({step}) {got:,} bytes are held, measured {want:,}: the state, and the temporaries of the step', step=step, got=got, want=want)
+    t.that(
+        near(got, want, 0.02),
+        'at "optimizer step" ({step}) {got:,} bytes are held, measured {want:,}: the state, and the temporaries of the step',
+        step=step,
+        got=got,
+        want=want,
+    )
 
 
 # -- 6 · fits
@@ -323,11 +379,21 @@ def says(student, t, wanted: bool, message: str, *args, **settings) -> None:
 @check("fits", points=2)
 def check_usable(student, t):
     "Usable memory decides, not the memory on the box"
-    config, batch, seq = peak_case(t)
-    peak = measured(config, batch, seq, parallel="ddp").peak_bytes
+    config, batch, seq = peak_case(t, tied_embeddings=True)
+    peak = measured(config, batch, seq).peak_bytes
     enough, short = card(1.1 * peak, 2 * peak), card(0.9 * peak, 2 * peak)
     says(student, t, True, "This step needs a tenth less than the GPU's usable memory: it fits.", config, enough, batch, seq, step="fused")
-    says(student, t, False, "This step needs more than usable_bytes, though less than memory_bytes: it does not fit.", config, short, batch, seq, step="fused")
+    says(
+        student,
+        t,
+        False,
+        "This step needs more than usable_bytes, though less than memory_bytes: it does not fit.",
+        config,
+        short,
+        batch,
+        seq,
+        step="fused",
+    )
 
 
 # -- 7 · largest
@@ -373,7 +439,7 @@ def check_nothing_fits(student, t):
 
 def sharing(t, config: LlamaConfig, seq: int, largest: int) -> tuple[Gpu, float]:
     """A GPU on which ``largest`` sequences fit and one more does not, by measurement."""
-    peaks = [measured(config, batch, seq, parallel="ddp").peak_bytes for batch in (largest, largest + 1)]
+    peaks = [measured(config, batch, seq).peak_bytes for batch in (largest, largest + 1)]
     usable = sum(peaks) / 2
     return card(usable, usable), usable
 
@@ -381,15 +447,28 @@ def sharing(t, config: LlamaConfig, seq: int, largest: int) -> tuple[Gpu, float]
 @check("ranks", points=2)
 def check_ranks(student, t):
     "As few ranks as the batch allows"
-    config, seq, largest = drawn(t, num_layers=2), 384, t.integer(2, 3)
+    config, seq, largest = drawn(t, num_layers=2, tied_embeddings=True), 384, t.integer(2, 3)
     gpu_drawn, _ = sharing(t, config, seq, largest)
     for global_batch in (largest * t.integer(3, 9), largest * t.integer(3, 9) + 1):
         got = t.number(student.ranks_needed(config, gpu_drawn, global_batch, seq, step="fused"), "ranks_needed(...)")
         most = -(-global_batch // max(int(got), 1))
-        t.that(got >= 1 and most <= largest, "on {got} ranks a rank has {most} of {all} sequences, but only {largest} fit", got=got, most=most, all=global_batch, largest=largest)
+        t.that(
+            got >= 1 and most <= largest,
+            "on {got} ranks a rank has {most} of {all} sequences, but only {largest} fit",
+            got=got,
+            most=most,
+            all=global_batch,
+            largest=largest,
+        )
         if got > 1:
             fewer = -(-global_batch // (int(got) - 1))
-            t.that(fewer > largest, "{got} ranks for {all} sequences, but one rank less is enough: {largest} fit", got=got, all=global_batch, largest=largest)
+            t.that(
+                fewer > largest,
+                "{got} ranks for {all} sequences, but one rank less is enough: {largest} fit",
+                got=got,
+                all=global_batch,
+                largest=largest,
+            )
 
 
 # -- 9 · loss
@@ -403,11 +482,11 @@ def one_gradient(student, rank, world, inputs, targets, weight):
         raise TypeError("rank_loss should return a tensor with one number, the loss")
     loss.backward()
     dist.all_reduce(weight.grad)
-    return weight.grad / world  # what DDP does
+    return weight.grad / world, loss.detach()  # the average is what DDP does
 
 
 def gradients(student, t, valid: list[int], tokens: int = 12):
-    """The averaged gradient on each rank, and the twin's: one process with all tokens. ``valid``: tokens to learn from, by rank."""
+    """(averaged gradient, loss) of each rank, and the twin's gradient: one process with all tokens. ``valid``: tokens to learn from, by rank."""
     hidden, vocab = t.integer(3, 6), t.integer(5, 9)
     weight, inputs, targets = t.normal(hidden, vocab, dtype=torch.float64), [], []
     for number in valid:
@@ -418,18 +497,18 @@ def gradients(student, t, valid: list[int], tokens: int = 12):
     run = student.ranks(one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)])
     twin = weight.clone().requires_grad_()
     F.cross_entropy((torch.cat(inputs) @ twin).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED).backward()
-    return run, twin.grad
+    return [t.items(result, 2, "the result of a rank") for result in run.results], twin.grad
 
 
-def same_direction(t, run, want: torch.Tensor, message: str) -> None:
-    for rank, got in enumerate(run.results):
+def same_direction(t, ranks, want: torch.Tensor, message: str) -> None:
+    for rank, (got, _) in enumerate(ranks):
         t.tensor(got, "the gradient on rank {rank}", shape=want.shape, dtype=want.dtype, rank=rank)
         cosine = float(F.cosine_similarity(got.flatten(), want.flatten(), dim=0))
         t.that(cosine > 1 - 1e-10, message)
 
 
-def same_size(t, run, want: torch.Tensor, message: str, **values) -> None:
-    for rank, got in enumerate(run.results):
+def same_size(t, ranks, want: torch.Tensor, message: str, **values) -> None:
+    for rank, (got, _) in enumerate(ranks):
         t.tensor(got, "the gradient on rank {rank}", shape=want.shape, dtype=want.dtype, rank=rank)
         ratio = float(got.norm() / want.norm())
         t.that(near(ratio, 1.0, 1e-10), message, **values, **({"ratio": ratio} if "{ratio" in message else {}))
@@ -438,15 +517,25 @@ def same_size(t, run, want: torch.Tensor, message: str, **values) -> None:
 @check("loss", points=2, seconds=30)
 def check_weighing(student, t):
     "Every token of every rank has the same weight"
-    run, want = gradients(student, t, t.shuffled([t.integer(2, 4), t.integer(8, 11)]))
-    same_direction(t, run, want, "The averaged gradient points elsewhere than that of the whole batch: a token of a rank with few tokens has another weight than one of a rank with many.")
+    ranks, want = gradients(student, t, t.shuffled([t.integer(2, 4), t.integer(8, 11)]))
+    same_direction(
+        t,
+        ranks,
+        want,
+        "The averaged gradient points elsewhere than that of the whole batch: a token of a rank with few tokens has another weight than one of a rank with many.",
+    )
 
 
 @check("loss", points=2, seconds=30)
 def check_size(student, t):
     "The averaged gradient has the right size"
-    run, want = gradients(student, t, [12, 12])
-    same_size(t, run, want, "On 2 ranks with equally many tokens the averaged gradient is {ratio:.3g} times that of the whole batch: DDP divides by the number of ranks, once.")
+    ranks, want = gradients(student, t, [12, 12])
+    same_size(
+        t,
+        ranks,
+        want,
+        "On 2 ranks with equally many tokens the averaged gradient is {ratio:.3g} times that of the whole batch: DDP divides by the number of ranks, once.",
+    )
 
 
 # -- quiz
@@ -529,8 +618,12 @@ HINTS = {
     ],
     "loss": [
         "What would one process with all tokens divide the sum of all token losses by? Who knows that number?",
-        "Count the valid targets of all ranks with dist.all_reduce. Use reduction=\"sum\": a mean over no token is NaN.",
+        'Count the valid targets of all ranks with dist.all_reduce. Use reduction="sum": a mean over no token is NaN.',
         "DDP will divide by world_size; you want a division by the number of valid tokens of all ranks instead. So multiply by one and divide by the other.",
     ],
-    "quiz": ["Questions 1, 3 and 6 are answered by the plots of steps 5 and 4, and by the table of step 6.", "Questions 2 and 5: count bytes for each parameter.", "Question 4: what is one token's share in a mean of 100, and in one of 20?"],
+    "quiz": [
+        "Questions 1, 3 and 6 are answered by the plots of steps 5 and 4, and by the table of step 6.",
+        "Questions 2 and 5: count bytes for each parameter.",
+        "Question 4: what is one token's share in a mean of 100, and in one of 20?",
+    ],
 }

@@ -236,7 +236,9 @@ def ranks(predicted: dict[int, int], measured: dict[int, int], floor: int, gpus:
     ax.set_xticks(worlds, [str(world) for world in worlds])
     ax.legend(loc="upper center", frameon=True, framealpha=1)
     title = "More ranks divide the batch. The state stays."
-    return _clean(ax, title=title, xlabel="ranks", ylabel="GiB per rank", ylim=(0, 1.1 * max(card.usable_bytes for card in gpus.values()) / GIB))
+    return _clean(
+        ax, title=title, xlabel="ranks", ylabel="GiB per rank", ylim=(0, 1.1 * max(card.usable_bytes for card in gpus.values()) / GIB)
+    )
 
 
 def training(curves: dict[int, list], memory: dict[int, list[dict[str, int]]], predicted: dict[int, int]) -> Figure:

@@ -12,7 +12,13 @@ from dlo_lib.profiling.sizes import ActivationSizes
 def count_parameters(config: LlamaConfig) -> dict[str, int]:
     """Parameters by part."""
     parts = parameters_by_part(config)
-    return {"embedding": parts["embedding"], "attention": parts["attention"], "mlp": parts["mlp"], "norms": parts["norm"], "head": parts["output"]}
+    return {
+        "embedding": parts["embedding"],
+        "attention": parts["attention"],
+        "mlp": parts["mlp"],
+        "norms": parts["norm"],
+        "head": parts["output"],
+    }
 
 
 def state_bytes(config: LlamaConfig, optimizer: str = "adamw", step: str = "foreach") -> dict[str, int]:
@@ -68,9 +74,7 @@ def _moment(config: LlamaConfig, name: str, **settings) -> Moment:
 
 
 def _sizes(config: LlamaConfig, batch: int, seq: int) -> ActivationSizes:
-    return ActivationSizes.of(
-        StepSettings.of(config, batch, seq, "bf16", False, "adamw", True, "ddp", bucket_view=True, world_size=1)
-    )
+    return ActivationSizes.of(StepSettings.of(config, batch, seq, "bf16", False, "adamw", True, "ddp", bucket_view=True, world_size=1))
 
 
 REFERENCE = {

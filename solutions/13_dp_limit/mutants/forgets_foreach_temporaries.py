@@ -1,0 +1,19 @@
+"""foreach taken to need no more than the for-loop."""
+
+QUESTION = "state"
+LOSES = 2
+FAILS = "check_foreach"
+SAYS = "the denominators of all parameters"
+
+
+def state_bytes(config, optimizer="adamw", step="foreach"):
+    all_parameters = 4 * sum(count_parameters(config).values())
+    largest = 4 * config.vocab_size * config.hidden
+    moments = {"adamw": 2, "sgd-momentum": 1, "sgd": 0}[optimizer]
+    temporaries = {"for-loop": 2 * largest, "foreach": 2 * largest, "fused": 0}[step]
+    return {
+        "weights": all_parameters,
+        "gradients": all_parameters,
+        "optimizer": moments * all_parameters,
+        "temporaries": temporaries if optimizer == "adamw" else 0,
+    }
