@@ -154,7 +154,10 @@ class _Decoder:
         self.items += 1
         if depth > 2 * MAX_DEPTH or self.items > MAX_ITEMS:
             raise NotPlain("nested too deep or too many items")
-        if node is None or type(node) in (bool, int, float, str):
+        if node is None or type(node) in (bool, int, float):
+            return node
+        if type(node) is str:
+            node.encode()  # half a character, which no file could hold, is no text
             return node
         if type(node) is list:
             return [self.decode(item, depth + 1) for item in node]
@@ -164,7 +167,7 @@ class _Decoder:
         return tuple(self.decode(list(node["$tuple"]), depth))
 
     def _dict(self, node: dict[str, Any], depth: int) -> dict[Any, Any]:
-        return {_encode_key(key): self.decode(item, depth) for key, item in node["$dict"]}
+        return {_encode_key(self.decode(key, depth)): self.decode(item, depth) for key, item in node["$dict"]}
 
     def _tensor(self, node: dict[str, Any], depth: int) -> Tensor:
         tensor, stride = self.tensors[node["$tensor"]], node["stride"]

@@ -209,7 +209,7 @@ class Trial:
         """``got`` is a finite int or float; returns it."""
         name = tr(what, **values)
         self._claim(type(got) in (int, float), tr("{what} should be a number, not {got}", what=name, got=_short(got)), name)
-        self._claim(math.isfinite(got), tr("{what} is {got}, not a finite number", what=name, got=got), name)
+        self._claim(_finite(got), tr("{what} is {got}, not a finite number", what=name, got=_short(got)), name)
         return got
 
     def items(self, got: Any, length: int, what: str, /, **values: object) -> list[Any]:
@@ -256,6 +256,13 @@ class Trial:
         self.compared += 1
         if not truth:
             raise Wrong(message, tr("{what} is not right", what=what))
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond what a float holds
+        return False
 
 
 def _same_limits(got: Tensor, want: Tensor) -> bool:

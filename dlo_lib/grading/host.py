@@ -62,6 +62,7 @@ class Zygote:
         files: Mapping[str, Path] | None = None,
     ) -> None:
         self._files = dict(files or {})
+        self._owner, self._closed = os.getpid(), False
         self._folder = Path(tempfile.mkdtemp(prefix="dlo-judge-"))
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         root = str(Path(__file__).resolve().parents[2])
@@ -100,8 +101,16 @@ class Zygote:
             raise RuntimeError("the judge's zygote is gone")
         return Worker(int(message), handles[0], ours, status, folder, memory)
 
+    @property
+    def alive(self) -> bool:
+        """It can start workers. A fork of this process must start its own: answers on one socket would reach either."""
+        return self._owner == os.getpid() and not self._closed and self._process.poll() is None
+
     def close(self) -> None:
         """End it with all its workers."""
+        if self._owner != os.getpid() or self._closed:
+            return
+        self._closed = True
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)

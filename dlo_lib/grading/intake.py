@@ -71,7 +71,9 @@ def find_submission(path: Path, lab: str) -> tuple[Path, list[str]]:
         except Invalid:
             continue
         if _dict(metadata.get("dlo")).get("lab") == lab:
-            return other, [tr("{name} was taken for {expected}: keep the notebook's name", name=other.name[:80], expected=path.name)]
+            return other, [
+                tr("{name} was taken for {expected}: keep the notebook's name", name=_whole(other.name)[:80], expected=path.name)
+            ]
     raise Invalid(tr("there is no notebook {name} in what was handed in", name=path.name))
 
 
@@ -223,7 +225,12 @@ def _plain(text: str) -> str:
 
 def _text(source: object) -> str:
     parts = source if type(source) is list else [source]
-    return "".join(part for part in parts if type(part) is str)
+    return _whole("".join(part for part in parts if type(part) is str))
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which JSON and file names can hold but no report could be written with."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -8,6 +8,7 @@ or leaves costs its own question and no other; and a loss by time or memory has 
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import secrets
 from collections.abc import Iterable, Iterator
@@ -30,13 +31,25 @@ from dlo_lib.text import tr
 
 MAX_TIMEOUTS = 2  # of one question judged alone: then its other checks are not waited for
 VIOLENT = (Status.TIMEOUT, Status.OOM, Status.KERNEL_DIED)
+_warm: dict[Path, tuple[LabSource, Zygote]] = {}
 
 
 def zygote_for(lab: LabSource) -> Zygote:
-    """The process that starts the workers of ``lab``: what it teaches withheld, what its given cells import loaded."""
+    """A process that starts the workers of ``lab``: what it teaches withheld, what its given cells import loaded."""
     given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
     files = {path.relative_to(lab.folder).as_posix(): path for pattern in lab.info.release for path in lab.folder.glob(pattern)}
     return Zygote(lab.info.taught, _imported(given), lab.info.reduced, {name: path for name, path in files.items() if path.is_file()})
+
+
+def warm_zygote(lab: LabSource) -> Zygote:
+    """The zygote of ``lab`` that this process keeps until its end, so that the notebooks of a class do not each wait for one."""
+    known = _warm.get(lab.folder)
+    if known is None or known[0] != lab or not known[1].alive:
+        if known is not None:
+            known[1].close()
+        _warm[lab.folder] = (lab, zygote_for(lab))
+        atexit.register(_warm[lab.folder][1].close)
+    return _warm[lab.folder][1]
 
 
 def judge_notebook(path: str | Path, lab: LabSource, secret: str, visible_only: bool = False, zygote: Zygote | None = None) -> Report:
@@ -45,7 +58,7 @@ def judge_notebook(path: str | Path, lab: LabSource, secret: str, visible_only: 
     Args:
         secret: of the class; the inputs of checks are drawn from it.
         visible_only: leave the hidden checks out.
-        zygote: of :func:`zygote_for`, to judge several notebooks with one; else one is started.
+        zygote: of :func:`zygote_for`; by default :func:`warm_zygote`'s.
 
     Returns:
         A report for any file whatsoever; one that cannot be graded is ``INVALID(reason)``.
@@ -59,8 +72,7 @@ def judge_notebook(path: str | Path, lab: LabSource, secret: str, visible_only: 
         return _nothing(lab, checks, f"INVALID({error})")
     if not submission.attempted:
         return _nothing(lab, checks, NO_ATTEMPT)
-    with _given_or_new(zygote, lab) as host:
-        return _Judge(lab, checks, secret, host).judge(submission, warnings)
+    return _Judge(lab, checks, secret, zygote or warm_zygote(lab)).judge(submission, warnings)
 
 
 def judge_mutant(lab: LabSource, mutant: Mutant | Path, secret: str = "mutants", zygote: Zygote | None = None) -> Report:
@@ -73,9 +85,8 @@ def judge_mutant(lab: LabSource, mutant: Mutant | Path, secret: str = "mutants",
     )
     cells = tuple(replace(cell, source=planted.source) if cell.id == planted.question else cell for cell in cells)
     submission = Submission(cells, frozenset({planted.question}), frozenset(), ())
-    with _given_or_new(zygote, lab) as host:
-        judge = _Judge(lab, load_checks(lab.folder, lab.folder), secret, host)
-        report = judge.question(planted.question, submission, judge.alone(planted.question, submission))
+    judge = _Judge(lab, load_checks(lab.folder, lab.folder), secret, zygote or warm_zygote(lab))
+    report = judge.question(planted.question, submission, judge.alone(planted.question, submission))
     return Report(lab.info.directory, overall_status({report.question: report}, ()), {report.question: report})
 
 
@@ -140,16 +151,14 @@ class _Judge:
 
     def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
         """The report of a question."""
-        hidden = {check.name for check in self.checks.hidden}
-        missing = tr("not attempted")
-        all_outcomes = [
-            outcomes.get(check.name, Outcome(check, Status.NOT_WRITTEN, missing, missing)) for check in self.checks.of(question)
-        ]
+        absent = tr("not attempted")
         withdrawn = question in submission.references
+        reports = []
+        for check in self.checks.of(question):
+            outcome = outcomes.get(check.name, Outcome(check, Status.NOT_WRITTEN, absent, absent))
+            reports.append(check_report(outcome, check in self.checks.hidden, withdrawn))
         note = tr('answered by lab.use_reference("{question}"): no points', question=question) if withdrawn else ""
-        return question_report(
-            question, tuple(check_report(outcome, outcome.check.name in hidden, withdrawn) for outcome in all_outcomes), note
-        )
+        return question_report(question, tuple(reports), note, question in submission.attempted)
 
     def _run(self, attempt: Attempt, checks: Iterable[Check], timeouts: int) -> dict[str, Outcome]:
         """Outcomes by check. After so many time-outs the rest shares their fate."""
@@ -202,12 +211,10 @@ def _needed(lab: LabSource, question: str) -> set[str]:
 
 def _nothing(lab: LabSource, checks: LabChecks, status: str) -> Report:
     """The report of a submission of which nothing was run."""
-    questions = {
-        question: question_report(
-            question, tuple(check_report(Outcome(check, Status.NOT_WRITTEN), check in checks.hidden) for check in checks.of(question))
-        )
-        for question in lab.questions
-    }
+    questions = {}
+    for question in lab.questions:
+        reports = tuple(check_report(Outcome(check, Status.NOT_WRITTEN), check in checks.hidden) for check in checks.of(question))
+        questions[question] = question_report(question, reports, attempted=False)
     return Report(lab.info.directory, status, questions)
 
 
@@ -222,12 +229,3 @@ def _imported(sources: Iterable[str]) -> list[str]:
                 elif isinstance(node, ast.ImportFrom) and node.module:
                     names[node.module] = None
     return list(names)
-
-
-@contextlib.contextmanager
-def _given_or_new(zygote: Zygote | None, lab: LabSource) -> Iterator[Zygote]:
-    if zygote is not None:
-        yield zygote
-        return
-    with zygote_for(lab) as new:
-        yield new

@@ -74,10 +74,15 @@ def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str,
     except Ended as error:
         return error.status, str(error), str(error)
     except Exception as error:  # noqa: BLE001  a check that fails by itself is the course's mistake, never the student's
-        return Status.GRADER_ERROR, f"{type(error).__name__}: {error}", tr("the check itself failed: please tell your instructor")
+        return _our_mistake(f"{type(error).__name__}: {error}")
     if not trial.compared:
-        return Status.GRADER_ERROR, "the check compared nothing", tr("the check itself failed: please tell your instructor")
+        return _our_mistake("it compared nothing")
     return Status.OK, "", ""
+
+
+def _our_mistake(reason: str) -> tuple[Status, str, str]:
+    words = tr("the check itself failed: please tell your instructor")
+    return Status.GRADER_ERROR, f"{words} ({reason})", words
 
 
 def seed_for(secret: str, lab: str, check: Check) -> int:

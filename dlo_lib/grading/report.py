@@ -65,10 +65,10 @@ def check_report(outcome: Outcome, hidden: bool, withdrawn: bool = False) -> Che
     return CheckReport(check.name, check.title, points, check.points, outcome.status.value, outcome.message, shown, hidden)
 
 
-def question_report(question: str, checks: tuple[CheckReport, ...], note: str = "") -> QuestionReport:
+def question_report(question: str, checks: tuple[CheckReport, ...], note: str = "", attempted: bool = True) -> QuestionReport:
     """The report of a question from those of its checks."""
     statuses = {check.status for check in checks}
-    status = next((word.value for word in WORST_FIRST if word.value in statuses), GRADED)
+    status = next((word.value for word in WORST_FIRST if word.value in statuses), GRADED if attempted else NO_ATTEMPT)
     return QuestionReport(question, sum(check.points for check in checks), sum(check.maximum for check in checks), status, checks, note)
 
 

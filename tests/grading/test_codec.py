@@ -112,6 +112,8 @@ def frame(tree: object) -> bytes:
         {"$dict": [[{"$tuple": []}, 1]]},
         {"$dict": [[[1], 1]]},
         {"$tuple": 3},
+        "\ud800",
+        {"$dict": [["\udfff", 1]]},
         [0] * (MAX_ITEMS + 1),
     ],
     ids=lambda tree: str(tree)[:30],

@@ -55,7 +55,7 @@ def test_equal_means_the_same_types_too(got: Any, want: Any) -> None:
     Trial(0).equal(want, want, "it")
 
 
-@pytest.mark.parametrize("got", [True, "3", None, torch.tensor(3.0), float("nan"), float("inf")])
+@pytest.mark.parametrize("got", [True, "3", None, torch.tensor(3.0), float("nan"), float("inf"), 10**400])
 def test_a_number_is_a_finite_int_or_float(got: Any) -> None:
     assert "number" in said(lambda t: t.number(got, "it"))
 
@@ -130,7 +130,8 @@ def test_the_title_is_the_first_line_of_the_docstring() -> None:
 
 def test_a_check_that_compared_nothing_is_the_graders_error() -> None:
     outcome = made(lambda student, t: None)
-    assert (outcome.status, outcome.points, outcome.message) == (Status.GRADER_ERROR, 0.0, "the check compared nothing")
+    assert (outcome.status, outcome.points) == (Status.GRADER_ERROR, 0.0)
+    assert "it compared nothing" in outcome.message
 
 
 def test_a_check_that_fails_by_itself_is_the_graders_error() -> None:

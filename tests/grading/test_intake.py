@@ -61,6 +61,11 @@ def test_an_answer_without_metadata_is_found_by_the_name_it_defines(small: LabSo
     assert any("found by the names" in warning for warning in taken.warnings)
 
 
+def test_half_a_character_is_replaced(small: LabSource) -> None:
+    taken = take({"cells": [code("x = '\ud800'")]}, small)
+    assert taken.cells[0].source == "x = '?'"
+
+
 def test_spaces_at_line_ends_are_no_attempt(small: LabSource, reference: Notebook) -> None:
     released = {cell.id: cell.released for cell in small.cells if cell.kind is CellKind.SOLUTION}
     for cell in reference["cells"]:
