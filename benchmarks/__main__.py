@@ -16,6 +16,7 @@ import benchmarks
 from benchmarks.paired import Row
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError, unknown_name
 
+_WIDTH = 180  # of a table in a file
 HARNESS = {"paired", "__main__"}
 
 
@@ -40,7 +41,7 @@ def run(
     for row in rows:
         figures = (row.time_ratio, row.cpu_ratio, row.memory_ratio, row.floor_ratio)
         table.add_row(row.name, row.peer, str(row.world_size), *("–" if figure is None else str(figure) for figure in figures), row.note)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """Starting ranks: `run_ranks` against torchrun and against multiprocessing's spawn, all doing one all-reduce on 4 gloo ranks.
 
-The first call pays for the warm server; it is measured in a fresh interpreter each time, and both of its peers pay the import of torch in
-every rank. CPU time and memory are not compared: the work is done in other processes.
+The first call is a whole script in a fresh interpreter: it imports torch twice (caller and warm server), its peers once in every rank.
+CPU time is that of all processes: children that have ended, and for a warm call the server and its ranks. Memory is not compared.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
-from benchmarks.paired import Row, ratios
+import psutil
+
+from benchmarks.paired import Row, Turn, Turns, compare
 from dlo_lib.launch import run_ranks
 
 WORLD_SIZE = 4
@@ -50,38 +54,42 @@ SPAWN = """
 def rows(pairs: int = 7) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        first = _script(folder / "first.py", FIRST_CALL, [sys.executable])
-        torchrun = _script(
-            folder / "torchrun.py", TORCHRUN, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-        )
-        spawn = _script(folder / "spawn.py", SPAWN, [sys.executable])
-        ways: dict[str, Callable[[], object]] = {"first": first, "warm": _warm, "torchrun": torchrun, "spawn": spawn}
-        _warm()
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+        ways: dict[str, Callable[[], object]] = {
+            "first": _script(folder / "first.py", FIRST_CALL, [sys.executable]),
+            "warm": _warm,
+            "torchrun": _script(folder / "torchrun.py", TORCHRUN, torchrun),
+            "spawn": _script(folder / "spawn.py", SPAWN, [sys.executable]),
+        }
+        server = psutil.Process(_warm())
+        turns: dict[str, list[Turn]] = {way: [] for way in ways}
         for pair in range(pairs):
             for way in list(ways) if pair % 2 == 0 else list(ways)[::-1]:
-                seconds[way].append(_wall(ways[way]))
+                turns[way].append(_turn(ways[way], server))
     return [
-        Row(
+        compare(
             f"run_ranks, {ours} call",
             peer,
             WORLD_SIZE,
-            time_ratio=ratios(seconds[ours], seconds[peer]),
-            note=f"median {_median(seconds[ours]):.2f} s against {_median(seconds[peer]):.2f} s",
+            Turns(turns[ours], turns[peer]),
+            note=f"median {_medians(turns[ours])} against {_medians(turns[peer])}",
         )
         for ours in ("first", "warm")
         for peer in ("torchrun", "spawn")
     ]
 
 
-def _warm() -> None:
-    def work() -> None:
+def _warm() -> int:
+    """Returns the process id of the warm server."""
+
+    def work() -> int:
         import torch
         import torch.distributed as dist
 
         dist.all_reduce(torch.ones(1))
+        return os.getppid()
 
-    run_ranks(work, WORLD_SIZE)
+    return run_ranks(work, WORLD_SIZE)[0]
 
 
 def _script(path: Path, text: str, command: list[str]) -> Callable[[], object]:
@@ -89,11 +97,15 @@ def _script(path: Path, text: str, command: list[str]) -> Callable[[], object]:
     return lambda: subprocess.run([*command, str(path)], check=True, capture_output=True)
 
 
-def _wall(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _turn(action: Callable[[], object], server: psutil.Process) -> Turn:
+    cpu, wall = _cpu_of_all(server), time.perf_counter()
     action()
-    return time.perf_counter() - start
+    return Turn(time.perf_counter() - wall, _cpu_of_all(server) - cpu, memory=0)
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _cpu_of_all(server: psutil.Process) -> float:
+    return float(sum(sum(process.cpu_times()[:4]) for process in (psutil.Process(), server)))  # own and ended children's, user and system
+
+
+def _medians(turns: list[Turn]) -> str:
+    return f"{statistics.median(turn.wall for turn in turns):.2f} s (CPU {statistics.median(turn.cpu for turn in turns):.2f} s)"
