@@ -51,9 +51,15 @@ from dlo_lib.profiling import OptimizerStep, Part, measure_memory, plot_memory
 
 
 @cache
-def measured(batch=1, step="fused", **settings):
+def remembered(*settings):
+    batch, step, checkpointing, bucket_view, world_size = settings
+    more = {"checkpointing": checkpointing, "bucket_view": bucket_view, "world_size": world_size}
+    return measure_memory(MODEL, batch, SEQ, fused=OptimizerStep(step), **more)
+
+
+def measured(batch=1, step="fused", checkpointing=False, bucket_view=True, world_size=1):
     """The memory of one rank over one training step of MODEL, measured on fake tensors (a few seconds; each setting runs once)."""
-    return measure_memory(MODEL, batch, SEQ, fused=OptimizerStep(step), **settings)
+    return remembered(batch, step, checkpointing, bucket_view, world_size)
 
 
 first = measured(step="foreach")
@@ -494,9 +500,9 @@ from dlo_lib.launch import run_ranks
 from dlo_lib.train import TrainConfig, read_metrics
 
 small = LlamaConfig(
-    vocab_size=2048, hidden=256, intermediate=768, num_layers=4, num_heads=8, num_kv_heads=2, head_dim=32, tied_embeddings=True
+    vocab_size=2048, hidden=128, intermediate=384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32, tied_embeddings=True
 )
-GLOBAL_BATCH, SMALL_SEQ = 16, 128
+GLOBAL_BATCH, SMALL_SEQ = 16, 64
 
 
 def train_and_count(options: dict) -> dict[str, int]:
