@@ -6,7 +6,7 @@ A message holds tensors of one dtype and device, in a given order, up to a numbe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -16,38 +16,49 @@ _ALIGNMENT = 16
 """Bytes to which a gradient's place in a bucket is aligned, so that the optimiser's kernels can load vectors."""
 
 
-def padded_numel(tensor: Tensor) -> int:
-    """Elements a tensor takes in a bucket."""
-    step = _ALIGNMENT // tensor.element_size()
-    return -(-tensor.numel() // step) * step
-
-
 @dataclass(eq=False)
 class Slot:
-    """The place of one parameter's gradient in its bucket."""
+    """The place of one parameter's gradient in its bucket (a number, for a reference both ways would outlive its last user)."""
 
     index: int
     name: str
     param: nn.Parameter
-    bucket: Bucket
+    bucket: int
     offset: int
+    strides: tuple[int, ...]
     arrived: bool = False
-
-    def view(self) -> Tensor:
-        """The gradient inside the bucket's flat tensor, with the parameter's own strides (as autograd lays it out)."""
-        assert self.bucket.flat is not None
-        return self.bucket.flat.as_strided(self.param.shape, torch.empty_like(self.param, device="meta").stride(), self.offset)
 
 
 @dataclass(eq=False)
 class Bucket:
     """Gradients of one dtype that travel together. ``flat`` is (numel,); ``work`` its all-reduce once that has been issued."""
 
-    slots: list[Slot]
-    numel: int
-    missing: int
+    slots: list[Slot] = field(default_factory=list)
+    numel: int = 0
+    missing: int = 0
     flat: Tensor | None = None
     work: dist.Work | None = None
+
+    def add(self, index: int, name: str, param: nn.Parameter, bucket: int) -> Slot:
+        """A place at the bucket's end, with the strides in which autograd lays out the gradient."""
+        strides = torch.empty_like(param, device="meta").stride()
+        self.slots.append(Slot(index, name, param, bucket, self.numel, strides))
+        self.missing += 1
+        step = _ALIGNMENT // param.element_size()
+        self.numel += -(-param.numel() // step) * step
+        return self.slots[-1]
+
+    def view(self, slot: Slot) -> Tensor:
+        """The gradient of ``slot`` in the flat tensor."""
+        return self.allocate().as_strided(slot.param.shape, slot.strides, slot.offset)
+
+    def reset(self, keep_flat: bool) -> None:
+        """As before the first gradient. A flat tensor that is not kept lives on in the gradients that are its views."""
+        self.work, self.missing = None, len(self.slots)
+        if not keep_flat:
+            self.flat = None
+        for slot in self.slots:
+            slot.arrived = False
 
     def allocate(self) -> Tensor:
         if self.flat is None:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.buckets import Bucket, Slot, broadcast_from_first, cut_into_buckets, padded_numel
+from dlo_lib.parallel.buckets import Bucket, Slot, broadcast_from_first, cut_into_buckets
 
 MIB = 2**20
 
@@ -154,12 +154,9 @@ class DDP(nn.Module):
         self._buckets: list[Bucket] = []
         slots: dict[int, Slot] = {}
         for positions in cut_into_buckets(params, self._bucket_bytes, self._first_bucket_bytes):
-            bucket = Bucket([], numel=0, missing=len(positions))
+            bucket = Bucket()
             for index in (order[position] for position in positions):
-                name, param = self._named_params[index]
-                slots[index] = Slot(index, name, param, bucket, bucket.numel)
-                bucket.slots.append(slots[index])
-                bucket.numel += padded_numel(param)
+                slots[index] = bucket.add(index, *self._named_params[index], len(self._buckets))
             self._buckets.append(bucket)
         self._slots = [slots[index] for index in range(len(slots))]
 
@@ -187,13 +184,13 @@ class DDP(nn.Module):
         assert grad is not None
         if grad.layout is not torch.strided:
             raise UserError(f"{slot.name} has a sparse gradient, which DDP does not average: use sparse=False in its embedding")
-        slot.bucket.allocate()
-        view = slot.view()
+        bucket = self._buckets[slot.bucket]
+        view = bucket.view(slot)
         torch.div(grad, self._world_size, out=view)
         if self.gradient_as_bucket_view:
             slot.param.grad = view  # what autograd had made is freed here
         slot.arrived = True
-        slot.bucket.missing -= 1
+        bucket.missing -= 1
 
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
@@ -218,12 +215,11 @@ class DDP(nn.Module):
         try:
             while self._launched < len(self._buckets):
                 bucket = self._buckets[self._launched]
-                bucket.allocate()
                 for slot in bucket.slots:
                     if not slot.arrived and slot.param.grad is not None:  # from an earlier micro-batch
                         self._put(slot)
                     elif not slot.arrived:
-                        slot.view().zero_()
+                        bucket.view(slot).zero_()
                         absent.append(slot)
                 if interrupted:
                     bucket.allocate().fill_(torch.nan)
@@ -233,21 +229,15 @@ class DDP(nn.Module):
                 assert bucket.work is not None
                 bucket.work.wait()
             if not interrupted:
-                self._hand_over(absent, used)
-            if self._arrivals is not None:
-                expected = self._arrivals + [slot.index for slot in reversed(self._slots) if slot.index not in self._arrivals]
-                for bucket in self._buckets:
-                    bucket.flat = None  # buckets and slots refer to each other: their memory would wait for the garbage collector
-                self._make_buckets(self._from_first(expected))
-                self._arrivals = None
+                self._hand_over(used)
         finally:
             self._launched = 0
             for bucket in self._buckets:
-                bucket.work, bucket.missing = None, len(bucket.slots)
-                if self.gradient_as_bucket_view:
-                    bucket.flat = None  # the gradients keep it alive, and let it go when they are set to None
-            for slot in self._slots:
-                slot.arrived = False
+                bucket.reset(keep_flat=not self.gradient_as_bucket_view)
+        if self._arrivals is not None:
+            expected = self._arrivals + [slot.index for slot in reversed(self._slots) if slot.index not in self._arrivals]
+            self._make_buckets(self._from_first(expected))
+            self._arrivals = None
         unexpected = [slot.name for slot in sorted(absent, key=lambda slot: slot.index) if slot.param.requires_grad]
         if unexpected and not self.find_unused_parameters and not interrupted:
             raise UserError(
@@ -268,13 +258,14 @@ class DDP(nn.Module):
         flags = used.tolist()
         return [slot for slot in absent if flags[slot.index]]
 
-    def _hand_over(self, absent: list[Slot], used: list[Slot]) -> None:
-        if not self.gradient_as_bucket_view:
-            for slot in self._slots:
-                if slot.param.grad is not None:
-                    slot.param.grad.copy_(slot.view())
-        for slot in used:
-            slot.param.grad = slot.view() if self.gradient_as_bucket_view else slot.view().clone()
+    def _hand_over(self, used: list[Slot]) -> None:
+        """Give the averages to parameters whose ``.grad`` is not their bucket's view already."""
+        for slot in self._slots if not self.gradient_as_bucket_view else used:
+            view = self._buckets[slot.bucket].view(slot)
+            if slot.param.grad is not None:
+                slot.param.grad.copy_(view)
+            elif slot in used:
+                slot.param.grad = view if self.gradient_as_bucket_view else view.clone()
 
 
 def _call_on_gradient(ddp: weakref.ref[DDP], index: int, param: Tensor) -> None:
