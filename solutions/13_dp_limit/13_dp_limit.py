@@ -9,8 +9,8 @@
 # Builds on lab 11 (DDP). It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then
 # a pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
 #
-# Words: memory footprint (*empreinte mémoire*), gradient (*gradient*), optimiser state (*état de l'optimiseur*), activations
-# (*activations*), mixed precision (*précision mixte*), data parallelism (*parallélisme de données*).
+# Words: memory footprint (*empreinte mémoire*), optimiser state (*état de l'optimiseur*), mixed precision (*précision mixte*), data
+# parallelism (*parallélisme de données*), training step (*pas d'apprentissage*).
 #
 # Memory is written in **GiB** = 2³⁰ bytes, as CUDA does.
 
@@ -188,8 +188,21 @@ figures.optimizer_steps(predicted, {step: measured(step=step).peak_by_phase for 
 
 # %% [markdown] id="state_lesson"
 # One word in the optimiser's constructor (`fused=True`) is worth 12 GiB here: with `foreach`, the optimiser decides the peak of the whole step;
-# with `fused`, backward does. The numbers it computes are the same.
-#
+# with `fused`, backward does. And what the three compute is the same, but for rounding:
+
+# %% id="show_same_update" tags=["demo"]
+start, updated = torch.randn(1000), {}
+for step in OptimizerStep:
+    weight = torch.nn.Parameter(start.clone())
+    adamw = torch.optim.AdamW([weight], fused=step is OptimizerStep.FUSED, foreach=step is OptimizerStep.FOREACH)
+    for _ in range(10):
+        weight.grad = weight.detach().sin()
+        adamw.step()
+    updated[step.value] = weight.detach()
+for name, found in updated.items():
+    print(f"{name:9} moved by {(found - start).abs().max():.4f}, differs from fused by {(found - updated['fused']).abs().max():.1e}")
+
+# %% [markdown] id="state_remember"
 # Sixteen bytes a parameter for weights, gradients and AdamW's state: remember this one. Other recipes reach 16 in other ways; the classic
 # mixed-precision count is 2 (bf16 weight) + 2 (bf16 gradient) + 12 (fp32 copy and two moments).
 
@@ -359,7 +372,7 @@ lab.check("fits")
 figures.fitting({name: max(moments.values()) for name, moments in predicted.items()}, gpus())
 
 # %% [markdown] id="fits_lesson"
-# Batch 1, and nothing smaller exists. On V100s and on the A100-40 no line fits: for this model and this recipe these cards are out, whatever you choose.
+# Batch 1, and nothing smaller exists. On V100s and on the A100-40 no line fits: with AdamW the 3B model leaves no choice that would help there.
 
 # %% [markdown] id="largest_text"
 # ## 7 · The largest batch, by bisection
@@ -540,10 +553,11 @@ figures.training(curves, memory, predicted)
 
 # %% [markdown] id="real_lesson"
 # - **Loss:** three runs, one curve. The same global batch gives the same gradients however it is cut, because the loss is weighted as in step 9.
-# - **Throughput:** on a laptop the ranks share the same cores, so this plot shows the price of communication and of sharing, not a speed-up. On
-#   GPUs, one per rank, it is the reason to use data parallelism at all.
-# - **Memory:** activations are divided by the number of ranks; weights, gradients and optimiser state are not. Your prediction comes from the
-#   same functions that you wrote for 3.2 billion parameters.
+# - **Throughput:** without GPUs all ranks share the same cores. Once there are as many ranks as cores, more of them can only cost; do not read a
+#   scaling law from this plot. On GPUs, one per rank, throughput is the reason to use data parallelism at all.
+# - **Memory:** activations and logits are divided by the number of ranks; weights and optimiser state are not. (The peak is the moment
+#   `"loss gradient"`: no gradient of a weight exists yet.) Your prediction comes from the same functions that you wrote for 3.2 billion
+#   parameters.
 
 # %% [markdown] id="scale_text"
 # ## 11 · At scale
@@ -590,10 +604,10 @@ lab.check("quiz")
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Set `DLO_MODEL=llama-3.1-8b` and run the notebook again. Which GPUs are left? What would the first one be that fits the state alone?
+# - Set `MODEL = "llama-3.1-8b"` in the first cell and run the notebook again. Which GPUs are left?
 # - `max_positions` of this model is 131,072. Plot your `step_peak` against the sequence length with one sequence. Where do the logits overtake the state?
 # - The logits need not exist all at once: cross-entropy can be computed in chunks of tokens. How much would `step_peak` lose? (Lab 05 writes the kernel.)
-# - Replace AdamW by SGD with momentum in the tables of steps 5 and 6. Which cell of the table changes from *no* to *yes*?
+# - Replace AdamW by SGD with momentum in the table of step 6, then by plain SGD. Which cells change? (Mind that a V100 has no bf16 of its own.)
 #
 # **What comes next.** Lab 14 divides the optimiser's state over the ranks, then the gradients, then the weights (ZeRO). Lab 15 builds FSDP. Lab 16 makes it fast.
 #

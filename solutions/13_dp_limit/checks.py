@@ -83,22 +83,22 @@ def near(got: float, want: float, tolerance: float) -> bool:
 
 # -- 1 · parameters
 
+READ_BY = {
+    "embedding": ("vocab_size", "hidden"),
+    "head": ("vocab_size", "hidden", "tied_embeddings"),
+    "attention": ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim"),
+    "mlp": ("num_layers", "hidden", "intermediate"),
+    "norms": ("num_layers", "hidden"),
+}
+
 
 def same_part(student, t, config: LlamaConfig, part: str, message: str) -> None:
     got, want = entry(t, student.count_parameters(config), part, "count_parameters(config)"), counted(config)[part]
+    sizes = {name: getattr(config, name) for name in READ_BY[part]}
+    shown = ", ".join(f"{name} {{{name}}}" for name in sizes)
     t.that(
-        got == want,
-        '"{part}" is {got}, but the model has {want}. ' + message + " {config}",
-        part=part,
-        got=got,
-        want=want,
-        config=_said(config),
+        got == want, f'"{{part}}" is {{got:,}}, but the model has {{want:,}} ({shown}). ' + message, part=part, got=got, want=want, **sizes
     )
-
-
-def _said(config: LlamaConfig) -> str:
-    names = ("vocab_size", "hidden", "intermediate", "num_layers", "num_heads", "num_kv_heads", "head_dim", "tied_embeddings")
-    return "(" + ", ".join(f"{name}={getattr(config, name)}" for name in names) + ")"
 
 
 @check("parameters", points=1)

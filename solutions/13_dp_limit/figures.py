@@ -7,6 +7,7 @@ said by colour alone.
 from __future__ import annotations
 
 import html
+from statistics import median
 
 import torch
 from IPython.display import HTML
@@ -99,13 +100,18 @@ def optimizer_steps(predicted: dict[str, dict[str, int]], measured: dict[str, di
             bottom += state[name] / GIB
         found = measured[step][Phase.OPTIMIZER] / GIB
         ax.plot(column, found, "D", color="black", markersize=8, label="measured" if column == 0 else None)
-        ax.annotate(f"{found:.1f}", (column, found), textcoords="offset points", xytext=(14, 3), weight="bold")
+        ax.annotate(f"{found:.1f}", (column, found), textcoords="offset points", xytext=(0, 8), ha="center", weight="bold")
     backward = max(peaks[Phase.BACKWARD] for peaks in measured.values()) / GIB
     ax.axhline(backward, color=GREY, linestyle=":", linewidth=1.8, label=f"forward and backward: {backward:.1f}")
     ax.set_xticks(range(len(predicted)), list(predicted))
     handles, labels = ax.get_legend_handles_labels()
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    return _clean(ax, ylabel="GiB", title="The step of AdamW, three implementations", xlim=(-0.5, len(predicted) - 0.3))
+    return _clean(
+        ax,
+        ylabel="GiB",
+        title="The step of AdamW, three implementations",
+        ylim=(0, 1.12 * max(max(peaks.values()) for peaks in measured.values()) / GIB),
+    )
 
 
 def saved_by_block(config: LlamaConfig, tokens: int) -> HTML:
@@ -143,7 +149,7 @@ def saved_by_block(config: LlamaConfig, tokens: int) -> HTML:
             continue
         known.add(storage.data_ptr())
         weight = tokens not in tensor.shape
-        shape = " × ".join(names[size] for size in tensor.shape if size != 1 or tensor.shape[-1] == 1)
+        shape = " × ".join(names[size] for size in (tensor.shape[1:] if tensor.shape[0] == 1 else tensor.shape))  # without the batch of 1
         what = "copy of a weight" if weight else "activation"
         per_token = "" if weight else f"{storage.nbytes() / tokens:g}"
         rows.append((what, shape, str(tensor.dtype).removeprefix("torch."), per_token))
@@ -225,13 +231,14 @@ def ranks(predicted: dict[int, int], measured: dict[int, int], floor: int, gpus:
     found = [held / GIB for held in measured.values()]
     ax.plot(list(measured), found, "D", color="black", fillstyle="none", markersize=10, label="measured")
     ax.fill_between(worlds, 0, floor / GIB, color=COLOURS[Part.WEIGHTS], alpha=0.25, label=f"state: {floor / GIB:.1f} GiB on every rank")
-    drawn: list[float] = []
+    lines: dict[float, list[str]] = {}
     for name, card in gpus.items():
         usable = card.usable_bytes / GIB
+        same = next((other for other in lines if abs(other - usable) < 2), usable)  # lines that cannot be told apart share a label
+        lines.setdefault(same, []).append(name)
+    for usable, names in lines.items():
         ax.axhline(usable, color=LIMIT, linestyle="--", linewidth=0.9)
-        near = any(abs(usable - other) < 4 for other in drawn)
-        ax.text(worlds[-1] * (0.62 if near else 1.04), usable, f" {name}", va="center", color=LIMIT, fontsize=9, backgroundcolor="white")
-        drawn.append(usable)
+        ax.text(worlds[-1] * 1.3, usable, ",\n".join(names), va="center", color=LIMIT, fontsize=9, backgroundcolor="white")
     ax.set_xscale("log", base=2)
     ax.set_xticks(worlds, [str(world) for world in worlds])
     ax.legend(loc="upper center", frameon=True, framealpha=1)
@@ -250,10 +257,11 @@ def training(curves: dict[int, list], memory: dict[int, list[dict[str, int]]], p
         loss.plot([line.step for line in lines], [line.loss for line in lines], style, color=colours[world], linewidth=3 - 0.6 * index)
         loss.lines[-1].set_label(f"{world} rank{'s' if world > 1 else ''}")
         settled = lines[len(lines) // 2 :]  # the first steps warm up
-        rate = sum(line.tokens_per_second for line in settled) / len(settled)
+        rate = median(line.tokens_per_second for line in settled)
         speed.bar(index, rate, 0.55, color=colours[world])
         speed.text(index, rate, f"{rate:,.0f}", ha="center", va="bottom")
     loss.legend(frameon=False)
+    speed.margins(y=0.1)
 
     place, ticks, labels = 0.0, [], []
     for world, by_rank in memory.items():
@@ -263,6 +271,8 @@ def training(curves: dict[int, list], memory: dict[int, list[dict[str, int]]], p
             bottom = 0.0
             for part, colour in COLOURS.items():
                 size = parts[part.value] / MIB
+                if not size:
+                    continue
                 held.bar(place, size, 0.85, bottom=bottom, color=colour, label=part.value if place == 0 and size > 0.1 else None)
                 bottom += size
             place += 1
@@ -272,6 +282,7 @@ def training(curves: dict[int, list], memory: dict[int, list[dict[str, int]]], p
     held.set_xticks(ticks, labels)
     handles, names = held.get_legend_handles_labels()
     held.legend(handles[::-1], names[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
+    held.margins(y=0.08)
     speed.set_xticks(range(len(curves)), [str(world) for world in curves])
     _clean(loss, title="loss (nats per byte)", xlabel="step")
     _clean(speed, title="throughput, tokens/s", xlabel="ranks")
