@@ -9,7 +9,7 @@ did not fit behind the computation, is waited for.
 
 Bytes sent per rank and step: 2 * B_g * (N-1)/N, with B_g the bytes of all gradients (ring all-reduce), however many micro-batches are
 accumulated in ``no_sync``. Memory beside the model's own: with gradients as bucket views none but a bucket in the making, for the
-buckets *are* the gradients: they come in backward and go with ``zero_grad``; without, B_g more, all the time.
+buckets *are* the gradients, and go with ``zero_grad`` unless they are kept; without, B_g more, all the time.
 
 Paper: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training (arXiv:2006.15704).
 """
@@ -43,6 +43,9 @@ class DDP(nn.Module):
         bucket_bytes: the most a bucket holds (a larger parameter is a bucket of its own).
         first_bucket_bytes: the same for the first bucket, small so that communication starts early.
         gradient_as_bucket_view: ``.grad`` is a view of the bucket; False keeps buckets and gradients apart and copies back.
+        keep_buckets: whether views' buckets keep their memory from ``zero_grad`` to the next backward. None: on CPU only. There, memory
+            that was given back costs a page fault for every 4 KiB when it is taken again; an accelerator's caching allocator has
+            it back for nothing, and meanwhile forward can use it.
         broadcast_buffers: before each training forward that will be synchronised, persistent buffers (running statistics) take
             the first rank's values. Buffers that are no part of a checkpoint are constants and are sent only once, at the start.
         find_unused_parameters: allow parameters that get no gradient. One that some rank used gets the average (a rank without
@@ -66,6 +69,7 @@ class DDP(nn.Module):
         bucket_bytes: int = 25 * MIB,
         first_bucket_bytes: int = 1 * MIB,
         gradient_as_bucket_view: bool = True,
+        keep_buckets: bool | None = None,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
     ) -> None:
@@ -79,6 +83,8 @@ class DDP(nn.Module):
         self.find_unused_parameters = find_unused_parameters
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._world_size = dist.get_world_size(group)
+        self._device = next(module.parameters(), torch.empty(0)).device
+        self._keep_buckets = keep_buckets if keep_buckets is not None else self._device.type == "cpu"
         self._named_params = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         self._frozen = [param for param in module.parameters() if not param.requires_grad]
         self._check_same_module()
@@ -143,8 +149,7 @@ class DDP(nn.Module):
 
     def _from_first(self, values: list[int]) -> list[int]:
         """The first rank's ``values``; the fake backend delivers nothing, so there everyone keeps its own."""
-        device = next(self.module.parameters(), torch.empty(0)).device
-        tensor = torch.tensor(values, dtype=torch.int64, device=device)
+        tensor = torch.tensor(values, dtype=torch.int64, device=self._device)
         dist.broadcast(tensor, dist.get_global_rank(self.group, 0), group=self.group)
         return values if dist.get_backend(self.group) == "fake" else tensor.tolist()
 
@@ -233,7 +238,7 @@ class DDP(nn.Module):
         finally:
             self._launched = 0
             for bucket in self._buckets:
-                bucket.reset(keep_flat=not self.gradient_as_bucket_view)
+                bucket.reset(self._keep_buckets or not self.gradient_as_bucket_view)
         if self._arrivals is not None:
             expected = self._arrivals + [slot.index for slot in reversed(self._slots) if slot.index not in self._arrivals]
             self._make_buckets(self._from_first(expected))
@@ -247,11 +252,9 @@ class DDP(nn.Module):
 
     def _used_anywhere(self, absent: list[Slot]) -> list[Slot]:
         """Those of ``absent`` that got a gradient on another rank."""
-        if not self._slots:
-            return []
         missing = {slot.index for slot in absent}
         flags = [int(index not in missing) for index in range(len(self._slots))]
-        used = torch.tensor(flags, dtype=torch.int32, device=self._slots[0].param.device)
+        used = torch.tensor(flags, dtype=torch.int32, device=self._device)
         dist.all_reduce(used, dist.ReduceOp.MAX, group=self.group)
         if not absent:
             return []  # spares an accelerator the wait for the host to read

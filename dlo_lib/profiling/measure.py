@@ -37,7 +37,7 @@ def _alone(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> 
 
 
 def _ddp(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> nn.Module:
-    return DDP(model, group=group, gradient_as_bucket_view=bucket_view)
+    return DDP(model, group=group, gradient_as_bucket_view=bucket_view, keep_buckets=False)  # as on the GPU that fake tensors stand for
 
 
 _WRAPPED: dict[Parallel, Callable[[Llama, dist.ProcessGroup | None, bool], nn.Module]] = {Parallel.NONE: _alone, Parallel.DDP: _ddp}

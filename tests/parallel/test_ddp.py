@@ -194,7 +194,7 @@ def test_gradients_are_views_of_the_buckets_and_take_their_memory_along():
             return len({tensor.untyped_storage().data_ptr() for tensor in tensors} - known)
 
         gc.disable()  # nothing may have to wait for the collector of reference cycles
-        model = DDP(module)
+        model = DDP(module, keep_buckets=False)
         nothing = held()
         for keep in (False, True):
             for _ in range(2):
@@ -204,11 +204,15 @@ def test_gradients_are_views_of_the_buckets_and_take_their_memory_along():
             assert held() - nothing == keep
 
         model.zero_grad()
-        model = DDP(module, gradient_as_bucket_view=False)
-        for _ in range(2):
-            model(rank_input(dtype=torch.float32)).sum().backward()
-            model.zero_grad()
-        assert held() - nothing == 1, "a bucket that is not the gradients stays"
+        for options, in_backward in ({"keep_buckets": True}, 1), ({"gradient_as_bucket_view": False}, 1 + len(grads(module))):
+            model = DDP(module, **options)
+            for cut in (False, True, True):  # after the first pass the buckets are cut anew
+                model(rank_input(dtype=torch.float32)).sum().backward()
+                assert not cut or held() - nothing == in_backward
+                model.zero_grad()
+            assert held() - nothing == 1, "a bucket that is kept, or is not the gradients, stays"
+            del model
+            assert held() == nothing, "until its owner goes"
 
     run_ranks(storages, 1)
 
