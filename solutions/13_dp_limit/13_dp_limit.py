@@ -529,6 +529,7 @@ def train_and_count(options: dict) -> dict[str, int]:
     from dlo_lib.profiling.tracker import MemoryTracker
     from dlo_lib.train import train
 
+    torch.set_num_threads(1)  # one core a rank, so that 1, 2 and 4 ranks compare
     with contextlib.redirect_stdout(io.StringIO()):  # the figures below say it better
         train(TrainConfig(**options))
     world = dist.get_world_size()
@@ -553,8 +554,8 @@ figures.training(curves, memory, predicted)
 
 # %% [markdown] id="real_lesson"
 # - **Loss:** three runs, one curve. The same global batch gives the same gradients however it is cut, because the loss is weighted as in step 9.
-# - **Throughput:** without GPUs all ranks share the same cores. Once there are as many ranks as cores, more of them can only cost; do not read a
-#   scaling law from this plot. On GPUs, one per rank, throughput is the reason to use data parallelism at all.
+# - **Throughput:** without GPUs each rank computes on one core. More ranks than free cores cannot help, so do not read a scaling law from
+#   this plot. On GPUs, one per rank, throughput is the reason to use data parallelism at all.
 # - **Memory:** activations and logits are divided by the number of ranks; weights and optimiser state are not. (The peak is the moment
 #   `"loss gradient"`: no gradient of a weight exists yet.) Your prediction comes from the same functions that you wrote for 3.2 billion
 #   parameters.
