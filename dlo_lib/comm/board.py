@@ -16,6 +16,7 @@ import marshal
 import mmap
 import os
 import struct
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ class State(enum.IntEnum):
 _STATE = struct.Struct("<QQIIQq")  # version, bytes logged, state, process id, number of the call waited in, since (monotonic ns)
 _LENGTH = struct.Struct("<I")
 _SIGNATURE = struct.Struct("<QQQ")  # channel, sequence, signature
-_CHANNELS, _PLACES = 61, 16
+_CHANNELS, _PLACES = 1021, 16  # a row's memory is only taken where it is written
 _SIGNATURES_AT = 64
 _LOG_AT = _SIGNATURES_AT + _CHANNELS * _PLACES * _SIGNATURE.size
 _LOG_BYTES = 1 << 20
@@ -53,7 +54,7 @@ class Board:
         self.world_size = world_size
         size = world_size * _ROW_BYTES
         if descriptor is None:
-            descriptor = os.memfd_create("dlo-board", os.MFD_CLOEXEC)
+            descriptor = _nameless_file()
             os.ftruncate(descriptor, size)
         self.descriptor = descriptor
         self.memory = mmap.mmap(descriptor, size)
@@ -61,6 +62,13 @@ class Board:
     def close(self) -> None:
         self.memory.close()
         os.close(self.descriptor)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("dlo-board", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 class Row:

@@ -87,14 +87,14 @@ _PLUMBING = {"wrapper", "_call_impl", "_wrapped_call_impl", "__call__", "inner",
 
 
 class Tap:
-    """Put in place with ``install``, taken away with ``remove``; there is at most one in a process.
+    """Put in place with ``install``, taken away with ``remove``; there is at most one in a process (``comm.listening``).
 
     Raises:
         TapUnavailable: on ``install``, when torch's internals have changed; nothing is changed then.
     """
 
     def __init__(self, rank: int, listener: Listener) -> None:
-        self.rank, self.listener = rank, listener
+        self.rank, self.listeners = rank, [listener]
         self.pending: dict[int, tuple[Work, Call]] = {}
         """Calls not yet waited for, by the id of their work, which is kept alive for as long."""
         self.by_storage: dict[int, Call] = {}
@@ -137,12 +137,12 @@ class Tap:
                 return arguments[index] if index < len(arguments) else default
 
             call = self._read(operator, given)
-            self.listener.issued(call)
+            self.issued(call)
             if name == "monitored_barrier_":  # the one that has no work to wait for
                 return self.blocking(call, lambda: passes_on(keyset & below, *arguments))
             if (inside := getattr(self.here, "inside", None)) is not None:
                 inside.append(call)
-                self.listener.waits(call)
+                self.waits(call)
             result = passes_on(keyset & below, *arguments)
             work = Work.unbox(result[1] if isinstance(result, tuple) else result)
             self.pending[id(work)] = (work, call)
@@ -197,14 +197,26 @@ class Tap:
 
     def blocking(self, call: Call, action: Callable[[], Any]) -> Any:
         """Run what waits for ``call``, and tell the listener before and after."""
-        self.listener.waits(call)
+        self.waits(call)
         failed = True
         try:
             result = action()
             failed = False
         finally:
-            self.listener.waited(call, failed)
+            self.waited(call, failed)
         return result
+
+    def issued(self, call: Call) -> None:
+        for listener in self.listeners:
+            listener.issued(call)
+
+    def waits(self, call: Call) -> None:
+        for listener in self.listeners:
+            listener.waits(call)
+
+    def waited(self, call: Call, failed: bool) -> None:
+        for listener in self.listeners:
+            listener.waited(call, failed)
 
     def call_of(self, work: Work) -> Call | None:
         found = self.pending.get(id(work))

@@ -121,23 +121,17 @@ def trace_collectives() -> Iterator[Trace]:
     """
     import torch.distributed as dist
 
-    from dlo_lib.comm.tap import Tap, TapUnavailable
-    from dlo_lib.comm.waits import watched_waits
+    from dlo_lib.comm.listening import listening
+    from dlo_lib.comm.tap import TapUnavailable
 
     trace = Trace()
-    origin = time.monotonic_ns()
-    recorder = Recorder(dist.get_rank(), origin)
-    tap = Tap(dist.get_rank(), recorder)
+    recorder = Recorder(dist.get_rank(), time.monotonic_ns())
     try:
-        tap.install()
+        with listening(recorder):
+            yield trace
     except TapUnavailable as error:
         trace.unavailable = str(error)
         yield trace
-        return
-    try:
-        with watched_waits(tap):
-            yield trace
     finally:
-        tap.remove()
         trace.events = list(recorder.events.values())
-        trace.seconds = (time.monotonic_ns() - origin) / 1e9
+        trace.seconds = (time.monotonic_ns() - recorder.origin) / 1e9

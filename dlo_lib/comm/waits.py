@@ -140,7 +140,7 @@ def _new_group(tap: Tap, original: Callable) -> Callable:
             receive_splits=(),
             site=call_site()[0],
         )
-        tap.listener.issued(call)
+        tap.issued(call)
         return tap.blocking(call, lambda: original(ranks, *arguments, **keywords))
 
     return new_group
@@ -159,7 +159,7 @@ def _waits_inside(tap: Tap, original: Callable) -> Callable:
         finally:
             calls, tap.here.inside = tap.here.inside, None
             for call in calls:
-                tap.listener.waited(call, failed)
+                tap.waited(call, failed)
         return result
 
     return watched

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import IO
 
 import dlo_lib
+from dlo_lib.comm.board import Board
 from dlo_lib.launch.frames import stack_as_traceback
 from dlo_lib.launch.server import READY, REPORT, REQUEST, Request
 
@@ -134,6 +135,7 @@ class Launch:
     def __init__(self, world_size: int, job: bytes) -> None:
         self.files: list[RankFiles] = []
         self.control = _open_launch()
+        self.board = Board(world_size)
         try:
             # The job is written once for all ranks. The listener is where they will meet (rank 0 serves the store on it): its port is taken
             # from now on, so two launches never want the same one.
@@ -154,7 +156,7 @@ class Launch:
         os.set_blocking(read, False)
         channel.setblocking(False)
         try:
-            files = [theirs.fileno(), write, black_box.fileno(), job, listener]
+            files = [theirs.fileno(), write, black_box.fileno(), job, listener, self.board.descriptor]
             socket.send_fds(self.control, [REQUEST.pack(Request.FORK, rank)], files)
         finally:
             theirs.close()
@@ -194,6 +196,7 @@ class Launch:
 
     def close(self) -> None:
         self.stop()
+        self.board.close()
         for files in self.files:
             files.close()
 

@@ -31,6 +31,13 @@ class RankFailure(RuntimeError):
         return f"RankFailure: {self}".splitlines()
 
 
+class DeadLock(RankFailure):
+    """No progress was possible: the message says which rank waits in which call for whom, and what to try."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
 class Ending(enum.Enum):
     RUNNING = enum.auto()
     RETURNED = enum.auto()

@@ -51,13 +51,22 @@ def stack_as_traceback(stack: str) -> str:
 
 def name_cells(text: str) -> str:
     """``text`` (tracebacks) with the files that stand for notebook cells called as IPython calls them: ``Cell In[3]``."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell.compile, "format_code_name"):
-        return text
 
     def name(match: re.Match[str]) -> str:
-        known = shell.compile.format_code_name(match["file"])
-        return f"{' '.join(known)}, " if known else match[0]
+        cell = _cell(match["file"])
+        return f"{cell}, " if cell else match[0]
 
     return re.sub(r'File "(?P<file>[^"\n]+)", ', name, text)
+
+
+def shown_file(file: str) -> str:
+    """How a file is named where there is little room: ``Cell In[3]``, or its last part."""
+    return _cell(file) or Path(file).name
+
+
+def _cell(file: str) -> str:
+    """What IPython calls the cell that ``file`` stands for; empty for any other file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    known = shell.compile.format_code_name(file) if shell is not None and hasattr(shell.compile, "format_code_name") else None
+    return " ".join(known) if known else ""

@@ -25,12 +25,16 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
 
+from dlo_lib.comm.board import Board, Row, State
+from dlo_lib.comm.keeper import kept_row
+from dlo_lib.comm.trace import Trace, trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch.failure import says_communication_broke
 from dlo_lib.launch.frames import below_this_package, remember_sources
@@ -55,11 +59,15 @@ class Job:
     module_path: list[str]
     arguments: list[str]
     sources: dict[str, tuple[str, ...]]
+    explain: bool
+    trace: bool
     call: bytes
 
 
-def run_rank(rank: int, server: int, channel_file: int, output: int, black_box: int, job_file: int, listener_file: int) -> NoReturn:
-    """Be rank ``rank``. The numbers that end in ``file`` and the two before are file descriptors; ``server`` is the parent's process id."""
+def run_rank(
+    rank: int, server: int, channel_file: int, output: int, black_box: int, job_file: int, listener_file: int, board: int
+) -> NoReturn:
+    """Be rank ``rank``. All numbers but this and ``server``, the parent's process id, are file descriptors."""
     _take_output(output)  # first, so that whatever goes wrong is seen
     _die_with(server)
     os.setpgid(0, 0)
@@ -71,7 +79,7 @@ def run_rank(rank: int, server: int, channel_file: int, output: int, black_box: 
         fn, args, kwargs = unpack_call(job.call)
         _fill_main(fn, *args, *kwargs.values())
         _join(rank, job, socket.socket(fileno=listener_file))
-        kind, answer = RETURNED, pack_result(fn(*args, **kwargs))
+        kind, answer = RETURNED, pack_result(_call(partial(fn, *args, **kwargs), job, Row(Board(job.world_size, board), rank)))
     except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too: the caller must hear of it
         kind, answer = RAISED, _report(error)
     sys.stdout.flush()
@@ -165,6 +173,29 @@ def _join(rank: int, job: Job, listener: socket.socket) -> None:
         listener.close()
         store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=False, wait_for_workers=False)
     dist.init_process_group(BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size)
+
+
+def _call(fn: Callable[[], Any], job: Job, row: Row) -> Any:
+    """Call ``fn`` with this rank's row kept, from which the caller sees when no progress is possible; with its trace, if that is wanted."""
+    if not job.explain:
+        return _traced(fn) if job.trace else fn()
+    with kept_row(row) as keeper:
+        try:
+            result = _traced(fn) if job.trace else fn()
+        except BaseException:
+            row.enter(State.RAISED)
+            raise
+        row.enter(State.FINISHED)
+    for call in keeper.never_waited():
+        said = f"{call.kind.value} of {call.dtype}{list(call.shape)} was started but never waited for: call wait() on what it returned"
+        print(f"warning: {call.site.file}, line {call.site.line}: {said}")
+    return result
+
+
+def _traced(fn: Callable[[], Any]) -> tuple[Any, Trace]:
+    with trace_collectives() as trace:
+        result = fn()
+    return result, trace
 
 
 def _report(error: BaseException) -> bytes:

@@ -20,10 +20,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from dlo_lib.comm.trace import Trace
+from dlo_lib.comm.watcher import POLL_S, Watcher
 from dlo_lib.errors import UserError
 from dlo_lib.launch.client import Launch, current_folder
-from dlo_lib.launch.failure import Ending, RankFailure, RankState, blame, describe_exit, timed_out
-from dlo_lib.launch.frames import cell_sources, name_cells
+from dlo_lib.launch.failure import DeadLock, Ending, RankFailure, RankState, blame, describe_exit, timed_out
+from dlo_lib.launch.frames import cell_sources, name_cells, shown_file
 from dlo_lib.launch.output import RankOutput
 from dlo_lib.launch.place import gpu_for_each
 from dlo_lib.launch.rank import HEADER, RETURNED, Job
@@ -37,7 +39,22 @@ _LEAVE_S = 2.0  # for what ranks have registered with atexit
 _CHUNK_BYTES = 1 << 20
 
 
-def run_ranks(fn: Callable[..., Result], world_size: int, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> list[Result]:
+class Results(list[Result]):
+    """The results in rank order; with ``trace=True``, ``trace`` holds the communication of all ranks."""
+
+    trace: Trace | None = None
+
+
+def run_ranks(
+    fn: Callable[..., Result],
+    world_size: int,
+    /,
+    *args: Any,
+    timeout: float | None = None,
+    explain: bool = True,
+    trace: bool = False,
+    **kwargs: Any,
+) -> Results[Result]:
     """Call ``fn(*args, **kwargs)`` on ``world_size`` ranks, with ``torch.distributed`` ready; the results in rank order.
 
     Each rank is a fresh process with the caller's environment, folder and ``sys.path`` of now; ``dist.get_rank()`` says who it is. The
@@ -47,8 +64,11 @@ def run_ranks(fn: Callable[..., Result], world_size: int, /, *args: Any, timeout
     Args:
         fn: any function, also one defined in a notebook cell.
         timeout: seconds; None waits for ever.
+        explain: watch for dead-locks and for calls that do not agree; off only to measure what that costs.
+        trace: record the ranks' communication, in ``.trace`` of the result.
 
     Raises:
+        DeadLock: no progress is possible, or calls that meet do not agree; the message says which rank waits where for whom.
         RankFailure: a rank raised, left or was killed (the message begins with its traceback), or ``timeout`` passed (where each rank was).
             All ranks are stopped first.
         UserError: ``world_size`` below 1, or an argument or a result that cannot be sent to another process.
@@ -63,18 +83,26 @@ def run_ranks(fn: Callable[..., Result], world_size: int, /, *args: Any, timeout
         module_path=list(sys.path),
         arguments=list(sys.argv),
         sources=cell_sources(),
+        explain=explain,
+        trace=trace,
         call=pack_call(fn, args, kwargs),
     )
     with Launch(world_size, pickle.dumps(job)) as launch:
-        states = _Watch(launch, timeout).run()
-    return [_unpack(state) for state in states]
+        states = _Watch(launch, timeout, explain).run()
+    results = [_unpack(state) for state in states]
+    if not trace:
+        return Results(results)
+    traced = Results(result for result, _ in results)
+    traced.trace = Trace.merged(part for _, part in results)
+    return traced
 
 
 class _Watch:
     """The caller's side while its ranks run."""
 
-    def __init__(self, launch: Launch, timeout: float | None) -> None:
+    def __init__(self, launch: Launch, timeout: float | None, explain: bool) -> None:
         self._launch = launch
+        self._watcher = Watcher(launch.board, shown_file) if explain else None
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._states = [RankState(rank) for rank in range(len(launch.files))]
@@ -113,11 +141,14 @@ class _Watch:
     def _until_decided(self) -> RankFailure | None:
         """Wait until all have returned (None), or it is known what to raise."""
         while any(state.ending is Ending.RUNNING for state in self._states):
+            explanation = self._watcher.look() if self._watcher is not None else None
             failed = [state for state in self._states if state.failed]
+            if explanation is not None and all(state.follows for state in failed):
+                return DeadLock(explanation)  # also when a broken connection followed from it
             until = [state.at + (_PATIENCE_S if state.follows else _SETTLE_S) for state in failed]
             if self._deadline is not None:
                 until.append(self._deadline)
-            if not self._wait(min(until, default=None)):
+            if not self._wait(min(until, default=None), POLL_S if self._watcher is not None else None):
                 break
         if any(state.failed for state in self._states):
             return blame(self._states)
@@ -130,12 +161,12 @@ class _Watch:
         while len(self._gone) < len(self._states) and self._wait(until):
             pass
 
-    def _wait(self, until: float | None) -> bool:
-        """Deal with what happens next; False when nothing did before ``until``."""
+    def _wait(self, until: float | None, at_most: float | None = None) -> bool:
+        """Deal with what happens next, within ``at_most`` seconds; False once ``until`` has passed."""
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
             return False
-        for key, _ in self._selector.select(left):
+        for key, _ in self._selector.select(min((wait for wait in (left, at_most) if wait is not None), default=None)):
             key.data()
         return True
 
@@ -186,6 +217,8 @@ class _Watch:
             pass
         if state.ending is Ending.RUNNING:
             state.ending, state.at, state.headline = Ending.DIED, time.monotonic(), describe_exit(status)
+            if self._watcher is not None:
+                self._watcher.died(rank, state.headline)
             if stack := name_cells(self._launch.files[rank].stack()):
                 state.traceback = f"It was here (most recent call last):\n{stack}"
 
