@@ -42,7 +42,7 @@ def _is_free(port: int) -> bool:
 def start_jupyterlab(folder: Path, port: int | None, browser: bool) -> None:
     """Replace this process by JupyterLab on ``folder``; its URL is printed by the server. Does not return."""
     number = free_port(port)
-    config = write_jupyter_config()
+    config = write_jupyter_config(folder)
     path = os.environ.get("JUPYTER_CONFIG_PATH")
     environment = {**os.environ, "JUPYTER_CONFIG_PATH": f"{config}{os.pathsep + path if path else ''}"}
     # Root may start a server in a container only when it says so.
@@ -53,7 +53,7 @@ def start_jupyterlab(folder: Path, port: int | None, browser: bool) -> None:
     os.execvpe(sys.executable, [sys.executable, "-m", "jupyterlab", *options], environment)
 
 
-def write_jupyter_config() -> Path:
+def write_jupyter_config(labs: Path) -> Path:
     """The folder of configuration files that `dlo lab` adds to Jupyter's own search path: an nbgrader exchange for one person."""
     folder, exchange = state_dir() / "jupyter", state_dir() / "exchange"
     exchange.mkdir(exist_ok=True)
@@ -61,6 +61,7 @@ def write_jupyter_config() -> Path:
         # Written by `dlo lab` at each start. A class has an exchange of its own: see the instructor's configuration.
         c = get_config()
         c.CourseDirectory.course_id = "dlo"
+        c.CourseDirectory.root = {str(labs)!r}
         c.Exchange.root = {str(exchange)!r}
         """
     write_text(folder / "nbgrader_config.py", dedent(settings))
