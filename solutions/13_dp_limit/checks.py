@@ -177,13 +177,13 @@ def same_state(
 def check_sixteen_bytes(student, t):
     "Weights, gradients and AdamW's two moments, in fp32"
     message = "Everything is fp32, 4 bytes a number: one number a parameter for weights and for gradients, two for AdamW's moments."
-    same_state(student, t, drawn(t), ("weights", "gradients", "optimizer"), message)
+    same_state(student, t, drawn(t, num_layers=1), ("weights", "gradients", "optimizer"), message)
 
 
 @check("state", points=2)
 def check_foreach(student, t):
     "The temporaries of a foreach and of a fused step"
-    config = drawn(t)
+    config = drawn(t, num_layers=1)
     same_state(
         student, t, config, ("temporaries",), "foreach makes the denominators of all parameters before it uses the first.", step="foreach"
     )
@@ -194,7 +194,7 @@ def check_foreach(student, t):
 def check_for_loop(student, t):
     "The temporaries of a for-loop step"
     message = "Two tensors as large as the largest parameter, the embedding, live at the worst moment."
-    same_state(student, t, drawn(t), ("temporaries",), message, step="for-loop")
+    same_state(student, t, drawn(t, num_layers=1), ("temporaries",), message, step="for-loop")
 
 
 # -- 3 · block: what one block keeps grows linearly with each size, so each size is judged by the growth that it alone brings
@@ -265,8 +265,8 @@ def check_everything_kept(student, t):
 @check("activations", points=1)
 def check_checkpointing(student, t):
     "With checkpointing a block keeps its input in fp32"
-    config, batch, seq = drawn(t, num_layers=2, vocab_size=512), t.integer(1, 3), 32 * t.integer(2, 5)
-    more = replace(config, num_layers=2 + t.integer(1, 2))
+    config, batch, seq = drawn(t, num_layers=1, vocab_size=512), t.integer(1, 3), 32 * t.integer(2, 5)
+    more = replace(config, num_layers=1 + t.integer(1, 2))
     what = "activation_bytes(config, batch, seq, checkpointing=True)"
     got = [entry(t, student.activation_bytes(each, batch, seq, checkpointing=True), "activations", what) for each in (config, more)]
     want = [before_loss(measured(each, batch, seq, checkpointing=True), Part.ACTIVATIONS) for each in (config, more)]
@@ -282,7 +282,7 @@ def check_checkpointing(student, t):
 @check("activations", points=1)
 def check_logits(student, t):
     "One tensor of logits in fp32"
-    config, batch, seq = drawn(t), t.integer(1, 3), 32 * t.integer(2, 5)
+    config, batch, seq = drawn(t, num_layers=1), t.integer(1, 3), 32 * t.integer(2, 5)
     for checkpointing in (False, True):
         got = entry(t, student.activation_bytes(config, batch, seq, checkpointing=checkpointing), "logits", "activation_bytes(...)")
         peak = measured(config, batch, seq, checkpointing=checkpointing).peak_by_part[Part.LOGITS_AND_LOSS]
@@ -302,7 +302,7 @@ def moment(student, t, name: str, config: LlamaConfig, batch: int, seq: int, **s
 
 
 def peak_case(t, **fixed) -> tuple[LlamaConfig, int, int]:
-    return drawn(t, **{"num_layers": 2, **fixed}), t.integer(1, 2), 64 * t.integer(2, 4)
+    return drawn(t, **{"num_layers": 1, **fixed}), t.integer(1, 2), 64 * t.integer(2, 4)
 
 
 @check("peak", points=1)

@@ -51,7 +51,7 @@ def check_wide_heads(student, t):
 @check("state", points=1)
 def check_other_optimizers(student, t):
     "The state of SGD, without and with momentum"
-    config = drawn(t)
+    config = drawn(t, num_layers=1)
     for optimizer in ("sgd", "sgd-momentum"):
         got = entry(t, student.state_bytes(config, optimizer, "fused"), "optimizer", "state_bytes(...)")
         want = in_the_step(config, optimizer, "fused")["optimizer"]
@@ -61,7 +61,7 @@ def check_other_optimizers(student, t):
 @check("state", points=1)
 def check_sgd_in_place(student, t):
     "SGD's step needs no temporaries"
-    config = drawn(t)
+    config = drawn(t, num_layers=1)
     for optimizer, step in (("sgd", "foreach"), ("sgd-momentum", "foreach"), ("sgd", "for-loop")):
         got = entry(t, student.state_bytes(config, optimizer, step), "temporaries", "state_bytes(...)")
         want = in_the_step(config, optimizer, step)["temporaries"]
@@ -157,14 +157,14 @@ def check_bucket_copies(student, t):
 @check("peak", points=1)
 def check_checkpointed(student, t):
     "Backward has just begun, with checkpointing"
-    config, batch, seq = peak_case(t, num_layers=4)
+    config, batch, seq = peak_case(t, num_layers=2)
     got = moment(student, t, "loss gradient", config, batch, seq, step="fused", checkpointing=True)
     kept = moment(student, t, "loss", config, batch, seq, step="fused", checkpointing=True)
     report = measured(config, batch, seq, checkpointing=True)
     want = when_largest(report, Part.LOGITS_AND_LOSS, Phase.BACKWARD) - report.peak_by_phase[Phase.LOSS]
     fp32_logits = 4 * batch * seq * config.vocab_size
     t.that(
-        bool(abs(got - kept - want) <= 0.1 * fp32_logits),
+        bool(abs(got - kept - want) <= 0.05 * fp32_logits),
         "Between the loss and its gradient a checkpointed model drops the bf16 copies of its blocks; only the output projection's stays.",
     )
 
@@ -175,7 +175,7 @@ def check_checkpointed(student, t):
 @check("fits", points=1)
 def check_optimizer_decides(student, t):
     "A step whose peak is the optimiser's"
-    config = drawn(t, num_layers=2, vocab_size=2000, tied_embeddings=True)
+    config = drawn(t, num_layers=1, vocab_size=2000, tied_embeddings=True)
     report = measured(config, 1, 64, "foreach")
     peak = report.peak_by_phase[Phase.OPTIMIZER]
     backward = report.peak_by_phase[Phase.BACKWARD]
@@ -196,7 +196,7 @@ def check_optimizer_decides(student, t):
 @check("fits", points=1)
 def check_settings(student, t):
     "The settings are passed on"
-    config = drawn(t, vocab_size=2000, num_layers=4, tied_embeddings=True)
+    config = drawn(t, vocab_size=2000, num_layers=3, tied_embeddings=True)
     kept, checkpointed = (measured(config, 4, 512, checkpointing=chosen).peak_bytes for chosen in (False, True))
     between = card((kept + checkpointed) / 2, (kept + checkpointed) / 2)
     says(student, t, True, "With checkpointing this step fits.", config, between, 4, 512, step="fused", checkpointing=True)
