@@ -85,18 +85,32 @@ def test_replicas_start_from_the_first_ranks_parameters_and_buffers():
 
 
 def test_the_first_bucket_is_on_its_way_while_backward_runs():
+    class Noted:
+        """An all-reduce that tells when it is waited for."""
+
+        def __init__(self, work: dist.Work, seen: list) -> None:
+            self.work, self.seen = work, seen
+
+        def wait(self) -> None:
+            self.seen.append("wait")
+            self.work.wait()
+
     def order() -> list:
         module = net(4, 9, 9, 9)
         model = DDP(module, **SMALL)
         model(rank_input()).sum().backward()
         with events() as seen:
+            issue = dist.all_reduce
+            dist.all_reduce = lambda *args, **kwargs: Noted(issue(*args, **kwargs), seen)
             module[0].weight.register_hook(lambda gradient: seen.append("first layer's gradient"))
             model(rank_input()).sum().backward()
             seen.append("backward has returned")
         return seen
 
     for seen in run_ranks(order, 2):
+        buckets = [event for event in seen if isinstance(event, tuple)]
         assert seen.index("first layer's gradient") >= 1, "nothing was sent before the last gradient"
+        assert seen.index("wait") > seen.index(buckets[-1]), "backward waited for a bucket on its way"
         assert seen[-1] == "backward has returned", "something was left to do after backward"
 
 

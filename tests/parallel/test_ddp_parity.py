@@ -47,7 +47,7 @@ def llama(checkpointing: bool = False) -> Llama:
     return Llama(model_config("tiny"), checkpointing=checkpointing)
 
 
-def micro_batches(step: int, rank: int, count: int) -> list[tuple[Tensor, Tensor]]:
+def micro_batches(step: int, rank: int, count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
     """Unequal numbers of sequences and of tokens to learn; the second rank's first micro-batch has none at all."""
     random = torch.Generator().manual_seed(1000 * step + rank)
     pairs = []
@@ -57,7 +57,7 @@ def micro_batches(step: int, rank: int, count: int) -> list[tuple[Tensor, Tensor
         targets[torch.rand(targets.shape, generator=random) < 0.2 + 0.2 * rank] = IGNORE_INDEX
         if rank == 1 and index == 0:
             targets[:] = IGNORE_INDEX
-        pairs.append((inputs, targets))
+        pairs.append((inputs.to(device), targets.to(device)))
     return pairs
 
 
@@ -71,7 +71,7 @@ class History:
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {name: parameter.grad.cpu().clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def trained_alone(build: Callable[[], nn.Module], world_size: int, count: int, max_norm: float, dtype: torch.dtype) -> History:
@@ -97,18 +97,18 @@ def trained_alone(build: Callable[[], nn.Module], world_size: int, count: int, m
 
 
 def trained_on_ranks(
-    build: Callable[[], nn.Module], count: int, max_norm: float, dtype: torch.dtype, precision: Precision, options: dict
+    build: Callable[[], nn.Module], count: int, max_norm: float, dtype: torch.dtype, precision: Precision, device: str, options: dict
 ) -> History:
     rank = dist.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(rank)  # so that only the broadcast can make the replicas equal
-    module = build().to(dtype)
+    module = build().to(device, dtype)
     model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     history = History([], [], [])
     optimizer.register_step_pre_hook(lambda *_: history.gradients.append(gradients(module)))
     for step in range(STEPS):
-        pieces = micro_batches(step, rank, count)
+        pieces = micro_batches(step, rank, count, device)
         result = train_step(model, optimizer, pieces, max_norm=max_norm, group=model.group, precision=precision)
         history.losses.append(result.loss.item())
         history.norms.append(result.grad_norm.item())
@@ -116,9 +116,16 @@ def trained_on_ranks(
 
 
 def on_ranks(
-    world_size: int, build: Callable[[], nn.Module], count: int, dtype=torch.float64, precision=Precision.FP32, max_norm=0.5, **options
+    world_size: int,
+    build: Callable[[], nn.Module],
+    count: int,
+    dtype: torch.dtype = torch.float64,
+    precision: Precision = Precision.FP32,
+    max_norm: float = 0.5,
+    device: str = "cpu",
+    **options: bool,
 ) -> list[History]:
-    return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, options)
+    return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, options)
 
 
 def assert_same(ranks: list[History], twin: History, within: float) -> None:
@@ -168,3 +175,12 @@ def test_bf16_stays_near_fp32_and_every_rank_sees_the_same():
         assert history.losses == pytest.approx(twin.losses, rel=0.02)
         for mine, its in zip(history.gradients, ranks[0].gradients):
             torch.testing.assert_close(mine, its, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_on_a_gpu_that_ranks_may_share(world_size, keep):
+    """With more ranks than GPUs it is gloo that reads and writes the GPU's memory: a missing wait between streams shows."""
+    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64)
+    assert_same(on_ranks(world_size, llama, 2, device="cuda", keep_buckets=keep), twin, 1e-10)
