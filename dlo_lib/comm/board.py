@@ -12,6 +12,7 @@ nothing is left behind when all processes are killed. No torch here.
 from __future__ import annotations
 
 import enum
+import hashlib
 import marshal
 import mmap
 import os
@@ -39,7 +40,8 @@ class State(enum.IntEnum):
 
 _STATE = struct.Struct("<QQIIQq")  # version, bytes logged, state, process id, number of the call waited in, since (monotonic ns)
 _LENGTH = struct.Struct("<I")
-_SIGNATURE = struct.Struct("<QQQ")  # channel, sequence, signature
+_SIGNATURE = struct.Struct("<QQ")  # which place of which channel, signature
+_WORD = struct.Struct("<Q")
 _CHANNELS, _PLACES = 1021, 16  # a row's memory is only taken where it is written
 _SIGNATURES_AT = 64
 _LOG_AT = _SIGNATURES_AT + _CHANNELS * _PLACES * _SIGNATURE.size
@@ -93,15 +95,20 @@ class Row:
 
     def publish(self, channel: str, sequence: int, signature: int) -> None:
         """Write down what this rank calls at that place of a channel's order."""
-        at, key = _signature_place(channel, sequence)
-        _SIGNATURE.pack_into(self.memory, self.base + at, key, sequence, signature)
+        at, place = _signature_place(channel, sequence)
+        at += self.base
+        # Another rank may read at any moment: the place is named last, and until then nothing stands there.
+        _WORD.pack_into(self.memory, at, 0)
+        _WORD.pack_into(self.memory, at + _WORD.size, signature)
+        _WORD.pack_into(self.memory, at, place)
 
     def differs(self, channel: str, sequence: int, signature: int, members: tuple[int, ...]) -> int | None:
         """A rank that published another signature for that place, or None when all that have come agree."""
-        at, key = _signature_place(channel, sequence)
+        at, place = _signature_place(channel, sequence)
         for rank in members:
-            theirs = _SIGNATURE.unpack_from(self.memory, rank * _ROW_BYTES + at)
-            if theirs[:2] == (key, sequence) and theirs[2] != signature:
+            theirs = rank * _ROW_BYTES + at
+            before, said = _SIGNATURE.unpack_from(self.memory, theirs)
+            if before == place and said != signature and _WORD.unpack_from(self.memory, theirs)[0] == place:
                 return rank
         return None
 
@@ -161,8 +168,8 @@ class RowView:
 
 
 def _signature_place(channel: str, sequence: int) -> tuple[int, int]:
-    """Where that place of that channel is in every row, and the key that tells channels apart that share a slot."""
+    """Where that place of that channel is in every row, and a number for it that tells it from others which share the slot."""
     name = channel.encode()
-    key = zlib.crc32(name) << 32 | zlib.adler32(name)
-    slot = key % _CHANNELS * _PLACES + sequence % _PLACES
-    return _SIGNATURES_AT + slot * _SIGNATURE.size, key
+    slot = zlib.crc32(name) % _CHANNELS * _PLACES + sequence % _PLACES
+    place = int.from_bytes(hashlib.blake2b(name + b" %d" % sequence, digest_size=8).digest(), "little")
+    return _SIGNATURES_AT + slot * _SIGNATURE.size, place

@@ -1,5 +1,6 @@
 """The board: what one rank writes, another process reads, whole and in order."""
 
+import multiprocessing
 import time
 
 from dlo_lib.comm.board import Board, Row, RowView, State
@@ -67,4 +68,30 @@ def test_a_rank_sees_that_the_others_called_something_else():
     assert rows[2].differs("0", 1, 222, (2,)) is None
     assert rows[2].differs("0", 2, 222, (0, 1, 2)) is None, "another place in the order"
     assert rows[2].differs("17", 1, 222, (0, 1, 2)) is None, "another group"
+    board.close()
+
+
+def publish_and_look(descriptor: int, rank: int, at, false_alarms, times: int) -> None:
+    """In step with the other rank, so that each looks while the other writes."""
+    row = Row(Board(2, descriptor), rank)
+    for number in range(1, times + 1):
+        at[rank] = number
+        while at[1 - rank] < number:
+            pass
+        row.publish(str(number), 1, number)
+        if row.differs(str(number), 1, number, (1 - rank,)) is not None:
+            false_alarms[rank] += 1
+
+
+def test_a_signature_that_is_being_written_is_never_taken_for_another():
+    fork = multiprocessing.get_context("fork")
+    board, at, false_alarms = Board(2), fork.RawArray("q", 2), fork.RawArray("q", 2)
+    ranks = [fork.Process(target=publish_and_look, args=(board.descriptor, rank, at, false_alarms, 60_000)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    assert list(at) == [60_000, 60_000]
+    assert list(false_alarms) == [0, 0]
     board.close()
