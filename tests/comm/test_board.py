@@ -86,11 +86,12 @@ def publish_and_look(descriptor: int, rank: int, at, false_alarms, times: int) -
 def test_a_signature_that_is_being_written_is_never_taken_for_another():
     fork = multiprocessing.get_context("fork")
     board, at, false_alarms = Board(2), fork.RawArray("q", 2), fork.RawArray("q", 2)
-    ranks = [fork.Process(target=publish_and_look, args=(board.descriptor, rank, at, false_alarms, 60_000)) for rank in range(2)]
+    arguments = [(board.descriptor, rank, at, false_alarms, 60_000) for rank in range(2)]
+    ranks = [fork.Process(target=publish_and_look, args=given, daemon=True) for given in arguments]
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join()
+        rank.join(120)
     assert [rank.exitcode for rank in ranks] == [0, 0]
     assert list(at) == [60_000, 60_000]
     assert list(false_alarms) == [0, 0]
