@@ -142,8 +142,8 @@ class DDP(nn.Module):
 
     def _check_same_module(self) -> None:
         layout = [(tuple(tensor.shape), str(tensor.dtype)) for tensor in [*self.module.parameters(), *self.module.buffers()]]
-        names = [name for name, _ in self._named_params]
-        mine = zlib.crc32(repr((layout, names)).encode())
+        trained = [name for name, _ in self._named_params]
+        mine = zlib.crc32(repr((layout, trained)).encode())
         if self._from_first([mine]) != [mine]:
             raise UserError("this rank's module differs from the first rank's in its parameters: build the same one on every rank")
 
@@ -240,8 +240,8 @@ class DDP(nn.Module):
             for bucket in self._buckets:
                 bucket.reset(self._keep_buckets or not self.gradient_as_bucket_view)
         if self._arrivals is not None:
-            expected = self._arrivals + [slot.index for slot in reversed(self._slots) if slot.index not in self._arrivals]
-            self._make_buckets(self._from_first(expected))
+            never = set(range(len(self._slots))).difference(self._arrivals)
+            self._make_buckets(self._from_first(self._arrivals + sorted(never, reverse=True)))
             self._arrivals = None
         unexpected = [slot.name for slot in sorted(absent, key=lambda slot: slot.index) if slot.param.requires_grad]
         if unexpected and not self.find_unused_parameters and not interrupted:
