@@ -1,0 +1,326 @@
+"""Fully sharded data parallelism: every rank keeps 1/N of parameters, gradients and optimiser state, and sees its own part of the batch.
+
+The model is cut into units (its blocks, and what stands between them). Before a unit computes, in forward and again in backward, its
+parameters are gathered from all ranks; afterwards they are freed. When backward has its gradients, they are averaged and each rank keeps
+the part that belongs to its shards. While one unit computes, the next one is gathered and the one before is reduced.
+
+    forward    gather 1 | compute 1, gather 2 | compute 2, gather 3 | ...                        whole at any time: two units
+    backward   compute 3, gather 2 | compute 2, reduce 3, gather 1 | compute 1, reduce 2 | reduce 1
+
+Memory per rank at rest, fp32 and AdamW: 16 Psi/N bytes (4 weight + 4 gradient + 8 optimiser); while it computes, two units whole and their
+gradients beside. Bytes sent per rank and step: 2 B_p f + B_g f, f = (N-1)/N, each unit being gathered twice; less B f for units that need
+it only once: the last one of forward, with which backward begins, and embeddings, whose backward reads no weight. B_p f + B_g f when units
+stay whole from forward to backward (``reshard_after_forward=False``), which costs the memory of the whole model.
+
+Papers: S. Rajbhandari et al., ZeRO (arXiv:1910.02054), stage 3; Y. Zhao et al., PyTorch FSDP (arXiv:2304.11277). Parameters are sharded one
+by one as in PyTorch's `fully_shard`, so an optimiser may treat matrices as such, and frozen ones stand beside trained ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dlo_lib.errors import UserError
+from dlo_lib.parallel.buckets import broadcast_from_first
+from dlo_lib.parallel.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.fsdp_state import full_state_dict, load_full_state_dict
+from dlo_lib.parallel.hybrid import neighbours_group
+from dlo_lib.parallel.unit import Layout, Slot, Unit
+from dlo_lib.parallel.units import BlockTypes, Run, cut_into_units
+from dlo_lib.parallel.unused import unused_everywhere
+
+MIB = 2**20
+
+
+@dataclass
+class Calls:
+    """How many forward calls of a unit's modules backward has not come to the end of: all, and those that read weights again."""
+
+    all: int = 0
+    reading: int = 0
+
+
+class FSDP(nn.Module):
+    """``module`` with its parameters, in place, replaced by this rank's shards of them; make the optimiser afterwards.
+
+    Args:
+        module: the same on every rank in structure. All ranks must call its units in the same order.
+        group: the ranks that share the parameters; None for all.
+        blocks: the types of its blocks, each a unit; None for the members of its outermost ``nn.ModuleList``s.
+        compute_dtype: of gathered parameters and of floating-point inputs of units; None for the parameters' own. Shards, and with them
+            the optimiser, keep the parameters' dtype.
+        reduce_dtype: in which gradients are accumulated and averaged; None for the parameters' own dtype.
+        reshard_after_forward: free units after forward; False keeps them whole until backward; a number keeps 1/number of them, shared
+            by that many consecutive ranks (those of a node), so that the gather for backward stays among these.
+        replicas: ranks that hold the same shards, for hybrid sharding; gradients are averaged over them, too.
+        device: where parameters are whole; None for where they are now.
+        shard_device: where shards live, with gradients and the optimiser's state; None for ``device``.
+        values: the value of a parameter, asked for one after the other; for modules without storage (``parallel.deferred_init``).
+            None: the module's own, as they are on the group's first rank.
+        find_unused_parameters: as for ``DDP``: allow parameters without gradient. One that no rank used keeps None.
+
+    ``no_sync``, ``finish_grad_sync`` and errors are as for ``DDP``. Gradients accumulate in ``no_sync`` (no communication but the
+    gathers, and the memory of whole gradients), or in the shards without it (a reduction for each backward pass).
+
+    Raises:
+        UserError: no process group; sharded already; a parameter without gradient (see above), or with a sparse one; a size of smaller
+            groups that does not divide the ranks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        *,
+        blocks: BlockTypes | None = None,
+        compute_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool | int = True,
+        replicas: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        shard_device: torch.device | None = None,
+        values: Callable[[nn.Parameter], Tensor] | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        group = group if group is not None else dist.group.WORLD
+        if group is None:
+            raise UserError("FSDP needs a process group: start with torchrun or srun, or call launch.run_ranks")
+        if any(hasattr(param, "shard_of") for param in module.parameters()):
+            raise UserError("this module is sharded already: build it anew, then wrap it once")
+        self.module = module
+        self.group: dist.ProcessGroup = group
+        self.find_unused_parameters = find_unused_parameters
+        self._keep_whole = reshard_after_forward is False
+        smaller = None if isinstance(reshard_after_forward, bool) else neighbours_group(group, reshard_after_forward)
+        device = device or next(module.parameters(), torch.empty(0)).device
+        self._layout = Layout(group, device, shard_device or device, compute_dtype, reduce_dtype, replicas, smaller)
+        plans = cut_into_units(module, blocks)
+        if values is None:
+            for ranks in (group, replicas):
+                if ranks is not None:
+                    broadcast_from_first([*module.parameters(), *module.buffers()], ranks, 25 * MIB)
+        self.units = [Unit(plan, self._layout, values or (lambda param: param.detach())) for plan in plans]
+
+        self._sync = True  # False inside no_sync
+        runs = [(unit, run) for unit in self.units for run in unit.runs]
+        self._planned = sorted(runs, key=lambda entry: entry[1].position)  # the order of the last forward
+        self._entered: list[tuple[Unit, Run]] = []  # of this one, so far
+        self._to_come: list[Unit] = []  # units whose weights backward needs, the next one last
+        self._end_of_backward: weakref.ref[Callable[[], None]] | None = None  # set while a backward pass runs
+        self._in_backward: set[Unit] = set()
+        self._open: dict[Unit, Calls] = {unit: Calls() for unit in self.units}
+        self._unreduced: set[Unit] = set()  # have computed, and their gradients are not on their way yet
+        self._reducing: list[Unit] = []  # on their way; all but the last have been waited for
+        self._absent: list[Slot] = []
+        for unit, run in runs:
+            for inner in run.modules:
+                inner.register_forward_pre_hook(functools.partial(self._before_forward, unit, run), with_kwargs=True)
+                inner.register_forward_hook(functools.partial(self._after_forward, unit, run))
+        for unit in self.units:
+            for slot in unit.trained:
+                slot.whole.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, unit, slot))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._recover()
+        self._entered = []
+        out = self.module(*args, **kwargs)
+        self._planned = self._entered
+        for unit in self.units:  # gathered for a module that was then not called, or called in another order than registered
+            if not self._stays_whole(unit):
+                unit.free()
+        return out
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add to local, whole gradients; the next one outside averages the sum."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def finish_grad_sync(self) -> None:
+        """Average what is not averaged yet; nothing is left to do after a backward pass outside ``no_sync``."""
+        self._recover()
+        if self._unreduced:
+            self._finish()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``; the norm before, ()."""
+        return clip_sharded_grad_norm_(self.parameters(), max_norm, self.group)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The values of the module as if it were not sharded, on the CPU, on every rank. Holds one unit whole at a time beside them."""
+        return full_state_dict(self.module, self.units)
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's shards of ``state``, as ``full_state_dict`` returns it; called by every rank."""
+        load_full_state_dict(self.module, self.units, state)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise UserError("one rank's shards are no checkpoint: use full_state_dict(), or parallel.sharded_checkpoint.save")
+
+    def __getstate__(self) -> Any:
+        raise UserError("an FSDP cannot be copied or pickled, for it belongs to a process group: use full_state_dict()")
+
+    def _before_forward(self, unit: Unit, run: Run, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Make the unit whole, begin to gather the next one, and prepare to hear from backward when the module's part is over."""
+        again = unit in self._in_backward  # activation checkpointing computes it a second time
+        unit.unshard()
+        if module is run.modules[0] and not again:
+            self._enter(unit, run)
+        inputs = 0
+
+        def ended(gradient: Tensor) -> None:
+            nonlocal inputs
+            inputs -= 1
+            if inputs == 0:
+                self._after_backward(unit, module)
+
+        def prepared(tensor: Tensor) -> Tensor:
+            nonlocal inputs
+            if not tensor.is_floating_point():
+                return tensor
+            if self._layout.compute_dtype is not None:
+                tensor = tensor.to(self._layout.compute_dtype)
+            if again or not (tensor.requires_grad and torch.is_grad_enabled()):
+                return tensor
+            # A tensor of its own, for the hooks of one tensor run in the order of registration: that of the unit before would come
+            # first, and gather a third unit before this one is freed.
+            tensor = tensor.view_as(tensor)
+            tensor.register_hook(ended)
+            inputs += 1
+            return tensor
+
+        return tree_map_only(Tensor, prepared, (args, kwargs))
+
+    def _enter(self, unit: Unit, run: Run) -> None:
+        position = len(self._entered)
+        self._entered.append((unit, run))
+        if torch.is_grad_enabled() and not all(_reads_no_weight_in_backward(module) for module in run.modules):
+            self._to_come.append(unit)
+        if self._entered[position:] == self._planned[position : position + 1] and position + 1 < len(self._planned):
+            self._planned[position + 1][0].start_gather()  # meets the others' while this unit computes; its own turn waits for it
+
+    def _after_forward(self, unit: Unit, run: Run, module: nn.Module, args: Any, out: Any) -> None:
+        if unit in self._in_backward:
+            return
+        if torch.is_grad_enabled():
+            self._open[unit].all += 1
+            if unit.trained:
+                self._unreduced.add(unit)
+            if not _reads_no_weight_in_backward(module):
+                self._open[unit].reading += 1
+                for tensor in tree_leaves(out):
+                    if isinstance(tensor, Tensor) and tensor.requires_grad:
+                        tensor.register_hook(functools.partial(self._before_backward, unit))
+        if module is run.modules[-1] and not self._stays_whole(unit):
+            unit.free(until_backward=torch.is_grad_enabled())
+
+    def _stays_whole(self, unit: Unit) -> bool:
+        """Until backward: all units, or the one with which backward begins."""
+        last = len(self._entered) >= len(self._planned) and self._to_come[-1:] == [unit]
+        return torch.is_grad_enabled() and (self._keep_whole or last)
+
+    def _before_backward(self, unit: Unit, gradient: Tensor) -> None:
+        """Make the unit whole again and begin to gather the one that backward needs next."""
+        if unit in self._in_backward:
+            return
+        self._begin_backward()
+        self._in_backward.add(unit)
+        while self._to_come and self._to_come.pop() is not unit:
+            pass
+        unit.unshard()
+        if self._to_come:
+            self._to_come[-1].start_gather()
+
+    def _after_backward(self, unit: Unit, module: nn.Module) -> None:
+        """The gradients of a call's inputs are known, so its part of backward is over."""
+        calls = self._open[unit]
+        calls.all -= 1
+        calls.reading -= not _reads_no_weight_in_backward(module)
+        if calls.reading <= 0:
+            self._in_backward.discard(unit)
+            unit.free()
+        if calls.all <= 0 and self._sync and unit in self._unreduced:
+            self._reduce(unit)  # parameters that this rank did not use: their gradients will not come
+
+    def _on_gradient(self, unit: Unit, slot: Slot, param: Tensor) -> None:
+        """The whole gradient of a parameter is complete: pack it, and send the pack when it is."""
+        self._begin_backward()
+        gradient, param.grad = param.grad, None
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise UserError(f"{slot.place.name} has a sparse gradient: use sparse=False")
+        if slot.arrived:
+            raise UserError(f"{slot.place.name} got a second gradient in one backward: use checkpoint(..., use_reentrant=False)")
+        unit.pack(slot, gradient)
+        if unit.missing == 0 and self._sync:
+            self._reduce(unit)
+
+    def _reduce(self, unit: Unit) -> None:
+        self._unreduced.discard(unit)
+        if self._reducing:
+            self._reducing[-1].settle_reduce()  # so that two packs exist at most: one on its way, one in the making
+        self._absent += unit.start_reduce()
+        self._reducing.append(unit)
+
+    def _begin_backward(self) -> None:
+        if self._end_of_backward is None or self._end_of_backward() is None:
+            self._recover()
+            end = functools.partial(self._finish)  # kept alive by the engine alone, so its death tells of an interrupted backward
+            self._end_of_backward = weakref.ref(end)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def _recover(self) -> None:
+        """After an exception inside backward: the engine has dropped our callback without calling it. Its gradients are dropped."""
+        if self._end_of_backward is not None and self._end_of_backward() is None:
+            for unit in self._reducing[-1:]:
+                unit.settle_reduce()
+            for unit in self.units:
+                unit.drop_gradients()
+            self._unreduced, self._reducing, self._absent = set(), [], []
+            self._end_pass()
+
+    def _finish(self) -> None:
+        """Reduce what lacks gradients, wait for all, and leave the averages in ``.grad``."""
+        if self._sync:
+            for unit in [unit for unit in reversed(self.units) if unit in self._unreduced]:
+                self._reduce(unit)
+            for unit in self._reducing[-1:]:
+                unit.settle_reduce()
+            unused = unused_everywhere(self.units, self._absent, self._layout) if self.find_unused_parameters else set()
+            for unit in self._reducing:
+                unit.hand_over(unused)
+            absent, self._absent, self._reducing = self._absent, [], []
+        self._end_pass()
+        if self._sync and absent and not self.find_unused_parameters:
+            names = ", ".join(slot.place.name for slot in absent)
+            raise UserError(
+                f"no gradient on this rank for {names}: freeze what is not trained before wrapping, or pass find_unused_parameters=True"
+            )
+
+    def _end_pass(self) -> None:
+        self._end_of_backward = None
+        self._in_backward.clear()
+        self._to_come.clear()
+        for unit in self.units:
+            unit.end_pass()
+            unit.free()
+            self._open[unit] = Calls()
+
+
+def _reads_no_weight_in_backward(module: nn.Module) -> bool:
+    """The gradient of an embedding is a sum of rows: only their numbers are needed."""
+    return isinstance(module, nn.Embedding) and module.max_norm is None

@@ -1,0 +1,229 @@
+"""FSDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64.
+
+The twin is written out with nothing of the library but the model: one loss over everybody's sequences, one backward, one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlo_lib.launch import run_ranks
+from dlo_lib.models import Llama, model_config
+from dlo_lib.models.llama import Block
+from dlo_lib.optim import IGNORE_INDEX, Precision, train_step
+from dlo_lib.parallel import FSDP
+from dlo_lib.parallel.fsdp_state import slots_by_name
+from dlo_lib.parallel.hybrid import hybrid_groups
+
+STEPS, SEQ, VOCAB = 10, 6, 257
+
+
+class OddBlock(nn.Module):
+    """A frozen matrix between trained ones, one that only some batches use, and sizes that no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.sometimes = nn.Linear(7, 7)
+        self.up = nn.Linear(7, 11)
+        self.down = nn.Linear(11, 7, bias=False)
+        self.scale = nn.Parameter(torch.tensor(0.9))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = x + self.frozen(torch.tanh(self.down(torch.tanh(self.up(x))))) * self.scale
+        return x + self.sometimes(x) if len(x) > 1 else x
+
+
+class Odd(nn.Module):
+    """Tied ends, a parameter beside the blocks, one block used twice and one never, buffers, a wholly frozen block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(7))
+        self.embedding = nn.Embedding(VOCAB, 7)
+        self.blocks = nn.ModuleList(OddBlock() for _ in range(4))
+        self.blocks[2].requires_grad_(False)
+        self.norm = nn.LayerNorm(7)
+        self.head = nn.Linear(7, VOCAB)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("gain", torch.randn(7))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) * self.gain + self.shift
+        for index in (0, 1, 0, 2):
+            x = self.blocks[index](x, mask=tokens)
+        return self.head(self.norm(x))
+
+
+def llama(checkpointing: bool = False) -> Llama:
+    return Llama(model_config("tiny"), checkpointing=checkpointing)
+
+
+def micro_batches(step: int, rank: int, count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
+    """Unequal numbers of sequences and of tokens to learn; the second rank's first micro-batch has none at all."""
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    pairs = []
+    for index in range(count):
+        tokens = torch.randint(VOCAB, (1 + (step + rank + index) % 3, SEQ + 1), generator=random)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+        targets[torch.rand(targets.shape, generator=random) < 0.2 + 0.2 * rank] = IGNORE_INDEX
+        if rank == 1 and index == 0:
+            targets[:] = IGNORE_INDEX
+        pairs.append((inputs.to(device), targets.to(device)))
+    return pairs
+
+
+@dataclass
+class History:
+    """Per step: the loss, the norm before clipping, and every gradient that the optimiser saw, whole."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, Tensor]]
+
+
+def trained_alone(build: Callable[[], nn.Module], world_size: int, count: int, max_norm: float, dtype: torch.dtype) -> History:
+    torch.manual_seed(0)
+    model = build().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    history = History([], [], [])
+    for step in range(STEPS):
+        pieces = [piece for rank in range(world_size) for piece in micro_batches(step, rank, count)]
+        tokens = sum(int((targets != IGNORE_INDEX).sum()) for _, targets in pieces)
+        sums = [
+            F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+            for inputs, targets in pieces
+        ]
+        loss = torch.stack(sums).sum() / tokens
+        loss.backward()
+        history.norms.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
+        history.losses.append(loss.item())
+        history.gradients.append({name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None})
+        optimizer.step()
+        optimizer.zero_grad()
+    return history
+
+
+def whole_gradients(model: FSDP) -> dict[str, Tensor]:
+    """Gathered with nothing of FSDP's: every rank's part as an object."""
+    gradients = {}
+    by_name = slots_by_name(model.module, model.units)
+    for name, _ in model.module.named_parameters():
+        slot = by_name[name]
+        mine = None if slot.shard.grad is None else slot.shard.grad.cpu()
+        parts: list[Any] = [None] * dist.get_world_size(model.group)
+        dist.all_gather_object(parts, mine, group=model.group)
+        assert len({part is None for part in parts}) == 1
+        if mine is not None:
+            gradients[name] = torch.cat(parts).view(slot.whole.shape)
+    return gradients
+
+
+def trained_on_ranks(
+    build: Callable[[], nn.Module],
+    count: int,
+    max_norm: float,
+    dtype: torch.dtype,
+    precision: Precision,
+    device: str,
+    shard_size: int | None,
+    sync_each: bool,
+    options: dict,
+) -> History:
+    rank = dist.get_rank()
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # so that only the first rank's values can make the shards fit together
+    module = build().to(device, dtype)
+    if shard_size is None:
+        model = FSDP(module, **options)
+    else:
+        groups = hybrid_groups(shard_size)
+        model = FSDP(module, groups.shards, replicas=groups.replicas, **options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    history = History([], [], [])
+    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(whole_gradients(model)))
+    if sync_each:
+        del FSDP.no_sync
+    for step in range(STEPS):
+        pieces = micro_batches(step, rank, count, device)
+        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=dist.group.WORLD, precision=precision)
+        history.losses.append(result.loss.item())
+        history.norms.append(result.grad_norm.item())
+    return history
+
+
+def on_ranks(
+    world_size: int,
+    build: Callable[[], nn.Module],
+    count: int,
+    dtype: torch.dtype = torch.float64,
+    precision: Precision = Precision.FP32,
+    max_norm: float = 0.5,
+    device: str = "cpu",
+    shard_size: int | None = None,
+    sync_each: bool = False,
+    **options: Any,
+) -> list[History]:
+    return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, shard_size, sync_each, options)
+
+
+def assert_same(ranks: list[History], twin: History, within: float) -> None:
+    for history in ranks:
+        assert len(history.losses) == len(twin.losses) == STEPS
+        torch.testing.assert_close(history.losses, twin.losses, rtol=0, atol=within)
+        torch.testing.assert_close(history.norms, twin.norms, rtol=0, atol=within)
+        for mine, its in zip(history.gradients, twin.gradients, strict=True):
+            torch.testing.assert_close(mine, its, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_a_tied_llama(world_size, count):
+    twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
+    assert max(twin.norms) > 0.5, "nothing was clipped"
+    assert_same(on_ranks(world_size, llama, count, blocks=Block), twin, 1e-10)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_tied_frozen_unused_shared_and_uneven_parameters(world_size, reshard):
+    twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
+    assert max(twin.norms) > 0.05, "nothing was clipped"
+    ranks = on_ranks(world_size, Odd, 2, max_norm=0.05, reshard_after_forward=reshard, find_unused_parameters=True)
+    assert_same(ranks, twin, 1e-10)
+    assert not any("blocks.3" in name or "blocks.2" in name or "frozen" in name for step in ranks[0].gradients for name in step)
+
+
+@pytest.mark.parametrize("reshard", [False, 1, 2])
+def test_units_that_stay_whole_or_partly_so_between_forward_and_backward(reshard):
+    assert_same(on_ranks(4, llama, 2, reshard_after_forward=reshard), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10)
+
+
+def test_gradients_reduced_after_each_micro_batch():
+    assert_same(on_ranks(2, llama, 3, sync_each=True), trained_alone(llama, 2, 3, 0.5, torch.float64), 1e-10)
+
+
+@pytest.mark.parametrize("shard_size", [1, 2, 4])
+def test_hybrid_sharding(shard_size):
+    assert_same(on_ranks(4, llama, 2, shard_size=shard_size), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10)
+
+
+def test_activation_checkpointing_on_ranks():
+    def checkpointed() -> Llama:
+        return llama(checkpointing=True)
+
+    assert_same(on_ranks(2, checkpointed, 2), trained_alone(llama, 2, 2, 0.5, torch.float64), 1e-10)
+
+
+def test_fp32_losses():
+    twin = trained_alone(llama, 2, 2, 0.5, torch.float32)
+    for history in on_ranks(2, llama, 2, dtype=torch.float32):
+        assert history.losses == pytest.approx(twin.losses, rel=0, abs=1e-5)
