@@ -1,12 +1,14 @@
 """A board in shared memory: one row per rank, written by that rank alone and read by everybody else.
 
 A rank cannot be asked what it waits for while it waits, so it writes that down beforehand. A row holds
-    a state       what the rank does now (computes, waits in a call, has finished, ...), with a version that is odd while written
+    a state       what the rank does now (computes, waits in a call, has finished, ...)
     a log         every call it issued, as a ring of variable-length records; the reader follows it and keeps what it needs
     signatures    for each channel and place in its order, a hash of what was called there, so that a rank can see *before* it enters
                   the backend that the others called something else
-Writing costs microseconds and no system call, and what a rank wrote outlives it. The memory has no name in any file system (memfd), so
-nothing is left behind when all processes are killed. No torch here.
+
+Nobody locks anybody out, and no order of writes is relied on, which processors do not all keep: whatever is read carries a check over all
+its parts, so what is half written does not pass for anything. Writing costs microseconds and no system call, and what a rank wrote outlives
+it. The memory has no name in any file system (memfd), so nothing is left behind when all processes are killed. No torch here.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import mmap
 import os
 import struct
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -38,14 +41,16 @@ class State(enum.IntEnum):
     RAISED = 5
 
 
-_STATE = struct.Struct("<QQIIQq")  # version, bytes logged, state, process id, number of the call waited in, since (monotonic ns)
-_LENGTH = struct.Struct("<I")
-_SIGNATURE = struct.Struct("<QQ")  # which place of which channel, signature
-_WORD = struct.Struct("<Q")
+_WORD = 8
+_ONES = (1 << 64) - 1
+_STATE_WORDS = 5  # bytes logged; state, company and number of the call waited in; since (monotonic ns); version; check
+_COMPANY = 1 << 7
+_RECORD = struct.Struct("<II")  # length, check
 _CHANNELS, _PLACES = 1021, 16  # a row's memory is only taken where it is written
 _SIGNATURES_AT = 64
-_LOG_AT = _SIGNATURES_AT + _CHANNELS * _PLACES * _SIGNATURE.size
-_LOG_BYTES = 1 << 20
+_SIGNATURE_BYTES = 2 * _WORD  # the place; the place again by another hash, and the signature
+_LOG_AT = _SIGNATURES_AT + _CHANNELS * _PLACES * _SIGNATURE_BYTES
+_LOG_BYTES = 2 << 20
 _ROW_BYTES = -(-(_LOG_AT + _LOG_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -60,8 +65,11 @@ class Board:
             os.ftruncate(descriptor, size)
         self.descriptor = descriptor
         self.memory = mmap.mmap(descriptor, size)
+        self.words = memoryview(self.memory).cast("Q")
+        """The same as words of 64 bits, each of which is written at once."""
 
     def close(self) -> None:
+        self.words.release()
         self.memory.close()
         os.close(self.descriptor)
 
@@ -74,41 +82,43 @@ def _nameless_file() -> int:
 
 
 class Row:
-    """The writer's side: the row of the rank that this process is."""
+    """The writer's side: the row of the rank that this process is. Any thread may write."""
 
     def __init__(self, board: Board, rank: int) -> None:
-        self.memory, self.base, self.rank = board.memory, rank * _ROW_BYTES, rank
+        self.memory, self.words, self.base, self.rank = board.memory, board.words, rank * _ROW_BYTES, rank
         self.version = self.logged = self.waits_in = 0
+        self.company = False
         self.state, self.since = State.STARTING, time.monotonic_ns()
+        self._one_at_a_time = threading.RLock()  # reentrant for signal handlers
         self._write_state()
 
-    def enter(self, state: State, call_number: int = 0) -> None:
-        """Say what this rank does from now on, and in which call."""
-        self.state, self.waits_in, self.since = state, call_number, time.monotonic_ns()
-        self._write_state()
+    def enter(self, state: State, call_number: int = 0, company: bool = False) -> None:
+        """Say what this rank does from now on, and in which call; ``company`` says that other threads of it may communicate meanwhile."""
+        with self._one_at_a_time:
+            self.state, self.waits_in, self.company, self.since = state, call_number, company, time.monotonic_ns()
+            self._write_state()
 
     def log(self, call: Call) -> None:
         """Add a call to the log, before it is made."""
         record = marshal.dumps(call.record())
-        self._put(_LENGTH.pack(len(record)) + record)
-        self._write_state()
+        with self._one_at_a_time:
+            self._put(_RECORD.pack(len(record), zlib.crc32(record)) + record)
+            self._write_state()
 
     def publish(self, channel: str, sequence: int, signature: int) -> None:
-        """Write down what this rank calls at that place of a channel's order."""
-        at, place = _signature_place(channel, sequence)
-        at += self.base
-        # Another rank may read at any moment: the place is named last, and until then nothing stands there.
-        _WORD.pack_into(self.memory, at, 0)
-        _WORD.pack_into(self.memory, at + _WORD.size, signature)
-        _WORD.pack_into(self.memory, at, place)
+        """Write down what this rank calls at that place of a channel's order; ``signature`` has 32 bits."""
+        at, place, again = _signature_place(channel, sequence)
+        at += self.base // _WORD
+        with self._one_at_a_time:
+            self.words[at], self.words[at + 1] = place, again << 32 | signature
 
     def differs(self, channel: str, sequence: int, signature: int, members: tuple[int, ...]) -> int | None:
         """A rank that published another signature for that place, or None when all that have come agree."""
-        at, place = _signature_place(channel, sequence)
+        at, place, again = _signature_place(channel, sequence)
         for rank in members:
-            theirs = rank * _ROW_BYTES + at
-            before, said = _SIGNATURE.unpack_from(self.memory, theirs)
-            if before == place and said != signature and _WORD.unpack_from(self.memory, theirs)[0] == place:
+            theirs = rank * _ROW_BYTES // _WORD + at
+            said = self.words[theirs + 1]
+            if said >> 32 == again and self.words[theirs] == place and said & 0xFFFFFFFF != signature:
                 return rank
         return None
 
@@ -121,33 +131,40 @@ class Row:
         self.logged += len(data)
 
     def _write_state(self) -> None:
-        self.version += 2
-        struct.pack_into("<Q", self.memory, self.base, self.version - 1)
-        _STATE.pack_into(self.memory, self.base, self.version - 1, self.logged, self.state, os.getpid(), self.waits_in, self.since)
-        struct.pack_into("<Q", self.memory, self.base, self.version)
+        self.version += 1
+        does = self.waits_in << 8 | self.company * _COMPANY | self.state
+        at = self.base // _WORD
+        for index, word in enumerate(_checked(self.logged, does, self.since, self.version)):
+            self.words[at + index] = word
 
 
 class RowView:
     """The reader's side: follows one rank's row from another process."""
 
     def __init__(self, board: Board, rank: int) -> None:
-        self.memory, self.base, self.rank = board.memory, rank * _ROW_BYTES, rank
+        self.memory, self.words, self.base, self.rank = board.memory, board.words, rank * _ROW_BYTES, rank
         self.read = 0
         self.lost = False
         """The rank wrote more than the log holds since the last look: what is known of it is incomplete."""
-        self.version, self.logged, self.state, self.pid, self.waits_in, self.since = 0, 0, State.STARTING, 0, 0, 0
+        self.version, self.logged, self.state, self.company, self.waits_in, self.since = 0, 0, State.STARTING, False, 0, 0
+
+    @property
+    def incomplete(self) -> bool:
+        """Not all that it logged has been read."""
+        return self.lost or self.read < self.logged
 
     def look(self) -> bool:
         """Read the state; True when it is another than at the last look."""
-        for _ in range(1000):
-            version, *values = _STATE.unpack_from(self.memory, self.base)
-            if version % 2 == 0 and struct.unpack_from("<Q", self.memory, self.base)[0] == version:
+        at = self.base // _WORD
+        for _ in range(100):
+            logged, does, since, version, check = (self.words[at + index] for index in range(_STATE_WORDS))
+            if (logged, does, since, version, check) == _checked(logged, does, since, version):
                 break
-        else:  # killed in the middle of writing: what stands there is of the last write or of the one before
-            version += 1
+        else:
+            return False  # killed in the middle of writing, or never begun: what was read before stands
         changed = version != self.version
-        self.version, self.logged, state, self.pid, self.waits_in, self.since = version, *values
-        self.state = State(state)
+        self.version, self.logged, self.waits_in, self.since = version, logged, does >> 8, since
+        self.state, self.company = State(does & (_COMPANY - 1)), bool(does & _COMPANY)
         return changed
 
     def calls(self) -> Iterator[Call]:
@@ -155,9 +172,11 @@ class RowView:
         if self.logged - self.read > _LOG_BYTES:
             self.lost, self.read = True, self.logged
         while self.read < self.logged:
-            (length,) = _LENGTH.unpack(self._get(self.read, _LENGTH.size))
-            record = self._get(self.read + _LENGTH.size, length)
-            self.read += _LENGTH.size + length
+            length, check = _RECORD.unpack(self._get(self.read, _RECORD.size))
+            record = self._get(self.read + _RECORD.size, length) if length < _LOG_BYTES else b""
+            if zlib.crc32(record) != check:
+                return  # just being written over: the next look finds that it is lost
+            self.read += _RECORD.size + length
             yield Call.from_record(marshal.loads(record))
 
     def _get(self, position: int, length: int) -> bytes:
@@ -167,9 +186,15 @@ class RowView:
         return self.memory[at + start : at + start + first] + self.memory[at : at + length - first]
 
 
-def _signature_place(channel: str, sequence: int) -> tuple[int, int]:
-    """Where that place of that channel is in every row, and a number for it that tells it from others which share the slot."""
+def _checked(logged: int, does: int, since: int, version: int) -> tuple[int, int, int, int, int]:
+    """The words of a state, the last being the check; a hash of numbers is the same in every process."""
+    return logged, does, since, version, hash((logged, does, since, version)) & _ONES
+
+
+def _signature_place(channel: str, sequence: int) -> tuple[int, int, int]:
+    """The word at which that place of that channel is in every row, and two numbers that tell it from others which share the slot."""
     name = channel.encode()
     slot = zlib.crc32(name) % _CHANNELS * _PLACES + sequence % _PLACES
-    place = int.from_bytes(hashlib.blake2b(name + b" %d" % sequence, digest_size=8).digest(), "little")
-    return _SIGNATURES_AT + slot * _SIGNATURE.size, place
+    digest = hashlib.blake2b(name + b" %d" % sequence, digest_size=12).digest()
+    at = (_SIGNATURES_AT + slot * _SIGNATURE_BYTES) // _WORD
+    return at, int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")

@@ -31,6 +31,7 @@ class Kind(enum.Enum):
     RECV = "recv"
     RECV_ANY = "recv from any rank"
     NEW_GROUP = "new_group"
+    JOIN = "init_process_group"
 
     @property
     def point_to_point(self) -> bool:

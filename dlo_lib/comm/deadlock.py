@@ -10,6 +10,7 @@ Calls that meet must also agree: the same operation, type, size, root and reduct
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
@@ -31,14 +32,16 @@ class RankView:
     death: str | None = None
     """How its process ended, when it ended without a word."""
     lost: bool = False
-    """Some of its calls were not seen: nothing is concluded about it."""
+    """Some of its calls were not seen: it is taken to have issued whatever anybody waits for."""
+    company: bool = False
+    """Other threads of it may communicate while this one waits, or has finished."""
     last: Call | None = None
     issued: dict[tuple, int] = field(default_factory=lambda: defaultdict(int))
     """How many calls it issued, by (send, receive or collective, channel)."""
 
     @property
     def ended(self) -> bool:
-        return self.death is not None or self.state in (State.FINISHED, State.RAISED)
+        return self.death is not None or (self.state in (State.FINISHED, State.RAISED) and not self.company)
 
     def note(self, call: Call) -> None:
         """Count a call of this rank."""
@@ -69,7 +72,8 @@ def missing_partners(view: RankView, views: dict[int, RankView]) -> set[int]:
     me, group = view.rank, call.group
 
     def issued(rank: int, kind: Kind, channel: tuple) -> int:
-        return views[rank].issued[_key(kind, channel)] if rank in views else 0
+        view = views.get(rank)  # a rank of another machine may have no row here
+        return sys.maxsize if view is None or view.lost else view.issued[_key(kind, channel)]
 
     if call.kind is Kind.SEND:
         received = issued(call.peer, Kind.RECV, (group, me, call.peer, call.tag))
@@ -97,7 +101,8 @@ def stuck_ranks(views: dict[int, RankView]) -> dict[int, set[int]]:
     ended = {view.rank for view in views.values() if view.ended}
     lacks = {}
     for view in views.values():
-        if view.state is State.WAITING and view.death is None and not view.lost and (missing := missing_partners(view, views)):
+        waits = view.state is State.WAITING and view.death is None and not view.company and not view.lost
+        if waits and (missing := missing_partners(view, views)):
             lacks[view.rank] = missing
     while True:
         hopeless = ended | lacks.keys()
@@ -118,10 +123,15 @@ class Meetings:
 
     def __init__(self) -> None:
         self._places: dict[tuple, dict[int, Call]] = {}
+        self._from_anybody: set[tuple] = set()
+        """Where a message was received from any rank: which of the later ones meet is then not known from their numbers."""
 
     def add(self, rank: int, call: Call) -> Mismatch | None:
         """Note a call; the mismatch when it does not agree with those it meets."""
         if call.kind is Kind.RECV_ANY:
+            self._from_anybody.add((call.group, rank, call.tag))
+            return None
+        if call.kind.point_to_point and (call.group, call.peer if call.kind is Kind.SEND else rank, call.tag) in self._from_anybody:
             return None
         place = ("message" if call.kind.point_to_point else "", *call.channel(rank), call.sequence)
         calls = self._places.setdefault(place, {})

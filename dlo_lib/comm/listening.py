@@ -17,8 +17,10 @@ _tap: Tap | None = None
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Within the context ``listener`` is told of every communication call of this process, which has a process group.
+def listening(listener: Listener, rank: int | None = None) -> Iterator[Tap]:
+    """Within the context ``listener`` is told of every communication call of this process.
+
+    ``rank`` is this process's in its job, needed while it has no process group yet.
 
     Raises:
         TapUnavailable: torch's internals are not as the tap knows them.
@@ -27,16 +29,16 @@ def listening(listener: Listener) -> Iterator[None]:
     if _tap is not None:
         _tap.listeners.append(listener)
         try:
-            yield
+            yield _tap
         finally:
             _tap.listeners.remove(listener)
         return
-    tap = Tap(dist.get_rank(), listener)
+    tap = Tap(dist.get_rank() if rank is None else rank, listener)
     tap.install()
     _tap = tap
     try:
         with watched_waits(tap):
-            yield
+            yield tap
     finally:
         _tap = None
         tap.remove()

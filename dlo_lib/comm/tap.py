@@ -101,6 +101,7 @@ class Tap:
         """The same by the address of the output, for functional collectives, which are waited for by tensor."""
         self.here = threading.local()
         """Of this thread: ``inside``, the calls of C++ code that waits for them itself; ``in_ddp_hook``."""
+        self._era = ""
         self._numbers = itertools.count(1)
         self._sequences: dict[tuple, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
@@ -123,6 +124,10 @@ class Tap:
         if self._library is not None:
             self._library._destroy()
             self._library = None
+
+    def begin_era(self, number: int) -> None:
+        """This process has joined another process group, and torch counts its groups from 0 again: the old names are no longer theirs."""
+        self._era = f"/{number}"
 
     def _kernel(self, name: str, operator: _Operator) -> Callable:
         overload = getattr(torch.ops.c10d, name).default
@@ -158,7 +163,7 @@ class Tap:
 
     def _read(self, operator: _Operator, given: Callable[..., Any]) -> Call:
         group = ProcessGroup.unbox(given("process_group"))
-        name = group.group_name
+        name = group.group_name + self._era
         members = self._members.get(name)
         if members is None:
             members = self._members[name] = tuple(dist.get_process_group_ranks(group))

@@ -1,4 +1,4 @@
-"""The parent's part of the dead-lock explainer: follows all rows of a board and says when no progress is possible, and why.
+"""The watcher's part of the dead-lock explainer: follows all rows of a board and says when no progress is possible, and why.
 
 It looks a few times a second and decides from the rows alone (``comm.deadlock``). A mismatch is certain at once. A dead-lock is told when
 the same ranks have been stuck, their rows untouched, for ``SETTLE_S``: a rank that has just issued what another waits for has by then been
@@ -14,7 +14,7 @@ from dlo_lib.comm import explain
 from dlo_lib.comm.board import Board, RowView, State
 from dlo_lib.comm.calls import Call
 from dlo_lib.comm.deadlock import Meetings, Mismatch, RankView, stuck_ranks
-from dlo_lib.comm.explain import NameFile
+from dlo_lib.comm.vocabulary import NameFile
 
 POLL_S = 0.05
 SETTLE_S = 0.2
@@ -39,6 +39,12 @@ class Watcher:
         """Its process ended without a word."""
         self.views[rank].death = how
 
+    def table(self) -> str:
+        """What every rank does now, as rows of a table."""
+        for row in self.rows:
+            self._follow(row)
+        return explain.table(self.views, self._name_file)
+
     def look(self) -> str | None:
         """Read the rows; the explanation when no progress is possible."""
         for row in self.rows:
@@ -56,7 +62,7 @@ class Watcher:
         return explain.deadlock(self.views, stuck, self._name_file) if now - self._stuck_since >= SETTLE_S else None
 
     def _follow(self, row: RowView) -> None:
-        if not row.look():
+        if not row.look() and row.read == row.logged:
             return
         view, remembered = self.views[row.rank], self._calls[row.rank]
         for call in row.calls():
@@ -66,6 +72,6 @@ class Watcher:
                 remembered.popitem(last=False)
             found = self._meetings.add(row.rank, call)  # also after a first mismatch: it fills in the others that meet there
             self._mismatch = self._mismatch or found
-        view.lost = view.lost or row.lost
-        view.state, view.since = row.state, row.since
+        view.lost = row.incomplete
+        view.state, view.since, view.company = row.state, row.since, row.company
         view.waits_for = remembered.get(row.waits_in) if row.state is State.WAITING else None

@@ -35,6 +35,7 @@ import torch.distributed as dist
 from dlo_lib.comm.board import Board, Row, State
 from dlo_lib.comm.keeper import kept_row
 from dlo_lib.comm.trace import Trace, trace_collectives
+from dlo_lib.comm.vocabulary import never_waited
 from dlo_lib.errors import UserError
 from dlo_lib.launch.failure import says_communication_broke
 from dlo_lib.launch.frames import below_this_package, remember_sources
@@ -78,8 +79,14 @@ def run_rank(
         _take_surroundings(job, rank)
         fn, args, kwargs = unpack_call(job.call)
         _fill_main(fn, *args, *kwargs.values())
-        _join(rank, job, socket.socket(fileno=listener_file))
-        kind, answer = RETURNED, pack_result(_call(partial(fn, *args, **kwargs), job, Row(Board(job.world_size, board), rank)))
+        listener = socket.socket(fileno=listener_file)
+        call = partial(fn, *args, **kwargs)
+        if job.explain:
+            result = _explained(call, job, listener, Row(Board(job.world_size, board), rank))
+        else:
+            _join(rank, job, listener)
+            result = _traced(call) if job.trace else call()
+        kind, answer = RETURNED, pack_result(result)
     except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too: the caller must hear of it
         kind, answer = RAISED, _report(error)
     sys.stdout.flush()
@@ -175,20 +182,19 @@ def _join(rank: int, job: Job, listener: socket.socket) -> None:
     dist.init_process_group(BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size)
 
 
-def _call(fn: Callable[[], Any], job: Job, row: Row) -> Any:
-    """Call ``fn`` with this rank's row kept, from which the caller sees when no progress is possible; with its trace, if that is wanted."""
-    if not job.explain:
-        return _traced(fn) if job.trace else fn()
-    with kept_row(row) as keeper:
+def _explained(fn: Callable[[], Any], job: Job, listener: socket.socket, row: Row) -> Any:
+    """Join and call ``fn`` with this rank's row kept, from which the caller sees when no progress is possible."""
+    with kept_row(row, job.world_size) as keeper:
         try:
+            with keeper.joining(job.world_size):
+                _join(row.rank, job, listener)
             result = _traced(fn) if job.trace else fn()
         except BaseException:
-            row.enter(State.RAISED)
+            keeper.ends(State.RAISED)
             raise
-        row.enter(State.FINISHED)
+        keeper.ends(State.FINISHED)
     for call in keeper.never_waited():
-        said = f"{call.kind.value} of {call.dtype}{list(call.shape)} was started but never waited for: call wait() on what it returned"
-        print(f"warning: {call.site.file}, line {call.site.line}: {said}")
+        print(f"warning: {never_waited(call)}")
     return result
 
 

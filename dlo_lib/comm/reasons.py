@@ -1,0 +1,126 @@
+"""Why ranks are stuck: one sentence that says what is wrong and what to try, told for the first rank that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlo_lib.comm.board import State
+from dlo_lib.comm.calls import Call, Kind
+from dlo_lib.comm.deadlock import RankView
+from dlo_lib.comm.vocabulary import ranks_in_words, what
+from dlo_lib.text import tr
+
+
+def why(views: Mapping[int, RankView], stuck: Mapping[int, set[int]], names: Mapping[str, str]) -> str:
+    """The cause, told for the first stuck rank that shows one."""
+    for rank, lacking in stuck.items():
+        call = views[rank].waits_for
+        assert call is not None  # a stuck rank waits
+        ended = {other for other in lacking if views[other].ended}
+        if call.kind in (Kind.SEND, Kind.RECV):
+            reason = _why_message(rank, call, views, stuck)
+        elif call.kind is Kind.RECV_ANY:
+            reason = tr("Rank {rank} waits for a message from any rank, and no rank will send one with tag {tag}.", rank=rank, tag=call.tag)
+        elif call.kind is Kind.JOIN:
+            reason = _why_join(lacking, views)
+        elif call.kind is Kind.NEW_GROUP:
+            reason = tr(
+                "new_group must be called by every rank of the world, also by those outside the group: {who} did not call it.",
+                who=ranks_in_words(lacking),
+            )
+        elif ended:
+            reason = _why_ended(call, ended, views, names)
+        else:
+            reason = _why_crossed(rank, call, min(lacking), views, names)
+        if reason:
+            return reason
+    return ""
+
+
+def _why_join(lacking: set[int], views: Mapping[int, RankView]) -> str:
+    have = [view.rank for view in views.values() if view.waits_for is not None and view.waits_for.kind is Kind.JOIN]
+    return tr(
+        "init_process_group returns when every rank has called it: {have} called it, {lack} did not. Let every rank join before it does "
+        "what may end it.",
+        have=ranks_in_words(have), lack=ranks_in_words(lacking),
+    )  # fmt: skip
+
+
+def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Mapping[int, set[int]]) -> str:
+    peer = views[call.peer]
+    answer = "recv" if call.kind is Kind.SEND else "send"
+    if peer.ended:
+        how = tr("has finished") if peer.state is State.FINISHED else tr("is gone")
+        return tr(
+            "Rank {rank} waits for a {answer} that rank {peer} will never make: it {how}.",
+            rank=rank, answer=answer, peer=peer.rank, how=how,
+        )  # fmt: skip
+    theirs = peer.waits_for
+    if theirs is None:
+        return ""
+    if theirs.kind is call.kind and call.kind is Kind.SEND:
+        chain = _chain(rank, views)
+        if chain[-1] in chain[:-1]:
+            return tr(
+                "Everyone sends first and nobody receives: {chain}. Let every other rank receive first, or use batch_isend_irecv.",
+                chain=" → ".join(map(str, chain)),
+            )
+    if theirs.kind is call.kind and theirs.peer == rank:
+        return tr(
+            "Ranks {a} and {b} both call {kind} first and wait for each other. Let one of them {answer} first, or use isend and irecv and "
+            "wait afterwards.",
+            a=min(rank, peer.rank), b=max(rank, peer.rank), kind=call.kind.value, answer=answer,
+        )  # fmt: skip
+    if theirs.kind.point_to_point and theirs.kind is not call.kind and theirs.peer == rank and theirs.tag != call.tag:
+        return tr(
+            "Rank {rank} uses tag {mine} and rank {peer} tag {theirs}: a message is received only under the tag it was sent with.",
+            rank=rank, mine=call.tag, peer=peer.rank, theirs=theirs.tag,
+        )  # fmt: skip
+    return tr(
+        "Rank {rank} waits for a {answer} by rank {peer}, which itself waits in {what}. Is it the peer that was meant?",
+        rank=rank, answer=answer, peer=peer.rank, what=what(theirs),
+    )  # fmt: skip
+
+
+def _why_ended(call: Call, ended: set[int], views: Mapping[int, RankView], names: Mapping[str, str]) -> str:
+    rank = min(ended)
+    if views[rank].death is None and views[rank].state is State.FINISHED:
+        calls = views[rank].issued.get((None, call.group), 0)
+        return tr(
+            "{kind} needs every rank of {group}, and {who} returned after {calls} calls on it while the others are at call {number}. "
+            "A rank skipped a call, or left a loop early.",
+            kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), calls=calls, number=call.sequence,
+        )  # fmt: skip
+    several = tr(
+        "{kind} needs every rank of {group}, and {who} are gone.", kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended)
+    )
+    one = tr(
+        "{kind} needs every rank of {group}, and {who} is gone.", kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended)
+    )
+    return one if len(ended) == 1 else several
+
+
+def _why_crossed(rank: int, call: Call, other: int, views: Mapping[int, RankView], names: Mapping[str, str]) -> str:
+    theirs = views[other].waits_for
+    if theirs is None:
+        return ""
+    if theirs.group != call.group and not theirs.kind.point_to_point:
+        return tr(
+            "Rank {rank} waits on {mine} and rank {other} on {theirs}: the ranks use the groups in different orders. Use them in the same "
+            "order on every rank.",
+            rank=rank, mine=names[call.group], other=other, theirs=names[theirs.group],
+        )  # fmt: skip
+    return tr(
+        "Rank {rank} waits in {mine} and rank {other} in {theirs}, for each other.",
+        rank=rank, mine=what(call), other=other, theirs=what(theirs),
+    )  # fmt: skip
+
+
+def _chain(rank: int, views: Mapping[int, RankView]) -> list[int]:
+    """Who waits for whom, from ``rank`` until somebody comes twice."""
+    chain = [rank]
+    while chain[-1] in views and (call := views[chain[-1]].waits_for) is not None and call.peer >= 0:
+        chain.append(call.peer)
+        if chain[-1] in chain[:-1]:
+            break
+    return chain
