@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import selectors
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from dlo_lib.grading.contract import Run, Scenario, Wrong
 from dlo_lib.grading.faults import Fault, fault_from
 from dlo_lib.grading.host import Worker, Zygote, after
 from dlo_lib.grading.intake import Origin, TakenCell
+from dlo_lib.grading.lockdown import Network
 from dlo_lib.grading.outcome import Ended, Status
 from dlo_lib.grading.student import as_wrong
 from dlo_lib.text import tr
@@ -60,7 +60,7 @@ class Attempt:
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """``world`` fresh processes with the cells run, killed at the end."""
         self.worker()  # cells that end a process show it here, before there are many
-        workers = [self.zygote.worker() for _ in range(world)]
+        workers = [self.zygote.worker(network=Network.ZYGOTE) for _ in range(world)]
         try:
             deadline = after(LOAD_SECONDS)
             for worker in workers:
@@ -110,7 +110,7 @@ class RemoteStudent:
     def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]]) -> Run:
         """Run ``scenario`` on separate processes over gloo."""
         world = len(inputs_per_rank)
-        with tempfile.TemporaryDirectory(prefix="dlo-store-") as folder, self._attempt.ranks(world) as workers, self._timed() as deadline:
+        with self._attempt.zygote.meeting() as folder, self._attempt.ranks(world) as workers, self._timed() as deadline:
             shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world, "store": f"{folder}/store"}
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs), seconds=max(1.0, self._left))

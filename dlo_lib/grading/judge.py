@@ -21,6 +21,7 @@ from dlo_lib.grading.contract import Check
 from dlo_lib.grading.course import course_root, find_lab, labs
 from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.intake import Invalid, Origin, Submission, TakenCell, find_submission, read_notebook, take
+from dlo_lib.grading.isolation import Isolation
 from dlo_lib.grading.modules import LabChecks, load_checks
 from dlo_lib.grading.mutants import Mutant, read_mutant
 from dlo_lib.grading.outcome import Outcome, Status, run_check, seed_for
@@ -34,11 +35,16 @@ VIOLENT = (Status.TIMEOUT, Status.OOM, Status.KERNEL_DIED)
 _warm: dict[Path, tuple[LabSource, Zygote]] = {}
 
 
-def zygote_for(lab: LabSource) -> Zygote:
-    """A process that starts the workers of ``lab``: what it teaches withheld, what its given cells import loaded."""
+def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
+    """A process that starts the workers of ``lab``: what it teaches withheld, what its given cells import loaded.
+
+    ``isolation``: what keeps them from the rest of the machine; by default what this host has, or nothing. A command that grades asks for
+    ``isolation.required_isolation()`` first.
+    """
     given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
     files = {path.relative_to(lab.folder).as_posix(): path for pattern in lab.info.release for path in lab.folder.glob(pattern)}
-    return Zygote(lab.info.taught, _imported(given), lab.info.reduced, {name: path for name, path in files.items() if path.is_file()})
+    files = {name: path for name, path in files.items() if path.is_file()}
+    return Zygote(lab.info.taught, _imported(given), lab.info.reduced, files, isolation)
 
 
 def warm_zygote(lab: LabSource) -> Zygote:

@@ -6,24 +6,35 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dlo_lib.grading.host import Zygote, after
+from dlo_lib.grading.isolation import Unsandboxed, find_isolation
 from dlo_lib.grading.outcome import Ended, Status
 
-STARTS_ONE = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\ndef pid(): return child.pid"
+STARTS_ONE = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])"
 HOLD = f"""
 import time
 from dlo_lib.grading.host import Zygote, after
 zygote = Zygote()
 worker = zygote.worker()
 worker.ask(after(60), do="load", cells=[{{"id": "a", "own": True, "source": {STARTS_ONE!r}}}])
-child = worker.ask(after(60), do="call", name="pid", args=[], kwargs={{}})["value"]
-print(zygote._process.pid, worker.pid, child, flush=True)
+print(zygote._process.pid, *worker.processes(), flush=True)
 time.sleep(600)
 """
+
+
+@pytest.fixture(scope="module", params=["plain", "sandboxed"])
+def any_zygote(request: pytest.FixtureRequest) -> Iterator[Zygote]:
+    """A zygote without isolation, and one with this host's."""
+    isolation = Unsandboxed() if request.param == "plain" else find_isolation().isolation
+    if isolation is None:
+        pytest.skip(f"NOT TESTED HERE: the sandbox ({'; '.join(find_isolation().reasons)})")
+    with Zygote(isolation=isolation) as zygote:
+        yield zygote
 
 
 def gone(pid: int) -> bool:
@@ -50,20 +61,32 @@ def call(name: str) -> dict[str, object]:
     return {"do": "call", "name": name, "args": [], "kwargs": {}}
 
 
-def test_what_a_worker_started_ends_with_it(zygote: Zygote) -> None:
-    worker = zygote.worker()
-    worker.ask(after(20), **cell(STARTS_ONE))
-    child = worker.ask(after(5), **call("pid"))["value"]
-    assert not gone(child)
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("source", [STARTS_ONE, DAEMON], ids=["child", "daemon"])
+def test_what_a_worker_started_ends_with_it(any_zygote: Zygote, source: str) -> None:
+    worker = any_zygote.worker()
+    worker.ask(after(20), **cell(source))
+    started = worker.processes()
+    assert len(started) == 2
     worker.close()
-    assert soon(lambda: gone(child) and gone(worker.pid))
+    assert soon(lambda: all(map(gone, started)))
 
 
 def test_nothing_is_left_when_the_judge_is_killed() -> None:
     judge = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
     assert judge.stdout is not None
     pids = [int(pid) for pid in judge.stdout.readline().split()]
-    assert len(pids) == 3
+    assert len(pids) == 3, "zygote, worker, and what that started"
     assert not any(map(gone, pids))
     judge.send_signal(signal.SIGKILL)
     judge.wait()
@@ -81,11 +104,13 @@ def test_an_answer_made_ahead_is_not_heard(zygote: Zygote) -> None:
     worker.close()
 
 
-def test_the_folder_of_a_worker_is_its_own_and_goes_with_it(zygote: Zygote) -> None:
-    one, two = zygote.worker(), zygote.worker()
-    one.ask(after(20), **cell("open('here', 'w').write('x')"))
-    assert (one.folder / "here").exists()
-    assert not (two.folder / "here").exists()
+def test_the_folder_of_a_worker_is_its_own_and_goes_with_it(any_zygote: Zygote) -> None:
+    one, two = any_zygote.worker(), any_zygote.worker()
+    look = "import os\ndef seen(): return os.listdir('.')"
+    one.ask(after(20), **cell(f"open('here', 'w').write('x')\n{look}"))
+    two.ask(after(20), **cell(look))
+    assert one.ask(after(5), **call("seen"))["value"] == ["here"]
+    assert two.ask(after(5), **call("seen"))["value"] == []
     one.close()
     two.close()
-    assert not one.folder.exists()
+    assert any_zygote.isolation.confines or not one.folder.exists()

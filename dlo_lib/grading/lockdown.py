@@ -1,0 +1,114 @@
+"""A worker's own namespaces, made inside the zygote's: it sees no other worker, no network, and few files that it can write.
+
+The zygote is an ordinary user without capabilities. Each worker begins in a user namespace of its own, in which it may for a moment do what
+root does: mount a /proc and two small file systems, bring its loopback up. Then it gives all of that up, for good.
+
+Reference: namespaces(7), user_namespaces(7), capabilities(7). Cost: about 10 ms a worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlo_lib.grading.limits import Limits
+
+MOUNTS, UTS, IPC, USER, PID, NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+READ_ONLY, NO_SUID, NO_DEVICES, NO_EXECUTE, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 0x40000
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+CAPABILITY_VERSION = 0x20080522
+SIOCSIFFLAGS, UP_AND_RUNNING = 0x8914, 0x41
+WORK = Path("/tmp/work")  # where a worker's cells run: the only home they have
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Network(enum.Enum):
+    """What a worker can talk to. Neither leads out of the sandbox."""
+
+    OWN = "own"  # a loopback that nobody else has
+    ZYGOTE = "zygote"  # the zygote's loopback, where ranks of one run meet, and the folder they meet in
+
+
+def enter_namespaces(network: Network) -> None:
+    """Into namespaces of its own; the next child is the first process of the new pid namespace.
+
+    Raises:
+        OSError: the kernel or the host's settings do not allow it.
+    """
+    user, group = os.getuid(), os.getgid()
+    prctl(PR_SET_DUMPABLE, 1)  # else the kernel keeps the maps below to root
+    _call("unshare", USER | MOUNTS | PID | IPC | UTS | (NET if network is Network.OWN else 0))
+    for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{file}", "w", encoding="ascii") as map_:
+            map_.write(text)
+
+
+def furnish(limits: Limits, network: Network, keep: Sequence[str], meeting: str) -> None:
+    """Mount what a worker sees instead of the zygote's; must be the first process of its pid namespace.
+
+    Args:
+        keep: paths below /tmp that stay visible: an interpreter, or the library, may be installed there.
+        meeting: folder of the zygote in which ranks of a run meet; hidden from the others.
+    """
+    prctl(PR_SET_DUMPABLE, 0)  # it has the student's uid: nothing of it may be read or traced
+    _mount("none", "/", "", RECURSIVE | PRIVATE)
+    _mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES | NO_EXECUTE)
+    kept = [(path, os.open(path, os.O_PATH)) for path in keep]
+    for path, size in (("/tmp", limits.scratch), ("/dev/shm", limits.shared_memory)):
+        _mount("tmpfs", path, "tmpfs", NO_SUID | NO_DEVICES, f"size={size},nr_inodes={limits.inodes},mode=1777")
+    for path, descriptor in kept:
+        _put_back(path, descriptor)
+    if network is Network.OWN:
+        _mount("tmpfs", meeting, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES, "size=4k")
+        _loopback_up()
+    WORK.mkdir()
+    with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
+        file.write("0")
+
+
+def give_up_privileges() -> None:
+    """No capability, now or by any program it starts."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    capability = 0
+    while _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _call("capset", header, none)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set a property of this process."""
+    _call("prctl", option, value, 0, 0, 0)
+
+
+def _put_back(path: str, descriptor: int) -> None:
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+        place.mkdir()
+    else:
+        place.touch()
+    _mount(f"/proc/self/fd/{descriptor}", path, "", BIND | RECURSIVE)
+    os.close(descriptor)
+
+
+def _loopback_up() -> None:
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", UP_AND_RUNNING))
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), options.encode() or None)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
