@@ -91,6 +91,15 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
+def rotation(config: LlamaConfig, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, each (seq, head_dim); computed in fp32, in the dtype of ``like``."""
+    positions = torch.arange(seq, device=like.device).float()
+    # Not a buffer: a handful of numbers to compute, and `model.to(torch.bfloat16)` would round them.
+    angles = torch.outer(positions, rope_frequencies(config, like.device))
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
 class Attention(nn.Module):
     """Causal self-attention where ``num_heads / num_kv_heads`` query heads share one key and value head."""
 
@@ -184,18 +193,10 @@ class Llama(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)  # (batch, seq, hidden)
-        cos, sin = self.rotation(tokens.shape[1], x)
+        cos, sin = rotation(self.config, tokens.shape[1], x)
         for block in self.layers:
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, cos, sin, use_reentrant=False)
             else:
                 x = block(x, cos, sin)
         return self.lm_head(self.norm(x))  # (batch, seq, vocab_size)
-
-    def rotation(self, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position's angles, each (seq, head_dim); computed in fp32, in the dtype of ``like``."""
-        positions = torch.arange(seq, device=like.device).float()
-        # Not a buffer: a handful of numbers to compute, and `model.to(torch.bfloat16)` would round them.
-        angles = torch.outer(positions, rope_frequencies(self.config, like.device))
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

@@ -23,6 +23,11 @@ from torch import Tensor, nn
 
 from dlo_lib.data.tokens import IGNORE_INDEX
 
+MicroBatch = tuple[Tensor, Tensor]
+"""Inputs and targets, both (batch, seq) int64."""
+LossOf = Callable[[Tensor, Tensor], Tensor]
+"""Logits (batch, seq, vocab) and targets (batch, seq) to a loss, ()."""
+
 
 class Precision(enum.Enum):
     """The dtype of matrix products; parameters, gradients and optimiser state stay fp32 (autocast)."""
@@ -63,7 +68,7 @@ class StepResult:
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    micro_batches: Sequence[tuple[Tensor, Tensor]],
+    micro_batches: Sequence[MicroBatch],
     *,
     precision: Precision = Precision.FP32,
     scaler: torch.amp.GradScaler | None = None,
@@ -75,7 +80,7 @@ def train_step(
 
     Args:
         model: inputs (batch, seq) to logits (batch, seq, vocab). With ``no_sync()`` (a context without gradient communication) and
-            ``finish_grad_sync()`` (waits for it) it is a data-parallel one.
+            ``finish_grad_sync()`` (waits for it) it is a data-parallel one; with ``accumulate_gradients()`` a pipeline.
         micro_batches: pairs of inputs and targets, both (batch, seq) int64 on the model's device; a target of ``IGNORE_INDEX`` is not
             learned. Their gradients are summed and communicated once.
         scaler: scales the loss for fp16 and skips the step when a gradient overflowed.
@@ -86,31 +91,19 @@ def train_step(
     world_size = dist.get_world_size(group) if group is not None else 1
     valid = torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()
     counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None  # its wait hides behind the forward
-    loss_sum = torch.zeros((), device=valid.device)
 
-    for index, (inputs, targets) in enumerate(micro_batches):
-        last = index == len(micro_batches) - 1
-        with contextlib.nullcontext() if last else getattr(model, "no_sync", contextlib.nullcontext)():
-            on_phase(Phase.FORWARD)
-            with torch.autocast(valid.device.type, precision.dtype, enabled=precision is not Precision.FP32):
-                logits = model(inputs)
-                on_phase(Phase.LOSS)
-                token_losses = F.cross_entropy(
-                    # At least fp32, and said here: autocast would do it on CPU, but leaves bf16 log-probabilities on CUDA.
-                    logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
-                    targets.flatten(),
-                    ignore_index=IGNORE_INDEX,
-                    reduction="sum",
-                )
-            del logits  # the graph keeps what backward needs, and no more
-            if counting is not None:
-                counting.wait()
-            # A count divides in the loss's own dtype; a scale computed from it would be fp32, whatever the model.
-            loss = token_losses * world_size / valid.clamp(min=1)
-            loss_sum = loss_sum + loss.detach()  # in the loss's own dtype: fp64 in the proofs of parity
-            on_phase(Phase.BACKWARD)
-            (loss if scaler is None else scaler.scale(loss)).backward()
-            del token_losses, loss
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        losses = summed_cross_entropy(logits, targets)
+        if counting is not None:
+            counting.wait()
+        # A count divides in the loss's own dtype; a scale computed from it would be fp32, whatever the model.
+        return losses * world_size / valid.clamp(min=1)
+
+    accumulate = getattr(model, "accumulate_gradients", None)
+    if accumulate is not None:  # a pipeline has its own way through the micro-batches
+        loss_sum = accumulate(micro_batches, loss_of, precision, scaler)
+    else:
+        loss_sum = _accumulate_gradients(model, micro_batches, loss_of, precision, scaler, on_phase)
     getattr(model, "finish_grad_sync", lambda: None)()
     reporting = dist.all_reduce(loss_sum, group=group, async_op=True) if group is not None else None  # hides behind the optimiser
 
@@ -132,6 +125,39 @@ def train_step(
     if reporting is not None:
         reporting.wait()
     return StepResult(loss_sum / world_size, valid, grad_norm)
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum of the losses of valid tokens, (), in fp32 or wider; logits (batch, seq, vocab), targets (batch, seq) int64."""
+    # At least fp32, and said here: autocast would do it on CPU, but leaves bf16 log-probabilities on CUDA.
+    wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def _accumulate_gradients(
+    model: nn.Module,
+    micro_batches: Sequence[MicroBatch],
+    loss_of: LossOf,
+    precision: Precision,
+    scaler: torch.amp.GradScaler | None,
+    on_phase: Callable[[Phase], None],
+) -> Tensor:
+    """Forward and backward of each micro-batch; the gradients are communicated with the last one's. The sum of the losses, ()."""
+    loss_sum = torch.zeros((), device=micro_batches[0][0].device)
+    for index, (inputs, targets) in enumerate(micro_batches):
+        last = index == len(micro_batches) - 1
+        with contextlib.nullcontext() if last else getattr(model, "no_sync", contextlib.nullcontext)():
+            on_phase(Phase.FORWARD)
+            with torch.autocast(inputs.device.type, precision.dtype, enabled=precision is not Precision.FP32):
+                logits = model(inputs)
+                on_phase(Phase.LOSS)
+                loss = loss_of(logits, targets)
+            del logits  # the graph keeps what backward needs, and no more
+            loss_sum = loss_sum + loss.detach()  # in the loss's own dtype: fp64 in the proofs of parity
+            on_phase(Phase.BACKWARD)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            del loss
+    return loss_sum
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from dlo_lib.models import Llama, LlamaConfig, RopeScaling, model_config
 from dlo_lib.models.hf_config import config_to_hf
+from dlo_lib.models.llama import rotation
 
 
 def twin_of(model: Llama) -> LlamaForCausalLM:
@@ -149,11 +150,10 @@ def test_autocast_trains_in_low_precision_with_gradients_in_fp32(config, dtype):
 
 
 def test_a_model_in_bf16_turns_by_angles_computed_in_fp32():
-    model = Llama(model_config("tiny"))
-    cos, sin = model.rotation(1000, torch.zeros(1, dtype=torch.float32))
-    model.to(torch.bfloat16)
-    for ours, exact in zip(model.rotation(1000, torch.zeros(1, dtype=torch.bfloat16)), (cos, sin)):
-        assert torch.equal(ours, exact.bfloat16())
+    config = model_config("tiny")
+    exact = rotation(config, 1000, torch.zeros(1, dtype=torch.float32))
+    for ours, rounded_once in zip(rotation(config, 1000, torch.zeros(1, dtype=torch.bfloat16)), exact):
+        assert torch.equal(ours, rounded_once.bfloat16())
 
 
 def test_a_model_without_storage_becomes_the_same_as_one_built_in_place(config):
