@@ -1,9 +1,7 @@
 """The judge's hold on the student's processes: one zygote for a lab, one worker for each attempt and each rank.
 
-A worker is narrow on purpose: a question goes in with a number that nobody can guess, an answer with the same number comes out, in time or
-not at all. Whatever else it sends is noise. It is killed when its memory grows beyond the limit, and when the judge is done with it.
-
-Time is what it computes: a worker that waits for a processor on a loaded machine is not charged for it (``limits.Usage``).
+The zygote is started inside the sandbox that this host has, with a view of nothing but the interpreter, the library and the lab's files;
+each worker is handed over as a pidfd, a channel, and a line to its keeper. No process outlives the judge.
 """
 
 from __future__ import annotations
@@ -11,36 +9,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from dlo_lib.grading.channel import Channel, Late
-from dlo_lib.grading.codec import NotPlain
+from dlo_lib.grading.cgroups import Group, find_hierarchy, remove_all
 from dlo_lib.grading.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.keeper import Job
-from dlo_lib.grading.limits import Limits, Usage, descendants, resident_bytes, usage
+from dlo_lib.grading.limits import Limits, descendants
 from dlo_lib.grading.lockdown import WORK, Network
-from dlo_lib.grading.outcome import Ended, Status
-from dlo_lib.text import tr
+from dlo_lib.grading.remote import Worker, pid_of
+from dlo_lib.grading.remote import after as after
 
 MEMORY = 2 << 30  # bytes that a worker may hold beyond what it shares with the zygote
-MAX_NOISE = 10_000
 START_SECONDS = 120.0
-IDLE = 2.0  # a worker that neither computes nor waits for a processor has this many times the time of one that computes
-BACKSTOP = 10.0  # and none has more than this many times, by the clock on the wall
 LAB, MEETING = Path("/lab"), Path("/meeting")  # in the sandbox: the lab's own files, and where ranks of a run meet
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -81,6 +71,7 @@ class Zygote:
         self.isolation = best_isolation() if isolation is None else isolation
         self._owner, self._closed = os.getpid(), False
         self._folder = Path(tempfile.mkdtemp(prefix="dlo-judge-"))
+        self._groups: list[Group] = []
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = self._start(theirs, taught, warm, environment or {}, files or {})
@@ -145,9 +136,20 @@ class Zygote:
         if len(handles) != 2:
             reason = message.decode(errors="replace").removeprefix("no ") or "the zygote is gone"
             raise RuntimeError(f"the judge could not start a process: {reason}")
-        worker = Worker(handles[0], handles[1], ours, keeper, folder, memory)
+        worker = Worker(handles[0], handles[1], ours, keeper, folder, memory, self._group(limits, handles[1]))
         self._workers.add(worker)
         return worker
+
+    def _group(self, limits: Limits, keeper: int) -> Group | None:
+        """A control group for a worker that has run nothing yet, and its keeper."""
+        hierarchy = find_hierarchy() if self.isolation.confines else None
+        if hierarchy is None:
+            return None
+        self._groups = [group for group in self._groups if not (group.over and group.remove())]
+        pid = pid_of(keeper)
+        group = Group(hierarchy, limits.memory + limits.scratch + limits.shared_memory, limits.tasks, [pid, *descendants(pid)])
+        self._groups.append(group)
+        return group
 
     @contextlib.contextmanager
     def meeting(self) -> Iterator[str]:
@@ -164,6 +166,18 @@ class Zygote:
         """It can start workers. A fork of this process must start its own: answers on one socket would reach either."""
         return self._owner == os.getpid() and not self._closed and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Of the process whose end is the end of all: the sandbox, or the zygote itself where there is none."""
+        return self._process.pid
+
+    @property
+    def serving(self) -> bool:
+        """Its process lives, as seen from any fork of the one that started it."""
+        line = select.poll()
+        line.register(self._control, 0)
+        return not line.poll(0)
+
     def close(self) -> None:
         """End it with all its workers."""
         if self._owner != os.getpid() or self._closed:
@@ -176,6 +190,7 @@ class Zygote:
             self._process.wait(5)
         self._process.kill()
         self._process.wait()
+        remove_all(self._groups)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Zygote:
@@ -183,154 +198,3 @@ class Zygote:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-class Worker:
-    """One process with the student's code. ``folder`` is its own, as it sees it.
-
-    Args:
-        handle: pidfd of the process whose end is the end of all: the worker's keeper in a sandbox, else the worker.
-        keeper: pidfd of the keeper.
-        line: the worker's channel.
-        status: the keeper's line.
-        memory: bytes it may hold beyond what it shares with the zygote.
-    """
-
-    def __init__(self, handle: int, keeper: int, line: socket.socket, status: socket.socket, folder: Path, memory: int) -> None:
-        self.folder = folder
-        self.cell = ""  # the cell it last said it was running
-        self.channel = Channel(line, limited=True)
-        self._handle, self._status, self._memory = handle, status, memory
-        self._keeper = pid_of(keeper)
-        os.close(keeper)
-        self.pid = next(descendants(self._keeper), 0)
-        self._base = resident_bytes(self.pid)
-        self._peak = 0
-        self._beyond = self._closed = False
-        self._number = 0
-        self._noise = 0
-        self._given: float | None = None
-        self._asked, self._before = time.monotonic(), self.usage()
-
-    def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
-        """The answer to ``request``: a dict with ``value`` or ``fault``.
-
-        Raises:
-            Ended: it died, grew too large, or did not answer by ``deadline`` (on the clock of ``time.monotonic``).
-            NotPlain: what it sent is no plain data.
-        """
-        self.post(deadline, **request)
-        return self.collect(deadline)
-
-    def post(self, deadline: float, **request: Any) -> None:
-        """Send a question without waiting for its answer."""
-        self._number = secrets.randbits(62)  # an answer made ahead cannot carry it
-        self._asked, self._before, self._given = time.monotonic(), self.usage(), None
-        try:
-            self.channel.send({"id": self._number, **request}, deadline)
-        except Late:
-            raise Ended(Status.TIMEOUT, tr("your process does not read what it is asked")) from None
-        except OSError:
-            raise self.ended() from None
-
-    def collect(self, deadline: float) -> dict[str, Any]:
-        """Wait for the answer to the last question."""
-        while True:
-            try:
-                answer = self.heard(self.channel.receive(deadline, self.look))
-            except Late:
-                if (more := self.more_time(deadline)) > 0:
-                    deadline = after(more)
-                    continue
-                raise self.ended() if self._beyond else Ended(Status.TIMEOUT, self._no_answer()) from None
-            except (EOFError, OSError):
-                raise self.ended() from None
-            if answer is not None:
-                return answer
-
-    def heard(self, message: Any) -> dict[str, Any] | None:
-        """The answer, if ``message`` is it; anything else is noise."""
-        if type(message) is dict and type(message.get("id")) is int and message["id"] == self._number:
-            return message
-        if type(message) is dict and type(message.get("cell")) is str:
-            self.cell = message["cell"][:64]
-        self._noise += 1
-        if self._noise > MAX_NOISE:
-            raise NotPlain("endless messages")
-        return None
-
-    def usage(self) -> Usage:
-        """What it and all it started have used so far."""
-        return usage(self._keeper, self._base)
-
-    def processes(self) -> list[int]:
-        """Its own number and those of all it started, as this process numbers them."""
-        return list(descendants(self._keeper))
-
-    def more_time(self, deadline: float) -> float:
-        """Seconds that it is still owed at ``deadline`` for the question it was last asked; 0 when it has had its time.
-
-        Its time is up when it has computed for as long as the deadline gave it, has been idle for twice that, or ten times that has passed.
-        """
-        if self._beyond:
-            return 0.0
-        given, passed = deadline - self._asked, time.monotonic() - self._asked
-        if self._given is None:
-            self._given = given
-        now = self.usage()
-        computed, starved = now.cpu - self._before.cpu, now.starved - self._before.starved
-        left = min(self._given - computed, IDLE * self._given - (passed - starved), BACKSTOP * self._given - passed)
-        return max(0.0, left)
-
-    def look(self) -> None:
-        """Note the memory it holds; kill it when that is too much."""
-        held = self.usage().memory
-        self._peak = max(self._peak, held)
-        if held > self._memory:
-            self._beyond = True
-            self._kill()
-
-    def ended(self) -> Ended:
-        """Why the process ended."""
-        if self._beyond:
-            text = tr("more than {limit} MiB of memory used ({peak} MiB)", limit=self._memory >> 20, peak=self._peak >> 20)
-            return Ended(Status.OOM, text)
-        code = self._exit_code()
-        how = signal.Signals(-code).name if code < 0 else tr("exit code {code}", code=code)
-        where = tr(" in cell `{cell}`", cell=self.cell) if self.cell else ""
-        return Ended(Status.KERNEL_DIED, tr("the process ended by itself{where} ({how})", where=where, how=how))
-
-    def close(self) -> None:
-        """Kill it and all it started, and remove its folder."""
-        if self._closed:
-            return
-        self._closed = True
-        self._kill()
-        self.channel.close()
-        self._status.close()
-        os.close(self._handle)
-        if self.folder != WORK:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-
-    def _exit_code(self) -> int:
-        """As the keeper tells it; 0 when it does not."""
-        message = self._status.recv(4096) if select.select([self._status], [], [], 2)[0] else b""
-        return int(json.loads(message)["code"]) if message else 0
-
-    def _no_answer(self) -> str:
-        return tr("no answer in time, in cell `{cell}`", cell=self.cell) if self.cell else tr("no answer in time")
-
-
-def pid_of(handle: int) -> int:
-    """The process of a pidfd, as this process numbers it; -1 when it is gone."""
-    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-
-
-def after(seconds: float) -> float:
-    """The deadline so many seconds from now."""
-    return time.monotonic() + seconds

@@ -11,6 +11,7 @@ one makes the namespaces as any user would.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -95,7 +96,7 @@ class Bubblewrap:
         inner = [
             self.program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv", *environment,
             "--size", str(SCRATCH), "--tmpfs", "/tmp", *_binds(view, inside=self.as_root), *masks, "--proc", "/proc", "--dev", "/dev",
-            "--remount-ro", "/", "--chdir", "/tmp", "--", *argv,
+            "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--", *argv,
         ]  # fmt: skip
         if not self.as_root:
             return inner
@@ -213,7 +214,7 @@ def system_view() -> View:
 
 
 def files_of(modules: Sequence[str]) -> tuple[Path, ...]:
-    """The files, or the folders, of modules and of their compiled forms; found without importing them."""
+    """The files, or the folders, of modules and the folders of their compiled forms; found without importing them."""
     found: list[Path] = []
     for module in modules:
         top, *rest = module.split(".")
@@ -221,8 +222,11 @@ def files_of(modules: Sequence[str]) -> tuple[Path, ...]:
         for folder in (spec.submodule_search_locations or []) if spec else []:
             place = Path(folder, *rest)
             found += [path for path in (place, place.with_suffix(".py")) if path.exists()]
-            found += sorted((place.parent / "__pycache__").glob(f"{place.name}.*.pyc"))
-    return tuple(found)
+            compiled = place.parent / "__pycache__"
+            with contextlib.suppress(OSError):  # nobody can compile into it then
+                compiled.mkdir(exist_ok=True)  # what is compiled only later must find it masked
+            found += [compiled] if compiled.is_dir() else []
+    return tuple(dict.fromkeys(found))
 
 
 def _bubblewrap() -> Bubblewrap | str:

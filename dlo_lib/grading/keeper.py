@@ -122,6 +122,7 @@ def _work(job: Job, channel: int, confined: bool) -> NoReturn:
         job.limits.apply()
         if confined:
             job.limits.apply_tasks()
+            lockdown.prctl(lockdown.PR_SET_DUMPABLE, 1)  # its own memory is its own to look at
             lockdown.give_up_privileges()
             seccomp.install()
         serve(socket.socket(fileno=channel))
