@@ -35,9 +35,11 @@ from dlo_lib.parallel.buckets import broadcast_from_first
 from dlo_lib.parallel.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.fsdp_state import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.hybrid import neighbours_group
+from dlo_lib.parallel.pool import Pool
 from dlo_lib.parallel.unit import Layout, Slot, Unit
 from dlo_lib.parallel.units import BlockTypes, Run, cut_into_units
 from dlo_lib.parallel.unused import unused_everywhere
+from dlo_lib.parallel.wire import Wire, best_wire
 
 MIB = 2**20
 
@@ -67,6 +69,8 @@ class FSDP(nn.Module):
         shard_device: where shards live, with gradients and the optimiser's state; None for ``device``.
         values: the value of a parameter, asked for one after the other; for modules without storage (``parallel.deferred_init``).
             None: the module's own, as they are on the group's first rank.
+        wire: how shards travel; None for the cheaper way. ``Collectives()`` shows a trace their names.
+        keep_buffers: whether the memory of messages is kept for the next one. None: on CPU only (``parallel.pool`` says why).
         find_unused_parameters: as for ``DDP``: allow parameters without gradient. One that no rank used keeps None.
 
     ``no_sync``, ``finish_grad_sync`` and errors are as for ``DDP``. Gradients accumulate in ``no_sync`` (no communication but the
@@ -90,6 +94,8 @@ class FSDP(nn.Module):
         device: torch.device | None = None,
         shard_device: torch.device | None = None,
         values: Callable[[nn.Parameter], Tensor] | None = None,
+        wire: Wire | None = None,
+        keep_buffers: bool | None = None,
         find_unused_parameters: bool = False,
     ) -> None:
         super().__init__()
@@ -104,7 +110,17 @@ class FSDP(nn.Module):
         self._keep_whole = reshard_after_forward is False
         smaller = None if isinstance(reshard_after_forward, bool) else neighbours_group(group, reshard_after_forward)
         device = device or next(module.parameters(), torch.empty(0)).device
-        self._layout = Layout(group, device, shard_device or device, compute_dtype, reduce_dtype, replicas, smaller)
+        self._layout = Layout(
+            group,
+            wire or best_wire(group, device),
+            Pool(device, keep_buffers if keep_buffers is not None else device.type == "cpu"),
+            device,
+            shard_device or device,
+            compute_dtype,
+            reduce_dtype,
+            replicas,
+            smaller,
+        )
         plans = cut_into_units(module, blocks)
         if values is None:
             for ranks in (group, replicas):

@@ -56,4 +56,4 @@ def load_full_state_dict(module: nn.Module, units: Sequence[Unit], state: Mappin
             tensor.copy_(state[name])
     for unit in units:
         for slot in unit.slots:
-            slot.shard.copy_(unit.part_of(slot, state[next(name for name, held in by_name.items() if held is slot)]))
+            unit.load(slot, state[next(name for name, held in by_name.items() if held is slot)])

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.parallel.pool import Pool
 from dlo_lib.parallel.units import Place, Plan
-from dlo_lib.parallel.wire import all_gather, reduce_scatter
+from dlo_lib.parallel.wire import Wire
 
 
 class State(enum.Enum):
@@ -42,8 +43,8 @@ class Slot:
     numel: int
     shard: nn.Parameter
     whole: nn.Parameter
-    packs: list[tuple[Tensor, slice]]
-    """Where its gradient goes: views of the packed gradients, and which elements of the flat gradient each takes."""
+    parts: Tensor
+    """The memory of ``whole`` as (ranks, numel): a row is what one rank keeps."""
     arrived: bool = False
     """Backward has brought its gradient since the pass began,"""
     filled: bool = False
@@ -55,6 +56,8 @@ class Layout:
     """How units are kept: in which group, where, and in which dtypes they travel (None: the parameter's own)."""
 
     group: dist.ProcessGroup
+    wire: Wire
+    pool: Pool
     device: torch.device
     shard_device: torch.device
     compute_dtype: torch.dtype | None
@@ -78,56 +81,43 @@ class Unit:
         self.name, self.runs, self.layout = plan.name, plan.runs, layout
         self.ranks, self.rank = dist.get_world_size(layout.group), dist.get_rank(layout.group)
         self.state = State.SHARDED
-        self._work: dist.Work | None = None
-        self._kept: Tensor | None = None
-        self._sending: Tensor | None = None
+        self._kept: Tensor | None = None  # the larger share
         dtype = plan.places[0].param.dtype
-        compute_dtype = layout.compute_dtype or dtype
-        rows = [-(-(place.param.shape[:1].numel()) // self.ranks) for place in plan.places]
-        sizes = [count * place.param.shape[1:].numel() for count, place in zip(rows, plan.places)]
-        trained = sum(size for size, place in zip(sizes, plan.places) if place.param.requires_grad)
-        self.shards = torch.zeros(sum(sizes), dtype=dtype, device=layout.shard_device)
-        self.whole = torch.empty(self.ranks * sum(sizes), dtype=compute_dtype, device=layout.device)
-        # With one parameter, or on one rank, both orders are the same.
-        self._by_rank = self.whole if self.ranks == 1 or len(sizes) == 1 else torch.empty_like(self.whole)
-        self.packed = torch.empty(self.ranks * trained, dtype=layout.reduce_dtype or dtype, device=layout.device)
+        self.compute_dtype, self.reduce_dtype = layout.compute_dtype or dtype, layout.reduce_dtype or dtype
+        rows = [-(-place.param.shape[:1].numel() // self.ranks) for place in plan.places]
+        self._sizes = [count * place.param.shape[1:].numel() for count, place in zip(rows, plan.places)]
+        self.shards = torch.zeros(sum(self._sizes), dtype=dtype, device=layout.shard_device)
         self.slots: list[Slot] = []
         offset = 0
-        for place, count, size in zip(plan.places, rows, sizes):
-            self.slots.append(self._slot(place, offset, count, size, values))
+        for place, size in zip(plan.places, self._sizes):
+            self.slots.append(self._slot(place, offset, size, values(place.param)))
             offset += size
-        self._sizes = sizes
-        self._sorted = [self._in_whole(slot).view(self.ranks, slot.numel) for slot in self.slots]
-        self.trained = [slot for slot in self.slots if slot.place.param.requires_grad]
-        self._padded = any(slot.numel * self.ranks != slot.whole.numel() for slot in self.trained)
-        self.missing = len(self.trained)
+        self.trained = [slot for slot in self.slots if slot.place.param.requires_grad]  # the first ones: see Plan
+        self.trained_numel = sum(slot.numel for slot in self.trained)
+        self.missing = len(self.trained)  # gradients of this pass that have not arrived
+        self._packed: Tensor | None = None
+        self._packs: dict[Slot, list[tuple[Tensor, slice]]] = {}
         self._reduced: Tensor | None = None
-        for buffer in (self.whole, self._by_rank, self.packed):
-            _shrink(buffer)
         self._put(whole=False)
 
-    def _slot(self, place: Place, offset: int, rows: int, size: int, values: Callable[[nn.Parameter], Tensor]) -> Slot:
-        param, shape = place.param, place.param.shape
-        with torch.no_grad():
-            part = self._part(values(param), rows)
-            mine = self.shards[offset : offset + part.numel()].view(part.shape)
-            mine.copy_(part)
+    @torch.no_grad()
+    def _slot(self, place: Place, offset: int, size: int, value: Tensor) -> Slot:
+        param, part = place.param, self._part(value)
+        mine = self.shards[offset : offset + part.numel()].view(part.shape)
+        mine.copy_(part)
         shard = nn.Parameter(mine, requires_grad=param.requires_grad)
-        shard.shard_of = shape  # type: ignore[attr-defined]
-        start = self.ranks * offset
-        # .data: without a version of its own, refilling the storage would count as a change of what autograd has saved.
-        whole = nn.Parameter(self.whole[start : start + shape.numel()].view(shape).data, requires_grad=param.requires_grad)
-        packs = []
-        if param.requires_grad:
-            full, rest = divmod(shape.numel(), size) if size else (0, 0)
-            by_rank = self.packed.view(self.ranks, -1)[:, offset : offset + size]
-            packs = [(by_rank[:full], slice(0, full * size)), (by_rank[full : full + 1, :rest], slice(full * size, None))]
-            packs = packs[: 1 + (rest > 0)]
-        return Slot(place, offset, size, shard, whole, packs)
+        shard.shard_of = param.shape  # type: ignore[attr-defined]
+        flat = torch.empty(self.ranks * size, dtype=self.compute_dtype, device=self.layout.device)
+        # .data: with the same version counter, refilling the memory would count as a change of what autograd has saved.
+        whole = nn.Parameter(flat[: param.numel()].view(param.shape).data, requires_grad=param.requires_grad)
+        _shrink(flat)
+        return Slot(place, offset, size, shard, whole, flat.view(self.ranks, size))
 
-    def _in_whole(self, slot: Slot) -> Tensor:
-        start = self.ranks * slot.offset
-        return self.whole[start : start + self.ranks * slot.numel]
+    def _part(self, value: Tensor) -> Tensor:
+        """The rows of ``value`` that this rank keeps."""
+        count = value.shape[:1].numel()  # of a number: 1
+        rows = -(-count // self.ranks)
+        return value.reshape(count, *value.shape[1:])[self.rank * rows : (self.rank + 1) * rows]
 
     def _put(self, whole: bool) -> None:
         for slot in self.slots:
@@ -140,88 +130,83 @@ class Unit:
         """Send this rank's shards and begin to receive the others'; nothing to do for what is whole or on its way."""
         if self.state is not State.SHARDED:
             return
-        self.state = State.GATHERING
-        self._version = self.shards._version
+        self.state, self._version = State.GATHERING, self.shards._version
+        self._by_rank = self.layout.pool.take(self.ranks * self.shards.numel(), self.compute_dtype)
         if self._kept is not None and self.layout.smaller_group is not None:
-            self._sending, self._receiving, group = self._kept, self.whole, self.layout.smaller_group
+            mine, group = self._kept, self.layout.smaller_group
         else:
-            self._sending, self._receiving, group = self.shards.to(self.layout.device, self.whole.dtype), self._by_rank, self.layout.group
-        _grow(self._receiving)
-        self._work = all_gather(self._receiving, self._sending, group)
+            mine, group = self.shards.to(self.layout.device, self.compute_dtype), self.layout.group
+        self._gathered = self.layout.wire.all_gather(self._by_rank, mine, group)
 
     @torch.no_grad()
     def unshard(self) -> None:
         """Make the parameters whole, waiting for the others if need be."""
-        if self.state is State.WHOLE and self._version == self.shards._version:
-            return
-        if self.state is State.WHOLE:  # an optimiser has stepped meanwhile
-            self.free()
+        if self.state is State.WHOLE:
+            if self._version == self.shards._version:
+                return
+            self.free()  # an optimiser has stepped meanwhile
         self.start_gather()
-        assert self._work is not None
-        self._work.wait()
-        self._work = self._kept = self._sending = None
-        if self._receiving is not self.whole:
-            _grow(self.whole)
-            torch.split_with_sizes_copy(self._by_rank.view(self.ranks, -1), self._sizes, dim=1, out=self._sorted)
-            _shrink(self._by_rank)
+        self._gathered()
+        for slot in self.slots:
+            _grow(slot.parts)
+        parts = [slot.parts for slot in self.slots]
+        torch.split_with_sizes_copy(self._by_rank.view(self.ranks, -1), self._sizes, dim=1, out=parts)
+        self.layout.pool.give(self._by_rank)
+        del self._by_rank, self._gathered
+        self._kept = None
         self._put(whole=True)
         self.state = State.WHOLE
 
     @torch.no_grad()
     def free(self, until_backward: bool = False) -> None:
-        """Keep the shards alone; until backward, the larger share of the smaller group as well, if there is one."""
+        """Keep the shards alone; until backward the larger share as well, where there is a smaller group."""
         if self.state is State.GATHERING:
             self.unshard()
         if self.state is State.SHARDED:
             return
-        if until_backward and (smaller := self.layout.smaller_group) is not None:
-            self._kept = self.whole.view(dist.get_world_size(smaller), -1)[dist.get_rank(smaller)].clone()
+        if until_backward and (group := self.layout.smaller_group) is not None:
+            rows = self.ranks // dist.get_world_size(group)
+            first = dist.get_rank(group) * rows
+            self._kept = torch.cat([slot.parts[first : first + rows] for slot in self.slots], dim=1).view(-1)
         self._put(whole=False)
-        _shrink(self.whole)
+        for slot in self.slots:
+            _shrink(slot.parts)
         self.state = State.SHARDED
-
-    @torch.no_grad()
-    def gather_exactly(self) -> list[Tensor]:
-        """The parameters whole, in the dtype of the shards, apart from what computes; freed with the last reference to them."""
-        mine = self.shards.to(self.layout.device)
-        by_rank = torch.empty(self.ranks * mine.numel(), dtype=mine.dtype, device=mine.device)
-        all_gather(by_rank, mine, self.layout.group).wait()
-        parts = by_rank.view(self.ranks, -1)
-        flat = [parts[:, slot.offset : slot.offset + slot.numel].reshape(-1) for slot in self.slots]
-        return [value[: slot.whole.numel()].view(slot.whole.shape) for slot, value in zip(self.slots, flat)]
-
-    def part_of(self, slot: Slot, value: Tensor) -> Tensor:
-        """The rows of ``value``, shaped as the parameter, that this rank keeps, shaped as the shard."""
-        return self._part(value, -(-value.shape[:1].numel() // self.ranks))
-
-    def _part(self, value: Tensor, rows: int) -> Tensor:
-        return value.reshape(value.shape[:1].numel(), *value.shape[1:])[self.rank * rows : (self.rank + 1) * rows]
 
     @torch.no_grad()
     def pack(self, slot: Slot, gradient: Tensor) -> None:
         """Copy, or add, a whole gradient to those that will be reduced."""
-        if not self.packed.untyped_storage().size():
-            _grow(self.packed)
-            if self._padded:
-                self.packed.zero_()
         flat = gradient.reshape(-1)
-        for target, part in slot.packs:
+        for target, part in self._packs_of(slot):
             source = flat[part].view(target.shape)
             target.add_(source) if slot.filled else target.copy_(source)
         self.missing -= not slot.arrived
         slot.arrived = slot.filled = True
 
+    def _packs_of(self, slot: Slot) -> list[tuple[Tensor, slice]]:
+        """Where a gradient goes: places in the packed gradients, and which elements of the flat gradient each takes."""
+        if self._packed is None:
+            self._packed = self.layout.pool.take(self.ranks * self.trained_numel, self.reduce_dtype)
+            if any(slot.parts.numel() > slot.whole.numel() for slot in self.trained):
+                self._packed.zero_()  # the padding, which is sent along
+        if slot not in self._packs:
+            full, rest = divmod(slot.whole.numel(), slot.numel) if slot.numel else (0, 0)  # ranks with all rows, elements of the next one
+            rows = self._packed.view(self.ranks, -1)[:, slot.offset : slot.offset + slot.numel]
+            self._packs[slot] = [(rows[:full], slice(0, full * slot.numel))]
+            if rest:
+                self._packs[slot].append((rows[full, :rest], slice(full * slot.numel, None)))
+        return self._packs[slot]
+
     @torch.no_grad()
     def start_reduce(self) -> list[Slot]:
         """Send the packed gradients to their owners, zeros where there are none; those slots are returned."""
-        if not self.packed.untyped_storage().size():
-            _grow(self.packed)
         absent = [slot for slot in self.trained if not slot.filled]
         for slot in absent:
-            for target, _ in slot.packs:
+            for target, _ in self._packs_of(slot):
                 target.zero_()
-        self._reduced = torch.empty(self.packed.numel() // self.ranks, dtype=self.packed.dtype, device=self.packed.device)
-        self._work_of_reduce = reduce_scatter(self._reduced, self.packed, self.layout.group)
+        assert self._packed is not None
+        self._reduced = torch.empty(self.trained_numel, dtype=self.reduce_dtype, device=self.layout.device)
+        self._summed = self.layout.wire.reduce_scatter(self._reduced, self._packed, self.layout.group, self.layout.pool)
         for slot in self.trained:
             slot.filled = False
         return absent
@@ -230,19 +215,19 @@ class Unit:
     def settle_reduce(self) -> None:
         """Wait for the sum and make it the mean; where shards have replicas, begin to sum over them."""
         assert self._reduced is not None
-        self._work_of_reduce.wait()
-        _shrink(self.packed)
+        self._summed()
         replicas = self.layout.replicas
         self._reduced.mul_(1 / (self.ranks * (dist.get_world_size(replicas) if replicas is not None else 1)))
         if replicas is not None:
-            self._work_of_reduce = dist.all_reduce(self._reduced, group=replicas, async_op=True)
+            self._summed = dist.all_reduce(self._reduced, group=replicas, async_op=True).wait
+        self._give_packed()
 
     @torch.no_grad()
     def hand_over(self, unused: set[Slot]) -> None:
         """Leave the means in ``.grad`` of the shards, or add them; nothing for parameters in ``unused``."""
         assert self._reduced is not None
         if self.layout.replicas is not None:
-            self._work_of_reduce.wait()
+            self._summed()
         means = self._reduced.to(self.shards.device, self.shards.dtype)
         for slot in self.trained:
             mean = means[slot.offset : slot.offset + slot.shard.numel()].view(slot.shard.shape)
@@ -253,17 +238,37 @@ class Unit:
         self._reduced = None
 
     def drop_gradients(self) -> None:
-        """Forget what is packed or on its way."""
+        """Forget what is packed."""
         self._reduced = None
-        _shrink(self.packed)
+        self._give_packed()
         for slot in self.trained:
             slot.filled = False
+
+    def _give_packed(self) -> None:
+        if self._packed is not None:
+            self.layout.pool.give(self._packed)
+            self._packed = None
+            self._packs.clear()
 
     def end_pass(self) -> None:
         """As before the first gradient of a backward pass; what is packed and not reduced stays."""
         self.missing = len(self.trained)
         for slot in self.trained:
             slot.arrived = False
+
+    @torch.no_grad()
+    def gather_exactly(self) -> list[Tensor]:
+        """The parameters whole, in the dtype of the shards, apart from what computes; freed with the last reference to them."""
+        mine = self.shards.to(self.layout.device)
+        by_rank = torch.empty(self.ranks * mine.numel(), dtype=mine.dtype, device=mine.device)
+        self.layout.wire.all_gather(by_rank, mine, self.layout.group)()
+        flat = [parts.reshape(-1) for parts in by_rank.view(self.ranks, -1).split(self._sizes, dim=1)]
+        return [value[: slot.whole.numel()].view(slot.whole.shape) for slot, value in zip(self.slots, flat)]
+
+    @torch.no_grad()
+    def load(self, slot: Slot, value: Tensor) -> None:
+        """Take this rank's rows of a parameter's full ``value``."""
+        slot.shard.copy_(self._part(value))
 
 
 def _grow(tensor: Tensor) -> None:

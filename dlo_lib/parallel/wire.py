@@ -1,19 +1,90 @@
-"""The two collectives of sharding, of one flat tensor each, under the names that this version of PyTorch has for them."""
+"""How shards travel: the two exchanges of sharding, over a backend's own collectives, or over gloo as direct messages.
+
+Over gloo the two collectives cost far more CPU time than the bytes themselves: its all-gather receives into a buffer of its own, fresh
+memory each time, and copies; its reduce-scatter copies the input, all-reduces that (twice the bytes) and throws most of it away. As
+messages from rank to rank every byte goes once from where it is to where it belongs:
+
+    all-gather         every rank sends its shard to each of the others                        (N-1) B/N = B f bytes, as in a ring
+    reduce-scatter     every rank sends each of the others the part that is theirs, and sums the N parts of its own that it then holds
+
+Memory: the reduce-scatter holds the N parts of its own beside the input, B bytes; gloo's holds a copy of the input.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from dlo_lib.parallel.pool import Pool
 
 _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 _reduce_scatter = dist.reduce_scatter_single if hasattr(dist, "reduce_scatter_single") else dist.reduce_scatter_tensor
 
-
-def all_gather(whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Begin to fill ``whole``, (ranks * n,), with everyone's ``mine``, (n,), in the order of ranks."""
-    return _all_gather(whole, mine, group=group, async_op=True)
+Wait = Callable[[], object]
+"""Waits until an exchange has ended."""
 
 
-def reduce_scatter(mine: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """Begin to fill ``mine``, (n,), with this rank's part of the sum of everyone's ``whole``, (ranks * n,)."""
-    return _reduce_scatter(mine, whole, group=group, async_op=True)
+class Wire(ABC):
+    """Two exchanges of flat tensors; both begin at once, and end in the call that is returned."""
+
+    @abstractmethod
+    def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
+        """Fill ``whole``, (ranks * n,), with everyone's ``mine``, (n,), in the order of ranks."""
+
+    @abstractmethod
+    def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
+        """Fill ``mine``, (n,), with this rank's part of the sum of everyone's ``whole``, (ranks * n,); ``pool`` lends memory."""
+
+
+class Collectives(Wire):
+    """The backend's own."""
+
+    def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
+        return _all_gather(whole, mine, group=group, async_op=True).wait
+
+    def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
+        return _reduce_scatter(mine, whole, group=group, async_op=True).wait
+
+
+class DirectMessages(Wire):
+    """For CPU tensors over gloo. All-to-all is one operation there that copies nothing."""
+
+    def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        parts = whole.view(ranks, -1)
+        messages = []
+        for distance in range(1, ranks):  # at each distance everyone sends to one and receives from one
+            target, source = (rank + distance) % ranks, (rank - distance) % ranks
+            messages.append(dist.irecv(parts[source], group=group, group_src=source))
+            messages.append(dist.isend(mine, group=group, group_dst=target))
+        parts[rank].copy_(mine)
+
+        def wait() -> None:
+            for message in messages:
+                assert message is not None
+                message.wait()
+
+        return wait
+
+    def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
+        parts = pool.take(whole.numel(), whole.dtype)
+        work = dist.all_to_all_single(parts, whole, group=group, async_op=True)
+        assert work is not None
+
+        def wait() -> None:
+            work.wait()
+            torch.sum(parts.view(dist.get_world_size(group), -1), 0, out=mine)
+            pool.give(parts)
+
+        return wait
+
+
+def best_wire(group: dist.ProcessGroup, device: torch.device) -> Wire:
+    """The cheaper one for tensors on ``device``."""
+    if device.type == "cpu" and dist.get_world_size(group) > 1 and group._get_backend(device).name() == "gloo":
+        return DirectMessages()
+    return Collectives()
