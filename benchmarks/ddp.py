@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.paired import Row, Turns, compare, measure, over_ranks, ratios, take_turns
-from dlo_lib.launch import run_ranks
+from dlo_lib.launch import Explain, run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
 from dlo_lib.parallel import DDP
@@ -62,7 +62,7 @@ def rows(pairs: int = 40) -> list[Row]:
 
 
 def _row(case: str, world_size: int, pairs: int) -> Row:
-    per_rank = run_ranks(_turns, world_size, case, pairs, explain=False)
+    per_rank = run_ranks(_turns, world_size, case, pairs, explain=Explain.OFF)
     turns, against_floor = (over_ranks([rank[index] for rank in per_rank]) for index in range(2))
     floor = statistics.median(turn.cpu for turn in against_floor.peer)
     exact, kept = (_peaks(case, world_size, min(MEMORY_REPEATS, pairs), exact) for exact in (True, False))
@@ -78,7 +78,7 @@ def _peaks(case: str, world_size: int, repeats: int, exact: bool) -> dict[str, l
     peaks: dict[str, list[float]] = {"ours": [], "peer": []}
     for repeat in range(repeats):
         for wrapper in list(peaks)[:: 1 if repeat % 2 == 0 else -1]:
-            peaks[wrapper].append(max(run_ranks(_peak, world_size, case, wrapper, exact, explain=False)))
+            peaks[wrapper].append(max(run_ranks(_peak, world_size, case, wrapper, exact, explain=Explain.OFF)))
     return peaks
 
 

@@ -86,6 +86,7 @@ class Row:
 
     def __init__(self, board: Board, rank: int) -> None:
         self.memory, self.words, self.base, self.rank = board.memory, board.words, rank * _ROW_BYTES, rank
+        self.world_size = board.world_size
         self.version = self.logged = self.waits_in = 0
         self.company = False
         self.state, self.since = State.STARTING, time.monotonic_ns()

@@ -90,7 +90,7 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
         since = f"{(now - view.since) / 1e9:.1f} s"
         call = view.waits_for
         if view.death is not None:
-            rows.append((str(view.rank), tr("died: {how}", how=view.death), place(view.last, names), where(view.last, name_file), ""))
+            rows.append((str(view.rank), tr("has died"), place(view.last, names), where(view.last, name_file), ""))
         elif view.state is State.WAITING and call is not None:
             rows.append((str(view.rank), tr("waits in {what}", what=what(call)), place(call, names), where(call, name_file), since))
         else:

@@ -1,4 +1,4 @@
-"""Joining the process group, which waits for every rank: seen by wrapping ``init_process_group`` where people call it.
+"""Joining the process group, which waits for every rank, and leaving it: seen by wrapping torch's functions where people call them.
 
 A program may leave its process group and join another. torch then counts its groups from 0 again, so what is known by their names (members,
 places in the order) is forgotten, and the names get a suffix. When the ranks have other numbers in the new group than in the job, rows
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -23,7 +23,7 @@ from dlo_lib.comm.tap import Tap
 class Joiner(Protocol):
     """Who is told of a rank's joining."""
 
-    def joining(self, world_size: int) -> AbstractContextManager[None]: ...
+    def joining(self) -> AbstractContextManager[None]: ...
 
     def fall_silent(self) -> None: ...
 
@@ -37,7 +37,7 @@ def watched_joins(joiner: Joiner, tap: Tap, world_size: int) -> Iterator[None]:
     @functools.wraps(original)
     def init_process_group(*arguments: Any, **keywords: Any) -> None:
         if keywords.get("world_size", -1) in (-1, world_size) and keywords.get("rank", -1) in (-1, tap.rank):
-            with joiner.joining(world_size):
+            with joiner.joining():
                 original(*arguments, **keywords)
         else:
             original(*arguments, **keywords)
@@ -46,7 +46,26 @@ def watched_joins(joiner: Joiner, tap: Tap, world_size: int) -> Iterator[None]:
         elif again := next(times):
             tap.begin_era(again)
 
-    with ExitStack() as stack:
-        for module in (dist, c10d):
-            stack.enter_context(patch.object(module, "init_process_group", init_process_group))
+    with _in_place_of("init_process_group", init_process_group):
+        yield
+
+
+@contextmanager
+def watched_leave(before: Callable[[], None]) -> Iterator[None]:
+    """Within this context, call ``before`` when this process is about to leave its process group, with its connections still open."""
+    original = c10d.destroy_process_group
+
+    @functools.wraps(original)
+    def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+        if group is None or group is dist.group.WORLD:
+            before()
+        original(group)
+
+    with _in_place_of("destroy_process_group", destroy_process_group):
+        yield
+
+
+@contextmanager
+def _in_place_of(name: str, function: Callable[..., None]) -> Iterator[None]:
+    with patch.object(dist, name, function), patch.object(c10d, name, function):
         yield

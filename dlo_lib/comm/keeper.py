@@ -89,16 +89,17 @@ class RowKeeper:
         self.row.enter(state, company=self._has_company())
 
     @contextmanager
-    def joining(self, world_size: int) -> Iterator[None]:
+    def joining(self) -> Iterator[None]:
         """Within this context the rank waits for all others to join the process group too."""
         if self._joining:
             yield
             return
         self._joins += 1
         self._joining = True
+        members = tuple(range(self.row.world_size))
         call = Call(
-            number=0, kind=Kind.JOIN, group="", members=tuple(range(world_size)), sequence=self._joins, peer=-1, tag=0, dtype="", shape=(),
-            numel=0, payload_bytes=0, reduction="", is_async=False, in_backward=False, by_reducer=False, send_splits=(), receive_splits=(),
+            number=0, kind=Kind.JOIN, group="", members=members, sequence=self._joins, peer=-1, tag=0, dtype="", shape=(), numel=0,
+            payload_bytes=0, reduction="", is_async=False, in_backward=False, by_reducer=False, send_splits=(), receive_splits=(),
             site=call_site()[0], issued=time.monotonic_ns(),
         )  # fmt: skip
         self.row.log(call)
@@ -147,7 +148,7 @@ def _is_parked(file: str) -> bool:
 
 
 @contextmanager
-def kept_row(row: Row, world_size: int) -> Iterator[RowKeeper]:
+def kept_row(row: Row) -> Iterator[RowKeeper]:
     """Keep ``row`` while this process runs what is inside, from before it joins its process group on.
 
     Where torch's internals are not as the tap knows them, the row says only that the rank computes, and a printed line that dead-locks
@@ -158,7 +159,7 @@ def kept_row(row: Row, world_size: int) -> Iterator[RowKeeper]:
     with ExitStack() as stack:
         try:
             tap = stack.enter_context(listening(keeper, row.rank))
-            stack.enter_context(watched_joins(keeper, tap, world_size))
+            stack.enter_context(watched_joins(keeper, tap, row.world_size))
         except TapUnavailable as error:
             print(f"dead-locks are not explained: {error}", flush=True)
         yield keeper

@@ -82,7 +82,8 @@ _OPERATORS = {
 }
 _REDUCTIONS = {kind.value: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_OURS = tuple(os.path.join(os.path.dirname(_HERE), room) + os.sep for room in ("comm", "launch", "grading/switch"))
 _PLUMBING = {"wrapper", "_call_impl", "_wrapped_call_impl", "__call__", "inner", "decorate_context"}
 
 
@@ -293,7 +294,7 @@ def call_site() -> tuple[Site, str]:
 
 @lru_cache(maxsize=4096)
 def _owner(file: str) -> str:
-    if file.startswith((_OURS, "<frozen")):
+    if file.startswith((*_OURS, "<frozen")):
         return "ours"
     if file.startswith(_TORCH) or file == "<string>" or file.endswith(("/contextlib.py", "/typing_extensions.py")):
         return "torch"

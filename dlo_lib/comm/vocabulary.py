@@ -45,7 +45,7 @@ def place(call: Call | None, names: Mapping[str, str]) -> str:
 
 
 def where(call: Call | None, name_file: NameFile) -> str:
-    if call is None:
+    if call is None or not call.site.line:
         return ""
     source = linecache.getline(call.site.file, call.site.line).strip()
     return f"{name_file(call.site.file)}, line {call.site.line}" + (f": {source}" if source else "")

@@ -9,9 +9,7 @@ and in each class the earliest is named. A rank that raised keeps its connection
 from __future__ import annotations
 
 import enum
-import os
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,20 +82,8 @@ def says_communication_broke(error: BaseException) -> bool:
     return False
 
 
-def describe_exit(status: int) -> str:
-    """A wait status (of ``os.waitpid``) in words; a negative one is the errno with which the rank could not be started."""
-    if status < 0:
-        return f"could not be started ({os.strerror(-status)}): close other programs, use fewer ranks or raise `ulimit -u`"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        cause = " (out of memory?)" if number == signal.SIGKILL else ""
-        name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
-        return f"was killed by {name}{cause}"
-    return f"ended its process with status {os.waitstatus_to_exitcode(status)} before the function returned (os._exit?)"
-
-
-def blame(states: Sequence[RankState]) -> RankFailure:
-    """The failure to raise when at least one of ``states`` failed: see the order above."""
+def blame(states: Sequence[RankState], table: str = "") -> RankFailure:
+    """The failure to raise when at least one of ``states`` failed: see the order above. ``table`` says what the ranks did when one died."""
     failed = sorted((state for state in states if state.failed), key=lambda state: (state.follows, state.at))
     cause = failed[0]
     same = sorted(state.rank for state in failed if state.headline == cause.headline)
@@ -114,21 +100,33 @@ def blame(states: Sequence[RankState]) -> RankFailure:
         lines.append(f"{ranks_in_words(sorted(lost))} lost the connection in consequence.")
     if stopped := [state.rank for state in states if state.ending is Ending.RUNNING]:
         lines.append(f"{ranks_in_words(stopped)} had not finished and {'was' if len(stopped) == 1 else 'were'} stopped.")
+    if table and cause.ending is Ending.DIED:
+        lines += ["", table]
     return RankFailure("\n".join(lines).rstrip(), cause.rank)
 
 
 def timed_out(states: Sequence[RankState], seconds: float, stacks: Sequence[str]) -> RankFailure:
     """The failure to raise after ``timeout``: which ranks had finished, and where each of the others was."""
-    late = [state.rank for state in states if state.ending is Ending.RUNNING]
+    late = _running(states)
     done = [state.rank for state in states if state.ending is Ending.RETURNED]
     lines = [f"timeout: {ranks_in_words(late)} had not finished after {seconds:g} s" + (f"; {ranks_in_words(done)} had" if done else "")]
-    for rank in late:
-        lines += [
-            "",
-            f"rank {rank} was here:",
-            stacks[rank].rstrip() or "  (not in Python code that could be asked)",
-        ]
-    return RankFailure("\n".join(lines))
+    return RankFailure("\n".join([*lines, *_stacks(states, stacks)]))
+
+
+def dead_locked(states: Sequence[RankState], explanation: str, stacks: Sequence[str] = ()) -> DeadLock:
+    """The failure to raise when no progress is possible; with each rank's stack below the explanation, where there are ``stacks``."""
+    return DeadLock("\n".join([explanation, *(_stacks(states, stacks) if stacks else [])]))
+
+
+def _stacks(states: Sequence[RankState], stacks: Sequence[str]) -> list[str]:
+    lines = []
+    for rank in _running(states):
+        lines += ["", f"rank {rank} was here:", stacks[rank].rstrip() or "  (not in Python code that could be asked)"]
+    return lines
+
+
+def _running(states: Sequence[RankState]) -> list[int]:
+    return [state.rank for state in states if state.ending is Ending.RUNNING]
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

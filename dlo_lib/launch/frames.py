@@ -9,10 +9,12 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import traceback
 from pathlib import Path
 from types import TracebackType
 
 _OURS = str(Path(__file__).parent)
+_EXPLAINER = str(Path(__file__).parents[1] / "comm")
 _RANK = str(Path(__file__).with_name("rank.py"))
 _STACK_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 
@@ -44,9 +46,19 @@ def stack_as_traceback(stack: str) -> str:
         match = _STACK_LINE.match(line)
         if match is None or match["file"] == _RANK:
             break
+        if match["file"].startswith(_EXPLAINER):
+            continue  # which stands between torch and torch
         source = linecache.getline(match["file"], int(match["line"])).strip()
         frames.append(f'  File "{match["file"]}", line {match["line"]}, in {match["name"]}' + (f"\n    {source}" if source else ""))
     return "\n".join(reversed(frames))
+
+
+def stack_now(thread: int) -> str:
+    """The stack of a thread of this process, most recent call last."""
+    frame = sys._current_frames().get(thread)
+    return "".join(
+        traceback.StackSummary(part for part in traceback.extract_stack(frame) if not part.filename.startswith(_EXPLAINER)).format()
+    )
 
 
 def name_cells(text: str) -> str:

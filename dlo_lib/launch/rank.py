@@ -184,9 +184,9 @@ def _join(rank: int, job: Job, listener: socket.socket) -> None:
 
 def _explained(fn: Callable[[], Any], job: Job, listener: socket.socket, row: Row) -> Any:
     """Join and call ``fn`` with this rank's row kept, from which the caller sees when no progress is possible."""
-    with kept_row(row, job.world_size) as keeper:
+    with kept_row(row) as keeper:
         try:
-            with keeper.joining(job.world_size):
+            with keeper.joining():
                 _join(row.rank, job, listener)
             result = _traced(fn) if job.trace else fn()
         except BaseException:

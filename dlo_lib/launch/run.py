@@ -20,11 +20,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from dlo_lib.comm.detail import Explain
+from dlo_lib.comm.endings import MemoryKills, describe_exit
 from dlo_lib.comm.trace import Trace
 from dlo_lib.comm.watcher import POLL_S, Watcher
 from dlo_lib.errors import UserError
 from dlo_lib.launch.client import Launch, current_folder
-from dlo_lib.launch.failure import DeadLock, Ending, RankFailure, RankState, blame, describe_exit, timed_out
+from dlo_lib.launch.failure import Ending, RankFailure, RankState, blame, dead_locked, timed_out
 from dlo_lib.launch.frames import cell_sources, name_cells, shown_file
 from dlo_lib.launch.output import RankOutput
 from dlo_lib.launch.place import gpu_for_each
@@ -51,7 +53,7 @@ def run_ranks(
     /,
     *args: Any,
     timeout: float | None = None,
-    explain: bool = True,
+    explain: Explain | None = None,
     trace: bool = False,
     **kwargs: Any,
 ) -> Results[Result]:
@@ -64,7 +66,7 @@ def run_ranks(
     Args:
         fn: any function, also one defined in a notebook cell.
         timeout: seconds; None waits for ever.
-        explain: watch for dead-locks and for calls that do not agree; off only to measure what that costs.
+        explain: how much is said about dead-locks and calls that do not agree; None: what ``$DLO_EXPLAIN`` asks for, else a table.
         trace: record the ranks' communication, in ``.trace`` of the result.
 
     Raises:
@@ -75,6 +77,7 @@ def run_ranks(
     """
     if not isinstance(world_size, int) or world_size < 1:
         raise UserError(f"world_size is {world_size!r}: use a whole number of ranks, at least 1")
+    explain = Explain.from_environment() if explain is None else explain
     job = Job(
         world_size=world_size,
         nccl=gpu_for_each(world_size),
@@ -83,7 +86,7 @@ def run_ranks(
         module_path=list(sys.path),
         arguments=list(sys.argv),
         sources=cell_sources(),
-        explain=explain,
+        explain=explain is not Explain.OFF,
         trace=trace,
         call=pack_call(fn, args, kwargs),
     )
@@ -100,9 +103,12 @@ def run_ranks(
 class _Watch:
     """The caller's side while its ranks run."""
 
-    def __init__(self, launch: Launch, timeout: float | None, explain: bool) -> None:
+    def __init__(self, launch: Launch, timeout: float | None, explain: Explain) -> None:
         self._launch = launch
-        self._watcher = Watcher(launch.board, shown_file) if explain else None
+        self._watcher = Watcher(launch.board, shown_file) if explain is not Explain.OFF else None
+        self._with_stacks = explain is Explain.STACKS
+        self._kills = MemoryKills()
+        self._table = ""
         self._timeout = timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._states = [RankState(rank) for rank in range(len(launch.files))]
@@ -144,17 +150,21 @@ class _Watch:
             explanation = self._watcher.look() if self._watcher is not None else None
             failed = [state for state in self._states if state.failed]
             if explanation is not None and all(state.follows for state in failed):
-                return DeadLock(explanation)  # also when a broken connection followed from it
+                # also when a broken connection followed from it
+                return dead_locked(self._states, explanation, self._stacks() if self._with_stacks else ())
             until = [state.at + (_PATIENCE_S if state.follows else _SETTLE_S) for state in failed]
             if self._deadline is not None:
                 until.append(self._deadline)
             if not self._wait(min(until, default=None), POLL_S if self._watcher is not None else None):
                 break
         if any(state.failed for state in self._states):
-            return blame(self._states)
+            return blame(self._states, self._table)
         if self._timeout is not None and any(state.ending is Ending.RUNNING for state in self._states):
-            return timed_out(self._states, self._timeout, [name_cells(stack) for stack in self._launch.stacks()])
+            return timed_out(self._states, self._timeout, self._stacks())
         return None
+
+    def _stacks(self) -> list[str]:
+        return [name_cells(stack) for stack in self._launch.stacks()]
 
     def _until_left(self) -> None:
         until = time.monotonic() + _LEAVE_S
@@ -216,9 +226,10 @@ class _Watch:
         while state.ending is Ending.RUNNING and self._take_answer(rank):  # it may have answered before it ended
             pass
         if state.ending is Ending.RUNNING:
-            state.ending, state.at, state.headline = Ending.DIED, time.monotonic(), describe_exit(status)
+            state.ending, state.at, state.headline = Ending.DIED, time.monotonic(), describe_exit(status, self._kills)
             if self._watcher is not None:
                 self._watcher.died(rank, state.headline)
+                self._table = self._table or self._watcher.table()
             if stack := name_cells(self._launch.files[rank].stack()):
                 state.traceback = f"It was here (most recent call last):\n{stack}"
 

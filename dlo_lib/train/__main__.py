@@ -1,6 +1,7 @@
 """``python -m dlo_lib.train --help``: the options of ``TrainConfig``, on every rank that torchrun or srun starts, or alone.
 
 Bad input is one line from rank 0 and exit status 2 on every rank; a run that a signal stopped has status 0, its checkpoint being written.
+When ranks wait for what can no longer happen, rank by rank it is said why, and all end with status 3.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from dlo_lib.comm.detail import Explain
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
-from dlo_lib.launch import Place, init_process_group, place
+from dlo_lib.launch import Place, explained, init_process_group, place
 from dlo_lib.train.config import TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
@@ -51,8 +53,18 @@ def _command() -> Any:
             inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
         )
 
-    def command(**options: Any) -> TrainConfig:
-        return TrainConfig(**options)
+    said_at_once = "when ranks wait for ever, say why at once, with --explain every rank's Python stack too; --no-explain does not watch"
+    parameters.append(
+        inspect.Parameter(
+            "explain",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[bool | None, typer.Option("--explain/--no-explain", help=said_at_once)],
+        )
+    )
+
+    def command(explain: bool | None, **options: Any) -> TrainConfig:
+        return TrainConfig(**options)  # how much is explained is no part of what is trained, and known before the ranks meet (_explain)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -64,11 +76,17 @@ def main(arguments: list[str]) -> int:
     try:
         here = place()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(explained(here, _explain(arguments)))
             if here.world_size > 1:
                 stack.enter_context(init_process_group(here))
             return _train(arguments, here, stack.enter_context(Control()))
     except UserError as error:  # of this rank alone, or before the ranks have met
         return _say(str(error))
+
+
+def _explain(arguments: list[str]) -> Explain:
+    asked = [argument for argument in arguments if argument in ("--explain", "--no-explain")]
+    return {"--explain": Explain.STACKS, "--no-explain": Explain.OFF}[asked[-1]] if asked else Explain.from_environment()
 
 
 def _train(arguments: list[str], here: Place, control: Control) -> int:

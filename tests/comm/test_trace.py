@@ -8,7 +8,7 @@ from torch import nn
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.trace import Trace, trace_collectives
-from dlo_lib.launch import run_ranks
+from dlo_lib.launch import Explain, run_ranks
 
 
 def net() -> nn.Module:
@@ -169,7 +169,7 @@ def left_behind() -> tuple[int, bool]:
 
 
 def test_outside_the_context_nothing_is_traced_and_torch_is_as_before():
-    assert run_ranks(left_behind, 2, explain=False) == [(2, True)] * 2
+    assert run_ranks(left_behind, 2, explain=Explain.OFF) == [(2, True)] * 2
 
 
 def direct_call_on_a_backend() -> Trace:
@@ -194,7 +194,7 @@ def absent(monkeypatched: str) -> tuple[str, int]:
 
 
 def test_where_torch_has_changed_the_trace_says_so_and_nothing_breaks():
-    summary, count = run_ranks(absent, 2, "an_operator_of_another_torch", explain=False)[0]
+    summary, count = run_ranks(absent, 2, "an_operator_of_another_torch", explain=Explain.OFF)[0]
     assert summary.startswith("no trace: torch")
     assert count == 0
 
@@ -215,5 +215,5 @@ def test_where_torch_has_changed_ranks_still_run_and_say_that_dead_locks_are_not
         with kept_row(Row(Board(2), dist.get_rank())):
             return without_the_tap()
 
-    assert run_ranks(body, 2, explain=False) == [2.0, 2.0]
+    assert run_ranks(body, 2, explain=Explain.OFF) == [2.0, 2.0]
     assert capsys.readouterr().out.count("dead-locks are not explained: torch") == 2

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dlo_lib.launch.failure import Ending, RankState, blame, describe_exit, says_communication_broke, timed_out
+from dlo_lib.comm.endings import describe_exit
+from dlo_lib.launch.failure import Ending, RankState, blame, says_communication_broke, timed_out
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:60135: Connection reset by peer"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -151,3 +152,36 @@ def test_a_full_gpu_is_one_line_with_its_cure(small_run, monkeypatch, capfd):
     assert main(options(small_run())) == 2
     says = "the GPU of rank 0 is full in step 1: use a smaller --batch with more --accumulation, or --checkpointing"
     assert capfd.readouterr().err == f"dlo_lib.train: {says}\n"
+
+
+LOGS_ON_ONE_RANK = """
+import sys
+import torch
+import torch.distributed as dist
+from dlo_lib.launch import place
+from dlo_lib.train import loop
+from dlo_lib.train.__main__ import main
+
+real, steps = loop.train_step, 0
+
+def and_logs(*arguments, **keywords):
+    global steps
+    steps += 1
+    if steps == 3 and place().rank == 1:
+        dist.all_reduce(torch.ones(1))
+    return real(*arguments, **keywords)
+
+loop.train_step = and_logs
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ranks_that_do_not_agree_are_explained_with_their_stacks_and_stopped(small_run, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(LOGS_ON_ONE_RANK)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program), "--explain"]
+    done = subprocess.run([*command, *options(small_run(parallel="ddp"))], capture_output=True, text=True, timeout=120)
+    assert "exitcode  : 3" in done.stderr
+    assert done.stderr.count("DEAD-LOCK") + done.stderr.count("MISMATCH") == 1
+    assert re.search(r"rank 1 +all_reduce of float32\[1\] +program.py, line \d+: dist.all_reduce\(torch.ones\(1\)\)", done.stderr)
+    assert all(f"rank {rank} is here (most recent call last):" in done.stderr for rank in range(2))
