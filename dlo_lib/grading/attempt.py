@@ -6,20 +6,23 @@ An attempt has one process for plain calls and, for each run on ranks, a fresh o
 from __future__ import annotations
 
 import contextlib
-import selectors
+import linecache
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlo_lib.grading.codec import NotPlain
-from dlo_lib.grading.contract import Run, Scenario, Wrong
-from dlo_lib.grading.faults import Fault, fault_from
+from dlo_lib.comm.vocabulary import what, where
+from dlo_lib.grading.codec import NotPlain, unpack
+from dlo_lib.grading.contract import Nudge, Run, Scenario, Wrong
+from dlo_lib.grading.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.host import Worker, Zygote, after
 from dlo_lib.grading.intake import Origin, TakenCell
-from dlo_lib.grading.lockdown import Network
 from dlo_lib.grading.outcome import Ended, Status
-from dlo_lib.grading.student import as_wrong
+from dlo_lib.grading.student import as_wrong, finished_run
+from dlo_lib.grading.switch.exchange import Exchange
+from dlo_lib.grading.switch.service import Service
+from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.text import tr
 
 LOAD_SECONDS = 20.0  # for all cells together
@@ -60,7 +63,7 @@ class Attempt:
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """``world`` fresh processes with the cells run, killed at the end."""
         self.worker()  # cells that end a process show it here, before there are many
-        workers = [self.zygote.worker(network=Network.ZYGOTE) for _ in range(world)]
+        workers = [self.zygote.worker() for _ in range(world)]
         try:
             deadline = after(LOAD_SECONDS)
             for worker in workers:
@@ -77,6 +80,13 @@ class Attempt:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
+
+    def show_own_lines(self) -> None:
+        """Let messages show the lines of the student's own cells: never those of an answer that is the judge's."""
+        for cell in self.cells:
+            file = f"<cell {cell.id}>"
+            lines = cell.source.splitlines(keepends=True) if cell.origin is not Origin.GIVEN else []
+            linecache.cache[file] = (len(cell.source), None, lines, file)
 
     def _request(self) -> dict[str, Any]:
         cells = [{"id": cell.id, "source": cell.source, "own": cell.origin is not Origin.GIVEN} for cell in self.cells]
@@ -107,18 +117,21 @@ class RemoteStudent:
         """The value of a name."""
         return self._ask(do="get", name=name)
 
-    def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]]) -> Run:
-        """Run ``scenario`` on separate processes over gloo."""
+    def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None) -> Run:
+        """Run ``scenario`` on separate processes without a network; the switch serves them from here."""
         world = len(inputs_per_rank)
-        with self._attempt.zygote.meeting() as folder, self._attempt.ranks(world) as workers, self._timed() as deadline:
-            shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world, "store": f"{folder}/store"}
+        with self._attempt.ranks(world) as workers, self._timed() as deadline:
+            shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world}
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
-                worker.post(deadline, **shared, rank=rank, inputs=dict(inputs), seconds=max(1.0, self._left))
-            answers = _gather(workers, deadline)
-            for rank, answer in answers.items():
+                worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
+            self._attempt.show_own_lines()
+            judged = JudgedRanks(workers, deadline)
+            service = Service([worker.channel.line for worker in workers], judged, _cell, nudge, judged.begun)
+            service.run()
+            for rank, answer in judged.answers.items():  # in the order in which they came: the first is the cause
                 if "fault" in answer:
                     raise self._wrong(fault_from(answer["fault"]), rank)
-            return Run([answers[rank].get("value") for rank in range(world)])
+            return finished_run([judged.answers[rank].get("value") for rank in range(world)], service, nudge)
 
     def _ask(self, **request: Any) -> Any:
         worker = self._attempt.worker()
@@ -152,40 +165,68 @@ class RemoteStudent:
             self._left -= time.monotonic() - began
 
 
-def _gather(workers: Sequence[Worker], deadline: float) -> dict[int, dict[str, Any]]:
-    """The answers by rank, in the order they came; complete unless one of them is a fault.
+class JudgedRanks:
+    """The workers of a run on ranks, as the switch's service asks for them (``service.Host``)."""
 
-    Raises:
-        Ended: a rank died or grew too large, or one did not answer in time.
-    """
-    answers: dict[int, dict[str, Any]] = {}
-    with selectors.DefaultSelector() as selector:
-        for rank, worker in enumerate(workers):
-            selector.register(worker.channel, selectors.EVENT_READ, rank)
-        while len(answers) < len(workers):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                if any("fault" in answer for answer in answers.values()):
-                    return answers
-                late = ", ".join(str(rank) for rank in range(len(workers)) if rank not in answers)
-                done = ", ".join(map(str, sorted(answers))) or tr("none")
-                raise Ended(Status.TIMEOUT, tr("no answer in time from rank {late} (done: {done})", late=late, done=done))
-            for key, _ in selector.select(min(left, 0.05)):
-                rank, worker = key.data, workers[key.data]
-                if not worker.channel.pump():
-                    raise _on(rank, worker.ended())
-                while (message := worker.channel.take()) is not None:
-                    if (answer := worker.heard(message[0])) is not None and rank not in answers:
-                        answers[rank] = answer
-                        if "fault" in answer:
-                            deadline = min(deadline, after(GRACE))
-            for worker in workers:
-                worker.look()
-    return answers
+    def __init__(self, workers: Sequence[Worker], deadline: float) -> None:
+        self.answers: dict[int, dict[str, Any]] = {}
+        """By rank, in the order in which they came; complete unless one of them is a fault."""
+        self.begun = [worker.channel.leftover() for worker in workers]
+        self._workers, self._deadline = workers, deadline
+
+    def memory(self, rank: int) -> int:
+        """Bytes that it holds beyond what it shares with the zygote."""
+        return self._workers[rank].usage().memory
+
+    def other(self, rank: int, frame: Frame) -> bool | None:
+        """An answer, or noise."""
+        answer = self._workers[rank].heard(unpack(frame.whole()))
+        if answer is None:
+            return None
+        self.answers[rank] = answer
+        if "fault" in answer:
+            self._deadline = min(self._deadline, after(GRACE))
+        return "fault" not in answer
+
+    def gone(self, rank: int, exchange: Exchange) -> None:
+        """It died."""
+        if not self._failed:
+            raise _on(rank, self._workers[rank].ended(), exchange)
+
+    def look(self, exchange: Exchange) -> bool:
+        """Watch memory and the clock."""
+        for worker in self._workers:
+            worker.look()
+        if time.monotonic() < self._deadline:
+            return True
+        if self._failed:
+            return False
+        late = [rank for rank in range(len(self._workers)) if rank not in self.answers]
+        more = max(self._workers[rank].more_time(self._deadline) for rank in late)
+        if more > 0:
+            self._deadline = after(more)
+            return True
+        places = "; ".join(exchange.place(rank) for rank in range(len(self._workers)))
+        busy = [rank for rank in late if exchange.views[rank].waits_for is None] or late
+        raise Ended(Status.TIMEOUT, tr("no answer in time from rank {late}: {places}", late=", ".join(map(str, busy)), places=places))
+
+    @property
+    def _failed(self) -> bool:
+        return any("fault" in answer for answer in self.answers.values())
 
 
-def _on(rank: int, ended: Ended) -> Ended:
-    return Ended(ended.status, tr("rank {rank}: {message}", rank=rank, message=ended))
+def _on(rank: int, ended: Ended, exchange: Exchange) -> Ended:
+    others = "; ".join(exchange.place(other) for other in exchange.views if other != rank)
+    last = exchange.views[rank].last
+    after_call = tr(" after its {what} ({where})", what=what(last), where=where(last, _cell)) if last is not None else ""
+    text = tr("rank {rank}: {message}{after_call}", rank=rank, message=ended, after_call=after_call)
+    return Ended(ended.status, f"{text}; {others}" if others else text)
+
+
+def _cell(file: str) -> str:
+    """``cell `mean` `` for the file name that a cell runs under."""
+    match = CELL_FILE.search(file)
+    return tr("cell `{cell}`", cell=match["id"]) if match else file.rpartition("/")[2]
 
 
 def _loaded(worker: Worker, answer: Mapping[str, Any]) -> Any:

@@ -81,6 +81,12 @@ class Channel:
         self._buffer += data
         return bool(data)
 
+    def leftover(self) -> bytes:
+        """What has been taken in and is no whole frame yet, for another reader of the same line."""
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        return data
+
     def close(self) -> None:
         """Close the socket."""
         self.line.close()

@@ -40,17 +40,20 @@ import inspect
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.text import tr
 
+__all__ = ["Check", "Kind", "NotWritten", "Nudge", "Run", "Scenario", "Student", "Trial", "Unmeasured", "Wrong", "check", "scenario"]
+
 SHORT = 80  # characters of a student's value in a message
-SCENARIO_NAMES = frozenset({"torch", "dist"})
+SCENARIO_NAMES = frozenset({"torch", "dist", "mark"})
 
 Item = TypeVar("Item")
 
@@ -70,16 +73,93 @@ class NotWritten(Wrong):
     """There is no answer yet: a name is missing, or its function still raises NotImplementedError."""
 
 
+class Unmeasured(Exception):
+    """This machine cannot measure what the check asks for. What was compared before counts; the text is a note for the student."""
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """The judge alters one value in flight: what a rank receives in one call differs by ``by`` in one element.
+
+    Work that uses what it receives shows it exactly where the twin predicts, and nowhere else. Right traffic whose data is thrown away
+    shows nothing. Ranks cannot see that it happens.
+
+    Attributes:
+        kind: of the call.
+        rank: whose received copy is altered; those of other ranks stay as they are.
+        call: which call of that kind on that rank, counted from 0 in the order of issue.
+        element: index into all that the rank receives in that call, flattened in order.
+        by: what is added, in the type of the tensor.
+    """
+
+    kind: Kind
+    rank: int
+    call: int = 0
+    element: int = 0
+    by: float = 1.0
+
+    def hits(self, rank: int, kind: Kind, number: int) -> bool:
+        """Whether this is the call."""
+        return (rank, kind, number) == (self.rank, self.kind, self.call)
+
+    def applied(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+        """``tensors`` with the element altered, in a copy; and whether there is such an element."""
+        altered, left = list(tensors), self.element
+        for index, tensor in enumerate(altered):
+            if left < tensor.numel():
+                copy = tensor.clone(memory_format=torch.contiguous_format)
+                copy.view(-1)[left] += self.by if tensor.dtype.is_floating_point else int(self.by)
+                altered[index] = copy
+                return altered, True
+            left -= tensor.numel()
+        return altered, False
+
+
 @dataclass(frozen=True)
 class Run:
-    """What a scenario returned on each rank."""
+    """What a scenario returned on each rank, and what the switch saw of it: what passed, and the memory at each mark.
+
+    Bytes are those of ``comm.calls``: payload is the size of the full tensor, ring bytes what a ring algorithm sends of it per rank.
+    """
 
     results: list[Any]
+    traffic: tuple[tuple[Call, ...], ...] = ()
+    """By rank, the calls that were completed, in the order of issue."""
+    held: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
+    """Bytes by mark and rank; None where this machine cannot tell."""
 
     @property
     def world(self) -> int:
         """The number of ranks."""
         return len(self.results)
+
+    def calls(self, rank: int, kind: Kind | None = None) -> list[Call]:
+        """The calls of ``rank``, of one kind or all."""
+        return [call for call in self.traffic[rank] if kind in (None, call.kind)]
+
+    def bytes(self, rank: int, kind: Kind | None = None) -> int:
+        """Their payload: the size of the full tensors."""
+        return sum(call.payload_bytes for call in self.calls(rank, kind))
+
+    def ring_bytes(self, rank: int, kind: Kind | None = None) -> float:
+        """What ring algorithms send for them."""
+        return sum(call.ring_bytes for call in self.calls(rank, kind))
+
+    def memory(self, rank: int, mark: str) -> int:
+        """Bytes that the process of ``rank`` held at ``mark("...")`` of the scenario beyond a fresh one, read from outside.
+
+        The largest, where it passed the mark several times.
+
+        Raises:
+            Wrong: it did not pass that mark.
+            Unmeasured: this machine cannot tell (macOS).
+        """
+        at = self.held.get(mark, {})
+        if rank not in at:
+            raise Wrong(tr('rank {rank} did not come to "{mark}"', rank=rank, mark=mark), tr("a rank did not come to the end"))
+        if (held := at[rank]) is None:
+            raise Unmeasured(tr("memory cannot be measured on this machine: this counts when the lab is graded"))
+        return held
 
 
 class Student(Protocol):
@@ -91,8 +171,12 @@ class Student(Protocol):
         """The value of a name, such as the answers of a quiz."""
         ...
 
-    def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]]) -> Run:
-        """Run ``scenario`` on as many ranks as there are inputs; each rank gets only its own."""
+    def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None) -> Run:
+        """Run ``scenario`` on as many ranks as there are inputs; each rank gets only its own. ``nudge`` alters one value in flight.
+
+        Raises:
+            Wrong: the ranks dead-lock, their calls do not agree, or the value to be altered never passed.
+        """
         ...
 
 
@@ -135,7 +219,8 @@ def check(question: str, points: float, seconds: float = 10.0) -> Callable[[Call
 def scenario(function: Callable[..., Any]) -> Scenario:
     """Make a function ``(student, rank, world, **inputs)`` a scenario.
 
-    Only its source goes to the ranks: besides builtins it may use ``torch``, ``dist`` (torch.distributed) and what it imports itself.
+    Only its source goes to the ranks: besides builtins it may use ``torch``, ``dist`` (torch.distributed), ``mark("...")``, at which the
+    judge reads the rank's memory, and what it imports itself.
 
     Raises:
         ValueError: it uses another name of its module.

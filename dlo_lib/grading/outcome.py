@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dlo_lib.grading.codec import NotPlain
-from dlo_lib.grading.contract import Check, NotWritten, Student, Trial, Wrong
+from dlo_lib.grading.contract import Check, NotWritten, Student, Trial, Unmeasured, Wrong
 from dlo_lib.text import tr
 
 
@@ -65,6 +65,8 @@ def run_check(check: Check, student: Student, seed: int) -> Outcome:
 def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str, str]:
     try:
         check.function(student, trial)
+    except Unmeasured as note:  # only in a notebook: the judge runs where memory can be read
+        return (Status.OK, str(note), str(note)) if trial.compared else _our_mistake("it measured before it compared")
     except NotWritten as error:
         return Status.NOT_WRITTEN, str(error), error.words
     except Wrong as error:

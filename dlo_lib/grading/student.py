@@ -1,7 +1,7 @@
 """The student's work as checks see it, in the notebook: names of its namespace, reached through the same codec as in grading.
 
-What a function gets and gives is copied as plain data, so that what passes here passes there. Ranks are ``run_ranks``. The judge's twin of
-this class is ``attempt.RemoteStudent``.
+What a function gets and gives is copied as plain data, so that what passes here passes there. Ranks are ``run_ranks``, and communicate
+through the same switch as in grading. The judge's twin of this class is ``attempt.RemoteStudent``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.grading.codec import NotPlain, pack, through, unpack
-from dlo_lib.grading.contract import NotWritten, Run, Scenario, Wrong
+from dlo_lib.grading.contract import NotWritten, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.faults import Fault, fault_of
+from dlo_lib.grading.switch.backend import join
+from dlo_lib.grading.switch.link import Link
+from dlo_lib.grading.switch.local import LocalSwitch, reached
+from dlo_lib.grading.switch.service import Service
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.text import tr
 
@@ -59,20 +63,45 @@ class LocalStudent:
             raise as_wrong(Fault("Missing", name))
         return self._namespace[name]
 
-    def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]]) -> Run:
-        """Run ``scenario`` on ``len(inputs_per_rank)`` ranks over gloo."""
+    def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None) -> Run:
+        """Run ``scenario`` on ``len(inputs_per_rank)`` ranks, whose communication passes through a switch in this process."""
         objects = {name: self.get_object(name) for name in names_used(scenario)}
         inputs = [pack(dict(inputs)) for inputs in inputs_per_rank]
-        try:
-            answers = run_ranks(_on_rank, len(inputs), scenario, objects, inputs, timeout=self._seconds)
-        except RankFailure as failure:
+        failure: RankFailure | None = None
+        answers: Sequence[bytes] = ()
+        with LocalSwitch(len(inputs), nudge) as switch:
+            try:
+                answers = run_ranks(_on_rank, len(inputs), scenario, objects, inputs, switch.path, timeout=self._seconds)
+            except RankFailure as error:
+                failure = error
+        if switch.verdict is not None:
+            raise switch.verdict
+        if failure is not None:
             raise _blamed(failure) from failure
-        return Run([unpack(answer) for answer in answers])
+        assert switch.service is not None  # every rank returned, so every rank had come
+        return finished_run([unpack(answer) for answer in answers], switch.service, nudge)
 
 
-def run_scenario(scenario: Scenario, student: Any, rank: int, world: int, inputs: Mapping[str, Any]) -> Any:
-    """Run a scenario from its source, in a rank: it sees torch, dist and the student's names."""
-    scope: dict[str, Any] = {"torch": torch, "dist": dist}
+def finished_run(results: list[Any], service: Service, nudge: Nudge | None) -> Run:
+    """What a check is given of a run.
+
+    Raises:
+        Wrong: the value that was to be altered never passed.
+    """
+    if nudge is not None and not service.exchange.nudged:
+        text = tr(
+            "rank {rank} never received element {element} of its {kind} number {call}: what should pass there did not",
+            rank=nudge.rank, element=nudge.element, kind=nudge.kind.value, call=nudge.call + 1,
+        )  # fmt: skip
+        raise Wrong(text, tr("the data that should pass between the ranks did not"))
+    traffic = tuple(service.exchange.passed(rank) for rank in range(len(results)))
+    return Run(results, traffic, service.held)
+
+
+def run_scenario(scenario: Scenario, student: Any, rank: int, world: int, inputs: Mapping[str, Any], link: Link) -> Any:
+    """Run a scenario from its source, in a rank: it sees torch, dist (which is the switch), mark and the student's names."""
+    join(link, rank, world)
+    scope: dict[str, Any] = {"torch": torch, "dist": dist, "mark": link.mark}
     exec(compile(scenario.source, f"<scenario {scenario.name}>", "exec"), scope)
     return scope[scenario.name](student, rank, world, **inputs)
 
@@ -103,9 +132,10 @@ class Direct:
             raise AttributeError(f"`{name}` is not defined") from None
 
 
-def _on_rank(scenario: Scenario, objects: Mapping[str, Any], inputs: Sequence[bytes]) -> bytes:
-    rank = dist.get_rank()
-    return pack(run_scenario(scenario, Direct(objects), rank, dist.get_world_size(), unpack(inputs[rank])))
+def _on_rank(scenario: Scenario, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str) -> bytes:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with reached(path, rank) as link:
+        return pack(run_scenario(scenario, Direct(objects), rank, world, unpack(inputs[rank]), link))
 
 
 def _received(result: Any) -> Any:
@@ -120,7 +150,9 @@ def _blamed(failure: RankFailure) -> Wrong:
     first, _, rest = str(failure).partition("\n")
     if first.rstrip(": ").endswith(" raised NotImplementedError"):
         return as_wrong(Fault("NotImplementedError", ""))
-    places = LINE_IN_CELL.findall(rest.split("\n(rank ")[0])
+    # Below an exception's traceback come only names of ranks; below the stack of one that died or hung, those of other ranks.
+    raised = failure.rank is not None and first.startswith(f"rank {failure.rank} raised")
+    places = LINE_IN_CELL.findall(rest if raised else rest.strip().split("\n\n")[0])
     if places:
         numbered, named, line = places[-1]
         first += f" ({numbered or f'cell `{named}`'}, line {line})"

@@ -14,12 +14,10 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 import numpy
 import torch
-import torch.distributed as dist
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
@@ -31,6 +29,7 @@ from dlo_lib.grading.codec import DATACLASSES, NotPlain, pack
 from dlo_lib.grading.contract import Scenario
 from dlo_lib.grading.faults import Fault, fault_of
 from dlo_lib.grading.student import Direct, run_scenario
+from dlo_lib.grading.switch.link import Link
 
 MAX_OUTPUT = 1 << 20  # characters of one cell beyond which its output counts as cut
 
@@ -117,7 +116,7 @@ def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel)
                 return _lookup(names, request["name"])(*request["args"], **request["kwargs"])
         case "rank":
             with _silence():
-                return _run_rank(request, names)
+                return _run_rank(request, names, channel)
     raise ValueError(request["do"])
 
 
@@ -147,12 +146,10 @@ def _run_cell(cell: Mapping[str, str], names: dict[str, Any], channel: Channel) 
     return {"cell": cell["id"], "fault": fault, "cut": output.size > MAX_OUTPUT}
 
 
-def _run_rank(request: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
-    """Join the others and run the scenario. The group stays until the process ends: leaving would break a neighbour's call."""
-    limit = timedelta(seconds=request["seconds"])
-    rank, world = request["rank"], request["world"]
-    dist.init_process_group("gloo", init_method=f"file://{request['store']}", rank=rank, world_size=world, timeout=limit)
-    return run_scenario(Scenario(request["name"], request["source"]), Direct(names), rank, world, request["inputs"])
+def _run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Channel) -> Any:
+    """Run the scenario with the switch, at the other end of the channel, as its process group."""
+    scenario = Scenario(request["name"], request["source"])
+    return run_scenario(scenario, Direct(names), request["rank"], request["world"], request["inputs"], Link(channel.line))
 
 
 @contextlib.contextmanager

@@ -348,11 +348,18 @@ def test_a_rank_that_dies_is_named(judge: Judge, reference: Notebook) -> None:
     assert "rank 1: the process ended by itself (exit code 7)" in messages(report, "mean")
 
 
-def test_23_a_rank_that_waits_for_ever(judge: Judge, reference: Notebook, monkeypatch: Patch) -> None:
-    hurry(monkeypatch, 1.0)
+def test_23_a_rank_that_waits_for_ever(judge: Judge, reference: Notebook) -> None:
     report = judge(answer(reference, mean="def all_reduce_mean(x):\n    if dist.get_rank() == 0: dist.barrier()\n    return x"))
+    assert report.questions["mean"].points == 0
+    assert "DEAD-LOCK: rank 0 waits" in messages(report, "mean")
+    assert "cell `mean`, line 2: if dist.get_rank() == 0: dist.barrier()" in messages(report, "mean")
+
+
+def test_23_a_rank_that_computes_for_ever(judge: Judge, reference: Notebook, monkeypatch: Patch) -> None:
+    hurry(monkeypatch, 1.0)
+    report = judge(answer(reference, mean=RANK + "\n    while rank == 1: pass\n    dist.barrier()\n    return total / dist.get_world_size()"))
     assert report.questions["mean"].status == "TIMEOUT"
-    assert "no answer in time from rank 0 (done: 1)" in messages(report, "mean")
+    assert "no answer in time from rank 1: rank 0 waits in barrier" in messages(report, "mean")
 
 
 def test_25_what_the_lab_teaches_is_not_there(judge: Judge, reference: Notebook) -> None:

@@ -1,0 +1,205 @@
+# mypy: disable-error-code="override,assignment,call-arg,attr-defined"
+"""The switch as a backend of ``torch.distributed``: what the labs and PyTorch's own DDP, FSDP2 and DTensor call, as messages to the judge.
+
+``join`` makes it this process's default group; sub-groups and meshes made afterwards are on it too. All operations are asynchronous
+underneath; torch waits where it is told to. What is not written here raises: torch's fallback is a backend that refuses every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FakeProcessGroup
+
+from dlo_lib.comm.calls import Kind
+from dlo_lib.grading.switch.link import Link, SwitchError, SwitchWork
+
+NAME = "switch"
+REDUCTIONS = {kind: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
+FOR_EVER = timedelta(days=1)  # the judge keeps the time
+Outputs = Sequence[Sequence[Tensor]]
+
+
+def join(link: Link, rank: int, world: int) -> None:
+    """Make the switch this process's default process group; leave another one first."""
+    if dist.is_initialized():
+        dist.barrier()  # a neighbour may still be joining it
+        link.left = dist.group.WORLD  # held, so that its connections stay open while a slower neighbour leaves
+        dist.destroy_process_group()
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.init_process_group(NAME, store=dist.HashStore(), rank=rank, world_size=world, timeout=FOR_EVER, pg_options=link)
+
+
+def _create(options: Any, link: Link | None) -> SwitchGroup:
+    if link is None:  # a sub-group: over the same line
+        parent = dist.distributed_c10d._get_default_group()
+        assert isinstance(parent, SwitchGroup)
+        link = parent.link
+    members = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return SwitchGroup(link, options.group_rank, members)
+
+
+class SwitchGroup(dist.ProcessGroup):
+    """``members``: global ranks in the order of the group.
+
+    The names and arguments of operations are torch's, old and new: its functions, its C++ code and functional collectives call different
+    ones. torch's own stubs describe them for callers, with overloads that never reach a subclass.
+    """
+
+    def __init__(self, link: Link, rank: int, members: Sequence[int]) -> None:
+        super().__init__(rank, len(members))
+        self.link, self.members = link, tuple(members)
+        # A group keeps its name in a registered backend; this one lends it, and refuses every operation that is not written below.
+        refusing = FakeProcessGroup.Options()
+        refusing.error_on_collective = True
+        self._lender = FakeProcessGroup._create_internal(rank, len(members), refusing)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, self._lender)
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    # -- one tensor for all
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        name, tensors_sent = _reduction(opts, tensors)
+        return self._call(Kind.ALL_REDUCE, tensors_sent, tensors, reduction=name, opts=opts)
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        root = opts.rootRank if opts is not None else 0
+        mine = self.rank() == root
+        return self._call(Kind.BROADCAST, tensors if mine else (), () if mine else tensors, peer=root, opts=opts, value=tensors)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> SwitchWork:
+        name, sent = _reduction(opts, tensors)
+        into = tensors if self.rank() == opts.rootRank else ()
+        return self._call(Kind.REDUCE, sent, into, peer=opts.rootRank, reduction=name, opts=opts)
+
+    def barrier(self, opts: Any = None) -> SwitchWork:
+        return self._call(Kind.BARRIER, (), (), opts=opts)
+
+    # -- all-gather
+
+    def allgather(self, outputs: Outputs, inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        return self._call(Kind.ALL_GATHER, inputs, [tensor for tensors in outputs for tensor in tensors], opts=opts, value=outputs[0])
+
+    def allgather_coalesced(self, outputs: Outputs, inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        by_input = [tensors[index] for index in range(len(inputs)) for tensors in outputs]  # given by rank
+        return self._call(Kind.ALL_GATHER, inputs, by_input, opts=opts)
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        parts = [part for output in outputs for part in self._parts(output)]
+        return self._call(Kind.ALL_GATHER, inputs, parts, opts=opts, value=outputs, whole=outputs)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SwitchWork:
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    # -- reduce-scatter
+
+    def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Outputs, opts: Any = None) -> SwitchWork:
+        return self._reduce_scatter(outputs, [tensor for tensors in inputs for tensor in tensors], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        return self._reduce_scatter(outputs, [part for tensor in inputs for part in self._parts(tensor)], opts)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SwitchWork:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, outputs: Sequence[Tensor], parts: Sequence[Tensor], opts: Any) -> SwitchWork:
+        name, sent = _reduction(opts, parts)
+        return self._call(Kind.REDUCE_SCATTER, sent, outputs, reduction=name, opts=opts)
+
+    # -- to and from one, each to each
+
+    def gather(self, outputs: Outputs, inputs: Sequence[Tensor], opts: Any) -> SwitchWork:
+        into = outputs[0] if self.rank() == opts.rootRank else ()
+        return self._call(Kind.GATHER, inputs, into, peer=opts.rootRank, opts=opts)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Outputs, opts: Any) -> SwitchWork:
+        sent = inputs[0] if self.rank() == opts.rootRank else ()
+        return self._call(Kind.SCATTER, sent, outputs, peer=opts.rootRank, opts=opts)
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+        return self._call(Kind.ALL_TO_ALL, inputs, outputs, opts=opts)
+
+    def alltoall_base(self, output: Tensor, tensor: Tensor, output_splits: Any, input_splits: Any, opts: Any = None) -> SwitchWork:
+        sent, into = self._split(tensor, input_splits), self._split(output, output_splits)
+        return self._call(Kind.ALL_TO_ALL, sent, into, opts=opts, value=[output], whole=[output])
+
+    all_to_all_single = alltoall_base
+
+    # -- messages
+
+    def send(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> SwitchWork:
+        return self._call(Kind.SEND, tensors, (), peer=peer, tag=tag)
+
+    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> SwitchWork:
+        return self._call(Kind.RECV, (), tensors, peer=peer, tag=tag)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> SwitchWork:
+        return self._call(Kind.RECV_ANY, (), tensors, tag=tag)
+
+    # -- what there is not
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
+        raise SwitchError("monitored_barrier does not pass the switch: use barrier")
+
+    def _start_coalescing(self, *_: Any) -> None:
+        """Each call goes by itself."""
+
+    def _end_coalescing(self, *_: Any) -> SwitchWork:
+        return SwitchWork(self.link, ())
+
+    # -- inside
+
+    def _call(
+        self, kind: Kind, sent: Sequence[Tensor], into: Sequence[Tensor],
+        *, peer: int = -1, tag: int = 0, reduction: str = "", opts: Any = None, value: Sequence[Tensor] = (), whole: Sequence[Tensor] = (),
+    ) -> SwitchWork:  # fmt: skip
+        for tensor in whole:
+            if not tensor.is_contiguous():
+                raise SwitchError(f"{kind.value} needs a contiguous output")
+        seq = self.link.post(
+            kind, self.group_name, self.members, sent, into,
+            peer=self.members[peer] if peer >= 0 else -1, tag=tag, reduction=reduction,
+            is_async=bool(getattr(opts, "asyncOp", False)),
+        )  # fmt: skip
+        return SwitchWork(self.link, [seq], value or into)
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        """A part for each member, in order."""
+        if tensor.numel() % self.size():
+            raise SwitchError(f"a tensor of shape {tuple(tensor.shape)} cannot be divided among {self.size()} ranks")
+        return list(tensor.detach().reshape(self.size(), -1).unbind(0))
+
+    def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Rows for each member; equal numbers where no sizes are given."""
+        if not sizes:
+            if tensor.shape[0] % self.size():
+                raise SwitchError(f"{tensor.shape[0]} rows cannot be divided among {self.size()} ranks: give split sizes")
+            sizes = [tensor.shape[0] // self.size()] * self.size()
+        return list(tensor.detach().split(list(sizes)))
+
+
+def _reduction(opts: Any, tensors: Sequence[Tensor]) -> tuple[str, Sequence[Tensor]]:
+    """The reduction's name, and what is sent for it."""
+    if opts is None:
+        return "SUM", tensors
+    op = opts.reduceOp
+    name = REDUCTIONS[op.op]
+    if name == "PREMUL_SUM":
+        return name, [tensor.detach() * op.__getstate__()[1] for tensor in tensors]
+    return name, tensors

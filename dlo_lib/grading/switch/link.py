@@ -1,0 +1,278 @@
+"""A rank's end of the switch: sends calls, receives results into the tensors that wait for them. Nothing here is trusted by the judge.
+
+Results are read by whoever waits: the first waiting thread reads for all, the others wait for it (leader and followers). There is no thread
+of ours until somebody asks for a future, which must become true while nobody waits.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import select
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.tap import call_site
+from dlo_lib.grading.codec import DTYPES, HEAD
+from dlo_lib.grading.switch.wire import flat, frame
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MAX_SITE = 180  # characters of a file name that are sent
+
+
+class SwitchError(RuntimeError):
+    """The switch cannot do this, or it has hung up."""
+
+
+@dataclass
+class Pending:
+    """A call that is not done yet; ``into``: the tensors that will hold what is received."""
+
+    into: Sequence[Tensor]
+    futures: list[torch.futures.Future] = field(default_factory=list)
+
+
+class Link:
+    """The connection of this rank, over a connected ``line``."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._sources: dict[int, int] = {}
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._reading = False
+        self._broken = ""
+        self._completer: threading.Thread | None = None
+        self.left: dist.ProcessGroup | None = None
+        """The group that this process was in before."""
+
+    def post(
+        self, kind: Kind, group: str, members: Sequence[int], sent: Sequence[Tensor], into: Sequence[Tensor],
+        *, peer: int = -1, tag: int = 0, reduction: str = "", is_async: bool = False,
+    ) -> int:  # fmt: skip
+        """Send a call; its number.
+
+        Raises:
+            SwitchError: a tensor that the switch does not carry, or the switch has hung up.
+        """
+        site, in_torch = call_site()
+        in_backward = torch._C._current_graph_task_id() != -1
+        head = {
+            "kind": kind.value,
+            "group": group,
+            "members": list(members),
+            "peer": peer,
+            "tag": tag,
+            "reduction": reduction,
+            "async": is_async or site.api in ("isend", "irecv", "batch_isend_irecv"),
+            "backward": in_backward,
+            "reducer": in_backward and in_torch == "_engine_run_backward",
+            "site": [_shown(site.file), site.line, _shown(site.function), _shown(site.api)],
+            "sent": [_shape(tensor) for tensor in sent],
+            "expected": [_shape(tensor) for tensor in into],
+        }
+        return self._post("call", head, sent, into)
+
+    def mark(self, name: str) -> None:
+        """Stand still until the judge has read this process's memory, and noted it under ``name``."""
+        gc.collect()
+        self.wait(self._post("mark", {"name": str(name)}, (), ()))
+
+    def end(self, raised: bool) -> None:
+        """Say that this rank makes no more calls."""
+        self._send({"switch": "end", "raised": raised}, ())
+
+    def wait(self, seq: int) -> None:
+        """Stand still until call ``seq`` is done.
+
+        Raises:
+            SwitchError: the switch has hung up.
+        """
+        if seq in self._pending:
+            self._send({"switch": "wait", "seq": seq}, ())
+            self._lead(seq)
+        if self._broken:
+            raise SwitchError(self._broken)
+
+    def is_done(self, seq: int) -> bool:
+        """Whether call ``seq`` is done; takes in what has arrived, and waits for nothing."""
+        while seq in self._pending and not self._reading and select.select([self._line], [], [], 0)[0]:
+            with self._changed:
+                if self._reading:
+                    break
+                self._reading = True
+            self._read()
+        return seq not in self._pending
+
+    def source(self, seq: int) -> int:
+        """The global rank that a message came from, once it has come."""
+        return self._sources.get(seq, -1)
+
+    def future(self, seq: int, value: Any) -> torch.futures.Future:
+        """A future of call ``seq`` that becomes ``value``, also while nobody waits."""
+        future: torch.futures.Future = torch.futures.Future()
+        with self._changed:
+            pending = self._pending.get(seq)
+            if pending is None:
+                future.set_result(value)
+                return future
+            future_of_call: torch.futures.Future = torch.futures.Future()
+            pending.futures.append(future_of_call)
+            if self._completer is None:
+                self._completer = threading.Thread(target=self._complete, name="dlo-switch", daemon=True)
+                self._completer.start()
+            self._changed.notify_all()
+        future_of_call.add_done_callback(lambda done: future.set_result(value))
+        return future
+
+    # -- inside
+
+    def _post(self, what: str, head: dict[str, Any], sent: Sequence[Tensor], into: Sequence[Tensor]) -> int:
+        with self._changed:
+            seq = next(self._numbers)
+            self._pending[seq] = Pending(into)
+        self._send({"switch": what, "seq": seq, **head}, sent)
+        return seq
+
+    def _send(self, head: dict[str, Any], tensors: Sequence[Tensor]) -> None:
+        if self._broken:
+            raise SwitchError(self._broken)
+        try:
+            with self._sending:
+                for piece in frame(head, tensors):
+                    self._line.sendall(piece)
+        except OSError as error:
+            raise SwitchError(self._hung_up()) from error
+
+    def _lead(self, seq: int) -> None:
+        """Read until ``seq`` is done, or wait for who reads."""
+        while True:
+            with self._changed:
+                while self._reading and seq in self._pending and not self._broken:
+                    self._changed.wait()
+                if seq not in self._pending or self._broken:
+                    return
+                self._reading = True
+            self._read()
+
+    def _complete(self) -> None:
+        """The thread that reads for futures."""
+        while not self._broken:
+            with self._changed:
+                while not (waited := [seq for seq, pending in self._pending.items() if pending.futures]):
+                    self._changed.wait()
+            self._lead(waited[0])
+
+    def _read(self) -> None:
+        """Receive one frame; the caller has taken the right to read."""
+        try:
+            length, size = HEAD.unpack(self._exactly(HEAD.size))
+            head = json.loads(self._exactly(length))
+            pending = self._pending[head["done"]]
+            self._receive_into(pending.into, head["sizes"], size)
+            self._sources[head["done"]] = head["source"]
+            with self._changed:
+                del self._pending[head["done"]]
+                self._reading = False
+                self._changed.notify_all()
+            for future in pending.futures:
+                future.set_result(None)
+        except OSError:
+            with self._changed:
+                self._broken, self._reading = self._hung_up(), False
+                self._changed.notify_all()
+
+    def _receive_into(self, into: Sequence[Tensor], sizes: Sequence[int], size: int) -> None:
+        with torch.no_grad():
+            for tensor, count in zip(into, sizes):
+                if count == 0:
+                    continue
+                target = tensor.detach()
+                whole = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+                self._fill(flat(whole).numpy().data)
+                if whole is not target:
+                    target.copy_(whole)
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray(count)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, target: memoryview) -> None:
+        while target:
+            count = self._line.recv_into(target)
+            if not count:
+                raise ConnectionResetError
+            target = target[count:]
+
+    def _hung_up(self) -> str:
+        return "connection closed by the switch: another rank failed, or this rank sent what the switch does not read"
+
+
+class SwitchWork(dist.Work):
+    """One call, or several made as one. ``value``: what its future becomes."""
+
+    def __init__(self, link: Link, calls: Sequence[int], value: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self._link, self._calls, self._value = link, tuple(calls), list(value)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Stand still until it is done. The judge's clock limits this, not ``timeout``."""
+        for seq in self._calls:
+            self._link.wait(seq)
+        return True
+
+    def synchronize(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """As ``wait``."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done, without waiting."""
+        return all(self._link.is_done(seq) for seq in self._calls)
+
+    def is_success(self) -> bool:
+        """A call that is done has succeeded."""
+        return self.is_completed()
+
+    def result(self) -> list[Tensor]:
+        """The tensors, once it is done."""
+        self.wait()
+        return self._value
+
+    def _source_rank(self) -> int:
+        return self._link.source(self._calls[-1])
+
+    source_rank = _source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of ``result()``."""
+        if torch._C._current_graph_task_id() != -1:
+            # Who asks within backward (PyTorch's DDP) waits in C++ at its end; what is queued runs just before, where the wait is told.
+            torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
+        return self._link.future(self._calls[-1], self._value)
+
+
+def _shape(tensor: Tensor) -> list[Any]:
+    if tensor.dtype not in NAMES or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        raise SwitchError(f"a tensor of {tensor.dtype} on {tensor.device.type} cannot pass the switch: send {', '.join(DTYPES)} on the CPU")
+    return [NAMES[tensor.dtype], list(tensor.shape)]
+
+
+def _shown(text: str) -> str:
+    """A name that the judge accepts."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[-MAX_SITE:])
