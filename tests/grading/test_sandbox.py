@@ -74,7 +74,8 @@ def inside(sandbox: Zygote) -> Iterator[Callable[..., Any]]:
     "path",
     [
         ROOT / "solutions", ROOT / "labs", ROOT / "tests", ROOT / "pyproject.toml", ROOT / ".git", Path.home() / ".bashrc",
-        "/etc/passwd", "/etc/shadow", "/home", "/srv", "/var", "/usr/local/share", "/usr/share/doc", "/sys", "/run", "/boot", "/proc/1/environ", "/proc/kcore",
+        "/etc/passwd", "/etc/shadow", "/home", "/srv", "/var", "/usr/local/share", "/usr/share/doc",
+        "/sys", "/run", "/boot", "/proc/1/environ", "/proc/kcore",
     ],
 )  # fmt: skip
 def test_it_is_not_there(inside: Callable[..., Any], path: Path) -> None:
