@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dlo_lib.cli.grade import grade
 from dlo_lib.errors import UserError
 
 app = typer.Typer(
@@ -77,22 +78,7 @@ def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="anot
     raise typer.Exit(0 if show_report(report, console) else 1)
 
 
-@app.command()
-def grade(
-    lab: LabName,
-    course: Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")] = Path(),
-) -> None:
-    """Grade what was collected for a lab and print the table (instructors). Scores land in the course's nbgrader gradebook."""
-    from rich.progress import Progress
-
-    from dlo_lib.grading.batch import grade_lab
-    from dlo_lib.grading.course import find_lab
-
-    info = find_lab(lab)
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(f"grading {info.directory}", total=None)
-        table = grade_lab(info, course, lambda student: progress.update(bar, advance=1, description=f"graded {student}"))
-    console.print(table.shown())
+app.command()(grade)
 
 
 @app.command()

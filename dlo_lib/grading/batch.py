@@ -1,48 +1,212 @@
-"""Grading a whole class: every collected submission of a lab is judged, gets its feedback page, and its row in the table.
+"""Grading a whole class: one row for each student of the roster, whatever was handed in.
 
-One submission that cannot be graded costs its own row a ``GRADER_ERROR`` and nobody else's anything; why is in the course's log.
+Submissions are judged by children of a judging service, several at once; each leaves a report file. This process alone writes gradebook,
+graded notebooks and results, one student after another, through nbgrader's own converter with the report in place of an execution.
+Whoever ran out of time or memory is judged again with nobody beside them before it counts. What was killed is resumed from the reports
+whose key is still right.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbgrader.apps.api import NbGraderAPI
+from nbgrader.utils import temp_attrs
 from sqlalchemy.exc import SAWarning
 
 from dlo_lib.errors import UserError
+from dlo_lib.files import write_text
 from dlo_lib.grading.course import LabInfo
-from dlo_lib.grading.export import GradeTable, read_grades, write_csv
-from dlo_lib.grading.judge_cells import warm_judge
-from dlo_lib.grading.modules import load_checks
+from dlo_lib.grading.export import REPORTS, GradeTable, grades_folder, read_grades, write_results
+from dlo_lib.grading.handed_in import staged
+from dlo_lib.grading.isolation import required_isolation
+from dlo_lib.grading.judge_cells import LOG_FILE, SECRET_FILE, reports
+from dlo_lib.grading.judging import Job, JudgingService
 from dlo_lib.grading.nbgrader_course import open_course
-from dlo_lib.grading.source import read_lab, source_folder
+from dlo_lib.grading.outcome import Status
+from dlo_lib.grading.release import release_notebook
+from dlo_lib.grading.report import GRADER_ERROR, Report
+from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_folder
+from dlo_lib.grading.stored import Stored, lab_key, load, report_file, submission_key
+from dlo_lib.text import tr
 
-LOG_FILE = "dlo-grade.log"
-Advance = Callable[[str], None]  # called with a student's name when that student is done
+STARVED = (Status.TIMEOUT.value, Status.OOM.value)
+LOCK_FILE = "lock"
 
 
-def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = None) -> GradeTable:
-    """Grade the collected submissions of ``lab`` in the course of ``folder``: gradebook, feedback pages, and ``grades/<lab>.csv``.
+@dataclass(frozen=True)
+class Done:
+    """A submission whose row stands, the ``number``-th ``of`` so many; points as the judge gave them."""
+
+    student: str
+    status: str
+    points: float
+    maximum: float
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to grade: ``jobs`` at once; ``resume`` takes the reports that are still right; ``only`` one student; ``unsafe``: no sandbox."""
+
+    jobs: int = 1
+    resume: bool = False
+    only: str | None = None
+    unsafe: bool = False
+
+
+Advance = Callable[[Done], None]
+
+
+def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = None, options: Options | None = None) -> GradeTable:
+    """Grade the collected submissions of ``lab`` in the course of ``folder``: gradebook, graded notebooks, and ``grades/<lab>/``.
 
     Raises:
-        UserError: ``folder`` is no course of ours, the lab was never released there, or nothing was collected.
+        UserError: ``folder`` is no course of ours, the lab was never released there, nothing was collected, the host has no sandbox, the
+            reference solution does not score full marks, or another grader is at work on the lab.
     """
+    chosen = options or Options()
     course = open_course(folder)
+    released(course, lab)
     students = submitted_students(course, lab)
     if not students:
         raise UserError(f"no submission of {lab.directory} in {course.coursedir.root}: `nbgrader collect {lab.directory}` fetches them")
-    source = read_lab(source_folder(lab))
-    load_checks(source.folder, source.folder)  # a mistake in them is to stop the command, not each student's grading
-    with warm_judge(source):
-        autograde(course, lab, students, advance)
-    run_step(course, "feedback", course.generate_feedback(lab.directory))
-    grades = read_grades(course, lab)
-    write_csv(grades, grades_file(course, lab))
-    return grades
+    if chosen.only is not None and chosen.only not in students:
+        raise UserError(tr("{student} has handed in nothing of {lab}", student=chosen.only, lab=lab.directory))
+    sandbox = "none" if chosen.unsafe else required_isolation().name
+    with only_grader(grades_folder(course, lab)) as results:
+        batch = _Batch(course, read_lab(source_folder(lab)), results / REPORTS, sandbox, chosen)
+        chosen_students = [chosen.only] if chosen.only is not None else students
+        for number, (student, report) in enumerate(batch.run(chosen_students), 1):
+            if advance is not None:
+                advance(Done(student, report.status, report.points, batch.lab.points, number, len(chosen_students)))
+        table = read_grades(course, lab)
+        write_results(course, table)
+    return table
+
+
+class _Batch:
+    """One run over a class."""
+
+    def __init__(self, course: NbGraderAPI, lab: LabSource, folder: Path, sandbox: str, options: Options) -> None:
+        self.course, self.lab, self.folder, self.options = course, lab, folder, options
+        root = Path(course.coursedir.root)
+        self.secret = (root / SECRET_FILE).read_text(encoding="ascii").strip()
+        self.log = root / LOG_FILE
+        self.key = lab_key(lab, self.secret, sandbox)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, students: Iterable[str]) -> Iterator[tuple[str, Report]]:
+        """Each student with the report, when their row stands."""
+        jobs = [self._job(student) for student in students]
+        done = [job for job in jobs if self.options.resume and self._counts(job)]
+        for job in done:
+            yield self._write(job)
+        todo = [job for job in jobs if job not in done]
+        if not todo:
+            return
+        with JudgingService(self.lab, self.secret, self.log, self.options.unsafe) as service:
+            judged, again = [], []
+            for job, code in service.looked_at(todo, self.options.jobs):
+                if code == 0:
+                    yield self._write(job)
+                else:
+                    judged.append(job)
+            order = {job: place for place, job in enumerate(todo)}
+            for job, _ in service.judged(sorted(judged, key=order.__getitem__), self.options.jobs) if judged else ():
+                if self._starved(job):
+                    again.append(job)
+                else:
+                    yield self._write(job)
+            for job, _ in service.judged(sorted(again, key=order.__getitem__), 1) if again else ():
+                yield self._write(job)
+
+    def _job(self, student: str) -> Job:
+        handed_in = Path(self.course.coursedir.format_path(self.course.coursedir.submitted_directory, student, self.lab.info.directory))
+        notebook = handed_in / self.lab.info.notebook
+        return Job(student, notebook, report_file(self.folder, student), submission_key(self.key, notebook))
+
+    def _stored(self, job: Job) -> Stored | None:
+        stored = load(job.report)
+        return stored if stored is not None and stored.key == job.key else None
+
+    def _counts(self, job: Job) -> bool:
+        stored = self._stored(job)
+        return stored is not None and not stored.report.status.startswith(GRADER_ERROR) and (stored.alone or not _ran_out(stored.report))
+
+    def _starved(self, job: Job) -> bool:
+        stored = self._stored(job)
+        return stored is None or (not stored.alone and _ran_out(stored.report))
+
+    def _write(self, job: Job) -> tuple[str, Report]:
+        stored = self._stored(job)
+        if stored is None:
+            stored = Stored(job.key, Report(self.lab.info.directory, GRADER_ERROR, {}), True, {})
+            write_text(job.rebuilt, notebook_text(release_notebook(self.lab.folder)))
+            stored.save(job.report)
+            self._note(job.student, "no judge of this submission came to an end: see above")
+        for question in stored.report.questions.values():
+            for check in question.checks:
+                if check.status == GRADER_ERROR:
+                    self._note(job.student, f"check {check.name}: {check.message}")
+        try:
+            self._enter(job, stored.report)
+        except Exception as error:  # noqa: BLE001  one row that cannot be written must not stop the others
+            self._note(job.student, f"not in the gradebook: {type(error).__name__}: {error}")
+        return job.student, stored.report
+
+    def _enter(self, job: Job, report: Report) -> None:
+        """Into the gradebook, with the graded notebook."""
+        course = self.course
+        with (
+            staged(job.student, job.notebook, job.rebuilt) as submitted,
+            temp_attrs(course.coursedir, submitted_directory=str(submitted)),
+            reports({job.student: report}),
+            warnings.catch_warnings(),
+        ):
+            # nbgrader's own, for each new submission
+            warnings.filterwarnings("ignore", "Object of type .* not in session", SAWarning)
+            result = course.autograde(self.lab.info.directory, job.student)
+        log_step(course, f"autograde {job.student}", result)
+
+    def _note(self, student: str, text: str) -> None:
+        with open(self.log, "a", encoding="utf-8", errors="replace") as log:
+            log.write(f"--- {student}: {text}\n")
+
+
+def _ran_out(report: Report) -> bool:
+    return any(check.status in STARVED for question in report.questions.values() for check in question.checks)
+
+
+@contextlib.contextmanager
+def only_grader(folder: Path) -> Iterator[Path]:
+    """Hold ``folder`` while grading, so that no two graders write the same rows.
+
+    Raises:
+        UserError: another one holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+        yield folder
+    except BlockingIOError:
+        other = os.read(handle, 20).decode(errors="replace").strip()
+        raise UserError(
+            tr("another grader (process {pid}) is at work on {folder}: wait until it is done", pid=other, folder=folder)
+        ) from None
+    finally:
+        os.close(handle)
 
 
 def grade_lab_stock(lab: LabInfo, folder: str | Path = ".") -> GradeTable:
@@ -55,32 +219,23 @@ def grade_lab_stock(lab: LabInfo, folder: str | Path = ".") -> GradeTable:
     """
     course = open_course(folder, stock=True)
     run_step(course, "stock generate", course.generate_assignment(lab.directory))
-    autograde(course, lab, submitted_students(course, lab))
+    released(course, lab)
+    for student in submitted_students(course, lab):
+        log_step(course, f"autograde {student}", course.autograde(lab.directory, student))
     return read_grades(course, lab)
 
 
-def autograde(course: NbGraderAPI, lab: LabInfo, students: Iterable[str], advance: Advance | None = None) -> None:
-    """Judge the submissions of ``students`` one after another. One that fails is logged; the others go on."""
+def released(course: NbGraderAPI, lab: LabInfo) -> None:
+    """Raises:
+    UserError: the gradebook does not know the lab."""
     with course.gradebook as gradebook:
         if lab.directory not in {assignment.name for assignment in gradebook.assignments}:
             raise UserError(f"{lab.directory} is not in the gradebook: run `nbgrader generate_assignment {lab.directory}` first")
-    for student in students:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Object of type .* not in session", SAWarning)  # of nbgrader's own, for each new submission
-            result = course.autograde(lab.directory, student)
-        _log(course, f"autograde {student}", result)
-        if advance is not None:
-            advance(student)
 
 
 def submitted_students(course: NbGraderAPI, lab: LabInfo) -> list[str]:
     """The students whose submission of ``lab`` was collected, in order."""
     return sorted(course.get_submitted_students(lab.directory))
-
-
-def grades_file(course: NbGraderAPI, lab: LabInfo) -> Path:
-    """Where the table of grades is written."""
-    return Path(course.coursedir.root) / "grades" / f"{lab.directory}.csv"
 
 
 def run_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> None:
@@ -89,14 +244,15 @@ def run_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> None:
     Raises:
         UserError: the step failed; its last line and the log are named.
     """
-    log = _log(course, name, result)
+    log = log_step(course, name, result)
     if not result["success"]:
         last = result["error"].strip().splitlines()[-1]
         raise UserError(f"nbgrader's step {name!r} failed: {last} (all of it is in {log})")
 
 
-def _log(course: NbGraderAPI, name: str, result: dict[str, Any]) -> Path:
+def log_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> Path:
+    """Append what nbgrader said of a step to the course's log."""
     file = Path(course.coursedir.root) / LOG_FILE
-    with open(file, "a", encoding="utf-8") as log:
+    with open(file, "a", encoding="utf-8", errors="replace") as log:
         log.write(f"--- {name}: {'done' if result['success'] else 'failed'}\n{result.get('log', '')}{result.get('error', '')}\n")
     return file

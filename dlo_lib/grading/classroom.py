@@ -24,9 +24,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.files import state_dir, write_text
-from dlo_lib.grading.batch import grade_lab, grades_file, run_step
+from dlo_lib.grading.batch import grade_lab, run_step
 from dlo_lib.grading.course import LabInfo, find_lab, source_labs
-from dlo_lib.grading.export import GradeTable
+from dlo_lib.grading.export import GradeTable, grades_folder
 from dlo_lib.grading.nbgrader_course import create_course, open_course
 from dlo_lib.grading.source import BEGIN, END, build_notebook, notebook_text, read_lab, source_folder
 
@@ -71,7 +71,8 @@ def classroom(lab: LabInfo, folder: str | Path | None = None, advance: Callable[
     run_step(course, "collect", course.collect(lab.directory))
     done("collect")
 
-    grades = grade_lab(lab, root / "course", lambda student: done(f"grade {student}"))
+    grades = grade_lab(lab, root / "course", lambda row: done(f"grade {row.student}"))
+    run_step(course, "feedback", course.generate_feedback(lab.directory))
     run_step(course, "release feedback", course.release_feedback(lab.directory))
     feedback = {}
     for student in STUDENTS:
@@ -79,7 +80,7 @@ def classroom(lab: LabInfo, folder: str | Path | None = None, advance: Callable[
         _as_student(course, lab, student, home, "FetchFeedback")
         feedback[student] = next((home / lab.directory / "feedback").glob(f"*/{lab.name}.html"))
     done("feedback")
-    return Classroom(root, grades, grades_file(course, lab), feedback)
+    return Classroom(root, grades, grades_folder(course, lab) / "results.csv", feedback)
 
 
 def number_of_steps() -> int:

@@ -1,29 +1,40 @@
-"""The grades of a lab as a table: one row a student of the roster, each with a status, in an order and a format that never change.
+"""The grades of a lab as tables: one row a student of the roster, each with a status, in an order and a format that never change.
 
-Points come from nbgrader's gradebook, so that an instructor's manual changes and late penalties count; the status comes from the judge and
-travels in the graded notebook. The CSV of the same grades is the same bytes.
+Points come from nbgrader's gradebook, so that an instructor's manual changes and late penalties count; statuses come from the judge and
+travel in the graded notebook and in the stored reports. The CSV and JSON of the same grades are the same bytes; times are in a file of
+their own.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
 from nbgrader.apps.api import NbGraderAPI
+from rich.markup import escape
 from rich.table import Table
 
 from dlo_lib.files import write_text
 from dlo_lib.grading.course import LabInfo
-from dlo_lib.grading.report import GRADED, GRADER_ERROR, NO_ATTEMPT
+from dlo_lib.grading.report import GRADED, GRADER_ERROR, NO_ATTEMPT, Report
 from dlo_lib.grading.source import TEST_PREFIX, read_lab, source_folder
+from dlo_lib.grading.stored import Stored, load, report_file
+
+REPORTS = "reports"
+RESULTS = "results"
 
 
 @dataclass(frozen=True)
 class GradeRow:
-    """One student's grade: ``scores`` by question; ``total`` is after the penalty for lateness; both in points."""
+    """One student's grade: ``scores`` by question; ``total`` is after the penalty for lateness; both in points.
+
+    ``statuses``: of each question, as far as there is a report; ``warnings``: what was odd about the submission.
+    """
 
     student: str
     scores: dict[str, float]
@@ -31,6 +42,8 @@ class GradeRow:
     total: float
     maximum: float
     status: str
+    statuses: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,21 +56,32 @@ class GradeTable:
 
     def csv(self) -> str:
         """The table as CSV; the same grades give the same text."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["student", "lab", *self.questions, "penalty", "total", "max", "status"])
+        header = ["student", "lab", *self.questions, "penalty", "total", "max", "status"]
+        rows = []
         for row in self.rows:
             points = [row.scores[question] for question in self.questions]
             numbers = [f"{value:g}" for value in (*points, row.penalty, row.total, row.maximum)]
-            writer.writerow([row.student, self.lab.directory, *numbers, row.status])
-        return text.getvalue()
+            rows.append([row.student, self.lab.directory, *numbers, row.status])
+        return _csv(header, rows)
+
+    def json(self) -> str:
+        """The table as JSON, with the status of each question; the same grades give the same text."""
+        rows = []
+        for row in self.rows:
+            questions = {
+                name: {"points": row.scores[name], "max": most, "status": row.statuses.get(name, row.status)}
+                for name, most in self.questions.items()
+            }
+            grade = {"penalty": row.penalty, "total": row.total, "max": row.maximum, "status": row.status}
+            rows.append({"student": row.student, **grade, "questions": questions, "warnings": list(row.warnings)})
+        return json.dumps({"lab": self.lab.directory, "rows": rows}, indent=1) + "\n"
 
     def shown(self) -> Table:
         """The table for a terminal: totals, and where points were lost."""
         table = Table("student", "total", "max", "status", "points lost", title=f"{self.lab.directory}: {self.lab.title}")
         table.columns[1].justify = table.columns[2].justify = "right"
         for row in self.rows:
-            table.add_row(row.student, f"{row.total:g}", f"{row.maximum:g}", row.status, self._lost(row))
+            table.add_row(escape(row.student), f"{row.total:g}", f"{row.maximum:g}", escape(row.status), self._lost(row))
         return table
 
     def _lost(self, row: GradeRow) -> str:
@@ -66,6 +90,29 @@ class GradeTable:
             return "all"
         late = [f"late {row.penalty:g}"] if row.penalty else []
         return ", ".join([f"{question} {points:g}" for question, points in lost.items() if points] + late)
+
+
+def grades_folder(course: NbGraderAPI, lab: LabInfo) -> Path:
+    """``grades/<lab>/`` of a course: what grading a class writes."""
+    return Path(course.coursedir.root) / "grades" / lab.directory
+
+
+def stored_report(course: NbGraderAPI, lab: LabInfo, student: str) -> Report | None:
+    """What the judge said of the submission of ``student`` when the class was last graded; None when there was none."""
+    stored = _stored(course, lab, student)
+    return stored.report if stored is not None else None
+
+
+def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
+    """Write ``results.csv``, ``results.json`` and ``timings.csv``; returns their folder."""
+    folder = grades_folder(course, table.lab)
+    write_text(folder / f"{RESULTS}.csv", table.csv())
+    write_text(folder / f"{RESULTS}.json", table.json())
+    timings = {row.student: stored.timing for row in table.rows if (stored := _stored(course, table.lab, row.student)) is not None}
+    kinds = sorted({kind for timing in timings.values() for kind in timing})
+    rows = [[student, *(f"{timing.get(kind, 0.0):g}" for kind in kinds)] for student, timing in timings.items()]
+    write_text(folder / "timings.csv", _csv(["student", *(f"{kind}_seconds" for kind in kinds)], rows))
+    return folder
 
 
 def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
@@ -83,7 +130,10 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
                 scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
                 penalty = submitted.late_submission_penalty or 0.0
             total = max(0.0, sum(scores.values()) - penalty)
-            rows.append(GradeRow(student, scores, penalty, total, notebook.max_score, status))
+            report = stored_report(course, lab, student) if graded else None
+            statuses = {name: question.status for name, question in report.questions.items()} if report is not None else {}
+            warnings = report.warnings if report is not None else ()
+            rows.append(GradeRow(student, scores, penalty, total, notebook.max_score, status, statuses, warnings))
     return GradeTable(lab, questions, tuple(rows))
 
 
@@ -97,7 +147,13 @@ def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str]
     return False, GRADER_ERROR if submitted.is_dir() else NO_ATTEMPT
 
 
-def write_csv(table: GradeTable, path: Path) -> Path:
-    """Write the table as CSV."""
-    write_text(path, table.csv())
-    return path
+def _stored(course: NbGraderAPI, lab: LabInfo, student: str) -> Stored | None:
+    return load(report_file(grades_folder(course, lab) / REPORTS, student))
+
+
+def _csv(header: list[str], rows: Iterable[list[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()

@@ -11,7 +11,7 @@ import ast
 import atexit
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,28 +70,36 @@ def judge_notebook(path: str | Path, lab: LabSource, secret: str, visible_only: 
         A report for any file whatsoever; one that cannot be graded is ``INVALID(reason)``.
     """
     checks = load_checks(lab.folder, None if visible_only else lab.folder)
-    path = Path(path)
+    opened = open_submission(Path(path), lab, checks)
+    return opened if isinstance(opened, Report) else Judge(lab, checks, secret, zygote or warm_zygote(lab)).judge(*opened)
+
+
+def open_submission(path: Path, lab: LabSource, checks: LabChecks) -> tuple[Submission, list[str]] | Report:
+    """What is to be judged of the notebook at ``path``, with warnings; or its report, when there is nothing in it that could be run."""
     try:
         found, warnings = find_submission(path, lab.info.directory)
         submission = take(read_notebook(found), lab)
     except Invalid as error:
         return _nothing(lab, checks, f"INVALID({error})")
-    if not submission.attempted:
-        return _nothing(lab, checks, NO_ATTEMPT)
-    return _Judge(lab, checks, secret, zygote or warm_zygote(lab)).judge(submission, warnings)
+    return (submission, warnings) if submission.attempted else _nothing(lab, checks, NO_ATTEMPT)
+
+
+def reference_submission(lab: LabSource, answers: Mapping[str, str] | None = None) -> Submission:
+    """The source's own answers, handed in; ``answers`` replaces those of some questions and makes only them attempted."""
+    given = dict(answers or {})
+    cells = tuple(
+        TakenCell(cell.id, Origin.ANSWER if cell.kind is CellKind.SOLUTION else Origin.GIVEN, given.get(cell.id, cell.source))
+        for cell in lab.cells
+        if cell.kind in (CellKind.GIVEN, CellKind.SOLUTION)
+    )
+    return Submission(cells, frozenset(given or lab.questions), frozenset(), ())
 
 
 def judge_mutant(lab: LabSource, mutant: Mutant | Path, secret: str = "mutants", zygote: Zygote | None = None) -> Report:
     """Judge only the question of a mutant, with its code as the answer and the source's own for the steps it needs."""
     planted = read_mutant(mutant) if isinstance(mutant, Path) else mutant
-    cells = tuple(
-        TakenCell(cell.id, Origin.ANSWER if cell.kind is CellKind.SOLUTION else Origin.GIVEN, cell.source)
-        for cell in lab.cells
-        if cell.kind in (CellKind.GIVEN, CellKind.SOLUTION)
-    )
-    cells = tuple(replace(cell, source=planted.source) if cell.id == planted.question else cell for cell in cells)
-    submission = Submission(cells, frozenset({planted.question}), frozenset(), ())
-    judge = _Judge(lab, load_checks(lab.folder, lab.folder), secret, zygote or warm_zygote(lab))
+    submission = reference_submission(lab, {planted.question: planted.source})
+    judge = Judge(lab, load_checks(lab.folder, lab.folder), secret, zygote or warm_zygote(lab))
     report = judge.question(planted.question, submission, judge.alone(planted.question, submission))
     return Report(lab.info.directory, overall_status({report.question: report}, ()), {report.question: report})
 
@@ -114,14 +122,15 @@ def visible_report(notebook: str | Path) -> Report:
     return judge_notebook(path, lab, secrets.token_hex(8), visible_only=True)
 
 
-class _Judge:
+class Judge:
     """The attempts at one submission."""
 
     def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
         self.cut = False
 
-    def judge(self, submission: Submission, warnings: list[str]) -> Report:
+    def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
+        """The report of ``submission``; ``warnings`` of whoever found it go before its own."""
         together = self.together(submission)
         questions = {}
         for question in self.lab.questions:

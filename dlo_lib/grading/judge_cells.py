@@ -4,71 +4,84 @@
 edited test cells, lost cells and broken metadata are then no cases any more. ``JudgeCells`` stands where nbgrader executes a notebook; it
 gives each test cell one output, the points as nbgrader reads partial credit, so that gradebook, feedback, late penalties and formgrader
 keep working. nbgrader gives full marks to a test cell without output: so every test cell gets one, whatever happens.
+
+A batch brings its reports with it (:func:`reports`); ``nbgrader autograde`` and formgrader's button ask a judging service of their own,
+which their process keeps.
 """
 
 from __future__ import annotations
 
+import atexit
 import math
+import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nbformat
 from nbconvert.exporters import NotebookExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor
 from nbgrader.utils import is_grade
+from traitlets import Bool
 
-from dlo_lib.grading.course import find_lab, source_labs
+from dlo_lib.grading.course import LAB_FILE, find_lab, source_labs
 from dlo_lib.grading.environ import environment
-from dlo_lib.grading.source import TEST_PREFIX, LabSource, read_lab, source_folder
+from dlo_lib.grading.source import TEST_PREFIX, LabSource, read_lab, source_folder, text_source
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
-    from dlo_lib.grading.host import Zygote
+    from dlo_lib.grading.judging import JudgingService
     from dlo_lib.grading.report import QuestionReport, Report
 
 SECRET_FILE = "secret"  # in the course's folder: what the inputs of all checks are drawn from
+LOG_FILE = "dlo-grade.log"  # in the course's folder
 STATUS_CELL = "dlo-status"
 
-# nbgrader makes a new preprocessor for each notebook: this is how a batch shares one warm process among them.
-_warm: ContextVar[Zygote | None] = ContextVar("warm", default=None)
+# nbgrader makes a new preprocessor for each notebook: this is how a batch hands its reports to them.
+_reports: ContextVar[Mapping[str, Report]] = ContextVar("reports")
+_services: dict[Path, tuple[str, JudgingService]] = {}
 
 
 @contextmanager
-def warm_judge(lab: LabSource) -> Iterator[None]:
-    """Judge all notebooks meanwhile with one zygote, which has imported everything, instead of starting one for each."""
-    from dlo_lib.grading.judge import zygote_for
-
-    with zygote_for(lab) as zygote:
-        token = _warm.set(zygote)
-        try:
-            yield
-        finally:
-            _warm.reset(token)
+def reports(of: Mapping[str, Report]) -> Iterator[None]:
+    """Meanwhile the report of a student is the one in ``of``, and nobody is judged."""
+    token = _reports.set(of)
+    try:
+        yield
+    finally:
+        _reports.reset(token)
 
 
 class SubmissionExporter(NotebookExporter):
     """nbconvert's notebook exporter for submissions: whatever the file holds, what comes out is the release with the student's answers."""
 
-    def from_file(self, file_stream: Any, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
-        """Run the preprocessors on what is rebuilt from the file that ``file_stream`` has open."""
+    def from_filename(self, filename: str, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
+        """Run the preprocessors on what is rebuilt from the file; a batch, and nbgrader's first pass, have done that already."""
         from dlo_lib.grading.rebuild import rebuild  # here: every nbgrader command loads this module, few of them grade
 
-        return self.from_notebook_node(rebuild(_lab(resources), Path(file_stream.name)), resources, **kw)
+        path = Path(filename)
+        ready = not getattr(self.parent, "_sanitizing", True) or resources["nbgrader"]["student"] in _reports.get({})
+        rebuilt = nbformat.read(path, as_version=4) if ready else rebuild(_lab(resources), path)
+        return self.from_notebook_node(rebuilt, resources, **kw)
 
 
 class JudgeCells(NbGraderPreprocessor):
     """Ask the judge for the report of the submission, and put each question's verdict under its test cell."""
 
+    unsafe = Bool(False, help="Judge without a sandbox where the host has none; every status is then marked UNSANDBOXED.").tag(config=True)
+
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
         """Judge the file that the student handed in, not ``nb``, which was rebuilt from it."""
         told, lab, course = resources["nbgrader"], _lab(resources), self.parent.parent.coursedir
+        known = _reports.get({}).get(told["student"])
         handed_in = Path(course.format_path(course.submitted_directory, told["student"], told["assignment"]))
-        report = self._report(lab, handed_in / lab.info.notebook, (Path(course.root) / SECRET_FILE).read_text(encoding="ascii").strip())
+        report = known or self._report(lab, handed_in / lab.info.notebook, Path(course.root))
         for cell in filter(is_grade, nb.cells):
             question = report.questions.get(cell.metadata.nbgrader.grade_id.removeprefix(TEST_PREFIX))
             cell.outputs = [verdict_output(question, float(cell.metadata.nbgrader.points))]
@@ -76,15 +89,42 @@ class JudgeCells(NbGraderPreprocessor):
         nb.cells = [status_cell(report), *nb.cells]
         return nb, resources
 
-    def _report(self, lab: LabSource, path: Path, secret: str) -> Report:
-        from dlo_lib.grading.judge import judge_notebook
+    def _report(self, lab: LabSource, path: Path, course: Path) -> Report:
         from dlo_lib.grading.report import GRADER_ERROR, Report
 
         try:
-            return judge_notebook(path, lab, secret, zygote=_warm.get())
+            return judged(lab, path, course, self.unsafe)
         except Exception:  # noqa: BLE001  a fault of ours costs this submission its row, gives it no points, and stops nobody else's
             self.log.error(traceback.format_exc())
             return Report(lab.info.directory, GRADER_ERROR, {})
+
+
+def judged(lab: LabSource, notebook: Path, course: Path, unsafe: bool) -> Report:
+    """The report of one submission, from the judging service that this process keeps for ``lab``.
+
+    Raises:
+        UserError: no sandbox, or the reference solution does not score full marks.
+    """
+    from dlo_lib.grading.isolation import required_isolation
+    from dlo_lib.grading.judging import Job, JudgingService
+    from dlo_lib.grading.report import GRADER_ERROR, Report
+    from dlo_lib.grading.stored import lab_key, load
+
+    if not unsafe:
+        required_isolation()
+    secret = (course / SECRET_FILE).read_text(encoding="ascii").strip()
+    key = lab_key(lab, secret, str(unsafe))
+    known = _services.get(lab.folder)
+    if known is None or known[0] != key or not known[1].alive:
+        if known is not None:
+            known[1].close()
+        _services[lab.folder] = (key, JudgingService(lab, secret, course / LOG_FILE, unsafe))
+        atexit.register(_services[lab.folder][1].close)
+    with tempfile.TemporaryDirectory(prefix="dlo-report-") as folder:
+        job = Job("", notebook, Path(folder) / "report.json", key)
+        list(_services[lab.folder][1].judged([job], 1))
+        stored = load(job.report)
+    return stored.report if stored is not None else Report(lab.info.directory, GRADER_ERROR, {})
 
 
 class ExecuteWithHidden(Execute):
@@ -118,4 +158,10 @@ def status_cell(report: Report) -> NotebookNode:
 
 
 def _lab(resources: dict) -> LabSource:
-    return read_lab(source_folder(find_lab(resources["nbgrader"]["assignment"], source_labs())))
+    folder = source_folder(find_lab(resources["nbgrader"]["assignment"], source_labs()))
+    return _read(folder, text_source(folder).stat().st_mtime_ns, (folder / LAB_FILE).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _read(folder: Path, *modified: int) -> LabSource:
+    return read_lab(folder)

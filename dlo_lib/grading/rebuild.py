@@ -6,23 +6,25 @@ An edited or deleted test cell, points changed, metadata broken or of another sc
 
 from __future__ import annotations
 
+import copy
+from functools import lru_cache
 from pathlib import Path
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from dlo_lib.grading.intake import Invalid, Origin, read_notebook, take
+from dlo_lib.grading.intake import Invalid, Origin, find_submission, read_notebook, take
 from dlo_lib.grading.release import release_notebook
-from dlo_lib.grading.source import LabSource
+from dlo_lib.grading.source import LabSource, text_source
 
 MOST_CHARACTERS = 200_000  # of one cell: longer is no person's answer, and would only make the feedback page unreadable
 
 
 def rebuild(lab: LabSource, submission: Path) -> NotebookNode:
     """The release of ``lab`` with the answers of the file ``submission``, or the bare release when that cannot be graded."""
-    notebook = release_notebook(lab.folder)
+    notebook = copy.deepcopy(_released(lab.folder, text_source(lab.folder).stat().st_mtime_ns))
     try:
-        taken = take(read_notebook(submission), lab)
+        taken = take(read_notebook(find_submission(submission, lab.info.directory)[0]), lab)
     except Invalid:  # the judge says why in its report
         return notebook
     behind: dict[str, list[NotebookNode]] = {cell.id: [cell] for cell in notebook.cells}
@@ -38,3 +40,8 @@ def rebuild(lab: LabSource, submission: Path) -> NotebookNode:
             place[0].source = source
     notebook.cells = [*at_the_top, *(cell for cells in behind.values() for cell in cells)]
     return notebook
+
+
+@lru_cache(maxsize=8)
+def _released(folder: Path, modified: int) -> NotebookNode:
+    return release_notebook(folder)

@@ -7,7 +7,6 @@ those of one process with the whole batch.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 
 from dlo_lib.grading.contract import check, scenario
 from dlo_lib.grading.quiz import Question, quiz_complete
+from dlo_lib.grading.twins import twin
 from dlo_lib.hardware import Gpu, gpu
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase
@@ -42,6 +42,7 @@ def drawn(t, **fixed) -> LlamaConfig:
     return LlamaConfig(**{**sizes, **fixed})
 
 
+@twin
 def counted(config: LlamaConfig) -> dict[str, int]:
     """Parameters by part of a model that was built."""
     kinds = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "head"}
@@ -52,7 +53,7 @@ def counted(config: LlamaConfig) -> dict[str, int]:
     return parts
 
 
-@lru_cache(maxsize=64)
+@twin
 def measured(config: LlamaConfig, batch: int = 1, seq: int = 64, step: str = "fused", parallel: str = "none", **settings) -> MemoryReport:
     """A training step of ``config``, measured."""
     return measure_memory(config, batch, seq, fused=OptimizerStep(step), parallel=parallel, **settings)
@@ -495,9 +496,9 @@ def gradients(student, t, valid: list[int], tokens: int = 12):
         own[t.shuffled(range(tokens))[number:]] = IGNORED
         targets.append(own.view(2, tokens // 2))
     run = student.ranks(one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)])
-    twin = weight.clone().requires_grad_()
-    F.cross_entropy((torch.cat(inputs) @ twin).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED).backward()
-    return [t.items(result, 2, "the result of a rank") for result in run.results], twin.grad
+    alone = weight.clone().requires_grad_()
+    F.cross_entropy((torch.cat(inputs) @ alone).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED).backward()
+    return [t.items(result, 2, "the result of a rank") for result in run.results], alone.grad
 
 
 def same_direction(t, ranks, want: torch.Tensor, message: str) -> None:

@@ -1,0 +1,47 @@
+"""`dlo grade`: a class is graded, row by row as it goes, and its table is shown."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dlo_lib.text import tr
+
+
+def grade(
+    lab: Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)],
+    course: Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")] = Path(),
+    jobs: Annotated[int | None, typer.Option(help="submissions judged at once; as many as there are cores without", min=1)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="keep every row whose submission and lab are unchanged")] = False,
+    only: Annotated[str | None, typer.Option(help="grade one student again and keep the other rows")] = None,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="grade without a sandbox; every row is marked UNSANDBOXED")] = False,
+) -> None:
+    """Grade what was collected for a lab (instructors): one row for each student, whatever was handed in.
+
+    Scores land in the course's nbgrader gradebook; results.csv, results.json and timings.csv in its grades/<lab>/.
+    """
+    from dlo_lib.grading.batch import Done, Options, grade_lab
+    from dlo_lib.grading.course import find_lab, source_labs
+
+    info = find_lab(lab, source_labs())
+    console, began = Console(), time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(tr("grading {lab}", lab=info.directory), total=None)
+
+        def show(row: Done) -> None:
+            progress.update(bar, total=row.of, completed=row.number)
+            points = f"{row.points:g}/{row.maximum:g}"
+            progress.console.print(f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}")
+
+        options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe)
+        table = grade_lab(info, course, show, options)
+    console.print(table.shown())
+    console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)

@@ -1,0 +1,109 @@
+"""Reports on disk: one file a submission, whole or absent, under a key that says of what and by what it is the report.
+
+The key is a digest of the files handed in, the lab's source, the class secret, the library and the versions below it. A report whose key is
+that of today is today's report: a batch that was killed is resumed with those. Cost: reading each file once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import dlo_lib
+from dlo_lib.files import write_text
+from dlo_lib.grading.intake import MAX_BYTES
+from dlo_lib.grading.report import CheckReport, QuestionReport, Report
+from dlo_lib.grading.source import LabSource
+
+LEFT_OUT = ("__pycache__", ".ipynb_checkpoints")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._@-]{0,80}")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A report with its ``key``; ``alone``: no other submission was judged at that time; ``timing`` in seconds, by kind."""
+
+    key: str
+    report: Report
+    alone: bool
+    timing: dict[str, float]
+
+    def save(self, file: Path) -> None:
+        """Write it, whole or not at all."""
+        write_text(file, json.dumps(asdict(self), indent=1))
+
+
+def load(file: Path) -> Stored | None:
+    """What :meth:`Stored.save` wrote; None when there is none, or none that can be read."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return Stored(values["key"], _report(values["report"]), values["alone"], values["timing"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def report_file(folder: Path, student: str) -> Path:
+    """Where the report of ``student`` lies in ``folder``: a name of a roster is no path, and need not be fit for one."""
+    digest = hashlib.sha256(student.encode("utf-8", "surrogateescape")).hexdigest()
+    return folder / f"{student if PLAIN_NAME.fullmatch(student) else digest[:24]}-{digest[:6]}.json"
+
+
+def lab_key(lab: LabSource, secret: str, sandbox: str) -> str:
+    """What a verdict depends on beside the submission."""
+    parts = [_tree(lab.folder, keep=lambda path: path.suffix != ".ipynb"), _library(), secret, sandbox]
+    parts += [platform.python_version(), version("torch"), version("nbgrader")]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def submission_key(lab: str, notebook: Path) -> str:
+    """The key of the submission whose notebook should be ``notebook``; ``lab`` is :func:`lab_key`'s."""
+    digest = hashlib.sha256(f"{lab}\n{notebook.name}\n".encode("utf-8", "surrogateescape"))
+    for path in sorted(notebook.parent.glob("*.ipynb")):
+        name = path.name.encode("utf-8", "surrogateescape")
+        digest.update(b"%d %s %s\n" % (len(name), name, _content(path).encode()))
+    return digest.hexdigest()
+
+
+@cache
+def _library() -> str:
+    return _tree(Path(dlo_lib.__file__).parent, keep=lambda path: path.suffix in (".py", ".toml"))
+
+
+def _tree(folder: Path, keep: Any) -> str:
+    files: Iterable[Path] = (path for path in folder.rglob("*") if not set(path.parts) & set(LEFT_OUT) and keep(path) and path.is_file())
+    lines = sorted(f"{path.relative_to(folder).as_posix()} {_content(path)}" for path in files)
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _content(path: Path) -> str:
+    """Digest of a regular file as far as the judge would read it; of anything else its kind."""
+    digest, left = hashlib.sha256(), MAX_BYTES + 1
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            kind = os.fstat(file.fileno())
+            if not stat.S_ISREG(kind.st_mode):
+                return f"kind {stat.S_IFMT(kind.st_mode)}"
+            while left > 0 and (piece := file.read(min(left, 1 << 20))):
+                digest.update(piece)
+                left -= len(piece)
+    except OSError as error:
+        return f"error {error.errno}"
+    return digest.hexdigest()
+
+
+def _report(values: dict[str, Any]) -> Report:
+    questions = {
+        name: QuestionReport(**{**question, "checks": tuple(CheckReport(**check) for check in question["checks"])})
+        for name, question in values["questions"].items()
+    }
+    return Report(values["lab"], values["status"], questions, tuple(values["warnings"]))
