@@ -45,7 +45,8 @@ class RankView:
 
     def note(self, call: Call) -> None:
         """Count a call of this rank."""
-        self.last = call
+        if call.kind is not Kind.JOIN:
+            self.last = call
         self.issued[_key(call.kind, call.channel(self.rank))] = call.sequence
 
 
@@ -91,9 +92,26 @@ def missing_partners(view: RankView, views: dict[int, RankView]) -> set[int]:
     partners: Iterable[int] = call.members
     if call.kind is Kind.NEW_GROUP:
         partners = call.shape
-    elif call.kind.rooted and call.peer != me:
-        partners = (call.peer,)  # a leaf needs the root only
+    elif call.kind is Kind.BROADCAST:
+        partners = _tree_neighbours(call.members, call.peer, me)
+    elif call.kind in (Kind.GATHER, Kind.SCATTER) and call.peer != me:
+        partners = (call.peer,)  # a leaf needs the root only; a reduce is a ring, in which everybody needs everybody
     return {rank for rank in partners if rank != me and issued(rank, call.kind, call.channel(rank)) < call.sequence}
+
+
+def _tree_neighbours(members: tuple[int, ...], root: int, me: int) -> set[int]:
+    """Whom ``me`` needs in gloo's broadcast: all between it and the root, from whom the data come, and those whom it sends them on to.
+
+    Counted from the root, rank v gets them from v without its highest bit.
+    """
+    count, first = len(members), members.index(root)
+    mine = (members.index(me) - first) % count
+    needed = {mine | 1 << bit for bit in range(mine.bit_length(), count.bit_length())}
+    above = mine
+    while above:
+        above &= ~(1 << above.bit_length() - 1)
+        needed.add(above)
+    return {members[(first + one) % count] for one in needed if one < count}
 
 
 def stuck_ranks(views: dict[int, RankView]) -> dict[int, set[int]]:

@@ -58,13 +58,10 @@ def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Ma
     theirs = peer.waits_for
     if theirs is None:
         return ""
-    if theirs.kind is call.kind and call.kind is Kind.SEND:
+    if theirs.kind is call.kind and (call.kind is Kind.SEND or theirs.peer != rank):
         chain = _chain(rank, views)
-        if chain[-1] in chain[:-1]:
-            return tr(
-                "Everyone sends first and nobody receives: {chain}. Let every other rank receive first, or use batch_isend_irecv.",
-                chain=" → ".join(map(str, chain)),
-            )
+        if chain[-1] in chain[:-1] and all(views[other].waits_for.kind is call.kind for other in chain):  # type: ignore[union-attr]
+            return _why_ring(call.kind, " → ".join(map(str, chain)))
     if theirs.kind is call.kind and theirs.peer == rank:
         return tr(
             "Ranks {a} and {b} both call {kind} first and wait for each other. Let one of them {answer} first, or use isend and irecv and "
@@ -82,14 +79,25 @@ def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Ma
     )  # fmt: skip
 
 
+def _why_ring(kind: Kind, chain: str) -> str:
+    if kind is Kind.SEND:
+        return tr(
+            "Everyone sends first and nobody receives: {chain}. Let every other rank receive first, or use batch_isend_irecv.", chain=chain
+        )
+    return tr(
+        "Everyone receives first and nobody sends: {chain}. Let one rank send first, or all with isend before they receive.", chain=chain
+    )
+
+
 def _why_ended(call: Call, ended: set[int], views: Mapping[int, RankView], names: Mapping[str, str]) -> str:
     rank = min(ended)
     if views[rank].death is None and views[rank].state is State.FINISHED:
         calls = views[rank].issued.get((None, call.group), 0)
+        times = tr("after 1 call on it") if calls == 1 else tr("after {calls} calls on it", calls=calls)
         return tr(
-            "{kind} needs every rank of {group}, and {who} returned after {calls} calls on it while the others are at call {number}. "
-            "A rank skipped a call, or left a loop early.",
-            kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), calls=calls, number=call.sequence,
+            "{kind} needs every rank of {group}, and {who} returned {times} while the others are at call {number}. A rank skipped a call, "
+            "or left a loop early.",
+            kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), times=times, number=call.sequence,
         )  # fmt: skip
     several = tr(
         "{kind} needs every rank of {group}, and {who} are gone.", kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended)

@@ -10,6 +10,11 @@ from dlo_lib.text import tr
 
 NameFile = Callable[[str], str]
 """How a file is shown: a notebook's cell has a made-up file name."""
+_SPEAK_FOR_THEMSELVES = {
+    "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list", "recv_object_list",
+    "full_tensor", "clip_grad_norm_", "monitored_barrier",
+}  # fmt: skip
+"""Functions of torch whose calls a person would not know by their operation."""
 
 
 def what(call: Call) -> str:
@@ -18,7 +23,11 @@ def what(call: Call) -> str:
         return call.kind.value
     if call.kind is Kind.NEW_GROUP:
         return f"new_group({list(call.shape)})"
-    name = f"DDP's gradient {call.kind.value}" if call.by_reducer else call.kind.value
+    name = call.kind.value
+    if call.by_reducer:
+        name = f"DDP's gradient {name}"
+    elif call.site.api in _SPEAK_FOR_THEMSELVES:
+        name = f"{call.site.api}'s {name}"
     arrows = {Kind.SEND: "to", Kind.REDUCE: "to", Kind.GATHER: "to", Kind.RECV: "from", Kind.BROADCAST: "from", Kind.SCATTER: "from"}
     towards = f" {arrows[call.kind]} rank {call.peer}" if call.kind in arrows else ""
     of = "" if call.kind is Kind.BARRIER else f" of {tensor(call)}"

@@ -2,7 +2,7 @@
 
 from dlo_lib.comm.board import State
 from dlo_lib.comm.calls import Call, Kind, Site
-from dlo_lib.comm.deadlock import Meetings, RankView, signature, stuck_ranks
+from dlo_lib.comm.deadlock import Meetings, RankView, missing_partners, signature, stuck_ranks
 from dlo_lib.comm.explain import deadlock, mismatch
 
 WORLD = (0, 1, 2)
@@ -102,6 +102,37 @@ def test_a_leaf_of_a_broadcast_needs_only_the_root():
     assert stuck_ranks(views) == {}
 
 
+def test_a_broadcast_is_a_tree():
+    """From rank 1 of 4 ranks: 1 sends to 2 and 3, and 2 sends on to 0."""
+    members = (0, 1, 2, 3)
+    all_but = {"members": members, "peer": 1}
+
+    def needs(me: int) -> set[int]:
+        others = [doing(rank, State.COMPUTING) for rank in members if rank != me]
+        return missing_partners(waiting(me, call(Kind.BROADCAST, **all_but)), ranks(*others))
+
+    assert [needs(rank) for rank in members] == [{1, 2}, {2, 3}, {0, 1}, {1}]
+
+
+def test_a_reduce_is_a_ring_in_which_everybody_needs_everybody():
+    views = ranks(*(waiting(rank, call(Kind.REDUCE, peer=0)) for rank in (0, 1)), doing(2, State.FINISHED))
+    assert stuck_ranks(views) == {0: {2}, 1: {2}}
+
+
+def test_a_rank_whose_other_threads_communicate_keeps_hope_alive():
+    views = ranks(waiting(0, REDUCE), doing(1, State.FINISHED), waiting(2, REDUCE))
+    views[1].company = True
+    assert stuck_ranks(views) == {}
+
+
+def test_messages_after_one_from_anybody_are_not_compared():
+    """Rank 2's first receive may have taken the first message of rank 0: its second is then not the first receive's."""
+    meetings = Meetings()
+    assert meetings.add(2, call(Kind.RECV_ANY)) is None
+    assert meetings.add(0, call(Kind.SEND, peer=2, shape=(8,), numel=8)) is None
+    assert meetings.add(2, call(Kind.RECV, peer=0)) is None
+
+
 def test_a_new_group_needs_its_members():
     group = call(Kind.NEW_GROUP, group="new_group", shape=(0, 1))
     assert stuck_ranks(ranks(waiting(0, group), doing(1, State.FINISHED), doing(2, State.COMPUTING))) == {0: {1}}
@@ -112,6 +143,9 @@ def test_nothing_is_concluded_about_a_rank_whose_calls_were_lost():
     lost = waiting(0, REDUCE)
     lost.lost = True
     assert stuck_ranks(ranks(lost, doing(1, State.FINISHED), doing(2, State.FINISHED))) == {}
+    lost = doing(1, State.FINISHED)
+    lost.lost = True
+    assert stuck_ranks(ranks(waiting(0, REDUCE), lost, waiting(2, REDUCE))) == {}, "it may have called it"
 
 
 def meet(*calls: Call):
