@@ -120,7 +120,7 @@ class RemoteStudent:
     def ranks(self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None) -> Run:
         """Run ``scenario`` on separate processes without a network; the switch serves them from here."""
         world = len(inputs_per_rank)
-        with self._attempt.ranks(world) as workers, self._timed() as deadline:
+        with self._attempt.ranks(world) as workers, self._timed(workers) as deadline:
             shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world}
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
@@ -136,7 +136,7 @@ class RemoteStudent:
     def _ask(self, **request: Any) -> Any:
         worker = self._attempt.worker()
         try:
-            with self._timed() as deadline:
+            with self._timed([worker]) as deadline:
                 answer = worker.ask(deadline, **request)
         except (Ended, NotPlain):
             self._attempt.close()  # the next call gets a fresh process
@@ -157,12 +157,12 @@ class RemoteStudent:
         return Wrong(tr("rank {rank}: {message}", rank=rank, message=str(wrong)), wrong.words)
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[float]:
-        began = time.monotonic()
+    def _timed(self, workers: Sequence[Worker]) -> Iterator[float]:
+        """The deadline of one question to ``workers``; it costs what the one is charged that waited longest for a processor."""
         try:
-            yield began + self._left
+            yield after(self._left)
         finally:
-            self._left -= time.monotonic() - began
+            self._left -= min(worker.charged() for worker in workers)
 
 
 class JudgedRanks:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -25,13 +25,13 @@ from dlo_lib.grading.cgroups import Group, find_hierarchy, remove_all
 from dlo_lib.grading.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.keeper import Job
 from dlo_lib.grading.limits import Limits, descendants
-from dlo_lib.grading.lockdown import WORK, Network
+from dlo_lib.grading.lockdown import WORK
 from dlo_lib.grading.remote import Worker, pid_of
 from dlo_lib.grading.remote import after as after
 
 MEMORY = 2 << 30  # bytes that a worker may hold beyond what it shares with the zygote
 START_SECONDS = 120.0
-LAB, MEETING = Path("/lab"), Path("/meeting")  # in the sandbox: the lab's own files, and where ranks of a run meet
+LAB = Path("/lab")  # the lab's own files, in the sandbox
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -83,20 +83,17 @@ class Zygote:
     def _start(
         self, line: socket.socket, taught: Sequence[str], warm: Sequence[str], environment: Mapping[str, str], files: Mapping[str, Path]
     ) -> subprocess.Popen[bytes]:
-        lab, meeting = self._folder / "lab", self._folder / "meeting"
+        lab = self._folder / "lab"
         for name, file in files.items():
             (lab / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, lab / name)
         lab.mkdir(exist_ok=True)
-        meeting.mkdir()
-        meeting.chmod(0o777)
         confined = self.isolation.confines
         home = "/tmp" if confined else str(self._folder)
         variables = {**ENVIRONMENT, "HOME": home, "IPYTHONDIR": home, **environment}
-        view = replace(system_view(), masked=files_of(taught), environment=variables, placed={LAB: lab}, shared={MEETING: meeting})
+        view = replace(system_view(), masked=files_of(taught), environment=variables, placed={LAB: lab})
         room = {
             "files": str(LAB if confined else lab),
-            "meeting": str(MEETING),
             "keep": [str(path) for path in view.shown if path.is_relative_to("/tmp")],
         }
         settings = json.dumps({"taught": list(taught), "warm": list(warm), "confined": confined, "room": room})
@@ -113,7 +110,7 @@ class Zygote:
             start_new_session=True,
         )
 
-    def worker(self, memory: int = MEMORY, network: Network = Network.OWN) -> Worker:
+    def worker(self, memory: int = MEMORY) -> Worker:
         """A fresh process that has run nothing yet.
 
         Raises:
@@ -125,7 +122,7 @@ class Zygote:
         keeper, their_keeper = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with contextlib.suppress(OSError):
-                socket.send_fds(self._control, [Job(str(folder), limits, network).packed()], [theirs.fileno(), their_keeper.fileno()])
+                socket.send_fds(self._control, [Job(str(folder), limits).packed()], [theirs.fileno(), their_keeper.fileno()])
         finally:
             theirs.close()
             their_keeper.close()
@@ -150,16 +147,6 @@ class Zygote:
         group = Group(hierarchy, limits.memory + limits.scratch + limits.shared_memory, limits.tasks, [pid, *descendants(pid)])
         self._groups.append(group)
         return group
-
-    @contextlib.contextmanager
-    def meeting(self) -> Iterator[str]:
-        """A folder in which the workers of ``Network.ZYGOTE`` can meet; its path as they see it."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder / "meeting"))
-        folder.chmod(0o777)
-        try:
-            yield str(MEETING / folder.name if self.isolation.confines else folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def alive(self) -> bool:

@@ -38,13 +38,12 @@ UNSANDBOXED = "UNSANDBOXED"
 
 @dataclass(frozen=True)
 class View:
-    """What the processes inside see. ``shown``: read-only, each at its own path; of that ``masked`` is as if it were empty; ``placed`` and
-    ``shared``: path inside → folder, the first read-only, the second to be written; ``environment`` is all of their environment."""
+    """What the processes inside see, all read-only. ``shown``: each at its own path; of that ``masked`` is as if it were empty; ``placed``:
+    path inside → folder; ``environment`` is all of their environment."""
 
     shown: tuple[Path, ...]
     masked: tuple[Path, ...] = ()
     placed: Mapping[Path, Path] = field(default_factory=dict)
-    shared: Mapping[Path, Path] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -132,7 +131,6 @@ class Apptainer:
         masks = [part for path in view.masked if not path.is_dir() for part in ("--bind", f"{os.devnull}:{path}:ro")]
         environment = [part for name, value in view.environment.items() for part in ("--env", f"{name}={value}")]
         binds += [part for path, folder in view.placed.items() for part in ("--bind", f"{folder}:{path}:ro")]
-        binds += [part for path, folder in view.shared.items() for part in ("--bind", f"{folder}:{path}:rw")]
         return [
             self.program, "exec", "--userns", "--containall", "--cleanenv", "--no-home", "--no-eval", "--net", "--network", "none",
             "--drop-caps", "all", "--no-privs", "--pwd", "/tmp", *environment, *binds, *masks, str(self.root), *argv,
@@ -264,7 +262,6 @@ def _binds(view: View, inside: bool) -> list[str]:
             arguments += ["--symlink", os.readlink(link), str(link)]
         elif link.is_dir():
             arguments += ["--ro-bind", str(link), str(link)]
-    for option, folders in (("--ro-bind", view.placed), ("--bind", view.shared)):
-        for path, folder in folders.items():
-            arguments += [option, str(path if inside else folder), str(path)]
+    for path, folder in view.placed.items():
+        arguments += ["--ro-bind", str(path if inside else folder), str(path)]
     return arguments

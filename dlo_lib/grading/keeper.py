@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 from dlo_lib.grading import lockdown, seccomp
 from dlo_lib.grading.limits import Limits, descendants
-from dlo_lib.grading.lockdown import Network
 
 REAP_MILLISECONDS = 1000  # between two looks for orphans that have ended
 
@@ -31,27 +30,26 @@ class Job:
 
     folder: str
     limits: Limits
-    network: Network
 
     def packed(self) -> bytes:
         """As JSON."""
-        return json.dumps({"folder": self.folder, "limits": vars(self.limits), "network": self.network.value}).encode()
+        return json.dumps({"folder": self.folder, "limits": vars(self.limits)}).encode()
 
 
 def unpacked(message: bytes) -> Job:
     """The job in ``message``."""
     values = json.loads(message)
-    return Job(values["folder"], Limits(**values["limits"]), Network(values["network"]))
+    return Job(values["folder"], Limits(**values["limits"]))
 
 
 def start_confined(job: Job, channel: int, status: int, room: dict[str, Any]) -> NoReturn:
     """In a child of the zygote: into namespaces of its own, then leave a keeper there. What fails is told on ``status``."""
     with _telling(status):
-        lockdown.enter_namespaces(job.network)
+        lockdown.enter_namespaces()
         if os.fork():
             os._exit(0)
         os.setsid()
-        lockdown.furnish(job.limits, job.network, room["keep"], room["meeting"])
+        lockdown.furnish(job.limits, room["keep"])
         _fill(room["files"], job.folder)
         _keep(job, channel, status, confined=True)
     os._exit(1)

@@ -9,7 +9,6 @@ Reference: namespaces(7), user_namespaces(7), capabilities(7). Cost: about 10 ms
 from __future__ import annotations
 
 import ctypes
-import enum
 import fcntl
 import os
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 from dlo_lib.grading.limits import Limits
 
 MOUNTS, UTS, IPC, USER, PID, NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-READ_ONLY, NO_SUID, NO_DEVICES, NO_EXECUTE, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 8, 0x1000, 0x4000, 0x40000
+NO_SUID, NO_DEVICES, NO_EXECUTE, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 CAPABILITY_VERSION = 0x20080522
 SIOCSIFFLAGS, UP_AND_RUNNING = 0x8914, 0x41
@@ -29,14 +28,7 @@ WORK = Path("/tmp/work")  # where a worker's cells run: the only home they have
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Network(enum.Enum):
-    """What a worker can talk to. Neither leads out of the sandbox."""
-
-    OWN = "own"  # a loopback that nobody else has
-    ZYGOTE = "zygote"  # the zygote's loopback, where ranks of one run meet, and the folder they meet in
-
-
-def enter_namespaces(network: Network) -> None:
+def enter_namespaces() -> None:
     """Into namespaces of its own; the next child is the first process of the new pid namespace.
 
     Raises:
@@ -44,18 +36,17 @@ def enter_namespaces(network: Network) -> None:
     """
     user, group = os.getuid(), os.getgid()
     prctl(PR_SET_DUMPABLE, 1)  # else the kernel keeps the maps below to root
-    _call("unshare", USER | MOUNTS | PID | IPC | UTS | (NET if network is Network.OWN else 0))
+    _call("unshare", USER | MOUNTS | PID | IPC | UTS | NET)
     for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{file}", "w", encoding="ascii") as map_:
             map_.write(text)
 
 
-def furnish(limits: Limits, network: Network, keep: Sequence[str], meeting: str) -> None:
+def furnish(limits: Limits, keep: Sequence[str]) -> None:
     """Mount what a worker sees instead of the zygote's; must be the first process of its pid namespace.
 
     Args:
         keep: paths below /tmp that stay visible: an interpreter, or the library, may be installed there.
-        meeting: folder of the zygote in which ranks of a run meet; hidden from the others.
     """
     prctl(PR_SET_DUMPABLE, 0)  # it has the student's uid: nothing of it may be read or traced
     _mount("none", "/", "", RECURSIVE | PRIVATE)
@@ -65,9 +56,7 @@ def furnish(limits: Limits, network: Network, keep: Sequence[str], meeting: str)
         _mount("tmpfs", path, "tmpfs", NO_SUID | NO_DEVICES, f"size={size},nr_inodes={limits.inodes},mode=1777")
     for path, descriptor in kept:
         _put_back(path, descriptor)
-    if network is Network.OWN:
-        _mount("tmpfs", meeting, "tmpfs", READ_ONLY | NO_SUID | NO_DEVICES, "size=4k")
-        _loopback_up()
+    _loopback_up()
     WORK.mkdir()
     with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
         file.write("0")

@@ -119,6 +119,11 @@ class Worker:
         """Its own number and those of all it started, as this process numbers them."""
         return list(descendants(self._keeper))
 
+    def charged(self) -> float:
+        """Seconds that the last question has taken so far, without those in which it waited for a processor."""
+        passed, starved = time.monotonic() - self._asked, self.usage().starved - self._before.starved
+        return passed - min(passed, max(0.0, starved))
+
     def more_time(self, deadline: float) -> float:
         """Seconds that it is still owed at ``deadline`` for the question it was last asked; 0 when it has had its time.
 

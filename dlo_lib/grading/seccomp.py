@@ -9,8 +9,10 @@ Reference: Documentation/userspace-api/seccomp_filter.rst of the Linux kernel. C
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import functools
 import platform
 import socket
 import struct
@@ -55,6 +57,7 @@ class Machine:
     column: int
 
 
+MACHINE = platform.machine()
 MACHINES = {"x86_64": Machine(0xC000003E, 0), "aarch64": Machine(0xC00000B7, 1), "arm64": Machine(0xC00000B7, 1)}
 
 
@@ -62,15 +65,13 @@ class Unfiltered(OSError):
     """There is no filter for this processor, or the kernel takes none."""
 
 
-def install(machine: str = platform.machine()) -> None:
+def install(machine: str = MACHINE) -> None:
     """Filter the calls of this process and of all it will start, for good. It must be single-threaded.
 
     Raises:
         Unfiltered: the kernel takes no filter, or none is written for this processor.
     """
-    if machine not in MACHINES:
-        raise Unfiltered(errno.ENOSYS, f"no seccomp filter for {machine}")
-    code = program(MACHINES[machine])
+    code = program(_machine(machine))
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(text))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -78,6 +79,19 @@ def install(machine: str = platform.machine()) -> None:
         raise Unfiltered(ctypes.get_errno(), "the kernel takes no seccomp filter")
 
 
+def prepare() -> None:
+    """Build the filter, so that forks of this process need not."""
+    with contextlib.suppress(Unfiltered):
+        program(_machine(MACHINE))
+
+
+def _machine(name: str) -> Machine:
+    if name not in MACHINES:
+        raise Unfiltered(errno.ENOSYS, f"no seccomp filter for {name}")
+    return MACHINES[name]
+
+
+@functools.cache
 def program(machine: Machine) -> bytes:
     """The filter's instructions, 8 bytes each: a call of another architecture kills, a refused one fails, all others pass."""
     column = machine.column

@@ -18,7 +18,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from dlo_lib.grading import keeper, lockdown
+from dlo_lib.grading import keeper, lockdown, seccomp
 
 
 def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
@@ -28,6 +28,7 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     withhold(settings["taught"])
     _warm(settings["warm"])
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)
+    seccomp.prepare()
     control = socket.socket(fileno=descriptor)
     start = keeper.start_confined if settings["confined"] else keeper.start_plain
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -94,9 +94,7 @@ def test_the_folder_of_compiled_forms_is_masked_before_it_exists(tmp_path: Path,
     assert "some_package" not in sys.modules
 
 
-VIEW = View(
-    (Path("/usr/bin"), Path("/opt/venv/lib")), (Path("/opt/venv/lib/taught.py"),), {Path("/lab"): Path("/srv/lab")}, {}, {"LANG": "C"}
-)
+VIEW = View((Path("/usr/bin"), Path("/opt/venv/lib")), (Path("/opt/venv/lib/taught.py"),), {Path("/lab"): Path("/srv/lab")}, {"LANG": "C"})
 
 
 def test_bubblewraps_command_line_shares_nothing_with_the_machine() -> None:
