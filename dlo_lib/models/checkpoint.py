@@ -23,7 +23,7 @@ from torch import Tensor
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import full_disk_as_os_error, write_aside
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf
-from dlo_lib.models.llama import Llama
+from dlo_lib.models.llama import Llama, LlamaConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
@@ -69,7 +69,7 @@ def load_checkpoint(
         UserError: no such checkpoint, a damaged file, or tensors that are missing, unexpected or of another shape (all are named).
     """
     folder = find_checkpoint(name)
-    config = config_from_hf(_read_json(folder / CONFIG))
+    config = read_config(folder)
     with ExitStack() as stack:
         stored = _Stored(stack, _weight_files(folder))
         model = Llama(config, checkpointing, device="meta", dtype=dtype or stored.dtype(_EMBEDDING)).to_empty(device=device)
@@ -81,6 +81,15 @@ def load_checkpoint(
         if config.tied_embeddings and _OUTPUT in stored.file_of:
             stored.check_equal(folder, _OUTPUT, wanted[_EMBEDDING])
     return model
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """The sizes that a checkpoint's ``config.json`` says.
+
+    Raises:
+        UserError: it is missing, damaged, or of another kind of model.
+    """
+    return config_from_hf(_read_json(folder / CONFIG))
 
 
 def save_checkpoint(model: Llama, folder: str | Path, *, dtype: torch.dtype | None = None, max_shard_bytes: int = 5 * 10**9) -> None:
@@ -119,6 +128,17 @@ def save_checkpoint(model: Llama, folder: str | Path, *, dtype: torch.dtype | No
     for old in {folder / WEIGHTS, folder / INDEX, *folder.glob("model-*-of-*.safetensors")}:
         if old.name not in files and old.name not in texts:
             old.unlink(missing_ok=True)
+
+
+def save_config(config: LlamaConfig, folder: Path) -> None:
+    """Write ``config.json`` alone, beside weights that are stored in another way.
+
+    Raises:
+        UserError: no space left.
+    """
+    with write_aside(folder / CONFIG) as aside:
+        aside.write_text(json.dumps(config_to_hf(config, torch.float32), indent=2) + "\n", encoding="utf-8")
+        _sync(aside)
 
 
 class _Stored:

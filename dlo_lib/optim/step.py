@@ -74,6 +74,7 @@ def train_step(
     scaler: torch.amp.GradScaler | None = None,
     max_norm: float | None = None,
     group: dist.ProcessGroup | None = None,
+    sync_each: bool = False,
     on_phase: Callable[[Phase], None] = lambda phase: None,
 ) -> StepResult:
     """One optimiser step over ``micro_batches``; gradients are None before and after it.
@@ -82,10 +83,11 @@ def train_step(
         model: inputs (batch, seq) to logits (batch, seq, vocab). With ``no_sync()`` (a context without gradient communication) and
             ``finish_grad_sync()`` (waits for it) it is a data-parallel one; with ``accumulate_gradients()`` a pipeline.
         micro_batches: pairs of inputs and targets, both (batch, seq) int64 on the model's device; a target of ``IGNORE_INDEX`` is not
-            learned. Their gradients are summed and communicated once.
+            learned. Their gradients are summed and communicated once (but see ``sync_each``).
         scaler: scales the loss for fp16 and skips the step when a gradient overflowed.
         max_norm: clips the gradients to this global 2-norm.
         group: the ranks over which ``model`` averages gradients; None for this process alone.
+        sync_each: communicate after each micro-batch, so that a model whose gradients are sharded holds no more than its shards of them.
         on_phase: called with the phase that begins.
     """
     world_size = dist.get_world_size(group) if group is not None else 1
@@ -103,7 +105,7 @@ def train_step(
     if accumulate is not None:  # a pipeline has its own way through the micro-batches
         loss_sum = accumulate(micro_batches, loss_of, precision, scaler)
     else:
-        loss_sum = _accumulate_gradients(model, micro_batches, loss_of, precision, scaler, on_phase)
+        loss_sum = _accumulate_gradients(model, micro_batches, loss_of, precision, scaler, sync_each, on_phase)
     getattr(model, "finish_grad_sync", lambda: None)()
     reporting = dist.all_reduce(loss_sum, group=group, async_op=True) if group is not None else None  # hides behind the optimiser
 
@@ -140,13 +142,14 @@ def _accumulate_gradients(
     loss_of: LossOf,
     precision: Precision,
     scaler: torch.amp.GradScaler | None,
+    sync_each: bool,
     on_phase: Callable[[Phase], None],
 ) -> Tensor:
     """Forward and backward of each micro-batch; the gradients are communicated with the last one's. The sum of the losses, ()."""
     loss_sum = torch.zeros((), device=micro_batches[0][0].device)
     for index, (inputs, targets) in enumerate(micro_batches):
         last = index == len(micro_batches) - 1
-        with contextlib.nullcontext() if last else getattr(model, "no_sync", contextlib.nullcontext)():
+        with contextlib.nullcontext() if last or sync_each else getattr(model, "no_sync", contextlib.nullcontext)():
             on_phase(Phase.FORWARD)
             with torch.autocast(inputs.device.type, precision.dtype, enabled=precision is not Precision.FP32):
                 logits = model(inputs)

@@ -110,10 +110,11 @@ class FSDP(nn.Module):
         self._keep_whole = reshard_after_forward is False
         smaller = None if isinstance(reshard_after_forward, bool) else neighbours_group(group, reshard_after_forward)
         device = device or next(module.parameters(), torch.empty(0)).device
+        self.pool = Pool(device, keep_buffers if keep_buffers is not None else device.type == "cpu")
         self._layout = Layout(
             group,
             wire or best_wire(group, device),
-            Pool(device, keep_buffers if keep_buffers is not None else device.type == "cpu"),
+            self.pool,
             device,
             shard_device or device,
             compute_dtype,
@@ -126,7 +127,9 @@ class FSDP(nn.Module):
             for ranks in (group, replicas):
                 if ranks is not None:
                     broadcast_from_first([*module.parameters(), *module.buffers()], ranks, 25 * MIB)
-        self.units = [Unit(plan, self._layout, values or (lambda param: param.detach())) for plan in plans]
+        self.units: list[Unit] = []
+        while plans:  # a plan refers to the whole parameters: they go unit by unit
+            self.units.append(Unit(plans.pop(0), self._layout, values or (lambda param: param.detach())))
 
         self._sync = True  # False inside no_sync
         runs = [(unit, run) for unit in self.units for run in unit.runs]
@@ -278,9 +281,9 @@ class FSDP(nn.Module):
         gradient, param.grad = param.grad, None
         assert gradient is not None
         if gradient.is_sparse:
-            raise UserError(f"{slot.place.name} has a sparse gradient: use sparse=False")
+            raise UserError(f"{slot.name} has a sparse gradient: use sparse=False")
         if slot.arrived:
-            raise UserError(f"{slot.place.name} got a second gradient in one backward: use checkpoint(..., use_reentrant=False)")
+            raise UserError(f"{slot.name} got a second gradient in one backward: use checkpoint(..., use_reentrant=False)")
         unit.pack(slot, gradient)
         if unit.missing == 0 and self._sync:
             self._reduce(unit)
@@ -322,7 +325,7 @@ class FSDP(nn.Module):
             absent, self._absent, self._reducing = self._absent, [], []
         self._end_pass()
         if self._sync and absent and not self.find_unused_parameters:
-            names = ", ".join(slot.place.name for slot in absent)
+            names = ", ".join(slot.name for slot in absent)
             raise UserError(
                 f"no gradient on this rank for {names}: freeze what is not trained before wrapping, or pass find_unused_parameters=True"
             )

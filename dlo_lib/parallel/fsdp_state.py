@@ -18,7 +18,7 @@ from dlo_lib.parallel.unit import Slot, Unit
 def slots_by_name(module: nn.Module, units: Sequence[Unit]) -> dict[str, Slot]:
     """Each parameter's slot under every name that the module has for it."""
     names = {id(inner): name for name, inner in module.named_modules()}
-    owners = [(inner, attribute, slot) for unit in units for slot in unit.slots for inner, attribute in slot.place.owners]
+    owners = [(inner, attribute, slot) for unit in units for slot in unit.slots for inner, attribute in slot.owners]
     return {f"{names[id(inner)]}.{attribute}".lstrip("."): slot for inner, attribute, slot in owners}
 
 

@@ -6,6 +6,8 @@ longer than to copy it. An accelerator's allocator keeps what is given back by i
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,10 +17,17 @@ class Pool:
 
     def __init__(self, device: torch.device, keep: bool) -> None:
         self._device, self._keep = device, keep
+        self.on_take: Callable[[Tensor], None] = lambda tensor: None
+        """Is told of what is lent, as it is: for those who count memory."""
         self._free: list[Tensor] = []
 
     def take(self, numel: int, dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor, (numel,)."""
+        tensor = self._take(numel, dtype)
+        self.on_take(tensor)
+        return tensor
+
+    def _take(self, numel: int, dtype: torch.dtype) -> Tensor:
         if not self._keep:
             return torch.empty(numel, dtype=dtype, device=self._device)
         size = numel * dtype.itemsize

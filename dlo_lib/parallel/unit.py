@@ -38,7 +38,8 @@ class State(enum.Enum):
 class Slot:
     """One parameter of a unit. ``offset`` and ``numel`` are those of its part, padding included, in a rank's row."""
 
-    place: Place
+    name: str
+    owners: list[tuple[nn.Module, str]]
     offset: int
     numel: int
     shard: nn.Parameter
@@ -92,7 +93,7 @@ class Unit:
         for place, size in zip(plan.places, self._sizes):
             self.slots.append(self._slot(place, offset, size, values(place.param)))
             offset += size
-        self.trained = [slot for slot in self.slots if slot.place.param.requires_grad]  # the first ones: see Plan
+        self.trained = [slot for slot in self.slots if slot.shard.requires_grad]  # the first ones: see Plan
         self.trained_numel = sum(slot.numel for slot in self.trained)
         self.missing = len(self.trained)  # gradients of this pass that have not arrived
         self._packed: Tensor | None = None
@@ -111,7 +112,7 @@ class Unit:
         # .data: with the same version counter, refilling the memory would count as a change of what autograd has saved.
         whole = nn.Parameter(flat[: param.numel()].view(param.shape).data, requires_grad=param.requires_grad)
         _shrink(flat)
-        return Slot(place, offset, size, shard, whole, flat.view(self.ranks, size))
+        return Slot(place.name, place.owners, offset, size, shard, whole, flat.view(self.ranks, size))
 
     def _part(self, value: Tensor) -> Tensor:
         """The rows of ``value`` that this rank keeps."""
@@ -122,7 +123,7 @@ class Unit:
     def _put(self, whole: bool) -> None:
         for slot in self.slots:
             chosen = slot.whole if whole else slot.shard
-            for module, attribute in slot.place.owners:
+            for module, attribute in slot.owners:
                 module._parameters[attribute] = chosen
 
     @torch.no_grad()

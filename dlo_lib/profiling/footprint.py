@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlo_lib.errors import UserError
 from dlo_lib.models import LlamaConfig
 from dlo_lib.optim import Phase, Precision
 from dlo_lib.profiling.settings import OptimizerStep, Parallel, StepSettings
@@ -73,9 +74,11 @@ def memory_footprint(
     """The memory of one rank during a training step; arguments as for ``measure_memory``.
 
     Raises:
-        UserError: an unknown name or a size below 1.
+        UserError: an unknown name, a size below 1, or a form of parallel training that has no formula here.
     """
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, parallel, bucket_view, world_size)
+    if chosen.parallel not in (Parallel.NONE, Parallel.DDP):
+        raise UserError(f'no formula for parallel="{chosen.parallel.value}": use "none" or "ddp", or measure_memory')
     weights, sizes = WeightSizes.of(chosen), ActivationSizes.of(chosen)
     always = {
         Part.WEIGHTS: weights.all,

@@ -26,21 +26,14 @@ from torch.torch_version import TorchVersion
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
-from dlo_lib.parallel.ddp import DDP
+from dlo_lib.parallel.forms import FORMS, Parallel, Spread
+from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.profiling.report import MemoryReport
-from dlo_lib.profiling.settings import OptimizerStep, Parallel, StepSettings
+from dlo_lib.profiling.settings import OptimizerStep, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
 
-
-def _alone(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> nn.Module:
-    return model
-
-
-def _ddp(model: Llama, group: dist.ProcessGroup | None, bucket_view: bool) -> nn.Module:
-    return DDP(model, group=group, gradient_as_bucket_view=bucket_view, keep_buckets=False)  # as on the GPU that fake tensors stand for
-
-
-_WRAPPED: dict[Parallel, Callable[[Llama, dist.ProcessGroup | None, bool], nn.Module]] = {Parallel.NONE: _alone, Parallel.DDP: _ddp}
+GPUS_PER_NODE = 8
+"""Ranks that share one copy of the model in hybrid sharding, if there are so many."""
 
 
 def measure_memory(
@@ -64,7 +57,8 @@ def measure_memory(
         checkpointing: keep only each block's input for backward.
         optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd or sgd-momentum.
         fused: ``True`` for the fused step, ``False`` for foreach, or an ``OptimizerStep``.
-        parallel: "none" or "ddp".
+        parallel: "none", "ddp", or sharded: "fsdp", or "hsdp" with a copy for every 8 ranks. Sharded training gathers parameters in
+            ``precision`` rather than by autocast.
         bucket_view: with DDP, gradients are views of the communication buckets and not copied into them.
         world_size: ranks, of which this process plays the first; the others are pretended.
 
@@ -87,7 +81,8 @@ def record_step(chosen: StepSettings, tracker: MemoryTracker, group: dist.Proces
         llama = Llama(chosen.config, checkpointing=chosen.checkpointing)
         tracker.claim(llama.parameters(), Part.WEIGHTS)
         _claim_gradients(llama, tracker)  # as autograd leaves them,
-        wrapped = _WRAPPED[chosen.parallel](llama, group, chosen.bucket_view)
+        wrapped = FORMS[chosen.parallel].wrap(llama, _spread(chosen, group))
+        _claim_units(wrapped, tracker)
         _claim_gradients(llama, tracker)  # and as the hooks of parallel training do
         optimizer = chosen.optimizer.make(llama.parameters(), chosen.step)
         _warm_up(optimizer)
@@ -103,9 +98,19 @@ def record_step(chosen: StepSettings, tracker: MemoryTracker, group: dist.Proces
                 [(inputs, targets)],
                 precision=chosen.precision,
                 group=group,
-                on_phase=lambda phase: _enter(phase, tracker),
+                on_phase=lambda phase: _enter(phase, tracker, llama),
             )
         return MemoryReport(tuple(tracker.events()))
+
+
+def _spread(chosen: StepSettings, group: dist.ProcessGroup | None) -> Spread:
+    return Spread(
+        group,
+        compute_dtype=chosen.precision.dtype,
+        bucket_view=chosen.bucket_view,
+        keep_buffers=False,  # as on the GPU that fake tensors stand for
+        shard_size=min(GPUS_PER_NODE, chosen.world_size),
+    )
 
 
 def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> int:
@@ -156,13 +161,25 @@ _SCOPES = {
 }
 
 
-def _enter(phase: Phase, tracker: MemoryTracker) -> None:
+def _enter(phase: Phase, tracker: MemoryTracker, model: Llama) -> None:
     tracker.phase, tracker.scope = phase, _SCOPES[phase]
+    tracker.claim((param.grad for param in model.parameters() if param.grad is not None), Part.GRADIENTS)  # of shards: from no backward
 
 
 def _claim_gradients(model: Llama, tracker: MemoryTracker) -> None:
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda held: tracker.claim([held.grad], Part.GRADIENTS))
+
+
+def _claim_units(model: nn.Module, tracker: MemoryTracker) -> None:
+    """Shards are weights; what is gathered, packed and received comes and goes, and is said by the model as it does."""
+    if isinstance(model, FSDP):
+        tracker.claim((unit.shards for unit in model.units), Part.WEIGHTS)
+        for unit in model.units:
+            tracker.claim((slot.parts for slot in unit.slots), Part.UNITS)
+            for slot in unit.trained:
+                slot.whole.register_hook(lambda gradient: tracker.claim([gradient], Part.GRADIENTS))
+        model.pool.on_take = lambda message: tracker.claim([message], Part.UNITS)
 
 
 def _watch_head(model: Llama, tracker: MemoryTracker) -> None:

@@ -26,6 +26,7 @@ COLOURS = {
     Part.BUFFERS: "#999999",
     Part.GRADIENTS: "#009E73",
     Part.CAST_WEIGHTS: "#3B4A6B",
+    Part.UNITS: "#8C6D31",
     Part.ACTIVATIONS: "#E69F00",
     Part.LOGITS_AND_LOSS: "#D55E00",
     Part.STEP_TEMPORARIES: "#CC79A7",

@@ -12,6 +12,7 @@ import torch
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
+from dlo_lib.parallel.forms import Parallel
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -49,13 +50,6 @@ OPTIMIZERS = {
     "sgd": OptimizerKind(torch.optim.SGD, {}, states=0, denominator=False),
     "sgd-momentum": OptimizerKind(torch.optim.SGD, {"momentum": 0.9}, states=1, denominator=False),
 }
-
-
-class Parallel(enum.Enum):
-    """How the work is spread over ranks."""
-
-    NONE = "none"
-    DDP = "ddp"
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class StepSettings:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         how = named(Parallel, "parallel", parallel)
         if how is Parallel.NONE and world_size > 1:
-            raise UserError(f'world_size is {world_size} with parallel="none": use 1, or parallel="ddp"')
+            raise UserError(f'world_size is {world_size} with parallel="none": use 1, or parallel="ddp" or another form')
         if isinstance(fused, bool):
             fused = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
         return cls(

@@ -36,6 +36,8 @@ class Part(enum.Enum):
     """What clipping and the optimiser's step allocate and free again."""
     CAST_WEIGHTS = "cast weights"
     """The low-precision copies of the weights that autocast makes in forward and backward still needs; they do not grow with the batch."""
+    UNITS = "gathered units"
+    """Sharded training: parameters that are whole for the moment, and the messages that bring them and take their gradients away."""
     ACTIVATIONS = "activations"
     """What forward keeps for backward, gradients of activations, and the temporaries of both, from the embedding to the last norm."""
     LOGITS_AND_LOSS = "logits and loss"

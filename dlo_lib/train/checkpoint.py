@@ -3,7 +3,8 @@
 ``step-000100/`` holds the model as a Hugging Face checkpoint (``config.json``, ``model*.safetensors``), ``optimizer.safetensors`` (each
 tensor named ``<state>.<parameter>``), ``rank-00000.safetensors`` for every rank (random states, place in the data) and
 ``checkpoint.json`` with all else, and with the size and CRC-32 of every file. Nothing is pickled: a checkpoint from anywhere can be read
-without running its code.
+without running its code. Sharded training writes no whole model: ``sharded/`` is in the format of ``torch.distributed.checkpoint``, every
+rank's shards in a file of its own, and may be resumed on another number of ranks. (That format is pickled.)
 
 It is written as ``.step-000100.part``, synced and renamed when every rank has written its share; then ``latest``, a link, is turned to
 it; older ones are removed last. So whatever happens in between, the newest folder of that name is whole.
@@ -23,14 +24,17 @@ from typing import Any
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
-from dlo_lib.models.checkpoint import save_checkpoint
+from dlo_lib.models.checkpoint import save_checkpoint, save_config
+from dlo_lib.parallel import FSDP
+from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control
 from dlo_lib.train.disk import writing
-from dlo_lib.train.state import RankState, TrainState, load_optimizer, load_rank, save_optimizer, save_rank
+from dlo_lib.train.state import RankState, TrainState, load_optimizer, load_place_in_data, load_rank, save_optimizer, save_rank
 
 MANIFEST = "checkpoint.json"
 OPTIMIZER = "optimizer.safetensors"
+SHARDED = "sharded"
 LATEST = "latest"
 
 
@@ -45,10 +49,19 @@ class Checkpoint:
     config: dict[str, Any]
     scaler: dict[str, Any] | None
 
-    def restore(self, state: TrainState, rank: int) -> None:
-        """Put the optimiser, the scaler, the sampler and this rank's random states back; the model is loaded when it is built."""
-        load_optimizer(self.folder / OPTIMIZER, state)
-        load_rank(self.folder / _rank_file(rank), state)
+    def restore(self, state: TrainState, rank: int, world_size: int, control: Control) -> None:
+        """Put back the optimiser, the scaler, the sampler and, on as many ranks as before, this rank's random states; called by every
+        rank. Shards are read here; a model that is whole was loaded when it was built.
+        """
+        if isinstance(state.spread, FSDP):
+            load_sharded(self.folder / SHARDED, state.spread, state.optimizer)
+        with control.together():
+            if not isinstance(state.spread, FSDP):
+                load_optimizer(self.folder / OPTIMIZER, state)
+            if world_size == self.world_size:
+                load_rank(self.folder / _rank_file(rank), state)
+            else:
+                load_place_in_data(self.folder / _rank_file(0), state)
         if state.scaler is not None and self.scaler is not None:
             state.scaler.load_state_dict(self.scaler)
         state.step, state.tokens = self.step, self.tokens
@@ -96,9 +109,13 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
                 for left in target.parent.glob(".step-*.part"):  # by a run that was killed
                     shutil.rmtree(left)
                 aside.mkdir(parents=True)
+        if isinstance(state.spread, FSDP):
+            save_sharded(aside / SHARDED, state.spread, state.optimizer)
         with control.together(), writing(target):
             save_rank(aside / _rank_file(rank), state, RankState.now())
-            if rank == 0:
+            if rank == 0 and isinstance(state.spread, FSDP):
+                save_config(state.model.config, aside)
+            elif rank == 0:
                 save_checkpoint(state.model, aside)
                 save_optimizer(aside / OPTIMIZER, state)
         with control.together(), writing(target):
@@ -116,8 +133,8 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
 
 def _write_manifest(folder: Path, state: TrainState, config: TrainConfig, world_size: int) -> None:
     files = {}
-    for path in sorted(folder.iterdir()):
-        files[path.name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
         _sync(path)
     manifest = {
         "step": state.step,

@@ -36,6 +36,7 @@ class TrainConfig:
 
     model: Annotated[str, Option("name of a configuration, or checkpoint to start from: folder, or name below $DSDIR")] = "tiny"
     parallel: Annotated[Parallel, Option("how the work is spread over ranks")] = Parallel.NONE
+    shard_size: Annotated[int, Option("hsdp: consecutive ranks that share one copy of the model; 0: those of a node")] = 0
     data: Annotated[str, Option("name of a data set, or folder of a Hugging Face one")] = "python"
     seq: Annotated[int, Option("tokens in a sequence")] = 128
     batch: Annotated[int, Option("sequences in a micro-batch of one rank")] = 8
@@ -61,7 +62,7 @@ class TrainConfig:
         object.__setattr__(self, "out", Path(self.out))
         for name in ("seq", "batch", "accumulation", "steps", "keep", "log_every"):
             self._at_least(name, 1)
-        for name in ("warmup", "weight_decay", "clip", "checkpoint_every", "seed"):
+        for name in ("warmup", "weight_decay", "clip", "checkpoint_every", "seed", "shard_size"):
             self._at_least(name, 0)
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")

@@ -18,11 +18,10 @@ from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
-from dlo_lib.profiling.settings import Parallel
+from dlo_lib.parallel.forms import FORMS, Parallel
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control, Verdict
-from dlo_lib.train.forms import FORMS
 from dlo_lib.train.prepare import Prepared, open_out, prepare
 from dlo_lib.train.report import reporter
 from dlo_lib.train.signals import StopRequests
@@ -68,12 +67,11 @@ def train(config: TrainConfig) -> TrainResult:
 
 
 def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control, requests: StopRequests) -> TrainResult:
-    state, checkpoint = prepared.state, prepared.checkpoint
+    checkpoint = prepared.checkpoint
     group = dist.group.WORLD if dist.is_initialized() else None
-    model = FORMS[config.parallel](state.model, group)
+    state = prepared.spread(config, here, group)
     if checkpoint is not None:
-        with control.together():
-            checkpoint.restore(state, here.rank)
+        checkpoint.restore(state, here.rank, here.world_size, control)
     saved = checkpoint.folder if checkpoint else None
     stream = batches(prepared.dataset, state.sampler.endless(), here.device)
     tokens = torch.tensor(state.tokens, device=here.device)
@@ -89,13 +87,14 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
                 parameters["lr"] = config.learning_rate(state.step)
             try:
                 result = train_step(
-                    model,
+                    state.spread,
                     state.optimizer,
                     [next(stream) for _ in range(config.accumulation)],
                     precision=config.precision,
                     scaler=state.scaler,
                     max_norm=config.clip or None,
                     group=group,
+                    sync_each=FORMS[config.parallel].sharded,
                 )
             except torch.OutOfMemoryError as error:
                 raise UserError(

@@ -1,25 +1,30 @@
 """From a configuration to a run that is ready to step: data, model, optimiser, and all of it as a checkpoint left it when there is one.
 
-Nothing here communicates, so every rank can fail alone and all of them say so together. What cannot be trained is found before anything
+Preparing does not communicate: every rank can fail alone, and all of them say so together. What cannot be trained is found before anything
 is written: ``out`` is touched last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.launch import Place
 from dlo_lib.models import Llama, model_config
-from dlo_lib.models.checkpoint import load_checkpoint
+from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
-from dlo_lib.profiling.settings import OptimizerStep, Parallel
+from dlo_lib.parallel.deferred_init import deferred_init
+from dlo_lib.parallel.forms import FORMS, Parallel, Spread
+from dlo_lib.parallel.grad_scaler import ShardedGradScaler
+from dlo_lib.profiling.settings import OptimizerStep
 from dlo_lib.train.checkpoint import Checkpoint, newest
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.disk import writing
@@ -29,14 +34,35 @@ from dlo_lib.train.state import TrainState, seed_everything
 BETAS = (0.9, 0.95)
 """AdamW's, as the Llama papers have them."""
 
+Values = Callable[[nn.Parameter], Tensor]
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the loop needs; ``checkpoint`` is what it goes on from, or None."""
+    """What the loop needs; ``checkpoint`` is what it goes on from, or None. ``values`` are those of a model without storage."""
 
-    state: TrainState
+    model: Llama
+    values: Values | None
+    sampler: RankSampler
     dataset: TokenDataset
     checkpoint: Checkpoint | None
+
+    def spread(self, config: TrainConfig, place: Place, group: dist.ProcessGroup | None) -> TrainState:
+        """The model spread over ``group``, and an optimiser for what this rank then holds; communicates.
+
+        Raises:
+            UserError: a form that these ranks cannot take, on every rank alike.
+        """
+        form = FORMS[config.parallel]
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        computes_in = config.precision.dtype if config.precision is not Precision.FP32 else None
+        shard_size = config.shard_size or place.local_world_size
+        spread = form.wrap(self.model, Spread(group, place.device, self.values, computes_in, shard_size=shard_size))
+        scaler: torch.amp.GradScaler | None = None
+        if config.precision is Precision.FP16:
+            kind = place.device.type
+            scaler = ShardedGradScaler(kind, group) if form.sharded and group is not None else torch.amp.GradScaler(kind)
+        return TrainState(self.model, spread, parameters, _optimizer(config, self.model), self.sampler, scaler)
 
 
 def prepare(config: TrainConfig, place: Place) -> Prepared:
@@ -49,7 +75,7 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
         raise UserError(f"parallel none trains on one rank, this job has {place.world_size}: use --parallel ddp, or start one rank")
     checkpoint = _resumed(config, place) if config.resume else None
     seed_everything(config.seed)  # the same weights on every rank, and the same as on one
-    model = _model(config, checkpoint, place.device)
+    model, values = _model(config, checkpoint, place.device)
     dataset = open_dataset(config.data, config.seq)
     if dataset.vocab_size > model.config.vocab_size:
         raise UserError(
@@ -59,9 +85,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     if config.seq > model.config.max_positions:
         raise UserError(f"seq is {config.seq}: {config.model} has {model.config.max_positions} positions; use at most that")
     sampler = RankSampler(len(dataset), config.batch, place.rank, place.world_size, seed=config.seed)
-    scaler = torch.amp.GradScaler(place.device.type) if config.precision is Precision.FP16 else None
     seed_everything(config.seed + 1 + place.rank)  # what is drawn from here on is each rank's own
-    return Prepared(TrainState(model, _optimizer(config, model), sampler, scaler), dataset, checkpoint)
+    return Prepared(model, values, sampler, dataset, checkpoint)
 
 
 def open_out(config: TrainConfig, resumed: bool) -> None:
@@ -81,7 +106,7 @@ def _resumed(config: TrainConfig, place: Place) -> Checkpoint | None:
     if checkpoint is None:
         return None
     cure = f"start anew from its weights with --model {checkpoint.folder} and another --out"
-    if checkpoint.world_size != place.world_size:
+    if checkpoint.world_size != place.world_size and not FORMS[config.parallel].sharded:
         raise UserError(
             f"{checkpoint.folder} was written by {checkpoint.world_size} ranks, this job has {place.world_size}: use as many, or {cure}"
         )
@@ -90,12 +115,21 @@ def _resumed(config: TrainConfig, place: Place) -> Checkpoint | None:
     return checkpoint
 
 
-def _model(config: TrainConfig, checkpoint: Checkpoint | None, device: torch.device) -> Llama:
+def _model(config: TrainConfig, checkpoint: Checkpoint | None, device: torch.device) -> tuple[Llama, Values | None]:
+    """The model on the device; one that will be sharded has no storage, for it may fit on no rank, and its values are given apart."""
+    sharded = FORMS[config.parallel].sharded
     source = str(checkpoint.folder) if checkpoint else config.model
+    if checkpoint is not None and sharded:
+        model = Llama(read_config(checkpoint.folder), checkpointing=config.checkpointing, device="meta")
+        return model, lambda parameter: torch.zeros(parameter.shape, dtype=parameter.dtype)  # until the shards are read
     if "/" in source or Path(source).is_dir():
         # Weights that are trained are fp32, whatever is stored: a step in bf16 would be lost in their rounding.
-        return load_checkpoint(source, dtype=torch.float32, checkpointing=config.checkpointing, device=device)
-    return Llama(model_config(config.model), checkpointing=config.checkpointing).to(device)  # drawn on CPU: the same on every device
+        return load_checkpoint(source, dtype=torch.float32, checkpointing=config.checkpointing, device=device), None
+    if sharded:
+        with deferred_init() as recipe:
+            model = Llama(model_config(config.model), checkpointing=config.checkpointing)
+        return model, recipe.value
+    return Llama(model_config(config.model), checkpointing=config.checkpointing).to(device), None  # drawn on CPU: the same everywhere
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:

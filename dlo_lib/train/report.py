@@ -67,7 +67,7 @@ class Reporter(Quiet):
                 "{model}, {parameters:,} parameters, {parallel} on {ranks} x {device}: "
                 "steps {first} to {last} of {sequences} sequences of {seq} tokens",
                 model=config.model,
-                parameters=sum(parameter.numel() for parameter in state.model.parameters()),
+                parameters=state.parameters,
                 parallel=config.parallel.value,
                 ranks=place.world_size,
                 device=place.device.type,

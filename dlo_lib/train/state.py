@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlo_lib.data import RankSampler
 from dlo_lib.files import full_disk_as_os_error
@@ -25,9 +25,13 @@ from dlo_lib.models import Llama
 
 @dataclass
 class TrainState:
-    """``model`` is the plain module, below what spreads it over ranks; ``tokens`` are the valid ones learned from, on all ranks."""
+    """``model`` is the plain module, below ``spread``, which spreads it over ranks; ``tokens`` are the valid ones learned from, on all
+    ranks; ``parameters`` how many the model has, on all ranks together.
+    """
 
     model: Llama
+    spread: nn.Module
+    parameters: int
     optimizer: torch.optim.Optimizer
     sampler: RankSampler
     scaler: torch.amp.GradScaler | None
@@ -73,9 +77,16 @@ def save_rank(path: Path, state: TrainState, random_state: RankState) -> None:
 
 
 def load_rank(path: Path, state: TrainState) -> None:
+    """Put back what ``save_rank`` wrote on this rank."""
     tensors, plain = _read(path)
     state.sampler.load_state_dict(plain["sampler"])
     RankState(tensors, plain["random"]).put_back()
+
+
+def load_place_in_data(path: Path, state: TrainState) -> None:
+    """The same from any rank's file, without the random state, which is that rank's own."""
+    _, plain = _read(path)
+    state.sampler.load_state_dict(plain["sampler"])
 
 
 def save_optimizer(path: Path, state: TrainState) -> None:

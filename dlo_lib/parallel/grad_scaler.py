@@ -1,0 +1,33 @@
+"""Loss scaling for fp16 where each rank holds its own part of the gradients: an overflow on one rank is one for all.
+
+A rank sees only its shards overflow; if it alone skipped the step, the shards would no longer be of one model. So the flag that
+``GradScaler`` keeps, on the device, is the largest of all ranks: one all-reduce of a number a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class ShardedGradScaler(torch.amp.GradScaler):
+    """A ``torch.amp.GradScaler`` that agrees over ``group``, the ranks that hold parts of the gradients."""
+
+    def __init__(self, device: str, group: dist.ProcessGroup, **options: Any) -> None:
+        super().__init__(device, **options)
+        self._group = group
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        self._agree(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        if self._enabled and not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:
+            self.unscale_(optimizer)
+        return super().step(optimizer, *args, **kwargs)
+
+    def _agree(self, optimizer: torch.optim.Optimizer) -> None:
+        for flag in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
