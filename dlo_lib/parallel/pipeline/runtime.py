@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dlo_lib.errors import UserError
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision
+from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.pipeline.deferred import SplitBackward, WeightPart
 from dlo_lib.parallel.pipeline.simulate import Simulation, Span
 from dlo_lib.parallel.pipeline.table import COMPUTE, RECEIVES, Action, ActionKind, F, I, Schedule, with_communication
@@ -72,7 +73,10 @@ class Pipeline(nn.Module):
         self.group: dist.ProcessGroup = group
         self.stages = nn.ModuleDict({str(stage): module for stage, module in sorted(stages.items())})
         self.tied = tied
-        self._split = {stage: SplitBackward(module) for stage, module in stages.items()} if schedule.splits_backward else {}
+        # Where gradients are communicated by hooks as they arise, backward stays autograd's.
+        self.splits = {stage: SplitBackward(module) for stage, module in stages.items() if _communicates_afterwards(module)}
+        if schedule.splits_backward and len(self.splits) < len(stages):
+            raise UserError(f"{schedule.name} splits the backward, which sharded stages cannot: use 1F1B or interleaved 1F1B with them")
         self._device = next(self.parameters(), torch.empty(0)).device
         self._wire = Wire(group, self._device)
         self._recorded: list[tuple[Action, Span]] | None = None
@@ -268,7 +272,7 @@ class _Step:
         with self._timed(action), contextlib.ExitStack() as stack:
             if kind is I:
                 part = self._open[stage, micro_batch] = WeightPart()
-                stack.enter_context(self._pipeline._split[stage].leaving(part))
+                stack.enter_context(self._pipeline.splits[stage].leaving(part))
             if edge is not None:  # else nothing before the cut is trained
                 torch.autograd.backward((edge,), None if gradient is None else (gradient,))
         if stage > 0:
@@ -286,6 +290,11 @@ class _Step:
         began = _now(self._pipeline._device)
         yield
         recorded.append((action, (began, _now(self._pipeline._device))))
+
+
+def _communicates_afterwards(stage: nn.Module) -> bool:
+    """Whether the gradients of ``stage`` may be added in place by whoever: nobody communicates them, or DDP when all are there."""
+    return isinstance(stage, DDP) or not hasattr(stage, "finish_grad_sync")
 
 
 def _now(device: torch.device) -> float:

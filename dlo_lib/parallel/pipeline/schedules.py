@@ -43,7 +43,7 @@ def naive(ranks: int, micro_batches: int) -> Schedule:
 
 
 def afab(ranks: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards, the last forward's first, as GPipe: simple, and holds every micro-batch."""
+    """All forwards, then all backwards, as GPipe: simple, and holds every micro-batch."""
     _check(ranks, micro_batches)
 
     def row(rank: int) -> Iterator[Action]:
