@@ -27,6 +27,7 @@ class Kind(enum.Enum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
+    MONITORED_BARRIER = "monitored_barrier"  # which no barrier of the other kind meets
     SEND = "send"
     RECV = "recv"
     RECV_ANY = "recv from any rank"
@@ -91,7 +92,7 @@ class Call:
         ranks = len(self.members)
         if self.kind.point_to_point or self.kind is Kind.BROADCAST:
             return float(self.payload_bytes) if self.kind is not Kind.RECV and ranks > 1 else 0.0
-        share = {Kind.ALL_REDUCE: 2.0, Kind.BARRIER: 0.0, Kind.NEW_GROUP: 0.0}.get(self.kind, 1.0)
+        share = {Kind.ALL_REDUCE: 2.0, Kind.BARRIER: 0.0, Kind.MONITORED_BARRIER: 0.0, Kind.NEW_GROUP: 0.0}.get(self.kind, 1.0)
         return share * self.payload_bytes * (ranks - 1) / ranks
 
     def channel(self, rank: int) -> tuple:

@@ -100,7 +100,7 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
 
 
 _STATES: dict[State, Callable[[], str]] = {
-    State.STARTING: lambda: tr("starts"),
+    State.STARTING: lambda: tr("has not begun, or not on this machine"),
     State.COMPUTING: lambda: tr("computes"),
     State.WAITING: lambda: tr("waits"),
     State.HELD: lambda: tr("is held before a call"),

@@ -75,7 +75,7 @@ _OPERATORS = {
     "alltoall_": _Operator(Kind.ALL_TO_ALL, "input_tensors", "input_tensors"),
     "alltoall_base_": _Operator(Kind.ALL_TO_ALL, "input", "input"),
     "barrier": _Operator(Kind.BARRIER, "", ""),
-    "monitored_barrier_": _Operator(Kind.BARRIER, "", ""),
+    "monitored_barrier_": _Operator(Kind.MONITORED_BARRIER, "", ""),
     "send": _Operator(Kind.SEND),
     "recv_": _Operator(Kind.RECV),
     "recv_any_source_": _Operator(Kind.RECV_ANY),

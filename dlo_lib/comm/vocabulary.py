@@ -12,7 +12,7 @@ NameFile = Callable[[str], str]
 """How a file is shown: a notebook's cell has a made-up file name."""
 _SPEAK_FOR_THEMSELVES = {
     "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "send_object_list", "recv_object_list",
-    "full_tensor", "clip_grad_norm_", "monitored_barrier",
+    "full_tensor", "clip_grad_norm_",
 }  # fmt: skip
 """Functions of torch whose calls a person would not know by their operation."""
 
@@ -30,7 +30,7 @@ def what(call: Call) -> str:
         name = f"{call.site.api}'s {name}"
     arrows = {Kind.SEND: "to", Kind.REDUCE: "to", Kind.GATHER: "to", Kind.RECV: "from", Kind.BROADCAST: "from", Kind.SCATTER: "from"}
     towards = f" {arrows[call.kind]} rank {call.peer}" if call.kind in arrows else ""
-    of = "" if call.kind is Kind.BARRIER else f" of {tensor(call)}"
+    of = "" if call.kind in (Kind.BARRIER, Kind.MONITORED_BARRIER) else f" of {tensor(call)}"
     how = f", {call.reduction}" if call.reduction not in ("", "SUM") else ""
     return name + towards + of + how
 

@@ -49,7 +49,7 @@ def explained(here: Place, explain: Explain = Explain.TABLE) -> Iterator[None]:
     """Watch this rank for dead-locks and for calls that do not agree, from before it joins the process group.
 
     When no progress is possible, one rank's stderr gets the explanation, and every rank of this machine ends with status
-    ``comm.node.EXIT_STUCK``. Where that cannot be (another system than Linux) a printed line says so, and nothing else changes. Within
+    ``comm.node.EXIT_STUCK``. Ranks on other machines are taken to be on their way (``comm.node``). Where that cannot be (another system than Linux) a printed line says so, and nothing else changes. Within
     ``run_ranks``, which watches by itself, and on one rank alone nothing happens.
     """
     if explain is Explain.OFF or here.world_size == 1 or here.launcher == "run_ranks":

@@ -96,6 +96,11 @@ def a_monitored_barrier_on_some():
         dist.monitored_barrier(timeout=timedelta(minutes=5))
 
 
+def a_monitored_barrier_meets_another():
+    rank, _, _ = me()
+    dist.barrier() if rank else dist.monitored_barrier(timeout=timedelta(minutes=5))
+
+
 def an_object_is_gathered_on_some():
     rank, world, _ = me()
     if rank != 1:
@@ -212,7 +217,8 @@ MISTAKES: dict[Callable[[], None], str] = {
     a_batch_of_messages_lacks_a_receive: r"Rank 0 waits for a recv that rank 1 will never make|rank 1.*waits in send",
     sends_before_a_barrier_that_comes_first_elsewhere: r"Rank 0 waits for a recv by rank 1, which itself waits in barrier",
     receives_from_anybody_when_nobody_sends: r"Rank 0 waits for a message from any rank, and no rank will send one with tag 0",
-    a_monitored_barrier_on_some: r"barrier needs every rank of world, and rank 1 returned after 0 calls",
+    a_monitored_barrier_on_some: r"monitored_barrier needs every rank of world, and rank 1 returned after 0 calls",
+    a_monitored_barrier_meets_another: r"the ranks call different operations.*monitored_barrier ",
     an_object_is_gathered_on_some: r"all_gather needs every rank of world, and rank 1 returned after 0 calls",
     an_object_is_broadcast_from_two_roots: r"the ranks name different roots",
     a_group_is_made_by_one_of_its_members: r"new_group must be called by every rank of the world.*: rank 1 did not call it",
