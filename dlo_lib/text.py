@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def tr(message: str, /, **values: object) -> str:
     language = os.environ.get("DLO_LANG", "en")[:2].lower()
     template = message if language == "en" else _catalogue(language).get(message, message)
     return template.format(**values) if values else template
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """``rows``, all of one length, as lines with aligned columns two spaces apart; no rows give an empty text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 @cache

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dlo_lib.comm.calls import Call, Kind
+from dlo_lib.text import columns
 
 
 @dataclass(slots=True)
@@ -70,8 +71,7 @@ class Trace:
             waited = sum((event.waited_until or 0.0) - (event.waited_from or 0.0) for event in events)
             ring = sum(event.call.ring_bytes for event in events)
             rows.append((str(rank), kind, dtype, str(len(events)), size(payload * len(events)), size(ring), f"{waited * 1e3:.1f} ms"))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
+        return columns(rows)
 
     @classmethod
     def merged(cls, traces: Iterable[Trace]) -> Trace:
