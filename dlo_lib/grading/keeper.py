@@ -43,11 +43,9 @@ def unpacked(message: bytes) -> Job:
 
 
 def start_confined(job: Job, channel: int, status: int, room: dict[str, Any]) -> NoReturn:
-    """In a child of the zygote: into namespaces of its own, then leave a keeper there. What fails is told on ``status``."""
+    """In a child of the zygote, the first process of its namespaces: keep a worker there. What fails is told on ``status``."""
     with _telling(status):
-        lockdown.enter_namespaces()
-        if os.fork():
-            os._exit(0)
+        lockdown.map_ids(room["user"], room["group"])
         os.setsid()
         lockdown.furnish(job.limits, room["keep"])
         _fill(room["files"], job.folder)

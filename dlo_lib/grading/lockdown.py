@@ -11,12 +11,14 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from dlo_lib.grading.limits import Limits
+from dlo_lib.grading.seccomp import CLONE, MACHINE, MACHINES
 
 MOUNTS, UTS, IPC, USER, PID, NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 NO_SUID, NO_DEVICES, NO_EXECUTE, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
@@ -26,17 +28,36 @@ SIOCSIFFLAGS, UP_AND_RUNNING = 0x8914, 0x41
 WORK = Path("/tmp/work")  # where a worker's cells run: the only home they have
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_python = ctypes.PyDLL(None, use_errno=True)  # calls through it keep the interpreter's lock, as os.fork does
 
 
-def enter_namespaces() -> None:
-    """Into namespaces of its own; the next child is the first process of the new pid namespace.
+def fork_into_namespaces() -> int:
+    """``os.fork``, but the child is the first process of new namespaces; 0 in the child, as there.
+
+    One fork of a large process instead of two (``unshare`` moves only the children into a new pid namespace): a third of a worker's cost.
 
     Raises:
         OSError: the kernel or the host's settings do not allow it.
     """
-    user, group = os.getuid(), os.getgid()
-    prctl(PR_SET_DUMPABLE, 1)  # else the kernel keeps the maps below to root
-    _call("unshare", USER | MOUNTS | PID | IPC | UTS | NET)
+    flags = USER | MOUNTS | PID | IPC | UTS | NET | signal.SIGCHLD
+    _python.PyOS_BeforeFork()
+    pid = int(_python.syscall(CLONE[MACHINES[MACHINE].column], flags, 0, 0, 0, 0))
+    if pid == 0:
+        _python.PyOS_AfterFork_Child()
+        return 0
+    _python.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), f"clone: {os.strerror(ctypes.get_errno())}")
+    return pid
+
+
+def map_ids(user: int, group: int) -> None:
+    """Be in this user namespace who one was outside; else the files of the sandbox are nobody's.
+
+    Raises:
+        OSError: the kernel or the host's settings do not allow it.
+    """
+    prctl(PR_SET_DUMPABLE, 1)  # else the kernel keeps the maps to root
     for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{file}", "w", encoding="ascii") as map_:
             map_.write(text)

@@ -30,7 +30,8 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)
     seccomp.prepare()
     control = socket.socket(fileno=descriptor)
-    start = keeper.start_confined if settings["confined"] else keeper.start_plain
+    fork, start = (lockdown.fork_into_namespaces, keeper.start_confined) if settings["confined"] else (os.fork, keeper.start_plain)
+    settings["room"] |= {"user": os.getuid(), "group": os.getgid()}
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -48,7 +49,12 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
             message, descriptors, *_ = socket.recv_fds(control, 1 << 16, 2)
             if not message:  # the judge is gone: the keepers see it too
                 os._exit(0)
-            if os.fork() == 0:
+            try:
+                pid = fork()
+            except OSError as error:  # too many processes, or too little memory: the judge is told, and may ask again
+                os.write(descriptors[1], f"no {error}".encode())
+                pid = -1
+            if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for inherited in (descriptor, woken, wake):
