@@ -17,6 +17,7 @@ from dlo_lib.grading.outcome import Status, run_check
 from dlo_lib.grading.report import QuestionReport
 from dlo_lib.grading.source import LabSource, read_lab
 from dlo_lib.grading.student import LocalStudent
+from dlo_lib.grading.switch.local import LocalSwitch
 
 FOLDER = Path(__file__).parent / "sharded_course" / "solutions" / "92_sharded"
 CHECKS = {"check_same", "check_traffic", "check_memory", "check_what_arrives_is_used"}
@@ -185,3 +186,36 @@ def test_the_same_words_in_the_notebook(lab: LabSource, cheat: str) -> None:
     source, expected = CHEATS[cheat]
     for name, words in expected.items():
         assert words in in_the_notebook(source, name)
+
+
+HANGS = """class ShardedAdamW:
+    def __init__(self, parameter, lr):
+        self.parameter = parameter
+
+    def step(self, gradient):
+        if dist.get_rank() == 0:
+            dist.all_reduce(gradient)
+"""
+DIES = HANGS.replace("dist.all_reduce(gradient)", "import os; os._exit(3)\n        dist.all_reduce(gradient)")
+
+
+def test_a_dead_lock_has_one_message_in_both_places(lab: LabSource, warm: Zygote) -> None:
+    head = "DEAD-LOCK: rank 0 waits for something that can no longer happen. all_reduce needs every rank of world, and rank 1 returned"
+    messages = [next(check.message for check in judged(lab, warm, HANGS).checks if check.name == "check_same")]
+    messages.append(in_the_notebook(HANGS, "check_same"))
+    for message in messages:
+        assert message.startswith(head)
+        assert "line 7" in message
+        assert "sharded" in message  # the cell
+
+
+def test_a_rank_that_dies_is_named_with_what_the_others_did(lab: LabSource, warm: Zygote) -> None:
+    report = next(check for check in judged(lab, warm, DIES).checks if check.name == "check_same")
+    assert (report.points, report.status) == (0, "KERNEL_DIED")
+    assert report.message.startswith("rank 0: the process ended by itself (exit code 3); rank 1")
+
+
+def test_where_memory_cannot_be_read_the_check_passes_with_a_note(lab: LabSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSwitch, "memory", lambda self, rank: None)
+    assert in_the_notebook(lab.solution("sharded").source, "check_memory").startswith("memory cannot be measured on this machine")
+    assert "the parameter on rank 1" in in_the_notebook(CHEATS["only rank 0"][0], "check_memory")
