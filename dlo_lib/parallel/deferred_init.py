@@ -58,6 +58,8 @@ class Recipe:
             cause = f"is the result of {self._unknown[key]}" if key in self._unknown else "was not built inside it"
             raise UserError(f"deferred_init cannot make a tensor that {cause}: initialise parameters in place, with torch.nn.init")
         flat = torch.empty(tensor.untyped_storage().nbytes() // tensor.element_size(), dtype=tensor.dtype)
+        if not self._steps[key]:
+            raise UserError("deferred_init cannot make a tensor that was never initialised: use torch.nn.init in the module's constructor")
         before = torch.get_rng_state()
         for step in self._steps[key]:
             if step.random_state is not None:

@@ -12,6 +12,7 @@ Cost: 12 bytes a parameter (fp32 and AdamW), written by all ranks together; noth
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ def save_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimiz
             name, slot = slots[param]
             for key, value in values.items():
                 state[f"optimizer.state.{name}.{key}"] = _described(value, slot, mesh) if _is_sharded(value, slot) else value
-        state["optimizer.groups"] = [
-            {**group, "params": [slots[param][0] for param in group["params"]]} for group in optimizer.param_groups
-        ]
+        groups = [{**group, "params": [slots[param][0] for param in group["params"]]} for group in optimizer.param_groups]
+        state["optimizer.groups"] = json.dumps(groups, default=float)  # a learning rate may be a tensor
     try:
         dcp.save(state, checkpoint_id=folder)
     except dcp.CheckpointException as failure:
@@ -68,7 +68,7 @@ def load_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimiz
             prefix = f"optimizer.state.{name}."
             for key in (key for key in stored if key.startswith(prefix)):
                 state[key] = _room_for(stored[key], slot, mesh)
-        state["optimizer.groups"] = []
+        state["optimizer.groups"] = ""
     if missing := sorted(key for key in state if key not in stored):
         raise UserError(f"{folder} is of another model or optimiser: it lacks {', '.join(missing[:5])}")
     _check_shapes(folder, state, stored)
@@ -120,7 +120,7 @@ def _check_shapes(folder: str | Path, state: dict[str, Any], stored: dict[str, A
 
 def _put_back(optimizer: torch.optim.Optimizer, slots: dict[nn.Parameter, tuple[str, Slot]], state: dict[str, Any]) -> None:
     own = [[slots[param][0] for param in group["params"]] for group in optimizer.param_groups]
-    saved = state["optimizer.groups"]
+    saved = json.loads(state["optimizer.groups"])
     if [group["params"] for group in saved] != own:
         raise UserError("the checkpoint's optimiser has other groups of parameters: make it as when it was saved")
     index = {name: number for number, name in enumerate(name for group in own for name in group)}

@@ -217,6 +217,7 @@ class Unit:
         """Wait for the sum and make it the mean; where shards have replicas, begin to sum over them."""
         assert self._reduced is not None
         self._summed()
+        del self._summed  # and with it what was sent
         replicas = self.layout.replicas
         self._reduced.mul_(1 / (self.ranks * (dist.get_world_size(replicas) if replicas is not None else 1)))
         if replicas is not None:
