@@ -3,7 +3,8 @@
 It is a process of its own because no rank can be relied on: one may hold Python's lock for long, or die. It owns the board. Each rank
 connects to a socket that has no name in any file system (an abstract Unix socket, called after the job), gets the board, and keeps the
 connection for as long as it lives. When no progress is possible, the explanation goes to stderr and every rank is told to leave, with
-``EXIT_STUCK``; one that does not is killed. The process ends with the last connection, so nothing is left behind.
+``EXIT_STUCK``; one that does not is killed. The process ends with the last connection (or, when
+ranks that were to come do not, with what started them), so nothing is left behind.
 
 Of a job on several machines each has a watching process of its own, which knows the rows of its ranks. It explains what they did to each
 other, and stops them; the others then lose their connections. When the missing rank is on another machine it concludes nothing: that
@@ -36,7 +37,7 @@ EXIT_STUCK = 3
 STACKS, LEAVE = b"stacks", b"leave"  # what a rank is told
 LONGEST = 1 << 16  # bytes of a message
 CREDENTIALS = struct.Struct("iII")  # process, user, group
-_FIRST_S = 60.0  # for the first rank to connect
+_COME_S = 20.0  # for the next rank of this machine to connect, when none is left
 _CAUSE_S = 1.0  # for a rank that failed to print why
 _ANSWER_S = 0.5
 _LEAVE_S = 2.0
@@ -58,10 +59,12 @@ class _Post:
 
 
 class NodeWatch:
-    """Serves the ranks that connect to ``listener``; ``world_size`` is that of the job, of which other nodes may have a part."""
+    """Serves the ranks that connect to ``listener``: ``local_size`` of the ``world_size`` of the job, started by process ``launcher``."""
 
-    def __init__(self, listener: socket.socket, world_size: int, explain: Explain) -> None:
-        self._listener, self._explain = listener, explain
+    def __init__(self, listener: socket.socket, world_size: int, local_size: int, launcher: int, explain: Explain) -> None:
+        self._listener, self._local_size, self._explain = listener, local_size, explain
+        self._came: set[int] = set()
+        self._launcher_gone = False
         self._board = Board(world_size)
         self._watcher = Watcher(self._board, os.path.basename)
         self._kills = MemoryKills()
@@ -70,18 +73,27 @@ class NodeWatch:
         self._told_of_death = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        try:
+            self._launcher = os.pidfd_open(launcher)
+            self._selector.register(self._launcher, selectors.EVENT_READ, self._lose_launcher)
+        except ProcessLookupError:
+            self._launcher_gone = True
 
     def serve(self) -> None:
-        """Until the last rank has left."""
-        until = time.monotonic() + _FIRST_S
-        had_any = False
-        while self._posts or (not had_any and time.monotonic() < until):
+        """Until the last rank has left, and nobody else can come."""
+        until = time.monotonic() + _COME_S
+        while self._posts or (len(self._came) < self._local_size and not self._launcher_gone and time.monotonic() < until):
             for key, _ in self._selector.select(POLL_S):
                 key.data()
-            had_any = had_any or bool(self._posts)
-            if self._posts and (explanation := self._verdict()) is not None:
-                self._end(explanation)
-                return
+            if self._posts:
+                until = time.monotonic() + _COME_S
+                if (explanation := self._verdict()) is not None:
+                    self._end(explanation)
+                    return
+
+    def _lose_launcher(self) -> None:
+        self._launcher_gone = True
+        self._selector.unregister(self._launcher)
 
     def _verdict(self) -> str | None:
         explanation = self._watcher.look()
@@ -104,6 +116,7 @@ class NodeWatch:
             connection.close()
             return
         socket.send_fds(connection, [b"board"], [self._board.descriptor])
+        self._came.add(rank)
         self._posts[rank] = post = _Post(rank, process, connection, handle)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(post))
         self._selector.register(handle, selectors.EVENT_READ, lambda: self._gone(post))
@@ -176,7 +189,7 @@ def _how_it_ended(post: _Post, kills: MemoryKills) -> str:
     return tr("ended its process without a word")
 
 
-def main(listener: int, world_size: int, explain: str) -> None:
-    """The whole life of the process; ``listener`` is the file of the listening socket."""
+def main(listener: int, world_size: int, local_size: int, launcher: int, explain: str) -> None:
+    """The whole life of the process; ``listener`` is the file of the listening socket, ``launcher`` the process that started the ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the ranks
-    NodeWatch(socket.socket(fileno=listener), world_size, Explain(explain)).serve()
+    NodeWatch(socket.socket(fileno=listener), world_size, local_size, launcher, Explain(explain)).serve()

@@ -38,9 +38,9 @@ _CONNECT_S = 20.0
 _LEAVE_POLL_S = 0.01
 _BOOT = """
 import json, sys
-sys.path[:] = json.loads(sys.argv[4])
+sys.path[:] = json.loads(sys.argv[6])
 from dlo_lib.comm.node import main
-main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+main(*map(int, sys.argv[1:5]), sys.argv[5])
 """
 
 
@@ -49,8 +49,9 @@ def explained(here: Place, explain: Explain = Explain.TABLE) -> Iterator[None]:
     """Watch this rank for dead-locks and for calls that do not agree, from before it joins the process group.
 
     When no progress is possible, one rank's stderr gets the explanation, and every rank of this machine ends with status
-    ``comm.node.EXIT_STUCK``. Ranks on other machines are taken to be on their way (``comm.node``). Where that cannot be (another system than Linux) a printed line says so, and nothing else changes. Within
-    ``run_ranks``, which watches by itself, and on one rank alone nothing happens.
+    ``comm.node.EXIT_STUCK``. Ranks on other machines are taken to be on their way (``comm.node``). Where that cannot be (another system
+    than Linux) a printed line says so, and nothing else changes. Within ``run_ranks``, which watches by itself, and on one rank alone
+    nothing happens.
     """
     if explain is Explain.OFF or here.world_size == 1 or here.launcher == "run_ranks":
         yield
@@ -109,7 +110,7 @@ def _connect(here: Place, explain: Explain) -> tuple[socket.socket, Board]:
         try:
             listener.bind(name)
             listener.listen(here.world_size)
-            _start(listener, here.world_size, explain)
+            _start(listener, here, explain)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -138,10 +139,11 @@ def _connect(here: Place, explain: Explain) -> tuple[socket.socket, Board]:
     return connection, Board(here.world_size, files[0])
 
 
-def _start(listener: socket.socket, world_size: int, explain: Explain) -> None:
+def _start(listener: socket.socket, here: Place, explain: Explain) -> None:
     path = [str(Path(dlo_lib.__file__).parents[1]), *(entry for entry in sys.path if entry)]
+    numbers = (listener.fileno(), here.world_size, here.local_world_size, os.getppid())
     subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, str(listener.fileno()), str(world_size), explain.value, json.dumps(path)],
+        [sys.executable, "-P", "-c", _BOOT, *map(str, numbers), explain.value, json.dumps(path)],
         pass_fds=[listener.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
