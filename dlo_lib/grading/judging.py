@@ -135,7 +135,9 @@ class JudgingService:
                 self._start_again()
         if lost:
             text = tr(
-                "the reference solution of {lab} does not score full marks ({lost}): mend it, then grade", lab=self.lab.folder, lost=lost
+                "the reference solution of {lab} does not score full marks ({lost}): mend it, then grade",
+                lab=self.lab.info.directory,
+                lost=lost,
             )
             raise UserError(text)
 
