@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.grading.course import read_lab_info
-from dlo_lib.grading.source import DEMO_TAG, Cell, CellKind, LabSource
+from dlo_lib.grading.source import Cell, LabSource, kind_of
 
 
 def released_lab(folder: Path) -> LabSource:
@@ -23,13 +23,5 @@ def released_lab(folder: Path) -> LabSource:
 
 def _cell(cell: dict[str, Any]) -> Cell:
     grading = cell["metadata"].get("nbgrader", {})
-    if cell["cell_type"] != "code":
-        kind = CellKind.TEXT
-    elif grading.get("grade"):
-        kind = CellKind.TEST
-    elif grading.get("solution"):
-        kind = CellKind.SOLUTION
-    else:
-        kind = CellKind.DEMO if DEMO_TAG in cell["metadata"].get("tags", ()) else CellKind.GIVEN
     text = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
-    return Cell(grading.get("grade_id") or cell["id"], kind, text, text, float(grading.get("points") or 0))
+    return Cell(grading.get("grade_id") or cell["id"], kind_of(cell), text, text, float(grading.get("points") or 0))

@@ -16,9 +16,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -185,17 +187,21 @@ def _node(text: Path, cell: NotebookNode) -> NotebookNode:
     return make(cell.source, id=identity, metadata=metadata)
 
 
+def kind_of(cell: Mapping[str, Any]) -> CellKind:
+    """What a cell of a notebook, ours or a released one, is for: its metadata says."""
+    grading = cell["metadata"].get("nbgrader", {})
+    if cell["cell_type"] != "code":
+        return CellKind.TEXT
+    if grading.get("grade"):
+        return CellKind.TEST
+    if grading.get("solution"):
+        return CellKind.SOLUTION
+    return CellKind.DEMO if DEMO_TAG in cell["metadata"].get("tags", ()) else CellKind.GIVEN
+
+
 def _cell(node: NotebookNode) -> Cell:
-    grading = node.metadata.get("nbgrader", {})
-    if node.cell_type == "markdown":
-        kind = CellKind.TEXT
-    elif grading.get("grade"):
-        kind = CellKind.TEST
-    elif grading.get("solution"):
-        kind = CellKind.SOLUTION
-    else:
-        kind = CellKind.DEMO if DEMO_TAG in node.metadata.get("tags", ()) else CellKind.GIVEN
-    return Cell(node.id, kind, node.source, _released(node, kind), float(grading.get("points") or 0))
+    kind = kind_of(node)
+    return Cell(node.id, kind, node.source, _released(node, kind), float(node.metadata.get("nbgrader", {}).get("points") or 0))
 
 
 def _released(node: NotebookNode, kind: CellKind) -> str:
