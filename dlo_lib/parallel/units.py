@@ -9,6 +9,8 @@ Small units need little memory and send many small messages; large ones the reve
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -62,33 +64,25 @@ def cut_into_units(module: nn.Module, blocks: BlockTypes | None) -> list[Plan]:
         names = ", ".join(kind.__name__ for kind in (blocks if isinstance(blocks, tuple) else (blocks,)))
         raise UserError(f"no module is a {names}: name the type of the model's blocks, or leave it out")
     plans: list[Plan] = []
-    run: list[nn.Module] = []
-
-    def close_run() -> None:
-        if run:
-            add(*run)
-            run.clear()
-
-    def add(*modules: nn.Module) -> None:
-        plans.append(Plan([Run(modules, len(plans))]))
-
-    def visit(current: nn.Module) -> None:
-        if id(current) in found:
-            close_run()
-            add(current)
-        elif not any(id(inner) in found for inner in current.modules()):
-            if next(current.parameters(), None) is not None:
-                run.append(current)
-        else:
-            if next(current.parameters(recurse=False), None) is not None:
-                close_run()
-                add(current)
-            for child in current.children():
-                visit(child)
-
-    visit(module)
-    close_run()
+    for joins, pieces in itertools.groupby(_pieces(module, found), key=lambda piece: piece[1]):
+        modules = [piece for piece, _ in pieces]
+        for run in [tuple(modules)] if joins else [(single,) for single in modules]:
+            plans.append(Plan([Run(run, len(plans))]))
     return _by_dtype(_assigned(module, plans, found))
+
+
+def _pieces(current: nn.Module, blocks: set[int]) -> Iterator[tuple[nn.Module, bool]]:
+    """What holds the parameters at and below ``current``, in order, and whether it may join a run with its neighbours."""
+    if id(current) in blocks:
+        yield current, False
+    elif not any(id(inner) in blocks for inner in current.modules()):
+        if next(current.parameters(), None) is not None:
+            yield current, True
+    else:
+        if next(current.parameters(recurse=False), None) is not None:
+            yield current, False
+        for child in current.children():
+            yield from _pieces(child, blocks)
 
 
 def _outermost_blocks(module: nn.Module, blocks: BlockTypes | None) -> set[int]:

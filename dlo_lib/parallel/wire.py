@@ -5,9 +5,9 @@ memory each time, and copies; its reduce-scatter copies the input, all-reduces t
 messages from rank to rank every byte goes once from where it is to where it belongs:
 
     all-gather         every rank sends its shard to each of the others                        (N-1) B/N = B f bytes, as in a ring
-    reduce-scatter     every rank sends each of the others the part that is theirs, and sums the N parts of its own that it then holds
+    reduce-scatter     every rank sends each of the others the part that is theirs, and sums those that it receives   B f bytes again
 
-Memory: the reduce-scatter holds the N parts of its own beside the input, B bytes; gloo's holds a copy of the input.
+Memory: the reduce-scatter holds what it receives, B f bytes, beside the input; gloo's holds a copy of the input.
 """
 
 from __future__ import annotations
@@ -51,36 +51,46 @@ class Collectives(Wire):
 
 
 class DirectMessages(Wire):
-    """For CPU tensors over gloo. All-to-all is one operation there that copies nothing."""
+    """For CPU tensors over gloo."""
 
     def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
-        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        parts = whole.view(ranks, -1)
-        messages = []
-        for distance in range(1, ranks):  # at each distance everyone sends to one and receives from one
-            target, source = (rank + distance) % ranks, (rank - distance) % ranks
-            messages.append(dist.irecv(parts[source], group=group, group_src=source))
-            messages.append(dist.isend(mine, group=group, group_dst=target))
-        parts[rank].copy_(mine)
-
-        def wait() -> None:
-            for message in messages:
-                assert message is not None
-                message.wait()
-
+        parts = whole.view(dist.get_world_size(group), -1)
+        wait = _exchange(lambda target: mine, lambda source: parts[source], group)
+        parts[dist.get_rank(group)].copy_(mine)
         return wait
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
-        parts = pool.take(whole.numel(), whole.dtype)
-        work = dist.all_to_all_single(parts, whole, group=group, async_op=True)
-        assert work is not None
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        parts = whole.view(ranks, -1)
+        received = pool.take((ranks - 1) * mine.numel(), mine.dtype)
+        others = received.view(ranks - 1, -1)
+        wait_for_parts = _exchange(lambda target: parts[target], lambda source: others[source - (source > rank)], group)
 
         def wait() -> None:
-            work.wait()
-            torch.sum(parts.view(dist.get_world_size(group), -1), 0, out=mine)
-            pool.give(parts)
+            wait_for_parts()
+            torch.add(parts[rank], others[0], out=mine)
+            for other in others[1:]:
+                mine.add_(other)
+            pool.give(received)
 
         return wait
+
+
+def _exchange(sent: Callable[[int], Tensor], received: Callable[[int], Tensor], group: dist.ProcessGroup) -> Wait:
+    """Begin to send to and receive from each of the other ranks of ``group``."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    messages = []
+    for distance in range(1, ranks):  # at each distance everyone sends to one and receives from one
+        target, source = (rank + distance) % ranks, (rank - distance) % ranks
+        messages.append(dist.irecv(received(source), group=group, group_src=source))
+        messages.append(dist.isend(sent(target), group=group, group_dst=target))
+
+    def wait() -> None:
+        for message in messages:
+            assert message is not None
+            message.wait()
+
+    return wait
 
 
 def best_wire(group: dist.ProcessGroup, device: torch.device) -> Wire:
