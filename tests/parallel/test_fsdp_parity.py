@@ -150,11 +150,9 @@ def trained_on_ranks(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     history = History([], [], [])
     optimizer.register_step_pre_hook(lambda *_: history.gradients.append(whole_gradients(model)))
-    if sync_each:
-        del FSDP.no_sync
     for step in range(STEPS):
         pieces = micro_batches(step, rank, count, device)
-        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=dist.group.WORLD, precision=precision)
+        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=dist.group.WORLD, precision=precision, sync_each=sync_each)
         history.losses.append(result.loss.item())
         history.norms.append(result.grad_norm.item())
     return history
@@ -221,6 +219,21 @@ def test_activation_checkpointing_on_ranks():
         return llama(checkpointing=True)
 
     assert_same(on_ranks(2, checkpointed, 2), trained_alone(llama, 2, 2, 0.5, torch.float64), 1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_on_a_gpu_that_ranks_may_share(world_size, reshard):
+    """With more ranks than GPUs it is gloo that reads and writes the GPU's memory: a missing wait between streams shows."""
+    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64)
+    assert_same(on_ranks(world_size, llama, 2, device="cuda", reshard_after_forward=reshard), twin, 1e-10)
+
+
+@pytest.mark.gpu
+def test_shards_on_the_cpu_of_a_model_that_computes_on_a_gpu():
+    twin = trained_alone(llama, 1, 2, 0.5, torch.float64)
+    assert_same(on_ranks(1, llama, 2, device="cuda", shard_device=torch.device("cpu")), twin, 1e-10)
 
 
 def test_fp32_losses():

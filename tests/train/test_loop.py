@@ -6,11 +6,14 @@ import json
 import os
 import signal
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from dlo_lib.launch import run_ranks
+from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.train import TrainConfig, TrainResult, loop, read_metrics, train
 
 TIMES = ("tokens_per_second", "step_seconds", "peak_bytes", "mfu")
@@ -32,15 +35,32 @@ def _trained(configs: tuple[TrainConfig, ...]) -> list[TrainResult]:
 
 def assert_same_state(one: TrainResult, other: TrainResult) -> None:
     """Every byte: parameters, optimiser, scaler, each rank's place in the data and random states."""
-    names = sorted(path.name for path in one.checkpoint.iterdir())
-    assert names == sorted(path.name for path in other.checkpoint.iterdir())
+    names, its_names = (sorted(path.name for path in result.checkpoint.iterdir() if path.is_file()) for result in (one, other))
+    assert names == its_names
+    if (one.checkpoint / "sharded").is_dir():
+        assert_same_values(*(flattened(result.checkpoint / "sharded", result.out / "whole.pt") for result in (one, other)))
     for name in names:
         mine, its = (one.checkpoint / name).read_bytes(), (other.checkpoint / name).read_bytes()
         if name == "checkpoint.json":
             mine, its = json.loads(mine), json.loads(its)
-            mine.pop("config"), its.pop("config")  # where it was written to
+            for manifest in (mine, its):
+                manifest.pop("config")  # where it was written to
+                manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("sharded/")}
         assert mine == its, name
     assert numbers(one.out) == numbers(other.out)
+
+
+def flattened(sharded: Path, file: Path) -> dict:
+    """What a sharded checkpoint holds, read by PyTorch's own tool; its files hold identities of their own as well."""
+    dcp_to_torch_save(sharded, file)
+    return torch.load(file, weights_only=False)
+
+
+def assert_same_values(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    assert any(name.startswith("optimizer") for name in one)
+    for name, value in one.items():
+        assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2)])
@@ -52,6 +72,33 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_sequences(small_r
         assert abs(mine["loss"] - its["loss"]) < 1e-5, f"step {mine['step']}"
         assert mine["tokens"] == its["tokens"]
     assert ranks[0].tokens == twin.tokens > 0
+
+
+@pytest.mark.parametrize(("world_size", "form"), [(2, {"parallel": "fsdp"}), (4, {"parallel": "hsdp", "shard_size": 2})])
+def test_sharded_ranks_learn_what_one_process_learns_from_the_same_sequences(small_run, world_size, form):
+    """Also where the model is drawn shard by shard and never whole."""
+    twin = train(small_run("twin", model="tiny", batch=8))
+    ranks = run_ranks(train, world_size, small_run("ranks", model="tiny", batch=2, accumulation=4 // world_size, **form))
+    assert len({result.loss for result in ranks}) == 1
+    for mine, its in zip(numbers(ranks[0].out), numbers(twin.out), strict=True):
+        assert abs(mine["loss"] - its["loss"]) < 1e-4, f"step {mine['step']}"
+        assert abs(mine["grad_norm"] - its["grad_norm"]) < 1e-3
+        assert mine["tokens"] == its["tokens"]
+
+
+def test_a_sharded_run_goes_on_with_another_number_of_ranks(small_run):
+    """Two ranks with one sequence each, then one rank with two in two micro-batches, would differ in options: so the ranks alone change."""
+    first = small_run("sharded", parallel="fsdp", steps=3)
+    run_ranks(train, 2, first)
+    resumed = run_ranks(train, 3, replace(first, steps=6, resume=True))
+    assert {result.step for result in resumed} == {6}
+    lines = numbers(first.out)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[3]["loss"] < lines[0]["loss"]
+    whole = small_run("whole", parallel="ddp", steps=2)
+    run_ranks(train, 2, whole)
+    with pytest.raises(RankFailure, match="was written by 2 ranks"):
+        run_ranks(train, 1, replace(whole, steps=4, resume=True))
 
 
 def test_it_learns(small_run):
@@ -73,6 +120,7 @@ def test_activation_checkpointing_changes_no_number(small_run):
         (2, {"parallel": "ddp", "accumulation": 2}),
         (2, {"parallel": "ddp", "precision": "bf16"}),
         (2, {"parallel": "ddp", "precision": "fp16", "accumulation": 2}),
+        (2, {"parallel": "fsdp", "precision": "bf16", "accumulation": 2}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else f"{value} ranks",
 )
