@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.models.llama import Llama
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.hybrid import hybrid_groups
+from dlo_lib.parallel.pipeline.build import ScheduleKind, build_pipeline
 
 
 class Parallel(enum.Enum):
@@ -26,6 +28,7 @@ class Parallel(enum.Enum):
     DDP = "ddp"
     FSDP = "fsdp"
     HSDP = "hsdp"
+    PP = "pp"
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Spread:
     """What a form may depend on.
 
     group: all ranks; None in a process alone. device: where the model computes; None for where it is. values: of a model built by
-    ``deferred_init``. compute_dtype: of matrix products. bucket_view, keep_buffers: see ``DDP`` and ``FSDP``. shard_size: ranks of a
-    node, for hybrid sharding.
+    ``deferred_init``. compute_dtype: of matrix products. bucket_view, keep_buffers: see ``DDP`` and ``FSDP``. shard_size: consecutive
+    ranks that hold one copy of the model, for hybrid sharding and pipelines. schedule, micro_batches, seq: of a pipeline.
     """
 
     group: dist.ProcessGroup | None = None
@@ -44,6 +47,9 @@ class Spread:
     bucket_view: bool = True
     keep_buffers: bool | None = None
     shard_size: int = 1
+    schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    micro_batches: int = 1
+    seq: int = 1
 
 
 @dataclass(frozen=True)
@@ -90,9 +96,17 @@ def _hsdp(model: nn.Module, spread: Spread) -> nn.Module:
     )
 
 
+def _pp(model: nn.Module, spread: Spread) -> nn.Module:
+    assert isinstance(model, Llama)
+    groups = hybrid_groups(spread.shard_size, spread.group)
+    schedule = spread.schedule.table(spread.shard_size, spread.micro_batches)
+    return build_pipeline(model, schedule, spread.seq, groups.shards, replicas=groups.replicas, values=spread.values, device=spread.device)
+
+
 FORMS: dict[Parallel, Form] = {
     Parallel.NONE: Form(_alone),
     Parallel.DDP: Form(_ddp),
     Parallel.FSDP: Form(_fsdp, sharded=True),
     Parallel.HSDP: Form(_hsdp, sharded=True),
+    Parallel.PP: Form(_pp, sharded=True),
 }

@@ -2,7 +2,8 @@
 
 Read again, on any number of ranks: each takes the rows that are now its own from whichever files hold them. A shard is described as a
 ``DTensor`` sharded on its first dimension, cut as ``fully_shard`` cuts it, so PyTorch's own tools read and convert the checkpoint
-(``torch.distributed.checkpoint.format_utils.dcp_to_torch_save``).
+(``torch.distributed.checkpoint.format_utils.dcp_to_torch_save``). A stage of a pipeline holds its parameters whole, under the names they
+have in the whole model: it may be resumed with other cuts and another schedule.
 
     model.<parameter>        optimizer.state.<parameter>.<key>        optimizer.groups (hyper-parameters)
 
@@ -13,8 +14,9 @@ Cost: 12 bytes a parameter (fp32 and AdamW), written by all ranks together; noth
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -24,10 +26,31 @@ from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
 from dlo_lib.errors import UserError, no_space
 from dlo_lib.parallel.fsdp import FSDP
-from dlo_lib.parallel.unit import Slot
+from dlo_lib.parallel.pipeline.runtime import Pipeline
+
+Spread = FSDP | Pipeline
 
 
-def save_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimizer | None = None) -> None:
+class Held(Protocol):
+    """A parameter as a rank holds it: ``shard``, a part of ``whole`` or all of it."""
+
+    @property
+    def shard(self) -> nn.Parameter: ...
+
+    @property
+    def whole(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Whole:
+    shard: nn.Parameter
+
+    @property
+    def whole(self) -> Tensor:
+        return self.shard
+
+
+def save_sharded(folder: str | Path, model: Spread, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Write the parameters and buffers of ``model``, and the state of ``optimizer``, to ``folder``; called by every rank.
 
     Raises:
@@ -41,7 +64,7 @@ def save_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimiz
             name, slot = slots[param]
             for key, value in values.items():
                 state[f"optimizer.state.{name}.{key}"] = _described(value, slot, mesh) if _is_sharded(value, slot) else value
-        groups = [{**group, "params": [slots[param][0] for param in group["params"]]} for group in optimizer.param_groups]
+        groups = [{**group, "params": names} for group, names in zip(optimizer.param_groups, _names(model, optimizer))]
         state["optimizer.groups"] = json.dumps(groups, default=float)  # a learning rate may be a tensor
     try:
         dcp.save(state, checkpoint_id=folder)
@@ -52,7 +75,7 @@ def save_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimiz
         raise
 
 
-def load_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimizer | None = None) -> None:
+def load_sharded(folder: str | Path, model: Spread, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Put back what ``save_sharded`` has written, on however many ranks; called by every rank.
 
     Raises:
@@ -74,36 +97,54 @@ def load_sharded(folder: str | Path, model: FSDP, optimizer: torch.optim.Optimiz
     _check_shapes(folder, state, stored)
     dcp.load(state, checkpoint_id=folder)
     if optimizer is not None:
-        _put_back(optimizer, slots, state)
+        _put_back(optimizer, model, state)
 
 
-def _model_state(model: FSDP) -> dict[str, Any]:
+def _model_state(model: Spread) -> dict[str, Any]:
     """Of parameters the shards themselves, which are then read in place."""
     mesh, slots = _mesh(model), _slots(model)
     state: dict[str, Any] = {f"model.{name}": _described(slot.shard.detach(), slot, mesh) for name, slot in slots.values()}
-    saved = model.module.state_dict(keep_vars=True)
-    return state | {f"model.{name}": saved[name] for name, _ in model.module.named_buffers() if name in saved}
+    for module in [model.module] if isinstance(model, FSDP) else model.plain_stages():
+        saved = module.state_dict(keep_vars=True)
+        state |= {f"model.{name}": saved[name] for name, _ in module.named_buffers() if name in saved}
+    return state
 
 
-def _slots(model: FSDP) -> dict[nn.Parameter, tuple[str, Slot]]:
-    return {slot.shard: (slot.name, slot) for unit in model.units for slot in unit.slots}
+def _slots(model: Spread) -> dict[nn.Parameter, tuple[str, Held]]:
+    if isinstance(model, FSDP):
+        return {slot.shard: (slot.name, slot) for unit in model.units for slot in unit.slots}
+    # Backwards, so that of a parameter that two stages share the first stage's name stays.
+    names = {parameter: name for stage in reversed(model.plain_stages()) for name, parameter in stage.named_parameters()}
+    if model.tied is not None and model.tied.counted_elsewhere is not None:
+        names[model.tied.counted_elsewhere] = model.tied.name
+    return {parameter: (name, _Whole(parameter)) for parameter, name in names.items()}
 
 
-def _mesh(model: FSDP) -> DeviceMesh:
+def _names(model: Spread, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """Of the parameters in each of the optimiser's groups; none for a pipeline, where every rank has others in a group."""
+    slots = _slots(model)
+    return [[slots[param][0] for param in group["params"]] if isinstance(model, FSDP) else [] for group in optimizer.param_groups]
+
+
+def _mesh(model: Spread) -> DeviceMesh | None:
+    if isinstance(model, Pipeline):
+        return None
     return DeviceMesh.from_group(model.group, next(model.parameters()).device.type)
 
 
-def _is_sharded(value: object, slot: Slot) -> bool:
+def _is_sharded(value: object, slot: Held) -> bool:
     """An optimiser's state of the parameter's shape, such as a moment; others, such as a count of steps, are the same on every rank."""
     return isinstance(value, Tensor) and value.shape == slot.shard.shape
 
 
-def _described(part: Tensor, slot: Slot, mesh: DeviceMesh) -> DTensor | Tensor:
+def _described(part: Tensor, slot: Held, mesh: DeviceMesh | None) -> DTensor | Tensor:
+    if mesh is None:
+        return part
     whole = slot.whole if slot.whole.dim() else slot.whole.view(1)  # a number has no dimension to cut: it lies on the first rank
     return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def _room_for(metadata: Any, slot: Slot, mesh: DeviceMesh) -> Any:
+def _room_for(metadata: Any, slot: Held, mesh: DeviceMesh | None) -> Any:
     """Where a stored value of the optimiser's state will be read to."""
     if not isinstance(metadata, TensorStorageMetadata):
         return None
@@ -118,17 +159,18 @@ def _check_shapes(folder: str | Path, state: dict[str, Any], stored: dict[str, A
             raise UserError(f"{folder} is of another model: {key} is {tuple(held or ())} instead of {tuple(value.shape)}")
 
 
-def _put_back(optimizer: torch.optim.Optimizer, slots: dict[nn.Parameter, tuple[str, Slot]], state: dict[str, Any]) -> None:
-    own = [[slots[param][0] for param in group["params"]] for group in optimizer.param_groups]
+def _put_back(optimizer: torch.optim.Optimizer, model: Spread, state: dict[str, Any]) -> None:
     saved = json.loads(state["optimizer.groups"])
-    if [group["params"] for group in saved] != own:
+    if [group["params"] for group in saved] != _names(model, optimizer):
         raise UserError("the checkpoint's optimiser has other groups of parameters: make it as when it was saved")
-    index = {name: number for number, name in enumerate(name for group in own for name in group)}
+    slots = _slots(model)
+    order = [param for group in optimizer.param_groups for param in group["params"]]
+    numbers = {param: number for number, param in enumerate(order)}
     values: dict[int, dict[str, Any]] = {}
-    for name, number in index.items():
-        prefix = f"optimizer.state.{name}."
+    for param, number in numbers.items():
+        prefix = f"optimizer.state.{slots[param][0]}."
         for key, value in state.items():
             if key.startswith(prefix):
                 values.setdefault(number, {})[key.removeprefix(prefix)] = value.to_local() if isinstance(value, DTensor) else value
-    groups = [{**group, "params": [index[name] for name in group["params"]]} for group in saved]
+    groups = [{**group, "params": [numbers[param] for param in own["params"]]} for group, own in zip(saved, optimizer.param_groups)]
     optimizer.load_state_dict({"state": values, "param_groups": groups})

@@ -92,6 +92,8 @@ class StepSettings:
         if optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         how = named(Parallel, "parallel", parallel)
+        if how is Parallel.PP:
+            raise UserError("a pipeline's memory depends on its schedule: use Simulation.peak_memory of dlo_lib.parallel.pipeline.simulate")
         if how is Parallel.NONE and world_size > 1:
             raise UserError(f'world_size is {world_size} with parallel="none": use 1, or parallel="ddp" or another form')
         if isinstance(fused, bool):

@@ -48,7 +48,8 @@ def _command() -> Any:
         kind, default, choices = hints[option.name], option.default, None
         if isinstance(default, enum.Enum):  # as text: TrainConfig knows how to say which names there are
             kind, choices, default = str, "|".join(member.value for member in type(default)), default.value
-        declared = typer.Option("--" + option.name.replace("_", "-"), help=said[option.name].help, metavar=choices)
+        names = [name for name in (option.name.replace("_", "-"), said[option.name].also) if name is not None]
+        declared = typer.Option(*(f"--{name}" for name in names), help=said[option.name].help, metavar=choices)
         parameters.append(
             inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
         )

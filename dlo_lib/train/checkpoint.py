@@ -26,6 +26,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
 from dlo_lib.parallel import FSDP
+from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control
@@ -53,10 +54,10 @@ class Checkpoint:
         """Put back the optimiser, the scaler, the sampler and, on as many ranks as before, this rank's random states; called by every
         rank. Shards are read here; a model that is whole was loaded when it was built.
         """
-        if isinstance(state.spread, FSDP):
+        if isinstance(state.spread, (FSDP, Pipeline)):
             load_sharded(self.folder / SHARDED, state.spread, state.optimizer)
         with control.together():
-            if not isinstance(state.spread, FSDP):
+            if not isinstance(state.spread, (FSDP, Pipeline)):
                 load_optimizer(self.folder / OPTIMIZER, state)
             if world_size == self.world_size:
                 load_rank(self.folder / _rank_file(rank), state)
@@ -109,11 +110,11 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
                 for left in target.parent.glob(".step-*.part"):  # by a run that was killed
                     shutil.rmtree(left)
                 aside.mkdir(parents=True)
-        if isinstance(state.spread, FSDP):
+        if isinstance(state.spread, (FSDP, Pipeline)):
             save_sharded(aside / SHARDED, state.spread, state.optimizer)
         with control.together(), writing(target):
             save_rank(aside / _rank_file(rank), state, RankState.now())
-            if rank == 0 and isinstance(state.spread, FSDP):
+            if rank == 0 and isinstance(state.spread, (FSDP, Pipeline)):
                 save_config(state.model.config, aside)
             elif rank == 0:
                 save_checkpoint(state.model, aside)

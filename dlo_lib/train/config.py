@@ -1,7 +1,8 @@
 """What a training run is: one frozen dataclass, the same from the command line, from Python and in the run's ``config.json``.
 
 Every option is written once, as a field: its default, its help and whether a resumed run must have the same value (because it changes
-the numbers) are read from there. Sizes are per rank, so that one step learns from ``batch * accumulation * world_size`` sequences.
+the numbers) are read from there. Sizes are per copy of the model that learns from data of its own, a rank or a pipeline, so that one step
+learns from ``batch * accumulation * copies`` sequences.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import Annotated, Any, get_type_hints
 
 from dlo_lib.errors import UserError
 from dlo_lib.optim import Precision
+from dlo_lib.parallel.pipeline.build import ScheduleKind
 from dlo_lib.profiling.settings import OptimizerStep, Parallel, named
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a field says about itself: its help, and whether a resumed run must have the same value."""
+    """What a field says about itself: its help, whether a resumed run must have the same value, and a second name on the command line."""
 
     help: str
     same_on_resume: bool = True
+    also: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,12 @@ class TrainConfig:
 
     model: Annotated[str, Option("name of a configuration, or checkpoint to start from: folder, or name below $DSDIR")] = "tiny"
     parallel: Annotated[Parallel, Option("how the work is spread over ranks")] = Parallel.NONE
-    shard_size: Annotated[int, Option("hsdp: consecutive ranks that share one copy of the model; 0: those of a node")] = 0
+    shard_size: Annotated[int, Option("hsdp, pp: consecutive ranks that share one copy of the model; 0: those of a node")] = 0
+    schedule: Annotated[ScheduleKind, Option("pp: the order of forwards and backwards")] = ScheduleKind.ONE_F_ONE_B
     data: Annotated[str, Option("name of a data set, or folder of a Hugging Face one")] = "python"
     seq: Annotated[int, Option("tokens in a sequence")] = 128
     batch: Annotated[int, Option("sequences in a micro-batch of one rank")] = 8
-    accumulation: Annotated[int, Option("micro-batches in a step of one rank")] = 1
+    accumulation: Annotated[int, Option("micro-batches in a step of one rank, or of one pipeline", also="micro-batches")] = 1
     steps: Annotated[int, Option("optimiser steps in the whole run", same_on_resume=False)] = 100
     lr: Annotated[float, Option("learning rate, constant after the warm-up")] = 1e-3
     warmup: Annotated[int, Option("steps over which the learning rate rises linearly")] = 10
@@ -57,7 +61,7 @@ class TrainConfig:
     log_every: Annotated[int, Option("steps between lines of metrics; each waits for the device", same_on_resume=False)] = 10
 
     def __post_init__(self) -> None:
-        for name, kind in (("parallel", Parallel), ("precision", Precision), ("optimizer_step", OptimizerStep)):
+        for name, kind in (("parallel", Parallel), ("schedule", ScheduleKind), ("precision", Precision), ("optimizer_step", OptimizerStep)):
             object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))
         object.__setattr__(self, "out", Path(self.out))
         for name in ("seq", "batch", "accumulation", "steps", "keep", "log_every"):

@@ -93,7 +93,7 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
                     precision=config.precision,
                     scaler=state.scaler,
                     max_norm=config.clip or None,
-                    group=group,
+                    group=state.group,
                     sync_each=FORMS[config.parallel].sharded,
                 )
             except torch.OutOfMemoryError as error:

@@ -24,6 +24,7 @@ from dlo_lib.optim import Precision
 from dlo_lib.parallel.deferred_init import deferred_init
 from dlo_lib.parallel.forms import FORMS, Parallel, Spread
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
+from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.profiling.settings import OptimizerStep
 from dlo_lib.train.checkpoint import Checkpoint, newest
 from dlo_lib.train.config import TrainConfig
@@ -55,14 +56,30 @@ class Prepared:
         """
         form = FORMS[config.parallel]
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        computes_in = config.precision.dtype if config.precision is not Precision.FP32 else None
-        shard_size = config.shard_size or place.local_world_size
-        spread = form.wrap(self.model, Spread(group, place.device, self.values, computes_in, shard_size=shard_size))
+        spread = form.wrap(
+            self.model,
+            Spread(
+                group,
+                place.device,
+                self.values,
+                compute_dtype=config.precision.dtype if config.precision is not Precision.FP32 else None,
+                shard_size=ranks_of_a_copy(config, place),
+                schedule=config.schedule,
+                micro_batches=config.accumulation,
+                seq=config.seq,
+            ),
+        )
         scaler: torch.amp.GradScaler | None = None
         if config.precision is Precision.FP16:
             kind = place.device.type
             scaler = ShardedGradScaler(kind, group) if form.sharded and group is not None else torch.amp.GradScaler(kind)
-        return TrainState(self.model, spread, parameters, _optimizer(config, self.model), self.sampler, scaler)
+        learns_with = spread.replicas if isinstance(spread, Pipeline) else group
+        return TrainState(self.model, spread, parameters, _optimizer(config, spread), self.sampler, scaler, learns_with)
+
+
+def ranks_of_a_copy(config: TrainConfig, place: Place) -> int:
+    """How many consecutive ranks share one copy of the model where the form does not say it."""
+    return config.shard_size or place.local_world_size
 
 
 def prepare(config: TrainConfig, place: Place) -> Prepared:
@@ -84,7 +101,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
         )
     if config.seq > model.config.max_positions:
         raise UserError(f"seq is {config.seq}: {config.model} has {model.config.max_positions} positions; use at most that")
-    sampler = RankSampler(len(dataset), config.batch, place.rank, place.world_size, seed=config.seed)
+    together = ranks_of_a_copy(config, place) if config.parallel is Parallel.PP else 1  # ranks of a pipeline read the same data
+    sampler = RankSampler(len(dataset), config.batch, place.rank // together, place.world_size // together, seed=config.seed)
     seed_everything(config.seed + 1 + place.rank)  # what is drawn from here on is each rank's own
     return Prepared(model, values, sampler, dataset, checkpoint)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.hardware import Gpu, recognise
@@ -73,7 +74,7 @@ class Reporter(Quiet):
                 device=place.device.type,
                 first=state.step + 1,
                 last=config.steps,
-                sequences=config.batch * config.accumulation * place.world_size,
+                sequences=config.batch * config.accumulation * (dist.get_world_size(state.group) if state.group is not None else 1),
                 seq=config.seq,
             )
         )

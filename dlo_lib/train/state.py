@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from dlo_lib.models import Llama
 @dataclass
 class TrainState:
     """``model`` is the plain module, below ``spread``, which spreads it over ranks; ``tokens`` are the valid ones learned from, on all
-    ranks; ``parameters`` how many the model has, on all ranks together.
+    ranks; ``parameters`` how many the model has, on all ranks together; ``group`` the ranks that learn from data of their own.
     """
 
     model: Llama
@@ -35,6 +36,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     sampler: RankSampler
     scaler: torch.amp.GradScaler | None
+    group: dist.ProcessGroup | None = None
     step: int = 0
     tokens: int = 0
 

@@ -11,17 +11,16 @@ small model with a large vocabulary costs as much as several blocks.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 
-import torch
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.configs import model_config
 from dlo_lib.models.counts import AttentionFlops, forward_flops_per_token, parameters_by_part
 from dlo_lib.models.llama import LlamaConfig
+from dlo_lib.parallel.pipeline.clock import now
 
 
 def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
@@ -84,17 +83,11 @@ def measured_costs(pieces: Sequence[nn.Module], example: Tensor, repeats: int = 
         times = []
         for _ in range(repeats):
             given = x.detach().requires_grad_(x.is_floating_point())
-            began = _now(x.device)
+            began = now(x.device)
             out = piece(given)
             out.float().sum().backward()
-            times.append(_now(x.device) - began)
+            times.append(now(x.device) - began)
         costs.append(min(times))
         x = out.detach()
         piece.zero_grad(set_to_none=True)
     return costs
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

@@ -14,7 +14,6 @@ a stage is not kept once it is sent: the graph does not need it.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -25,6 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dlo_lib.errors import UserError
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision
 from dlo_lib.parallel.ddp import DDP
+from dlo_lib.parallel.pipeline.clock import now
 from dlo_lib.parallel.pipeline.deferred import SplitBackward, WeightPart
 from dlo_lib.parallel.pipeline.simulate import Simulation, Span
 from dlo_lib.parallel.pipeline.table import COMPUTE, RECEIVES, Action, ActionKind, F, I, Schedule, with_communication
@@ -44,6 +44,7 @@ class Pipeline(nn.Module):
         schedule: a table for as many ranks as ``group`` has.
         group: the ranks of the pipeline in the order of the table's rows; None for all.
         tied: a parameter that two stages hold a copy of (``tied.TiedEnds``).
+        replicas: the ranks whose stages are wrapped together with these, as ``train_step`` must know; None for a single pipeline.
 
     Raises:
         UserError: the stages are not the schedule's for this rank, the group has another size, the schedule cannot be carried out, or it
@@ -57,6 +58,7 @@ class Pipeline(nn.Module):
         group: dist.ProcessGroup | None = None,
         *,
         tied: TiedEnds | None = None,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         group = group if group is not None else dist.group.WORLD
@@ -71,8 +73,8 @@ class Pipeline(nn.Module):
         self.schedule = schedule if schedule.has_communication else with_communication(schedule)
         validate(self.schedule)
         self.group: dist.ProcessGroup = group
+        self.tied, self.replicas = tied, replicas
         self.stages = nn.ModuleDict({str(stage): module for stage, module in sorted(stages.items())})
-        self.tied = tied
         # Where gradients are communicated by hooks as they arise, backward stays autograd's.
         self.splits = {stage: SplitBackward(module) for stage, module in stages.items() if _communicates_afterwards(module)}
         if schedule.splits_backward and len(self.splits) < len(stages):
@@ -93,6 +95,7 @@ class Pipeline(nn.Module):
         Args:
             micro_batches: inputs and targets, as many as the schedule has, the same on every rank of the pipeline.
             loss_of: the last stage's output and the targets to the part of the loss that is this micro-batch's, ().
+            scaler: for fp16; one that agrees over the group (``grad_scaler.ShardedGradScaler``), so that a step is skipped by all or none.
 
         Returns:
             The sum of these parts, (), on every rank of the pipeline.
@@ -105,7 +108,6 @@ class Pipeline(nn.Module):
             self.tied.add_gradients()
         if scaler is not None:
             scaler.scale(loss)  # it exists once it has scaled something, which only the last stage's rank has asked for
-            self._overflow_everywhere()
         for module in self.stages.values():
             getattr(module, "finish_grad_sync", lambda: None)()
         return self._from_last(loss)
@@ -116,6 +118,10 @@ class Pipeline(nn.Module):
         forwards = {F, ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD}
         row = [action for action in self.schedule.rows[self.rank] if action.kind in forwards]
         return self._from_last(_Step(self, self._wire, micro_batches, loss_of, precision, None).run(row))
+
+    def plain_stages(self) -> list[nn.Module]:
+        """This rank's stages without what wraps them."""
+        return [stage.module if isinstance(stage, DDP) else stage for stage in self.stages.values()]
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all ranks' gradients so that their global 2-norm is at most ``max_norm``; the norm before, ()."""
@@ -158,14 +164,6 @@ class Pipeline(nn.Module):
         loss = loss.double()
         dist.broadcast(loss, dist.get_global_rank(self.group, self.schedule.placement[-1]), group=self.group)
         return loss
-
-    def _overflow_everywhere(self) -> None:
-        """When a gradient of one rank has overflowed, let every rank see it, so that the scaler skips the step on all or on none."""
-        grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
-        sound = torch.tensor(float(all(bool(grad.isfinite().all()) for grad in grads)), device=self._device)
-        dist.all_reduce(sound, dist.ReduceOp.MIN, group=self.group)
-        if grads and not sound:
-            grads[0].fill_(torch.inf)
 
 
 class _Step:
@@ -287,17 +285,11 @@ class _Step:
         if recorded is None:
             yield
             return
-        began = _now(self._pipeline._device)
+        began = now(self._pipeline._device)
         yield
-        recorded.append((action, (began, _now(self._pipeline._device))))
+        recorded.append((action, (began, now(self._pipeline._device))))
 
 
 def _communicates_afterwards(stage: nn.Module) -> bool:
     """Whether the gradients of ``stage`` may be added in place by whoever: nobody communicates them, or DDP when all are there."""
     return isinstance(stage, DDP) or not hasattr(stage, "finish_grad_sync")
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.monotonic()

@@ -19,19 +19,26 @@ class TiedEnds:
         parameter: this rank's copy; None on the ranks between.
         ends: the ranks of ``group`` that hold one. The copies become the first one's.
         group: the ranks of the pipeline; None for all.
+        name: what the parameter is called where it is first.
 
     Raises:
         UserError: a rank at an end brings no copy.
     """
 
-    def __init__(self, parameter: nn.Parameter | None, ends: tuple[int, int], group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        parameter: nn.Parameter | None,
+        ends: tuple[int, int],
+        group: dist.ProcessGroup | None = None,
+        name: str = "embed_tokens.weight",
+    ) -> None:
         mine = dist.get_rank(group)
         if mine in ends and parameter is None:
             raise UserError(f"rank {mine} is an end of the pipeline and brings no copy of the tied parameter")
         whole = group if group is not None else dist.group.WORLD
         assert whole is not None  # get_rank has raised otherwise
         self._pair = dist.new_group([dist.get_global_rank(whole, end) for end in ends], use_local_synchronization=True)
-        self._parameter = parameter if mine in ends else None
+        self._parameter, self.name = parameter if mine in ends else None, name
         self.counted_elsewhere = parameter if mine == ends[1] else None
         """The copy that a norm over all ranks must leave out."""
         if self._parameter is not None:

@@ -1,6 +1,5 @@
 """A pipeline trains as the whole model does: the same losses and gradients, whatever the schedule, the ranks and the micro-batches."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -11,14 +10,14 @@ from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim.step import Precision, summed_cross_entropy, train_step
-from dlo_lib.parallel.ddp import DDP
+from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.pipeline import runtime, schedules
+from dlo_lib.parallel.pipeline.build import build_pipeline
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.simulate import simulate
-from dlo_lib.parallel.pipeline.stages import LlamaStage, tied_ends
+from dlo_lib.parallel.pipeline.stages import LlamaStage
 from dlo_lib.parallel.pipeline.table import F
-from dlo_lib.parallel.pipeline.tied import TiedEnds
 
 STEPS = 4
 CONFIG = replace(model_config("tiny"), num_layers=6, hidden=32, intermediate=48, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=61)
@@ -67,19 +66,7 @@ def twin(config, micro_batches: int, max_norm: float | None, frozen: bool = Fals
 
 
 def built(config, schedule, frozen: bool) -> Pipeline:
-    model = model_of(config, frozen)
-    rank = dist.get_rank()
-    cuts = partition(counted_costs(config, 9), schedule.stages)
-    stages = {stage: copy.deepcopy(LlamaStage(model, cuts[stage])) for stage in schedule.stages_of(rank)}
-    ends = tied_ends(config.tied_embeddings, schedule.placement)
-    tied = None
-    if config.tied_embeddings and ends is None:  # both on this rank: one parameter again
-        if rank == schedule.placement[0]:
-            stages[schedule.stages - 1].lm_head.weight = stages[0].embed_tokens.weight
-    elif ends is not None:
-        copies = {ends[0]: lambda: stages[0].embed_tokens.weight, ends[1]: lambda: stages[schedule.stages - 1].lm_head.weight}
-        tied = TiedEnds(copies[rank]() if rank in copies else None, ends)
-    return Pipeline(stages, schedule, tied=tied)
+    return build_pipeline(model_of(config, frozen), schedule, seq=9)
 
 
 def trained(config, name: str, micro_batches: int, max_norm: float | None, frozen: bool):
@@ -140,13 +127,10 @@ def test_one_rank_is_a_pipeline_too(name):
 
 
 def in_low_precision(name: str, precision: Precision, checkpointing: bool):
-    schedule = MAKERS[name](dist.get_world_size(), 4)
     torch.manual_seed(5)
-    whole = Llama(UNTIED, checkpointing=checkpointing)
-    cuts = partition(counted_costs(CONFIG, 9), schedule.stages)
-    pipeline = Pipeline({stage: LlamaStage(whole, cuts[stage]) for stage in schedule.stages_of(dist.get_rank())}, schedule)
+    pipeline = build_pipeline(Llama(UNTIED, checkpointing=checkpointing), MAKERS[name](dist.get_world_size(), 4), 9)
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if precision is Precision.FP16 else None
+    scaler = ShardedGradScaler("cpu", pipeline.group, init_scale=2.0**10) if precision is Precision.FP16 else None
     losses = [float(train_step(pipeline, optimizer, batches(4, step), precision=precision, scaler=scaler).loss) for step in range(STEPS)]
     kinds = {parameter.dtype for parameter in pipeline.parameters()}
     return losses, kinds, None if scaler is None else scaler.get_scale()
@@ -170,15 +154,12 @@ def test_mixed_precision_and_checkpointing_follow_the_whole_model(name, precisio
 
 def overflowing():
     """One gradient of one rank overflows; whether the weights stayed, and the scale after."""
-    schedule = schedules.one_f_one_b(2, 2)
     torch.manual_seed(5)
-    whole = Llama(UNTIED)
-    cuts = partition(counted_costs(CONFIG, 9), 2)
-    pipeline = Pipeline({dist.get_rank(): LlamaStage(whole, cuts[dist.get_rank()])}, schedule)
+    pipeline = build_pipeline(Llama(UNTIED), schedules.one_f_one_b(2, 2), 9)
     if dist.get_rank() == 1:
         pipeline.stages["1"].norm.weight.register_hook(lambda grad: grad * torch.inf)
     before = [parameter.detach().clone() for parameter in pipeline.parameters()]
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = ShardedGradScaler("cpu", pipeline.group, init_scale=4.0)
     train_step(pipeline, torch.optim.SGD(pipeline.parameters(), lr=0.1), batches(2, 0), precision=Precision.FP16, scaler=scaler)
     return all(torch.equal(a, b) for a, b in zip(before, pipeline.parameters())), scaler.get_scale()
 
@@ -208,11 +189,7 @@ def with_data_parallelism(name: str, micro_batches: int, max_norm: float | None)
     pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     mine, replica = pipelines[rank // 2], replicas[rank % 2]
-    schedule = MAKERS[name](2, micro_batches)
-    model = model_of(UNTIED, frozen=False)
-    cuts = partition(counted_costs(CONFIG, 9), schedule.stages)
-    stages = {stage: DDP(LlamaStage(model, cuts[stage]), replica) for stage in schedule.stages_of(rank % 2)}
-    pipeline = Pipeline(stages, schedule, mine)
+    pipeline = build_pipeline(model_of(UNTIED, frozen=False), MAKERS[name](2, micro_batches), 9, mine, replicas=replica)
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-2)
     losses = [
         float(train_step(pipeline, optimizer, batches(micro_batches, step, seed=rank // 2), max_norm=max_norm, group=replica).loss)
