@@ -10,6 +10,7 @@ from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim.step import Precision, summed_cross_entropy, train_step
+from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.pipeline import runtime, schedules
 from dlo_lib.parallel.pipeline.build import build_pipeline
@@ -282,3 +283,30 @@ def refused(case: str):
 def test_what_does_not_fit_is_refused_with_the_cure(case, message):
     with pytest.raises(RankFailure, match=message):
         run_ranks(refused, 2, case)
+
+
+def with_sharded_stages(name: str):
+    """Two pipelines of two ranks, each stage sharded over the two ranks that hold it."""
+    rank = dist.get_rank()
+    pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    holders = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    mine, holder = pipelines[rank // 2], holders[rank % 2]
+    schedule = MAKERS[name](2, 3)
+    model = model_of(UNTIED, frozen=False)
+    cuts = partition(counted_costs(UNTIED, 9), schedule.stages)
+    stages = {stage: FSDP(LlamaStage(model, cuts[stage]), holder) for stage in schedule.stages_of(rank % 2)}
+    pipeline = Pipeline(stages, schedule, mine)
+    optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-2)
+    return [float(train_step(pipeline, optimizer, batches(3, step, seed=rank // 2), group=holder).loss) for step in range(STEPS)]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved"])
+def test_with_fsdp_it_learns_from_all_replicas_as_one(name):
+    model = model_of(UNTIED, frozen=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    both = [batches(3, step, seed=0) + batches(3, step, seed=1) for step in range(STEPS)]
+    exact = [float(train_step(model, optimizer, together).loss) for together in both]
+    for losses in run_ranks(with_sharded_stages, 4, name):
+        torch.testing.assert_close(losses, exact, atol=1e-10, rtol=0)
+    with pytest.raises(RankFailure, match="splits the backward, which sharded stages cannot"):
+        run_ranks(with_sharded_stages, 4, "zb-h1")
