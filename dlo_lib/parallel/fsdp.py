@@ -58,7 +58,7 @@ class FSDP(nn.Module):
     Args:
         module: the same on every rank in structure. All ranks must call its units in the same order.
         group: the ranks that share the parameters; None for all.
-        blocks: the types of its blocks, each a unit; None for the members of its outermost ``nn.ModuleList``s.
+        blocks: the types of its blocks, each a unit; None for the members of its outermost ``nn.ModuleList``s and ``ModuleDict``s.
         compute_dtype: of gathered parameters and of floating-point inputs of units; None for the parameters' own. Shards, and with them
             the optimiser, keep the parameters' dtype.
         reduce_dtype: in which gradients are accumulated and averaged; None for the parameters' own dtype.

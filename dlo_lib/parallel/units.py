@@ -54,7 +54,7 @@ def cut_into_units(module: nn.Module, blocks: BlockTypes | None) -> list[Plan]:
     """The units of ``module`` in the order of registration.
 
     Args:
-        blocks: types whose outermost instances are units of their own; None for the members of the outermost ``nn.ModuleList``s.
+        blocks: types whose outermost instances are units of their own; None for the members of the outermost ``nn.ModuleList``s and ``ModuleDict``s.
 
     Raises:
         UserError: no module is of these types; a parameter that is no floating-point number.
@@ -90,7 +90,7 @@ def _outermost_blocks(module: nn.Module, blocks: BlockTypes | None) -> set[int]:
 
     def visit(current: nn.Module) -> None:
         for child in current.children():
-            if isinstance(child, blocks) if blocks is not None else isinstance(current, nn.ModuleList):
+            if isinstance(child, blocks) if blocks is not None else isinstance(current, nn.ModuleList | nn.ModuleDict):
                 found.add(id(child))
             else:
                 visit(child)
