@@ -54,7 +54,8 @@ def cut_into_units(module: nn.Module, blocks: BlockTypes | None) -> list[Plan]:
     """The units of ``module`` in the order of registration.
 
     Args:
-        blocks: types whose outermost instances are units of their own; None for the members of the outermost ``nn.ModuleList``s and ``ModuleDict``s.
+        blocks: types whose outermost instances are units of their own; None for the members of the outermost ``nn.ModuleList``s and
+            ``nn.ModuleDict``s.
 
     Raises:
         UserError: no module is of these types; a parameter that is no floating-point number.
