@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -47,6 +47,14 @@ class Listener(Protocol):
 
     def waited(self, call: Call, failed: bool) -> None:
         """``call`` is over, or its backend raised."""
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A listener that also wants to know when calls are over, whoever waits for them."""
+
+    def running(self, call: Call, work: Work, on_device: bool) -> None:
+        """The backend has taken ``call``; ``on_device``: it runs in a stream of a GPU, and ``work`` is waited for there."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,9 @@ class Tap:
             result = passes_on(keyset & below, *arguments)
             work = Work.unbox(result[1] if isinstance(result, tuple) else result)
             self.pending[id(work)] = (work, call)
+            for listener in self.listeners:
+                if isinstance(listener, Timed):
+                    listener.running(call, work, _on_device(given("process_group"), given(operator.full)))
             for tensor in _tensors(given(operator.full)):
                 self.by_storage[tensor.untyped_storage().data_ptr()] = call
             self._forget_old()
@@ -236,6 +247,12 @@ class Tap:
             self.pending = {key: (work, call) for key, (work, call) in self.pending.items() if not work.is_completed()}
         if len(self.by_storage) > 4096:
             self.by_storage.clear()
+
+
+def _on_device(group: Any, value: Any) -> bool:
+    """Whether the backend only queues its work in a stream: gloo copies from a GPU and back itself."""
+    tensor = next(iter(_tensors(value)), None)
+    return tensor is not None and tensor.is_cuda and ProcessGroup.unbox(group)._get_backend(tensor.device).name() != "gloo"
 
 
 def _wait(work: Work) -> None:

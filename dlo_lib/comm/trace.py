@@ -1,13 +1,11 @@
 """A trace of communication: every call of one rank or of all, when it was issued and waited for, and the questions one asks of it.
 
-``payload_bytes`` and ``ring_bytes`` are those of ``comm.calls``. Times are seconds since the trace began, the same clock for all ranks of
-a machine. Between ``waited_from`` and ``waited_until`` the process stood still for the call; what lies between ``issued`` and
-``waited_from`` ran beside it.
+``payload_bytes`` and ``ring_bytes`` are those of ``comm.calls``. The backend works from ``issued`` to ``done``; the process stands still
+for it from ``waited_from`` to ``waited_until``, and what it computed before that ran beside the communication and hid it. Times are seconds since the trace began, by the clock that all ranks of a machine share.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,23 +17,39 @@ from dlo_lib.text import columns
 
 @dataclass(slots=True)
 class Event:
-    """One call in a trace. ``waited_from`` and ``waited_until`` are None when nobody waited for it."""
+    """One call in a trace, with its moments in seconds since the trace began; None is a moment that is not known or did not come."""
 
     rank: int
     call: Call
     issued: float
-    waited_from: float | None = None
-    waited_until: float | None = None
+    """When the program called."""
     done: float | None = None
-    """When the backend had finished, where that is known: at the latest when the wait was over."""
+    """When the backend had finished, whether or not anybody waited yet. A blocking call's is the end of its wait. None: it had not finished
+    when the trace ended, or does not tell (``isend`` and ``irecv``; what a CUDA graph captured): see ``over``."""
+    waited_from: float | None = None
+    """When the process began to wait for it."""
+    waited_until: float | None = None
+    """When that wait was over; on a GPU, where waiting is left to the stream, at once."""
+
+    @property
+    def over(self) -> float | None:
+        """The moment by which it certainly was over: ``done``, or the end of the wait."""
+        return self.waited_until if self.done is None else self.done
+
+    def later(self, seconds: float) -> Event:
+        """The same, with times that count from so much earlier."""
+        done, start, end = (None if moment is None else moment + seconds for moment in (self.done, self.waited_from, self.waited_until))
+        return Event(self.rank, self.call, self.issued + seconds, done, start, end)
 
 
 class Trace:
     """Events in the order of issue, of one rank or of several."""
 
-    def __init__(self, events: Iterable[Event] = (), seconds: float = 0.0, unavailable: str = "") -> None:
+    def __init__(self, events: Iterable[Event] = (), seconds: float = 0.0, unavailable: str = "", began: int = 0) -> None:
         self.events = list(events)
         self.seconds = seconds
+        self.began = began
+        """The moment from which times count, in ``time.monotonic_ns``, which the ranks of one machine share."""
         self.unavailable = unavailable
         """Why nothing was traced: torch's internals are not as the tap knows them. Empty when all is well."""
 
@@ -75,33 +89,16 @@ class Trace:
 
     @classmethod
     def merged(cls, traces: Iterable[Trace]) -> Trace:
-        """The traces of several ranks as one, in the order of issue."""
+        """The traces of several ranks of a machine as one, in the order of issue; times count from the beginning of the first."""
         parts = list(traces)
-        events = sorted((event for part in parts for event in part.events), key=lambda event: event.issued)
-        unavailable = next((part.unavailable for part in parts if part.unavailable), "")
-        return cls(events, max((part.seconds for part in parts), default=0.0), unavailable)
-
-
-class Recorder:
-    """The listener that fills a trace."""
-
-    def __init__(self, rank: int, origin: int) -> None:
-        self.rank, self.origin = rank, origin
-        self.events: dict[int, Event] = {}
-
-    def issued(self, call: Call) -> None:
-        self.events[call.number] = Event(self.rank, call, self._seconds(call.issued))
-
-    def waits(self, call: Call) -> None:
-        if (event := self.events.get(call.number)) is not None and event.waited_from is None:
-            event.waited_from = self._seconds(time.monotonic_ns())
-
-    def waited(self, call: Call, failed: bool) -> None:
-        if (event := self.events.get(call.number)) is not None and not failed:
-            event.waited_until = event.done = self._seconds(time.monotonic_ns())
-
-    def _seconds(self, moment: int) -> float:
-        return (moment - self.origin) / 1e9
+        began = min((part.began for part in parts), default=0)
+        events = [event.later((part.began - began) / 1e9) for part in parts for event in part.events]
+        return cls(
+            sorted(events, key=lambda event: event.issued),
+            max((part.seconds + (part.began - began) / 1e9 for part in parts), default=0.0),
+            next((part.unavailable for part in parts if part.unavailable), ""),
+            began,
+        )
 
 
 def size(count: float) -> str:
@@ -119,19 +116,8 @@ def trace_collectives() -> Iterator[Trace]:
 
     Where torch's internals are not as the tap knows them, the trace is empty and says so in ``unavailable``: nothing breaks.
     """
-    import torch.distributed as dist
-
-    from dlo_lib.comm.listening import listening
-    from dlo_lib.comm.tap import TapUnavailable
+    from dlo_lib.comm.recording import recording  # which needs torch: a trace can be read without
 
     trace = Trace()
-    recorder = Recorder(dist.get_rank(), time.monotonic_ns())
-    try:
-        with listening(recorder):
-            yield trace
-    except TapUnavailable as error:
-        trace.unavailable = str(error)
+    with recording(trace):
         yield trace
-    finally:
-        trace.events = list(recorder.events.values())
-        trace.seconds = (time.monotonic_ns() - recorder.origin) / 1e9

@@ -217,3 +217,40 @@ def test_where_torch_has_changed_ranks_still_run_and_say_that_dead_locks_are_not
 
     assert run_ranks(body, 2, explain=Explain.OFF) == [2.0, 2.0]
     assert capsys.readouterr().out.count("dead-locks are not explained: torch") == 2
+
+
+def hidden_and_exposed() -> Trace:
+    x = torch.ones(100_000)
+    with trace_collectives() as trace:
+        early = dist.all_reduce(x, async_op=True)
+        _until_completed(early)
+        early.wait()
+        dist.barrier()
+        met = dist.all_reduce(x, async_op=True)
+        met.wait()
+        left = dist.all_reduce(x, async_op=True)
+        _until_completed(left)
+    return trace
+
+
+def _until_completed(work: dist.Work) -> None:
+    while not work.is_completed():
+        pass
+
+
+def test_a_call_is_done_when_the_backend_is_not_when_the_program_comes_to_wait():
+    merged = Trace.merged(run_ranks(hidden_and_exposed, 2))
+    for rank in range(2):
+        hidden, met, left = merged.select("all_reduce", rank)
+        assert hidden.issued < hidden.done < hidden.waited_from < hidden.waited_until, "hidden: over before the wait began"
+        assert met.issued < met.done < met.waited_until
+        assert left.waited_from is None
+        assert left.done > met.waited_until, "known though nobody waited"
+        (barrier,) = merged.select("barrier", rank)
+        assert barrier.done == barrier.waited_until, "a blocking call is over when its wait is"
+
+
+def test_ranks_share_a_clock_nothing_is_over_before_the_last_has_called():
+    merged = Trace.merged(run_ranks(hidden_and_exposed, 3))
+    for met in zip(*(merged.select("all_reduce", rank) for rank in range(3))):
+        assert min(event.done for event in met) > max(event.issued for event in met)
