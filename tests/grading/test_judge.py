@@ -357,7 +357,8 @@ def test_23_a_rank_that_waits_for_ever(judge: Judge, reference: Notebook) -> Non
 
 def test_23_a_rank_that_computes_for_ever(judge: Judge, reference: Notebook, monkeypatch: Patch) -> None:
     hurry(monkeypatch, 1.0)
-    report = judge(answer(reference, mean=RANK + "\n    while rank == 1: pass\n    dist.barrier()\n    return total / dist.get_world_size()"))
+    for_ever = "\n    while rank == 1: pass\n    dist.barrier()\n    return total / dist.get_world_size()"
+    report = judge(answer(reference, mean=RANK + for_ever))
     assert report.questions["mean"].status == "TIMEOUT"
     assert "no answer in time from rank 1: rank 0 waits in barrier" in messages(report, "mean")
 
