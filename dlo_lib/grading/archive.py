@@ -1,0 +1,190 @@
+"""The files of a folder or of a zip, read so that neither can do harm: nothing is unpacked, and nothing is believed that a header says.
+
+A name that leaves the archive (absolute, ``..``, a drive, a link) is refused with the whole archive: no learning platform writes such a
+one. What one student can cause, a file that is too large or unreadable, or names that are one name on another file system, is refused for
+that student alone, by whoever reads it. Cost: each file is read once, never more than ``limit`` bytes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from dlo_lib.errors import UserError
+from dlo_lib.text import tr
+
+MOST_ENTRIES = 100_000
+MOST_BYTES = 8 << 30  # of a whole archive, unpacked
+MOST_PARTS, LONGEST_PART = 20, 200  # of a path; bytes
+LEFT_BY_SYSTEMS = ("__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini", ".ipynb_checkpoints", "__pycache__")
+
+
+class Refused(Exception):
+    """A file or a submission is not taken; the text says why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file: its path in parts, when it was written (None: not known), and ``read(limit)``, which raises :class:`Refused`."""
+
+    parts: tuple[str, ...]
+    written: datetime | None
+    read: Callable[[int], bytes]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[list[Entry]]:
+    """The files of the folder or zip at ``path``, in the order of their names; they can be read until the block ends.
+
+    Raises:
+        UserError: it is neither, or it is an archive that nobody should unpack; the reason is named.
+    """
+    if path.is_dir():
+        yield entries_of_folder(path)
+        return
+    if not path.is_file():
+        raise UserError(tr("nothing at {path}: give a folder, or the zip that Moodle made", path=path))
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield _entries_of_zip(path, archive)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(tr("{path} is not a zip that can be read: {reason}", path=path, reason=error)) from error
+
+
+def entries_of_folder(folder: Path) -> list[Entry]:
+    """The files below ``folder``. Links are entries that cannot be read: what they point to is not of the student."""
+    entries = []
+    for directory, names, files in os.walk(folder):
+        names[:] = sorted(name for name in names if name not in LEFT_BY_SYSTEMS and not (Path(directory) / name).is_symlink())
+        for name in sorted(files):
+            if name not in LEFT_BY_SYSTEMS:
+                path = Path(directory) / name
+                entries.append(Entry(path.relative_to(folder).parts, None, partial(read_regular, path)))
+                if len(entries) > MOST_ENTRIES:
+                    raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=folder))
+    return entries
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """The content of a regular file: no link is followed, no pipe waited for.
+
+    Raises:
+        Refused: it is something else, cannot be read, or holds more than ``limit`` bytes.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Refused(tr("{name} is not a regular file", name=_shown(path.name)))
+            content = file.read(limit + 1)
+    except OSError as error:
+        reason = tr("it is a link") if path.is_symlink() else error.strerror
+        raise Refused(tr("{name} cannot be read: {reason}", name=_shown(path.name), reason=reason)) from error
+    return _within(content, limit, path.name)
+
+
+def same_name(name: str) -> str:
+    """``name`` as a file system sees it that knows neither case nor composed characters."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+
+
+def clash(entries: list[Entry]) -> str | None:
+    """Why these files cannot lie in one folder everywhere, or None."""
+    for entry in entries:
+        if len(entry.parts) > MOST_PARTS or any(len(part.encode("utf-8", "replace")) > LONGEST_PART for part in entry.parts):
+            return tr("a file's name is too long: {name}", name=_shown(entry.parts[-1]))
+    seen: dict[tuple[str, ...], str] = {}
+    folders: set[tuple[str, ...]] = set()
+    for entry in entries:
+        key, name = tuple(map(same_name, entry.parts)), "/".join(entry.parts)
+        if key in seen or key in folders or any(key[:depth] in seen for depth in range(1, len(key))):
+            other = next((shown for known, shown in seen.items() if known == key[: len(known)] or key == known[: len(key)]), name)
+            return tr("two files have the same name on some systems: {one} and {other}", one=_shown(other), other=_shown(name))
+        seen[key] = name
+        folders |= {key[:depth] for depth in range(1, len(key))}
+    return None
+
+
+def _entries_of_zip(path: Path, archive: zipfile.ZipFile) -> list[Entry]:
+    infos = archive.infolist()
+    if len(infos) > MOST_ENTRIES:
+        raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=path))
+    budget = _Budget(path)
+    entries = []
+    for info in infos:
+        parts = _parts(path, info)
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise UserError(
+                tr("{path} holds {name}, which is no file but a link or a device: it is not taken", path=path, name=_shown(info.filename))
+            )
+        if not info.is_dir() and parts and not set(parts) & set(LEFT_BY_SYSTEMS):
+            entries.append(Entry(parts, _date(info), partial(_read_member, archive, info, budget)))
+    return sorted(entries, key=lambda entry: entry.parts)
+
+
+def _parts(path: Path, info: zipfile.ZipInfo) -> tuple[str, ...]:
+    name = info.orig_filename if "\0" in info.orig_filename else info.filename
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    reason = ""
+    if name.startswith(("/", "\\")) or name[1:2] == ":":
+        reason = tr("an absolute path")
+    elif ".." in parts:
+        reason = tr("a path out of the archive")
+    elif any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+        reason = tr("a name with control characters")
+    if reason:
+        raise UserError(tr("{path} holds {name}, {reason}: it is not taken", path=path, name=_shown(name), reason=reason))
+    return parts
+
+
+class _Budget:
+    """What may still be unpacked of an archive: headers lie about sizes, and overlapping members multiply them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.left = path, MOST_BYTES
+
+    def spend(self, number: int) -> None:
+        self.left -= number
+        if self.left < 0:
+            raise UserError(tr("{path} unpacks to more than {size} GiB: it is not taken", path=self.path, size=MOST_BYTES >> 30))
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget, limit: int) -> bytes:
+    name = PurePosixPath(info.filename).name
+    if info.flag_bits & 1:
+        raise Refused(tr("{name} is encrypted", name=_shown(name)))
+    try:
+        with archive.open(info) as member:
+            content = member.read(limit + 1)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError, RuntimeError) as error:
+        raise Refused(tr("{name} is damaged in the zip: {reason}", name=_shown(name), reason=error)) from error
+    budget.spend(len(content))
+    return _within(content, limit, name)
+
+
+def _within(content: bytes, limit: int, name: str) -> bytes:
+    if len(content) > limit:
+        raise Refused(tr("{name} is larger than {size} MB: clear the outputs and hand it in again", name=_shown(name), size=limit >> 20))
+    return content
+
+
+def _date(info: zipfile.ZipInfo) -> datetime | None:
+    try:
+        written = datetime(*info.date_time)
+    except ValueError:
+        return None
+    return written if written.year > 1980 else None  # 1980 is what a zip says that was given no date
+
+
+def _shown(name: str) -> str:
+    """A name as a terminal may print it."""
+    return "".join(character if character.isprintable() else "?" for character in name)[:100]
