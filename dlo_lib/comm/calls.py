@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Kind(enum.Enum):
@@ -57,9 +57,11 @@ class Site:
     """The function of torch that was called there, such as ``isend`` or ``backward``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One operation as one rank issued it. Sizes are of the local tensors; times are ``time.monotonic_ns``."""
+NOWHERE = Site("?", 0, "", "")
+
+
+class Call(NamedTuple):
+    """One operation as one rank issued it. Sizes are of the local tensors; times are ``time.monotonic_ns``. A tuple, for speed."""
 
     number: int
     """1, 2, 3, ... in the order of issue on this rank."""
@@ -68,24 +70,24 @@ class Call:
     members: tuple[int, ...]
     """Global ranks of the group; for ``new_group``, which all must call, the whole world: its own members are in ``shape``."""
     sequence: int
-    peer: int
+    peer: int = -1
     """Global rank of the root, the destination or the source; -1 when there is none."""
-    tag: int
-    dtype: str
-    shape: tuple[int, ...]
-    numel: int
+    tag: int = 0
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    numel: int = 0
     """Elements of this rank's tensors; -1 where ranks may have different ones (an uneven all-gather)."""
-    payload_bytes: int
-    reduction: str
-    is_async: bool
-    in_backward: bool
-    by_reducer: bool
+    payload_bytes: int = 0
+    reduction: str = ""
+    is_async: bool = False
+    in_backward: bool = False
+    by_reducer: bool = False
     """Issued by the C++ reducer of PyTorch's DistributedDataParallel."""
-    send_splits: tuple[int, ...]
+    send_splits: tuple[int, ...] = ()
     """All-to-all: elements for each member; else empty."""
-    receive_splits: tuple[int, ...]
-    site: Site
-    issued: int
+    receive_splits: tuple[int, ...] = ()
+    site: Site = NOWHERE
+    issued: int = 0
 
     @property
     def ring_bytes(self) -> float:
@@ -108,11 +110,7 @@ class Call:
     def record(self) -> tuple:
         """Plain values only, for a log that another process reads; ``from_record`` is its inverse."""
         site = self.site
-        return (
-            self.number, self.kind.value, self.group, self.members, self.sequence, self.peer, self.tag, self.dtype, self.shape, self.numel,
-            self.payload_bytes, self.reduction, self.is_async, self.in_backward, self.by_reducer, self.send_splits, self.receive_splits,
-            (site.file, site.line, site.function, site.api), self.issued,
-        )  # fmt: skip
+        return (self[0], self.kind.value, *self[_KIND + 1 : _SITE], (site.file, site.line, site.function, site.api), self.issued)
 
     @classmethod
     def from_record(cls, record: tuple[Any, ...]) -> Call:

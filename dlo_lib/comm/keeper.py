@@ -16,7 +16,8 @@ from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock import signature
 from dlo_lib.comm.joining import watched_joins
 from dlo_lib.comm.listening import listening
-from dlo_lib.comm.tap import TapUnavailable, call_site
+from dlo_lib.comm.sites import call_site
+from dlo_lib.comm.tap import TapUnavailable
 
 HOLD_S = 30.0
 """How long a rank stands before a call that does not fit; the watcher ends it long before."""
@@ -97,11 +98,7 @@ class RowKeeper:
         self._joins += 1
         self._joining = True
         members = tuple(range(self.row.world_size))
-        call = Call(
-            number=0, kind=Kind.JOIN, group="", members=members, sequence=self._joins, peer=-1, tag=0, dtype="", shape=(), numel=0,
-            payload_bytes=0, reduction="", is_async=False, in_backward=False, by_reducer=False, send_splits=(), receive_splits=(),
-            site=call_site()[0], issued=time.monotonic_ns(),
-        )  # fmt: skip
+        call = Call(0, Kind.JOIN, "", members, self._joins, site=call_site()[0], issued=time.monotonic_ns())
         self.row.log(call)
         self.row.enter(State.WAITING, call.number, self._has_company())
         try:

@@ -6,11 +6,12 @@ A tap is in the dispatcher, of which a process has one, so a second listener joi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import torch
 import torch.distributed as dist
 
-from dlo_lib.comm.tap import Listener, Tap
+from dlo_lib.comm.tap import Listener, Tap, TapUnavailable
 from dlo_lib.comm.waits import watched_waits
 
 _tap: Tap | None = None
@@ -27,18 +28,22 @@ def listening(listener: Listener, rank: int | None = None) -> Iterator[Tap]:
     """
     global _tap
     if _tap is not None:
-        _tap.listeners.append(listener)
+        _tap.add(listener)
         try:
             yield _tap
         finally:
-            _tap.listeners.remove(listener)
+            _tap.leave(listener)
         return
     tap = Tap(dist.get_rank() if rank is None else rank, listener)
-    tap.install()
-    _tap = tap
-    try:
-        with watched_waits(tap):
+    with ExitStack() as stack:
+        tap.install()
+        stack.callback(tap.remove)
+        try:
+            stack.enter_context(watched_waits(tap))
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise TapUnavailable(f"torch {torch.__version__} waits otherwise than this tap knows: {error}") from error
+        _tap = tap
+        try:
             yield tap
-    finally:
-        _tap = None
-        tap.remove()
+        finally:
+            _tap = None

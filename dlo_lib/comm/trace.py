@@ -1,7 +1,8 @@
 """A trace of communication: every call of one rank or of all, when it was issued and waited for, and the questions one asks of it.
 
 ``payload_bytes`` and ``ring_bytes`` are those of ``comm.calls``. The backend works from ``issued`` to ``done``; the process stands still
-for it from ``waited_from`` to ``waited_until``, and what it computed before that ran beside the communication and hid it. Times are seconds since the trace began, by the clock that all ranks of a machine share.
+for it from ``waited_from`` to ``waited_until``, and what it computed before that ran beside the communication and hid it. Times are seconds
+since the trace began, by the clock that all ranks of a machine share.
 """
 
 from __future__ import annotations

@@ -185,9 +185,9 @@ def test_what_goes_round_the_dispatcher_is_not_seen():
 
 
 def absent(monkeypatched: str) -> tuple[str, int]:
-    from dlo_lib.comm import tap
+    from dlo_lib.comm import operators
 
-    tap._OPERATORS[monkeypatched] = tap._Operator(Kind.ALL_REDUCE)
+    operators.OPERATORS[monkeypatched] = operators.Operator(Kind.ALL_REDUCE)
     with trace_collectives() as trace:
         dist.all_reduce(torch.ones(1))
     return trace.summary(), trace.count()
@@ -209,9 +209,9 @@ def test_where_torch_has_changed_ranks_still_run_and_say_that_dead_locks_are_not
     from dlo_lib.comm.keeper import kept_row
 
     def body() -> float:
-        from dlo_lib.comm import tap
+        from dlo_lib.comm import operators
 
-        tap._OPERATORS["an_operator_of_another_torch"] = tap._Operator(Kind.ALL_REDUCE)
+        operators.OPERATORS["an_operator_of_another_torch"] = operators.Operator(Kind.ALL_REDUCE)
         with kept_row(Row(Board(2), dist.get_rank())):
             return without_the_tap()
 

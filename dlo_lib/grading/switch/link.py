@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
-from dlo_lib.comm.tap import call_site
+from dlo_lib.comm.sites import call_site
 from dlo_lib.grading.codec import DTYPES, HEAD
 from dlo_lib.grading.switch.wire import flat, frame
 
