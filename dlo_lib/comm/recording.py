@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 import torch.distributed as dist
 from torch.distributed import Work
@@ -61,6 +63,7 @@ def recording(trace: Trace) -> Iterator[None]:
             stack.enter_context(listening(recorder))
         except TapUnavailable as error:
             trace.unavailable = str(error)
+            _warn_once(trace.unavailable)
         try:
             yield
         finally:
@@ -68,3 +71,8 @@ def recording(trace: Trace) -> Iterator[None]:
             trace.began = recorder.origin
             trace.events = list(recorder.events.values())
             trace.seconds = (time.monotonic_ns() - recorder.origin) / 1e9
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(f"communication is not traced: {reason}", RuntimeWarning, stacklevel=2)

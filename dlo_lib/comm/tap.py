@@ -15,7 +15,6 @@ detour through Python.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 import warnings
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from dlo_lib.comm.calls import Call
+from dlo_lib.comm.held import Held
 from dlo_lib.comm.operators import OPERATORS, Reader, unknown_operators
 from dlo_lib.comm.sites import call_site
 
@@ -68,15 +68,16 @@ class Tap:
 
     def __init__(self, rank: int, listener: Listener) -> None:
         self.rank = rank
+        self.pending = Held[Work, Call]()
+        """Calls not yet waited for, by their work."""
         self.by_storage: dict[int, Call] = {}
-        """Calls not yet waited for, by the address of the output: functional collectives are waited for by tensor."""
+        """The same by the address of their output: functional collectives are waited for by tensor."""
+        self.futures = Held[torch.futures.Future, Work]()
+        """Works by a future made of them."""
         self.here = threading.local()
         """Of this thread: ``inside``, the calls of C++ code that waits for them itself; ``in_ddp_hook``."""
         self._listeners: tuple[Listener, ...] = ()
         self._timed: tuple[Timed, ...] = ()
-        self._pending: dict[int, tuple[Work, Call]] = {}
-        """Calls not yet waited for, by the id of their work, which is kept alive for as long as somebody else can wait for it."""
-        self._crowded = 16
         self._era = ""
         self._numbers = itertools.count(1)
         self._sequences: dict[tuple, int] = {}
@@ -193,28 +194,14 @@ class Tap:
         for listener in self._listeners:
             listener.waited(call, failed)
 
-    def call_of(self, work: Work) -> Call | None:
-        found = self._pending.get(id(work))
-        return found[1] if found else None
-
-    def done(self, work: Work) -> None:
-        self._pending.pop(id(work), None)
-
     def _keep(self, work: Work, call: Call, outputs: Sequence[Tensor]) -> None:
         """Remember ``call`` until it is waited for, by its work or by an output."""
-        if len(self._pending) >= self._crowded:
-            self._pending = {key: (work, call) for key, (work, call) in self._pending.items() if sys.getrefcount(work) > _ONLY_HERE}
-            self._crowded = 16 + 2 * len(self._pending)
-        self._pending[id(work)] = (work, call)
+        self.pending.keep(work, call)
         if call.is_async:
             if len(self.by_storage) > 4096:
                 self.by_storage.clear()
             for tensor in outputs:
                 self.by_storage[tensor.untyped_storage().data_ptr()] = call
-
-
-_ONLY_HERE = 3
-"""References to a work that nobody else holds: in the dictionary, in the variable of the loop, and as an argument of getrefcount."""
 
 
 def _on_device(group: ProcessGroup, tensors: Sequence[Tensor]) -> bool:

@@ -43,16 +43,31 @@ class Event:
         return Event(self.rank, self.call, self.issued + seconds, done, start, end)
 
 
+class NotTraced(RuntimeError):
+    """A question to a trace of which the answer is not known."""
+
+
 class Trace:
     """Events in the order of issue, of one rank or of several."""
 
     def __init__(self, events: Iterable[Event] = (), seconds: float = 0.0, unavailable: str = "", began: int = 0) -> None:
-        self.events = list(events)
+        self._events = list(events)
         self.seconds = seconds
         self.began = began
         """The moment from which times count, in ``time.monotonic_ns``, which the ranks of one machine share."""
         self.unavailable = unavailable
         """Why nothing was traced: torch's internals are not as the tap knows them. Empty when all is well."""
+
+    @property
+    def events(self) -> list[Event]:
+        """Every call; raises ``NotTraced`` where nothing was traced, as all questions do: no calls seen is not no calls made."""
+        if self.unavailable:
+            raise NotTraced(f"nothing was traced: {self.unavailable}")
+        return self._events
+
+    @events.setter
+    def events(self, events: list[Event]) -> None:
+        self._events = events
 
     def select(self, kind: Kind | str | None = None, rank: int | None = None) -> list[Event]:
         """The events of that kind and rank, all for None."""
@@ -93,7 +108,7 @@ class Trace:
         """The traces of several ranks of a machine as one, in the order of issue; times count from the beginning of the first."""
         parts = list(traces)
         began = min((part.began for part in parts), default=0)
-        events = [event.later((part.began - began) / 1e9) for part in parts for event in part.events]
+        events = [event.later((part.began - began) / 1e9) for part in parts for event in part._events]
         return cls(
             sorted(events, key=lambda event: event.issued),
             max((part.seconds + (part.began - began) / 1e9 for part in parts), default=0.0),
@@ -115,7 +130,9 @@ def size(count: float) -> str:
 def trace_collectives() -> Iterator[Trace]:
     """Trace the communication of this process, which must have a process group, within the context; read the trace afterwards.
 
-    Where torch's internals are not as the tap knows them, the trace is empty and says so in ``unavailable``: nothing breaks.
+    Seen is what passes torch's dispatcher, whoever calls; not seen are calls on a backend object itself, the key-value store, symmetric
+    memory and other processes (``comm.tap``). Where torch's internals are not as the tap knows them, the program runs on with a warning,
+    ``unavailable`` says why, and questions raise ``NotTraced``.
     """
     from dlo_lib.comm.recording import recording  # which needs torch: a trace can be read without
 

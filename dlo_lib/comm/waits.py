@@ -48,34 +48,34 @@ def watched_waits(tap: Tap) -> Iterator[None]:
 def _work(tap: Tap) -> Iterator[None]:
     """``Work.wait``, and the wait of a future made from a work."""
     wait, get_future, future_wait = Work.wait, Work.get_future, torch._C.Future.wait
-    futures: dict[int, tuple[Any, Work]] = {}
 
     @functools.wraps(wait)
     def watched_wait(work: Work, *arguments, **keywords):
-        call = tap.call_of(work)
+        call = tap.pending.get(work)
         if call is None:
             return wait(work, *arguments, **keywords)
         try:
             return tap.blocking(call, lambda: wait(work, *arguments, **keywords))
         finally:
-            tap.done(work)
+            tap.pending.drop(work)
 
     @functools.wraps(get_future)
     def watched_get_future(work: Work):
         future = get_future(work)
-        if tap.call_of(work) is not None:
-            futures[id(future)] = (future, work)  # held, so that the id stays its own
+        if tap.pending.get(work) is not None:
+            tap.futures.keep(future, work)
         return future
 
     @functools.wraps(future_wait)
     def watched_future_wait(future):
-        made_from = futures.pop(id(future), None)
-        if made_from is None or (call := tap.call_of(made_from[1])) is None:
+        work = tap.futures.get(future)
+        if work is None or (call := tap.pending.get(work)) is None:
             return future_wait(future)
         try:
             return tap.blocking(call, lambda: future_wait(future))
         finally:
-            tap.done(made_from[1])
+            tap.futures.drop(future)
+            tap.pending.drop(work)
 
     # The types of C++ take an assignment but no deletion, so patch.object, which ends with one, does not serve here.
     changes: list[tuple[type, str, Any, Any]] = [

@@ -1,13 +1,17 @@
 """The tracer sees every communication call of a process, whoever issued it, with its bytes and its waits."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
+from dlo_lib.comm import operators
 from dlo_lib.comm.calls import Kind
-from dlo_lib.comm.trace import Trace, trace_collectives
+from dlo_lib.comm.tap import TapUnavailable
+from dlo_lib.comm.trace import NotTraced, Trace, trace_collectives
 from dlo_lib.launch import Explain, run_ranks
 
 
@@ -172,31 +176,50 @@ def test_outside_the_context_nothing_is_traced_and_torch_is_as_before():
     assert run_ranks(left_behind, 2, explain=Explain.OFF) == [(2, True)] * 2
 
 
-def direct_call_on_a_backend() -> Trace:
-    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
-    with trace_collectives() as trace:
-        backend.allreduce([torch.ones(1)]).wait()
-    return trace
+def the_trace_is_shut() -> tuple[str, list[str], str]:
+    """What is raised inside, asked and printed where torch has another operator than those known."""
+    operators.OPERATORS["an_operator_of_another_torch"] = operators.Operator(Kind.ALL_REDUCE)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with trace_collectives() as trace:
+                x = torch.ones(1)
+                dist.all_reduce(x)
+                assert x.item() == dist.get_world_size(), "the program runs on"
+    refused = []
+    for question in (trace.count, trace.bytes, trace.ring_bytes, trace.select, trace.never_waited):
+        with pytest.raises(NotTraced, match="nothing was traced: torch"):
+            question()
+        refused.append(question.__name__)
+    (warning,) = caught
+    return trace.summary(), refused, str(warning.message)
 
 
-def test_what_goes_round_the_dispatcher_is_not_seen():
-    """The one known blind spot, stated so that it is noticed when it closes."""
-    assert [trace.count() for trace in run_ranks(direct_call_on_a_backend, 2)] == [0, 0]
+def test_where_torch_has_changed_the_program_runs_on_with_one_warning_and_no_question_is_answered():
+    """A check that asserts that nothing was sent must not pass because nothing was seen."""
+    for summary, refused, warning in run_ranks(the_trace_is_shut, 2, explain=Explain.OFF):
+        assert summary.startswith("no trace: torch")
+        assert len(refused) == 5
+        assert warning.startswith("communication is not traced: torch")
 
 
-def absent(monkeypatched: str) -> tuple[str, int]:
-    from dlo_lib.comm import operators
-
-    operators.OPERATORS[monkeypatched] = operators.Operator(Kind.ALL_REDUCE)
-    with trace_collectives() as trace:
-        dist.all_reduce(torch.ones(1))
-    return trace.summary(), trace.count()
+def test_one_rank_without_a_trace_makes_the_merged_one_unanswerable():
+    merged = Trace.merged([Trace(), Trace(unavailable="torch is another")])
+    with pytest.raises(NotTraced, match="torch is another"):
+        merged.count()
 
 
-def test_where_torch_has_changed_the_trace_says_so_and_nothing_breaks():
-    summary, count = run_ranks(absent, 2, "an_operator_of_another_torch", explain=Explain.OFF)[0]
-    assert summary.startswith("no trace: torch")
-    assert count == 0
+def raises_unavailable() -> str:
+    try:
+        with trace_collectives() as trace:
+            dist.all_reduce(torch.ones(1))
+            raise TapUnavailable("of the program's own")
+    except TapUnavailable as error:
+        return f"{error}, {trace.count()} traced"
+
+
+def test_what_the_program_raises_passes_through():
+    assert run_ranks(raises_unavailable, 2) == ["of the program's own, 1 traced"] * 2
 
 
 def test_where_torch_has_changed_ranks_still_run_and_say_that_dead_locks_are_not_explained(capsys):
@@ -209,8 +232,6 @@ def test_where_torch_has_changed_ranks_still_run_and_say_that_dead_locks_are_not
     from dlo_lib.comm.keeper import kept_row
 
     def body() -> float:
-        from dlo_lib.comm import operators
-
         operators.OPERATORS["an_operator_of_another_torch"] = operators.Operator(Kind.ALL_REDUCE)
         with kept_row(Row(Board(2), dist.get_rank())):
             return without_the_tap()
