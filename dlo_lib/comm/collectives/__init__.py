@@ -1,0 +1,29 @@
+"""Collectives written out from messages between two ranks, and a model of what they cost.
+
+`ring`, `tree` and `pairwise` hold the algorithms, `cost` the α–β model that says which of them is cheaper and fits it to measurements.
+"""
+
+from dlo_lib.comm.collectives.cost import Algorithm, AlphaBeta, Measurement, cheapest, cost, crossover, fit_alpha_beta
+from dlo_lib.comm.collectives.messages import Reduction
+from dlo_lib.comm.collectives.pairwise import all_to_all
+from dlo_lib.comm.collectives.ring import all_gather, all_reduce, reduce_scatter
+from dlo_lib.comm.collectives.tree import all_reduce as tree_all_reduce
+from dlo_lib.comm.collectives.tree import broadcast, reduce
+
+__all__ = [
+    "Algorithm",
+    "AlphaBeta",
+    "Measurement",
+    "Reduction",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "cheapest",
+    "cost",
+    "crossover",
+    "fit_alpha_beta",
+    "reduce",
+    "reduce_scatter",
+    "tree_all_reduce",
+]
