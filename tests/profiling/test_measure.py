@@ -195,7 +195,7 @@ def test_where_a_process_group_is_in_use_only_a_step_alone_can_be_measured():
         ({"model": "lama-3.2-3b"}, "did you mean llama-3.2-3b"),
         ({"precision": "bf8"}, "did you mean bf16"),
         ({"optimizer": "adam"}, "did you mean adamw"),
-        ({"parallel": "dpp"}, "did you mean ddp"),
+        ({"parallel": "hsd"}, "did you mean hsdp"),
         ({"batch": 0}, "batch is 0: use at least 1"),
         ({"seq": -5}, "seq is -5: use at least 1"),
         ({"world_size": 0}, "world_size is 0: use at least 1"),
