@@ -2,5 +2,6 @@
 
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
+from dlo_lib.parallel.sync_batch_norm import SyncBatchNorm
 
-__all__ = ["DDP", "FSDP"]
+__all__ = ["DDP", "FSDP", "SyncBatchNorm"]

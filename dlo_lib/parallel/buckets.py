@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,14 @@ from torch import Tensor, nn
 
 _ALIGNMENT = 16
 """Bytes to which a gradient's place in a bucket is aligned, so that the optimiser's kernels can load vectors."""
+
+
+class Pending(Protocol):
+    """Communication that has begun."""
+
+    def wait(self) -> object:
+        """Return when its result is there (on an accelerator: when the current stream will find it there)."""
+        ...
 
 
 @dataclass(eq=False)
@@ -31,13 +40,13 @@ class Slot:
 
 @dataclass(eq=False)
 class Bucket:
-    """Gradients of one dtype that travel together. ``flat`` is (numel,); ``work`` its all-reduce once that has been issued."""
+    """Gradients of one dtype that travel together. ``flat`` is (numel,); ``work`` its communication once that has begun."""
 
     slots: list[Slot] = field(default_factory=list)
     numel: int = 0
     missing: int = 0
     flat: Tensor | None = None
-    work: dist.Work | None = None
+    work: Pending | None = None
 
     def add(self, index: int, name: str, param: nn.Parameter, bucket: int) -> Slot:
         """A place at the bucket's end, with the strides in which autograd lays out the gradient."""
@@ -89,12 +98,12 @@ def cut_into_buckets(tensors: Sequence[Tensor], bucket_bytes: int, first_bucket_
 
 
 @torch.no_grad()
-def broadcast_from_first(tensors: Sequence[Tensor], group: dist.ProcessGroup, bucket_bytes: int) -> None:
-    """Overwrite ``tensors`` with those of the group's first rank, small ones packed into messages of ``bucket_bytes``."""
-    first = dist.get_global_rank(group, 0)
+def broadcast_packed(tensors: Sequence[Tensor], group: dist.ProcessGroup, bucket_bytes: int, source: int = 0) -> None:
+    """Overwrite ``tensors`` with those of the group's rank ``source``, small ones packed into messages of ``bucket_bytes``."""
+    origin = dist.get_global_rank(group, source)
     for indices in cut_into_buckets(tensors, bucket_bytes, bucket_bytes):
         members = [tensors[index] for index in indices]
         flat = torch.cat([member.reshape(-1) for member in members])
-        dist.broadcast(flat, first, group=group)
+        dist.broadcast(flat, origin, group=group)
         for member, received in zip(members, flat.split([member.numel() for member in members])):
             member.copy_(received.view(member.shape))

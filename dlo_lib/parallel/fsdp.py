@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.buckets import broadcast_from_first
+from dlo_lib.parallel.buckets import broadcast_packed
 from dlo_lib.parallel.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.fsdp_state import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.hybrid import neighbours_group
@@ -126,7 +126,7 @@ class FSDP(nn.Module):
         if values is None:
             for ranks in (group, replicas):
                 if ranks is not None:
-                    broadcast_from_first([*module.parameters(), *module.buffers()], ranks, 25 * MIB)
+                    broadcast_packed([*module.parameters(), *module.buffers()], ranks, 25 * MIB)
         self.units: list[Unit] = []
         while plans:  # a plan refers to the whole parameters: they go unit by unit
             self.units.append(Unit(plans.pop(0), self._layout, values or (lambda param: param.detach())))

@@ -1,0 +1,160 @@
+"""Batch normalisation over the batches of all ranks: with a few samples a GPU, statistics of one GPU alone are too noisy to train on.
+
+Each rank computes the mean and the squared deviations of its own samples, the ranks gather them (2C+1 numbers each), and every one combines
+them in the same order, so that all have the same bits:
+
+    n = sum n_i      mean = sum n_i mean_i / n      M2 = sum M2_i + sum n_i (mean_i - mean)^2      var = M2 / n
+
+Sums of squares less squares of sums would cancel; this form does not, and it takes ranks of unequal size, also of none. Backward needs
+two more sums per channel over all ranks: sum dy and sum dy*x_hat. Sent per layer and step: an all-gather of (2C+1)*N numbers, an
+all-reduce of 2C.
+
+Papers: S. Ioffe, C. Szegedy (arXiv:1502.03167); combination of moments: T. F. Chan, G. H. Golub, R. J. LeVeque, Updating Formulae and a
+Pairwise Algorithm for Computing Sample Variances (1979).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dlo_lib.errors import UserError
+
+
+class SyncBatchNorm(_BatchNorm):
+    """``nn.BatchNorm1d/2d/3d`` whose training statistics are those of all ranks' samples together.
+
+    Args:
+        num_features: channels C; input (B, C, ...), B may differ between ranks and be 0.
+        eps, momentum, affine, track_running_stats, device, dtype: as in ``nn.BatchNorm2d``.
+        group: the ranks; None for all, and without a process group the one process.
+
+    Statistics are kept in fp32 for 16-bit inputs. Every rank has to run every training forward and backward.
+
+    Raises:
+        UserError: a single value per channel over all ranks, from which no variance can be had.
+    """
+
+    def __init__(self, num_features: int, *args: Any, group: dist.ProcessGroup | None = None, **kwargs: Any) -> None:
+        super().__init__(num_features, *args, **kwargs)
+        self.group = group
+
+    @classmethod
+    def convert(cls, module: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+        """``module`` with each of its batch normalisations replaced; parameters and buffers stay the same tensors.
+
+        Returns the module itself, or the replacement when it is a batch normalisation.
+        """
+        if isinstance(module, _BatchNorm) and not isinstance(module, (cls, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)):
+            made = cls(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats, group=group)
+            made.train(module.training)
+            for name, held in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                setattr(made, name, held)
+            return made
+        for name, child in module.named_children():
+            replacement = cls.convert(child, group)
+            if replacement is not child:
+                setattr(module, name, replacement)
+        return module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, ...) to the same shape and dtype."""
+        self._check_input_dim(x)
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        out, mean, m2, count = _Normalise.apply(x, self.weight, self.bias, self.eps, self._ranks())
+        if self.training and self.track_running_stats and self.running_mean is not None:
+            self._update(mean, m2, count)
+        return out
+
+    def _ranks(self) -> dist.ProcessGroup | None:
+        if not self.training:
+            return None  # statistics of this batch for want of running ones: evaluation is each rank's own affair
+        return self.group if self.group is not None else dist.group.WORLD
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, m2: Tensor, count: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = self.momentum if self.momentum is not None else 1.0 / self.num_batches_tracked.item()
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_((m2 / (count - 1)).to(self.running_var.dtype), share)
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.dim() < 2 or x.size(1) != self.num_features:
+            raise UserError(f"input of shape {tuple(x.shape)} for {self.num_features} channels: use (batch, {self.num_features}, ...)")
+
+
+class _Normalise(torch.autograd.Function):
+    """Returns the normalised input, and for the running statistics mean, M2 (each (C,)) and count () of all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        over = [dim for dim in range(x.dim()) if dim != 1]
+        mean, m2, count = _moments(wide, over)
+        if group is not None and dist.get_world_size(group) > 1:
+            mean, m2, count = _combine(_gather(torch.cat([mean, m2, count.view(1)]), group))
+        if count.item() <= 1:
+            raise UserError("batch normalisation of a single value per channel has no variance: use a larger batch, or eval()")
+        scale = (m2 / count + eps).rsqrt()
+        normal = (wide - _by_channel(mean, x)) * _by_channel(scale, x)
+        out = normal if weight is None else normal * _by_channel(weight, x)
+        out = out if bias is None else out + _by_channel(bias, x)
+        ctx.save_for_backward(x, weight, mean, scale, count)
+        ctx.group, ctx.over = group, over
+        ctx.mark_non_differentiable(mean, m2, count)
+        return out.to(x.dtype), mean, m2, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+        x, weight, mean, scale, count = ctx.saved_tensors
+        normal = (x.to(mean.dtype) - _by_channel(mean, x)) * _by_channel(scale, x)
+        grad = grad.to(mean.dtype)
+        sums = torch.stack([grad.sum(ctx.over), (grad * normal).sum(ctx.over)])
+        local = sums.clone()  # of weight and bias each rank has its own part, which data parallelism averages
+        if ctx.group is not None and dist.get_world_size(ctx.group) > 1:
+            dist.all_reduce(sums, group=ctx.group)
+        of_one, of_normal = sums / count
+        factor = scale if weight is None else scale * weight.to(scale.dtype)
+        grad_x = (grad - _by_channel(of_one, x) - normal * _by_channel(of_normal, x)) * _by_channel(factor, x)
+        of_weight = local[1].to(weight.dtype) if weight is not None else None
+        return grad_x.to(x.dtype), of_weight, local[0].to(weight.dtype) if weight is not None else None, None, None
+
+
+def _by_channel(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _moments(x: Tensor, over: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and M2 (each (C,)) and count () of this rank; zeros where it has no sample."""
+    count = x.new_tensor(x.numel() // x.size(1))
+    mean = x.sum(over) / count.clamp(min=1)
+    return mean, (x - _by_channel(mean, x)).square().sum(over), count
+
+
+def _gather(own: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """(K,) of each rank to (N, K)."""
+    rows = own.new_empty(dist.get_world_size(group), len(own))
+    dist.all_gather_into_tensor(rows.view(-1), own, group=group)
+    return rows
+
+
+def _combine(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(N, 2C+1) of every rank's mean, M2 and count to those of all samples."""
+    channels = (rows.size(1) - 1) // 2
+    means, m2s, counts = rows.split([channels, channels, 1], dim=1)
+    count = counts.sum()
+    mean = (counts * means).sum(0) / count.clamp(min=1)
+    return mean, (m2s + counts * (means - mean).square()).sum(0), count
