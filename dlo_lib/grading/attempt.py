@@ -25,7 +25,6 @@ from dlo_lib.grading.switch.service import Service
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.text import tr
 
-LOAD_SECONDS = 20.0  # for all cells together
 GRACE = 0.3  # seconds that other ranks have after a first failure, so that the earliest cause is heard
 
 
@@ -35,6 +34,7 @@ class Attempt:
 
     zygote: Zygote
     cells: Sequence[TakenCell]
+    seconds: float  # for all cells together
     faults: dict[str, Fault] = field(default_factory=dict)  # by cell
     cut: bool = False  # a cell wrote too much
     broken_in: str = ""  # the cell that ended the process
@@ -52,7 +52,7 @@ class Attempt:
         if self._worker is None:
             self._worker = self.zygote.worker()
             try:
-                self._note(_loaded(self._worker, self._worker.ask(after(LOAD_SECONDS), **self._request())))
+                self._note(_loaded(self._worker, self._worker.ask(after(self.seconds), **self._request())))
             except (Ended, NotPlain) as error:
                 self.broken_in, self._broken = self._worker.cell, error
                 self.close()
@@ -65,7 +65,7 @@ class Attempt:
         self.worker()  # cells that end a process show it here, before there are many
         workers = [self.zygote.worker() for _ in range(world)]
         try:
-            deadline = after(LOAD_SECONDS)
+            deadline = after(self.seconds)
             for worker in workers:
                 worker.post(deadline, **self._request())
             for worker in workers:

@@ -18,7 +18,7 @@ import dlo_lib
 from dlo_lib.errors import UserError, unknown_name
 
 LAB_FILE = "lab.toml"
-KEYS = ("number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "[steps.QUESTION] needs", "[reduced]")
+KEYS = ("number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "load_seconds", "[steps.QUESTION] needs", "[reduced]")
 
 Value = TypeVar("Value")
 
@@ -36,6 +36,7 @@ class LabInfo:
         taught: modules of dlo_lib that hold what the lab teaches, mounted away while its checks run.
         needs: question → earlier questions whose functions its solution calls.
         release: glob patterns, below the lab's folder, of figures and data that students get beside notebook and checks.
+        load_seconds: computing time that all cells of a notebook together may take when the judge runs them, before any check.
         reduced: environment variables that make its notebook small, for tests.
     """
 
@@ -49,6 +50,7 @@ class LabInfo:
     taught: tuple[str, ...] = ()
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     release: tuple[str, ...] = ()
+    load_seconds: int = 20
     reduced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -119,6 +121,7 @@ def read_lab_info(folder: str | Path) -> LabInfo:
         taught=_names(file, "taught", _take(file, table, "taught", list, [])),
         needs=MappingProxyType({step: _names(file, f"steps.{step}", _take(file, row, "needs", list, [])) for step, row in steps.items()}),
         release=_names(file, "release", _take(file, table, "release", list, [])),
+        load_seconds=_take(file, table, "load_seconds", int, 20),
         reduced=MappingProxyType({name: str(value) for name, value in _take(file, table, "reduced", dict, {}).items()}),
     )
     if table:

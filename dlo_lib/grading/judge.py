@@ -11,9 +11,10 @@ import ast
 import atexit
 import contextlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.attempt import Attempt, RemoteStudent
@@ -30,8 +31,10 @@ from dlo_lib.grading.report import NO_ATTEMPT, QuestionReport, Report, check_rep
 from dlo_lib.grading.source import CellKind, LabSource
 from dlo_lib.text import tr
 
+MAX_LEFT_OUT = 2  # cells of a student's own that are found out one by one; after that all of them are left out
 MAX_TIMEOUTS = 2  # of one question judged alone: then its other checks are not waited for
 VIOLENT = (Status.TIMEOUT, Status.OOM, Status.KERNEL_DIED)
+Outcomes = TypeVar("Outcomes")
 _warm: dict[Path, tuple[LabSource, Zygote]] = {}
 
 
@@ -128,6 +131,7 @@ class Judge:
     def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
         self.cut = False
+        self.left_out: list[str] = []
 
     def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
         """The report of ``submission``; ``warnings`` of whoever found it go before its own."""
@@ -139,30 +143,20 @@ class Judge:
                 outcomes = _union(outcomes, self.alone(question, submission, outcomes))
             questions[question] = self.question(question, submission, outcomes)
         notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
+        notes += [tr("a cell of your own (`{cell}`) ended the process: it was left out", cell=cell) for cell in self.left_out]
         return Report(self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes))
 
     def together(self, submission: Submission) -> dict[str, dict[str, Outcome]]:
         """All checks of the attempted questions on all cells in order: question → check → outcome."""
-        attempt = Attempt(self.zygote, submission.cells)
-        outcomes: dict[str, dict[str, Outcome]] = {}
-        with self._noting(attempt):
-            for question in self.lab.questions:
-                if question in submission.attempted:
-                    outcomes[question] = self._run(attempt, self.checks.of(question), 1)
-        return outcomes
+        attempted = [question for question in self.lab.questions if question in submission.attempted]
+        return self._attempt(submission.cells, lambda at: {question: self._run(at, self.checks.of(question), 1) for question in attempted})
 
     def alone(self, question: str, submission: Submission, before: dict[str, Outcome] | None = None) -> dict[str, Outcome]:
         """The checks of ``question`` that it did not pass before, with no other answer of the student's; what hung goes last."""
         before = before or {}
         checks = [check for check in self.checks.of(question) if check.name not in before or not before[check.name].passed]
         checks.sort(key=lambda check: check.name in before and before[check.name].status is Status.TIMEOUT)
-        for with_extras in (True, False):
-            attempt = Attempt(self.zygote, self._cells_alone(question, submission, with_extras))
-            with self._noting(attempt):
-                outcomes = self._run(attempt, checks, MAX_TIMEOUTS)
-            if not attempt.broken_in.startswith("extra-"):
-                break  # else a cell of the student's own ended the process: again without those
-        return outcomes
+        return self._attempt(self._cells_alone(question, submission), lambda at: self._run(at, checks, MAX_TIMEOUTS))
 
     def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
         """The report of a question."""
@@ -187,11 +181,11 @@ class Judge:
             outcomes[check.name] = run_check(check, student, seed_for(self.secret, self.lab.info.directory, check))
         return outcomes
 
-    def _cells_alone(self, question: str, submission: Submission, with_extras: bool) -> list[TakenCell]:
+    def _cells_alone(self, question: str, submission: Submission) -> list[TakenCell]:
         needed = _needed(self.lab, question)
         cells = []
         for cell in submission.cells:
-            if cell.origin is Origin.GIVEN or cell.id == question or (cell.origin is Origin.EXTRA and with_extras):
+            if cell.origin in (Origin.GIVEN, Origin.EXTRA) or cell.id == question:
                 cells.append(cell)
             elif cell.id in needed:
                 source = self.lab.solution(cell.id)
@@ -200,13 +194,19 @@ class Judge:
                 cells.append(cell if own else TakenCell(cell.id, Origin.GIVEN, source.source))
         return cells
 
-    @contextlib.contextmanager
-    def _noting(self, attempt: Attempt) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.cut = self.cut or attempt.cut
-            attempt.close()
+    def _attempt(self, cells: Sequence[TakenCell], run: Callable[[Attempt], Outcomes]) -> Outcomes:
+        """What ``run`` finds on these cells. A cell of the student's own that ends the process is left out from there on."""
+        while True:
+            attempt = Attempt(self.zygote, [cell for cell in cells if cell.id not in self.left_out], self.lab.info.load_seconds)
+            try:
+                outcomes = run(attempt)
+            finally:
+                self.cut = self.cut or attempt.cut
+                attempt.close()
+            own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
+            if attempt.broken_in not in own:
+                return outcomes
+            self.left_out += [attempt.broken_in] if len(self.left_out) < MAX_LEFT_OUT else own
 
 
 def _union(first: dict[str, Outcome], second: dict[str, Outcome]) -> dict[str, Outcome]:
