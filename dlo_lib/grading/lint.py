@@ -1,8 +1,9 @@
 """A lint for check authors: what a check must not do, found in its source. Each finding names file, line, check and the cure.
 
-    compares nothing   no comparison but t.number is reached from the check: it would give points to anybody
+    compares nothing   no comparison but t.number is reached from the check, or none with what comes from the student: points for anybody
     draws nothing      no check of the question draws an input from ``t``: answers for fixed inputs can be written down
-    constants          a comparison with a literal, for inputs that are drawn: what is expected should come from the twin
+    constants          a comparison with a literal, for inputs that are drawn: what is expected should come from the twin; also as
+                       t.that(x == 3), t.that(abs(x - 3) < 1e-6), torch.tensor([1, 2]), or a constant of the file
     another run        traffic or memory of a run whose results are not compared: verified in one run, measured in another
 
 A helper counts for the check that calls it: what it is given is followed through the functions of the lab's own files. The lint reads; it
@@ -12,14 +13,14 @@ runs nothing. What it cannot follow it takes to be right: mutants show the rest.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlo_lib.grading.lint_flow import constant_expected, direct_answers, from_the_student, is_name, literal, measured_elsewhere, mentions
+
 COMPARES = {"that", "equal", "close", "tensor", "items"}
 DRAWS = {"normal", "integer", "integers", "uniform", "choice", "shuffled"}
-MEASURES = {"calls", "bytes", "ring_bytes", "memory"}
-EXPECTS = {"equal": 1, "close": 1}  # which argument is the expected value
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -40,8 +41,16 @@ def lint(files: Iterable[Path]) -> list[Finding]:
     """The findings on all checks in ``files`` of one lab: ``checks.py`` and ``hidden.py``."""
     trees = {file: ast.parse(file.read_text(encoding="utf-8"), str(file)) for file in files}
     functions = {node.name: node for tree in trees.values() for node in tree.body if isinstance(node, FUNCTIONS)}
+    constants = {
+        target.id
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and literal(node.value) is not None
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
     readers = [
-        (file, _Reader(node, functions))
+        (file, _Reader(node, functions, constants))
         for file, tree in trees.items()
         for node in tree.body
         if isinstance(node, FUNCTIONS) and _is_check(node)
@@ -59,9 +68,12 @@ class _Reader:
     """Reads one check, with the helpers that it calls."""
 
     def __init__(
-        self, check: ast.FunctionDef | ast.AsyncFunctionDef, functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef]
+        self,
+        check: ast.FunctionDef | ast.AsyncFunctionDef,
+        functions: Mapping[str, ast.FunctionDef | ast.AsyncFunctionDef],
+        constants: Collection[str],
     ) -> None:
-        self.check, self.functions = check, functions
+        self.check, self.functions, self.constants = check, functions, constants
         self.trials = {argument.arg for argument in check.args.args[1:2]} | {"t"}
         calls = [call for function in self._reached() for call in self._of_trial(function)]
         self.names = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
@@ -88,14 +100,17 @@ class _Reader:
         if not self.names & COMPARES:
             yield finding(line, "compares nothing: anybody would pass it; compare with t.close, t.equal or t.that")
             return
+        if not self._compares_the_students():
+            yield finding(line, "compares nothing that comes from the student: anybody would pass it")
         if not question_draws and self._gives_inputs():
             yield finding(line, "draws no input from t, nor does another check of the question: use t.normal, t.integer, ...")
         if self.draws:
+            answers = direct_answers(self.check)
             for call in self._of_trial(self.check):
-                if (constant := _constant_expected(call)) is not None:
+                if (constant := constant_expected(call, answers, self.constants)) is not None:
                     text = f"expects the constant {ast.unparse(constant)} for inputs that are drawn: compute it with the twin"
                     yield finding(call.lineno, text)
-        yield from (finding(line, text) for line, text in self._measured_elsewhere())
+        yield from (finding(line, text) for line, text in measured_elsewhere(self.check))
 
     # -- what is read
 
@@ -120,56 +135,25 @@ class _Reader:
         """Whether the student's code is called with something: a function without arguments, or a value, has nothing to draw."""
         return any(call.args or call.keywords for function in self._reached() for call in _calls_of_student(function))
 
-    def _measured_elsewhere(self) -> Iterator[tuple[int, str]]:
-        """Runs that are measured and whose results are compared with nothing."""
-        runs = _runs(self.check)
-        nodes = list(ast.walk(self.check))
-        for name, line in runs.items():
-            uses = [node for node in nodes if isinstance(node, ast.Attribute) and _is_name(node.value, name)]
-            measured = [node for node in uses if node.attr in MEASURES]
-            passed_on = any(isinstance(node, ast.Call) and any(_is_name(argument, name) for argument in node.args) for node in nodes)
-            if measured and not passed_on and not any(node.attr == "results" for node in uses):
-                how = f"measures {name}.{measured[0].attr}(...) of a run whose results it does not compare"
-                yield line, f"{how}: verify and measure the same run"
+    def _compares_the_students(self) -> bool:
+        """Whether a comparison has something of the student's in it; a helper that compares is taken to."""
+        if any(self._compared(function) for function in self._reached()[1:]):
+            return True
+        names = from_the_student(self.check)
+        return any(mentions(argument, names) for call in self._compared(self.check) for argument in call.args)
+
+    def _compared(self, function: ast.AST) -> list[ast.Call]:
+        return [call for call in self._of_trial(function) if isinstance(call.func, ast.Attribute) and call.func.attr in COMPARES]
 
 
 def _is_check(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     called = [decorator.func for decorator in node.decorator_list if isinstance(decorator, ast.Call)]
-    return any(_is_name(function, "check") or (isinstance(function, ast.Attribute) and function.attr == "check") for function in called)
-
-
-def _runs(function: ast.AST) -> dict[str, int]:
-    """Names that hold a run: ``run = student.ranks(...)``; the line of the last."""
-    runs: dict[str, int] = {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_ranks(node.value):
-            runs |= {target.id: node.lineno for target in node.targets if isinstance(target, ast.Name)}
-    return runs
-
-
-def _is_ranks(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "ranks" and _is_name(call.func.value, "student")
+    return any(is_name(function, "check") or (isinstance(function, ast.Attribute) and function.attr == "check") for function in called)
 
 
 def _calls_of_student(function: ast.AST) -> Iterator[ast.Call]:
     for node in ast.walk(function):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        if _is_name(node.func.value, "student") and node.func.attr != "get":
+        if is_name(node.func.value, "student") and node.func.attr != "get":
             yield node
-
-
-def _constant_expected(call: ast.Call) -> ast.expr | None:
-    """The literal number that ``t.equal`` or ``t.close`` compares with. 0, None, True and False are statements, not tables of answers."""
-    if not isinstance(call.func, ast.Attribute) or (place := EXPECTS.get(call.func.attr)) is None or len(call.args) <= place:
-        return None
-    value = call.args[place]
-    try:
-        literal = ast.literal_eval(value)
-    except (ValueError, TypeError):
-        return None
-    return None if literal in (0, None, True, False) or literal in ([], (), {}, "") else value
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name

@@ -47,6 +47,66 @@ BAD = {
 }
 
 
+HEAD = '@check("sum", points=1)\ndef check_sum(student, t):\n    n, x = t.integer(1, 5), t.normal(4)\n'
+
+CONSTANTS = [
+    't.that(student.total(n) == 3, "three")',
+    't.that(3 == student.total(n), "three")',
+    'got = student.total(n)\n    t.that(bool(float(got) == 3.5), "three and a half")',
+    'got = t.number(student.total(n), "total")\n    t.that(abs(got - 3.5) < 1e-6, "three and a half")',
+    'first, second = t.items(student.total(n), 2, "totals")\n    t.that(n > 0 and second in (3, 4), "three or four")',
+    'run = student.ranks(summed, [n])\n    for rank, got in enumerate(run.results):\n        t.that(got == 3, "three")',
+    'for got, want in zip(student.totals(n), [1, 2]):\n        t.that(got.item() == 7, "seven")',
+    't.that(torch.equal(student.total(n), torch.tensor([1, 2])), "one and two")',
+    't.close(student.total(n), torch.tensor([1.5]), "the total")',
+    't.equal(student.total(n), WANTED, "the total")',
+]
+
+PROPERTIES = [
+    't.that(len(student.total(n)) == 3, "three of them")',
+    'got = student.total(x)\n    t.that(got.dim() == 2 and got.shape[0] == 4, "four rows")',
+    'got = student.total(x)\n    t.that(bool(got.abs().max() == 127), "the largest is 127")',
+    'got = student.total(n)\n    t.that(got == 0 or got is True, "nothing")',
+    'got = student.total(n)\n    t.that(got > 3, "more than three")',
+    'got = student.total(n)\n    t.that(got == 3 * n, "three times as much")',
+    'run = student.ranks(summed, [n])\n    t.equal(run.results, [n], "it")\n    t.that(len(run.calls(0)) == 3, "three calls")',
+    'for rank, got in enumerate(student.totals(n)):\n        t.that(rank == 2 or got == n, "it")',
+]
+
+NOT_THE_STUDENTS = [
+    't.that(True, "yes")',
+    't.that(n == n, "it is itself")',
+    't.close(x, x.clone(), "x")',
+    'student.total(n)\n    t.equal(n + 1, 1 + n, "a sum")',
+]
+
+ELSEWHERE = [
+    't.close(student.total(x), x.sum(), "the sum")\n    t.that(student.ranks(summed, [x]).bytes(0) == 4 * n, "bytes")',
+    'run = student.ranks(summed, [x])\n    t.close(run.results[0], x.sum(), "the sum")\n'
+    '    run = student.ranks(summed, [x])\n    t.that(run.bytes(0) == 4 * n, "bytes")',
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        *((body, "expects the constant") for body in CONSTANTS),
+        *((body, "compares nothing that comes from the student") for body in NOT_THE_STUDENTS),
+        *((body, "verify and measure the same run") for body in ELSEWHERE),
+    ],
+)
+def test_what_gives_points_away_is_refused(tmp_path: Path, body: str, words: str) -> None:
+    (tmp_path / "checks.py").write_text(f"WANTED = 42\n{HEAD}    {body}\n")
+    (finding,) = lint_lab(tmp_path)
+    assert words in str(finding)
+
+
+@pytest.mark.parametrize("body", PROPERTIES)
+def test_a_property_may_hold_a_constant(tmp_path: Path, body: str) -> None:
+    (tmp_path / "checks.py").write_text(f"{HEAD}    {body}\n")
+    assert lint_lab(tmp_path) == []
+
+
 def test_a_check_with_helpers_a_twin_and_an_edge_case_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "checks.py").write_text(GOOD)
     assert lint([tmp_path / "checks.py"]) == []
