@@ -18,7 +18,9 @@ import dlo_lib
 from dlo_lib.errors import UserError, unknown_name
 
 LAB_FILE = "lab.toml"
-KEYS = ("number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "load_seconds", "[steps.QUESTION] needs", "[reduced]")
+KEYS = (
+    "number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "load_seconds", "[steps.QUESTION] needs", "[reduced]",
+)  # fmt: skip
 
 Value = TypeVar("Value")
 

@@ -62,7 +62,7 @@ def fault_of(error: BaseException) -> Fault:
     """The fault that ``error`` is, seen from the student's own lines."""
     try:
         text = " ".join(str(error).split())[:MAX_TEXT]
-    except Exception:  # noqa: BLE001  an exception's own __str__ is the student's code too
+    except BaseException:  # noqa: BLE001  an exception's own __str__ is the student's code too
         text = ""
     kind = type(error).__name__[:60]
     if isinstance(error, SyntaxError) and is_own(error.filename or ""):

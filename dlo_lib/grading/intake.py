@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from dlo_lib.text import tr
 
 MAX_BYTES = 100 << 20
 MAX_CELLS = 5_000
+MAX_FILES = 50  # that are looked at for a renamed notebook
+SAVED_AS = (".ipynb", ".ipynb.txt", ".ipynb.json", ".json")
 
 
 class Invalid(Exception):
@@ -57,24 +60,64 @@ class Submission:
 
 
 def find_submission(path: Path, lab: str) -> tuple[Path, list[str]]:
-    """The notebook at ``path``, or another of its folder that carries the id of ``lab``; with warnings.
+    """The notebook at ``path``, or where that is none another that carries the id of ``lab``; with warnings.
 
     Raises:
         Invalid: there is none.
     """
+    reason: Invalid | None = None
     if path.exists() or path.is_symlink():
-        return path, []
-    others = sorted(path.parent.glob("*.ipynb"))
-    for other in others:
         try:
-            metadata = _dict(read_notebook(other).get("metadata"))
+            read_notebook(path)
+            return path, []
+        except Invalid as error:
+            reason = error
+    for other in notebooks_beside(path):
+        try:
+            if _lab_of(read_notebook(other)) == lab:
+                return other, [_taken_for(other, path)]
         except Invalid:
             continue
-        if _dict(metadata.get("dlo")).get("lab") == lab:
-            return other, [
-                tr("{name} was taken for {expected}: keep the notebook's name", name=_whole(other.name)[:80], expected=path.name)
-            ]
-    raise Invalid(tr("there is no notebook {name} in what was handed in", name=path.name))
+    raise reason or Invalid(tr("there is no notebook {name} in what was handed in", name=path.name))
+
+
+def notebooks_beside(path: Path) -> list[Path]:
+    """Other files that may be the notebook ``path``: renamed, in a folder of its own, or saved as text by a browser or mail program.
+
+    The first fifty, and no more than 100 MB of them.
+    """
+    found: list[Path] = []
+    for folder, names, files in os.walk(path.parent):
+        names[:] = sorted(name for name in names if not name.startswith("."))[:MAX_FILES]
+        found += [Path(folder) / file for file in files if file.lower().endswith(SAVED_AS)]
+        if len(found) > 100 * MAX_FILES:
+            break
+    found.sort(key=lambda file: (len(file.parts), file.suffix != ".ipynb", os.fsencode(file)))
+    others = [file for file in found if file != path][:MAX_FILES]
+    sizes = accumulate(file.lstat().st_size for file in others)
+    return [file for file, size in zip(others, sizes) if size <= MAX_BYTES]
+
+
+def open_notebook(path: Path, lab: LabSource) -> tuple[Submission, list[str]]:
+    """The submission whose notebook should be ``path``, with warnings of how it was found.
+
+    Where ``path`` is as it was released and a copy beside it has been worked in, that is the submission.
+
+    Raises:
+        Invalid: there is none that can be read.
+    """
+    found, warnings = find_submission(path, lab.info.directory)
+    submission = take(read_notebook(found), lab)
+    if submission.attempted:
+        return submission, warnings
+    for other in notebooks_beside(path):
+        try:
+            notebook = read_notebook(other)
+        except Invalid:
+            continue
+        if _lab_of(notebook) == lab.info.directory and (copy := take(notebook, lab)).attempted:
+            return copy, [_taken_for(other, path)]
+    return submission, warnings
 
 
 def read_notebook(path: Path) -> dict[str, Any]:
@@ -86,6 +129,8 @@ def read_notebook(path: Path) -> dict[str, Any]:
     if path.is_symlink():
         raise Invalid("symlink")
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise Invalid(tr("not a regular file"))
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise Invalid(tr("not a regular file"))
@@ -97,7 +142,7 @@ def read_notebook(path: Path) -> dict[str, Any]:
     if not raw.strip():
         raise Invalid(tr("the file is empty: save the notebook and hand it in again"))
     try:
-        notebook = json.loads(raw.decode("utf-8-sig"))
+        notebook = json.loads(raw.decode(json.detect_encoding(raw)))  # UTF-8, or UTF-16 and UTF-32 as some editors save it
     except RecursionError:
         raise Invalid(tr("nested too deep to be a notebook")) from None
     except UnicodeDecodeError:
@@ -130,7 +175,7 @@ class _Rebuild:
     def take(self, cells: list[Any]) -> Submission:
         last: str | None = None
         for number, cell in enumerate(cells):
-            if type(cell) is not dict or cell.get("cell_type") not in ("code", "markdown"):
+            if type(cell) is not dict or cell.get("cell_type") not in ("code", "markdown", "raw"):
                 continue
             text = _text(cell.get("source"))
             identity = self._identity(cell, text)
@@ -192,6 +237,15 @@ class _Rebuild:
             elif cell.kind is CellKind.SOLUTION:
                 yield TakenCell(cell.id, Origin.ANSWER, self.answers.get(cell.id, cell.released))
             yield from self.extras.get(cell.id, [])
+
+
+def _lab_of(notebook: Mapping[str, Any]) -> object:
+    """The id of the lab that the notebook was made for."""
+    return _dict(_dict(notebook.get("metadata")).get("dlo")).get("lab")
+
+
+def _taken_for(found: Path, path: Path) -> str:
+    return tr("{name} was taken for {expected}: keep the notebook's name", name=_whole(found.name)[:80], expected=path.name)
 
 
 def _references(text: str) -> set[str]:

@@ -21,7 +21,7 @@ from dlo_lib.grading.attempt import Attempt, RemoteStudent
 from dlo_lib.grading.contract import Check
 from dlo_lib.grading.course import course_root, find_lab, labs
 from dlo_lib.grading.host import Zygote
-from dlo_lib.grading.intake import Invalid, Origin, Submission, TakenCell, find_submission, read_notebook, take
+from dlo_lib.grading.intake import Invalid, Origin, Submission, TakenCell, open_notebook, read_notebook
 from dlo_lib.grading.isolation import Isolation
 from dlo_lib.grading.modules import LabChecks, load_checks
 from dlo_lib.grading.mutants import Mutant, read_mutant
@@ -80,8 +80,7 @@ def judge_notebook(path: str | Path, lab: LabSource, secret: str, visible_only: 
 def open_submission(path: Path, lab: LabSource, checks: LabChecks) -> tuple[Submission, list[str]] | Report:
     """What is to be judged of the notebook at ``path``, with warnings; or its report, when there is nothing in it that could be run."""
     try:
-        found, warnings = find_submission(path, lab.info.directory)
-        submission = take(read_notebook(found), lab)
+        submission, warnings = open_notebook(path, lab)
     except Invalid as error:
         return _nothing(lab, checks, f"INVALID({error})")
     return (submission, warnings) if submission.attempted else _nothing(lab, checks, NO_ATTEMPT)

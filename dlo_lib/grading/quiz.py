@@ -43,7 +43,7 @@ def quiz_complete(quiz: Mapping[str, Question], points: float, name: str = NAME)
 
     def check_complete(student: Student, t: Trial) -> None:
         answers = _answers(student, t, name)
-        missing = [question for question in quiz if not answers.get(question)]
+        missing = [question for question in quiz if _is_empty(answers.get(question))]
         t.that(not missing, "no answer yet to {missing}", missing=", ".join(missing))
         for question, asked in quiz.items():
             known = ", ".join(asked.options)
@@ -99,6 +99,10 @@ def _answers(student: Student, t: Trial, name: str) -> dict:
     if type(answers) is not dict:
         raise Wrong(tr('`{name}` should be a dict such as {{"q1": "a"}}', name=name))
     return answers
+
+
+def _is_empty(answer: object) -> bool:
+    return answer is None or (type(answer) is str and not answer.strip())
 
 
 def _is_option(answer: object, question: Question) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from dlo_lib.grading.intake import Invalid, Origin, find_submission, read_notebook, take
+from dlo_lib.grading.intake import Invalid, Origin, open_notebook
 from dlo_lib.grading.release import release_notebook
 from dlo_lib.grading.source import LabSource, text_source
 
@@ -24,7 +24,7 @@ def rebuild(lab: LabSource, submission: Path) -> NotebookNode:
     """The release of ``lab`` with the answers of the file ``submission``, or the bare release when that cannot be graded."""
     notebook = copy.deepcopy(_released(lab.folder, text_source(lab.folder).stat().st_mtime_ns))
     try:
-        taken = take(read_notebook(find_submission(submission, lab.info.directory)[0]), lab)
+        taken, _ = open_notebook(submission, lab)
     except Invalid:  # the judge says why in its report
         return notebook
     behind: dict[str, list[NotebookNode]] = {cell.id: [cell] for cell in notebook.cells}

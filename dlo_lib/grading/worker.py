@@ -6,7 +6,10 @@ after it, as in a notebook. What cells print is counted and thrown away; nothing
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
+import inspect
 import io
 import linecache
 import random
@@ -140,7 +143,10 @@ def _run_cell(cell: Mapping[str, str], names: dict[str, Any], channel: Channel) 
             file = f"<cell {cell['id']}>"
             if cell["own"]:
                 linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-            exec(compile(source, file, "exec"), names)
+            code = compile(source, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            result = eval(code, names)
+            if code.co_flags & inspect.CO_COROUTINE:  # a cell may await, as in a notebook
+                asyncio.run(result)
         except BaseException as error:  # noqa: BLE001  also SystemExit: a notebook goes on with the next cell
             fault = asdict(fault_of(error))
     return {"cell": cell["id"], "fault": fault, "cut": output.size > MAX_OUTPUT}
