@@ -3,5 +3,6 @@
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.sync_batch_norm import SyncBatchNorm
+from dlo_lib.parallel.zero import ShardedOptimizer
 
-__all__ = ["DDP", "FSDP", "SyncBatchNorm"]
+__all__ = ["DDP", "FSDP", "ShardedOptimizer", "SyncBatchNorm"]

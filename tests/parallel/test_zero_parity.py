@@ -1,0 +1,183 @@
+"""ZeRO on 1 to 4 ranks learns what one process learns from all the data: losses, gradients and parameters within 1e-10 in float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlo_lib.launch import run_ranks
+from dlo_lib.optim import train_step
+from dlo_lib.parallel import DDP
+from dlo_lib.parallel.zero import ShardedOptimizer
+from tests.parallel.twin import VOCAB, History, adamw, assert_same, gradients, llama, micro_batches, trained_alone
+
+MakeSharded = Callable[[nn.Module], ShardedOptimizer]
+
+
+class Odd(nn.Module):
+    """Tied ends, frozen, never and sometimes used parameters, a number, and sizes that no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(5, 3)
+        self.embedding = nn.Embedding(VOCAB, 7)
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.sometimes = nn.Linear(7, 7)
+        self.scale = nn.Parameter(torch.tensor(0.9))
+        self.head = nn.Linear(7, VOCAB)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("gain", torch.randn(7))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.frozen(self.embedding(tokens) * self.gain) * self.scale
+        if len(tokens) > 1:
+            x = x + self.sometimes(x)
+        return self.head(x)
+
+
+def sharded_adamw(model: nn.Module, **options) -> ShardedOptimizer:
+    return ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01, weight_decay=0.1, bucket_bytes=20_000, **options)
+
+
+def trained_on_ranks(
+    build: Callable[[], nn.Module], make: MakeSharded, count: int, max_norm: float, dtype: torch.dtype, device: str
+) -> History:
+    rank = dist.get_rank()
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # so that only the broadcast can make the replicas equal
+    module = build().to(device, dtype)
+    model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, find_unused_parameters=True)
+    optimizer = make(module)
+    history = History([], [], [], {})
+    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(gradients(module)))
+    for step in range(10):
+        result = train_step(model, optimizer, micro_batches(step, rank, count, device), max_norm=max_norm, group=model.group)
+        history.losses.append(result.loss.item())
+        history.norms.append(result.grad_norm.item())
+    history.parameters = {name: param.detach().cpu() for name, param in module.named_parameters()}
+    return history
+
+
+def on_ranks(
+    world_size: int,
+    build: Callable[[], nn.Module],
+    make: MakeSharded = sharded_adamw,
+    count: int = 2,
+    max_norm: float = 0.5,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+) -> list[History]:
+    ranks = run_ranks(trained_on_ranks, world_size, build, make, count, max_norm, dtype, device)
+    for history, (name, value) in itertools.product(ranks[1:], ranks[0].parameters.items()):
+        assert torch.equal(history.parameters[name], value), "ranks drift apart"
+    return ranks
+
+
+def assert_same_parameters(ranks: list[History], twin: History) -> None:
+    for history in ranks:
+        torch.testing.assert_close(history.parameters, twin.parameters, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_stage_1_of_a_tied_llama(world_size, count):
+    twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
+    assert max(twin.norms) > 0.5, "nothing was clipped"
+    ranks = on_ranks(world_size, llama, count=count)
+    assert_same(ranks, twin, 1e-10)
+    assert_same_parameters(ranks, twin)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_stage_1_with_tied_frozen_unused_and_uneven_parameters(world_size):
+    twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
+    assert max(twin.norms) > 0.05, "nothing was clipped"
+    ranks = on_ranks(world_size, Odd, max_norm=0.05)
+    assert_same(ranks, twin, 1e-10)
+    assert_same_parameters(ranks, twin)
+    assert not any("never" in name or "frozen" in name for step in ranks[0].gradients for name in step)
+
+
+OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict]] = [
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (torch.optim.Adam, {"lr": 0.01, "amsgrad": True, "foreach": True}),
+    (torch.optim.AdamW, {"lr": 0.01, "fused": True}),
+    (torch.optim.Adagrad, {"lr": 0.1}),
+    (torch.optim.Adadelta, {}),
+    (torch.optim.Adamax, {}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.RAdam, {}),
+    (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}),
+    (torch.optim.Rprop, {}),
+    (torch.optim.ASGD, {"lr": 0.1}),
+    (torch.optim.Adafactor, {"lr": 0.05}),
+    (torch.optim.Muon, {"lr": 0.05}),
+]
+
+
+class Matrices(nn.Module):
+    """What every optimiser can learn, Muon too, which takes nothing but matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 11, bias=False), nn.Linear(11, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def test_any_optimiser_steps_as_if_it_were_not_sharded():
+    def trained() -> None:
+        for kind, options in OPTIMIZERS:
+            torch.manual_seed(0)
+            module, twin = Matrices().double(), Matrices().double()
+            twin.load_state_dict(module.state_dict())
+            sharded = ShardedOptimizer(module.parameters(), kind, bucket_bytes=200, **options)
+            alone = kind(twin.parameters(), **options)
+            for _ in range(4):
+                x = torch.randn(4, 6, dtype=torch.float64)
+                for model, optimizer in ((module, sharded), (twin, alone)):
+                    optimizer.zero_grad()
+                    model(x).square().mean().backward()
+                    optimizer.step()
+            difference = max((mine - its).abs().max().item() for mine, its in zip(module.parameters(), twin.parameters()))
+            assert difference < 1e-12, f"{kind.__name__} is off by {difference}"
+
+    run_ranks(trained, 3)
+
+
+def test_the_update_in_fp32_is_the_unsharded_one_bit_for_bit():
+    def trained() -> None:
+        torch.manual_seed(0)
+        module, twin = llama(), llama()
+        twin.load_state_dict(module.state_dict())
+        sharded, alone = sharded_adamw(module), adamw(twin)
+        random = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for mine, its in zip(module.parameters(), twin.parameters()):
+                its.grad = torch.randn(its.shape, generator=random)
+                mine.grad = its.grad.clone()
+            sharded.step()
+            alone.step()
+        for mine, its in zip(module.parameters(), twin.parameters()):
+            assert torch.equal(mine, its)
+
+    run_ranks(trained, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_stage_1_on_a_gpu_with_its_state_on_the_cpu(world_size):
+    def offloaded(model: nn.Module) -> ShardedOptimizer:
+        return sharded_adamw(model, state_device=torch.device("cpu"))
+
+    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64)
+    for make in (sharded_adamw, offloaded):
+        ranks = on_ranks(world_size, llama, make, device="cuda")
+        assert_same(ranks, twin, 1e-10)
+        assert_same_parameters(ranks, twin)
