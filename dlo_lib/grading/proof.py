@@ -173,7 +173,7 @@ def reference_names_faults(lab: LabSource) -> list[str]:
     faults = [f"{step} has no entry in REFERENCE, and others build on it" for step in needed if step not in references]
     for question, adapters in references.items():
         tree = ast.parse(lab.solution(question).source)
-        solutions = {node.name: _arguments(node.args) for node in tree.body if isinstance(node, ast.FunctionDef)}
+        solutions = {node.name: _taken(node) for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         for name, adapter in adapters.items():
             if name not in solutions:
                 faults.append(f"REFERENCE[{question!r}] has {name}, which the solution does not define")
@@ -215,6 +215,14 @@ def refuse(lab: LabSource, proofs: list[Proof]) -> None:
 
 def _checks(lab: LabSource) -> LabChecks:
     return load_checks(lab.folder, lab.folder)
+
+
+def _taken(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """What a call of it takes: of a class, its ``__init__`` without ``self``."""
+    if isinstance(node, ast.FunctionDef):
+        return _arguments(node.args)
+    made = (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__")
+    return next((_arguments(part.args)[1:] for part in made), [])
 
 
 def _arguments(node: ast.arguments) -> list[str]:

@@ -102,9 +102,7 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         over = [dim for dim in range(x.dim()) if dim != 1]
-        mean, m2, count = _moments(wide, over)
-        if group is not None and dist.get_world_size(group) > 1:
-            mean, m2, count = _combine(_gather(torch.cat([mean, m2, count.view(1)]), group))
+        mean, m2, count = gathered_moments(wide, over, group)
         if count.item() <= 1:
             raise UserError("batch normalisation of a single value per channel has no variance: use a larger batch, or eval()")
         scale = (m2 / count + eps).rsqrt()
@@ -135,6 +133,14 @@ class _Normalise(torch.autograd.Function):
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def gathered_moments(x: Tensor, over: list[int], group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and M2 (each (C,)) and number () of the samples of all ranks; ``x`` is reduced ``over`` all dimensions but the channels'."""
+    mean, m2, count = _moments(x, over)
+    if group is None or dist.get_world_size(group) == 1:
+        return mean, m2, count
+    return _combine(_gather(torch.cat([mean, m2, count.view(1)]), group))
 
 
 def _moments(x: Tensor, over: list[int]) -> tuple[Tensor, Tensor, Tensor]:
