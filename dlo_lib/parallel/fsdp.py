@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +35,9 @@ from dlo_lib.parallel.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.fsdp_state import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.hybrid import neighbours_group
 from dlo_lib.parallel.pool import Pool
+from dlo_lib.parallel.reduction import Reduction
 from dlo_lib.parallel.unit import Layout, Slot, Unit
 from dlo_lib.parallel.units import BlockTypes, Run, cut_into_units
-from dlo_lib.parallel.unused import unused_everywhere
 from dlo_lib.parallel.wire import Wire, best_wire
 
 MIB = 2**20
@@ -106,7 +105,6 @@ class FSDP(nn.Module):
             raise UserError("this module is sharded already: build it anew, then wrap it once")
         self.module = module
         self.group: dist.ProcessGroup = group
-        self.find_unused_parameters = find_unused_parameters
         self._keep_whole = reshard_after_forward is False
         smaller = None if isinstance(reshard_after_forward, bool) else neighbours_group(group, reshard_after_forward)
         device = device or next(module.parameters(), torch.empty(0)).device
@@ -131,27 +129,24 @@ class FSDP(nn.Module):
         while plans:  # a plan refers to the whole parameters: they go unit by unit
             self.units.append(Unit(plans.pop(0), self._layout, values or (lambda param: param.detach())))
 
-        self._sync = True  # False inside no_sync
         runs = [(unit, run) for unit in self.units for run in unit.runs]
         self._planned = sorted(runs, key=lambda entry: entry[1].position)  # the order of the last forward
         self._entered: list[tuple[Unit, Run]] = []  # of this one, so far
         self._to_come: list[Unit] = []  # units whose weights backward needs, the next one last
-        self._end_of_backward: weakref.ref[Callable[[], None]] | None = None  # set while a backward pass runs
         self._in_backward: set[Unit] = set()
         self._open: dict[Unit, Calls] = {unit: Calls() for unit in self.units}
-        self._unreduced: set[Unit] = set()  # have computed, and their gradients are not on their way yet
-        self._reducing: list[Unit] = []  # on their way; all but the last have been waited for
-        self._absent: list[Slot] = []
+        groups = [ranks for ranks in (group, replicas) if ranks is not None]
+        self._reduction: Reduction[Slot] = Reduction(self.units, groups, device, find_unused=find_unused_parameters, on_end=self._end_pass)
         for unit, run in runs:
             for inner in run.modules:
                 inner.register_forward_pre_hook(functools.partial(self._before_forward, unit, run), with_kwargs=True)
                 inner.register_forward_hook(functools.partial(self._after_forward, unit, run))
         for unit in self.units:
             for slot in unit.trained:
-                slot.whole.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, unit, slot))
+                slot.whole.register_post_accumulate_grad_hook(functools.partial(self._reduction.on_gradient, unit, slot))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._recover()
+        self._reduction.recover()
         self._entered = []
         out = self.module(*args, **kwargs)
         self._planned = self._entered
@@ -163,17 +158,15 @@ class FSDP(nn.Module):
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to local, whole gradients; the next one outside averages the sum."""
-        before, self._sync = self._sync, False
+        before, self._reduction.sync = self._reduction.sync, False
         try:
             yield
         finally:
-            self._sync = before
+            self._reduction.sync = before
 
     def finish_grad_sync(self) -> None:
         """Average what is not averaged yet; nothing is left to do after a backward pass outside ``no_sync``."""
-        self._recover()
-        if self._unreduced:
-            self._finish()
+        self._reduction.finish()
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``; the norm before, ()."""
@@ -238,7 +231,7 @@ class FSDP(nn.Module):
         if torch.is_grad_enabled():
             self._open[unit].all += 1
             if unit.trained:
-                self._unreduced.add(unit)
+                self._reduction.expect(unit)
             if not _reads_no_weight_in_backward(module):
                 self._open[unit].reading += 1
                 for tensor in tree_leaves(out):
@@ -256,7 +249,7 @@ class FSDP(nn.Module):
         """Make the unit whole again and begin to gather the one that backward needs next."""
         if unit in self._in_backward:
             return
-        self._begin_backward()
+        self._reduction.begin()
         self._in_backward.add(unit)
         while self._to_come and self._to_come.pop() is not unit:
             pass
@@ -272,70 +265,13 @@ class FSDP(nn.Module):
         if calls.reading <= 0:
             self._in_backward.discard(unit)
             unit.free()
-        if calls.all <= 0 and self._sync and unit in self._unreduced:
-            self._reduce(unit)  # parameters that this rank did not use: their gradients will not come
-
-    def _on_gradient(self, unit: Unit, slot: Slot, param: Tensor) -> None:
-        """The whole gradient of a parameter is complete: pack it, and send the pack when it is."""
-        self._begin_backward()
-        gradient, param.grad = param.grad, None
-        assert gradient is not None
-        if gradient.is_sparse:
-            raise UserError(f"{slot.name} has a sparse gradient: use sparse=False")
-        if slot.arrived:
-            raise UserError(f"{slot.name} got a second gradient in one backward: use checkpoint(..., use_reentrant=False)")
-        unit.pack(slot, gradient)
-        if unit.missing == 0 and self._sync:
-            self._reduce(unit)
-
-    def _reduce(self, unit: Unit) -> None:
-        self._unreduced.discard(unit)
-        if self._reducing:
-            self._reducing[-1].settle_reduce()  # so that two packs exist at most: one on its way, one in the making
-        self._absent += unit.start_reduce()
-        self._reducing.append(unit)
-
-    def _begin_backward(self) -> None:
-        if self._end_of_backward is None or self._end_of_backward() is None:
-            self._recover()
-            end = functools.partial(self._finish)  # kept alive by the engine alone, so its death tells of an interrupted backward
-            self._end_of_backward = weakref.ref(end)
-            torch.autograd.Variable._execution_engine.queue_callback(end)
-
-    def _recover(self) -> None:
-        """After an exception inside backward: the engine has dropped our callback without calling it. Its gradients are dropped."""
-        if self._end_of_backward is not None and self._end_of_backward() is None:
-            for unit in self._reducing[-1:]:
-                unit.settle_reduce()
-            for unit in self.units:
-                unit.drop_gradients()
-            self._unreduced, self._reducing, self._absent = set(), [], []
-            self._end_pass()
-
-    def _finish(self) -> None:
-        """Reduce what lacks gradients, wait for all, and leave the averages in ``.grad``."""
-        if self._sync:
-            for unit in [unit for unit in reversed(self.units) if unit in self._unreduced]:
-                self._reduce(unit)
-            for unit in self._reducing[-1:]:
-                unit.settle_reduce()
-            unused = unused_everywhere(self.units, self._absent, self._layout) if self.find_unused_parameters else set()
-            for unit in self._reducing:
-                unit.hand_over(unused)
-            absent, self._absent, self._reducing = self._absent, [], []
-        self._end_pass()
-        if self._sync and absent and not self.find_unused_parameters:
-            names = ", ".join(slot.name for slot in absent)
-            raise UserError(
-                f"no gradient on this rank for {names}: freeze what is not trained before wrapping, or pass find_unused_parameters=True"
-            )
+        if calls.all <= 0:
+            self._reduction.reduce(unit)  # parameters that this rank did not use: their gradients will not come
 
     def _end_pass(self) -> None:
-        self._end_of_backward = None
         self._in_backward.clear()
         self._to_come.clear()
         for unit in self.units:
-            unit.end_pass()
             unit.free()
             self._open[unit] = Calls()
 

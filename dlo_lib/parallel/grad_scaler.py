@@ -11,23 +11,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlo_lib.parallel.zero import ShardedOptimizer
+
 
 class ShardedGradScaler(torch.amp.GradScaler):
-    """A ``torch.amp.GradScaler`` that agrees over ``group``, the ranks that hold parts of the gradients."""
+    """A ``torch.amp.GradScaler`` that agrees over ``group``, the ranks that hold parts of the gradients: those of FSDP's shards, or those
+    that ``ShardedDDP`` has left in the pieces of a ``ShardedOptimizer``.
+    """
 
     def __init__(self, device: str, group: dist.ProcessGroup, **options: Any) -> None:
         super().__init__(device, **options)
         self._group = group
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        super().unscale_(optimizer)
-        self._agree(optimizer)
+        holder = optimizer.local if isinstance(optimizer, ShardedOptimizer) else optimizer
+        assert holder is not None
+        super().unscale_(holder)
+        state = self._per_optimizer_states[id(optimizer)] = self._per_optimizer_states[id(holder)]
+        for flag in state["found_inf_per_device"].values():
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         if self._enabled and not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:
             self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)
-
-    def _agree(self, optimizer: torch.optim.Optimizer) -> None:
-        for flag in self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
-            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)

@@ -171,7 +171,7 @@ class Partition:
             view.copy_(place.param)
             place.param.data = view  # what it had is freed here
         self.buckets.append(bucket)
-        first, last = self._part(bucket)
+        first, last = self.part_of(bucket)
         for place in places:
             start, stop = max(first - place.offset, 0), min(last - place.offset, place.param.numel())
             if start < stop or (place.param.numel() == 0 and self.rank == (owner or 0)):
@@ -180,7 +180,7 @@ class Partition:
                     mine = bucket.flat[place.offset + start : place.offset + stop]
                 self.pieces[place.param] = Piece(place.param, place.strides, start, stop, mine)
 
-    def _part(self, bucket: FlatBucket) -> tuple[int, int]:
+    def part_of(self, bucket: FlatBucket) -> tuple[int, int]:
         """Which elements of a bucket this rank owns."""
         numel = bucket.flat.numel()
         if bucket.owner is not None:
@@ -193,7 +193,7 @@ class Partition:
         waits = []
         for bucket in self.buckets:
             if bucket.owner is None:
-                first, last = self._part(bucket)
+                first, last = self.part_of(bucket)
                 wire = self._wire or best_wire(self.group, bucket.flat.device)
                 waits.append(wire.all_gather(bucket.flat, bucket.flat[first:last], self.group))
             else:

@@ -1,25 +1,19 @@
-"""DDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64.
-
-The twin is written out with nothing of the library but the model: one loss over everybody's sequences, one backward, one step.
-"""
+"""DDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlo_lib.launch import run_ranks
-from dlo_lib.models import Llama, model_config
-from dlo_lib.optim import IGNORE_INDEX, Precision, train_step
+from dlo_lib.models import Llama
+from dlo_lib.optim import Precision, train_step
 from dlo_lib.parallel import DDP
-
-STEPS, SEQ, VOCAB = 10, 6, 257
+from tests.parallel.twin import STEPS, VOCAB, History, adamw, assert_same, gradients, llama, micro_batches, trained_alone
 
 
 class Odd(nn.Module):
@@ -43,59 +37,6 @@ class Odd(nn.Module):
         return self.head(torch.tanh(self.hidden(x)))
 
 
-def llama(checkpointing: bool = False) -> Llama:
-    return Llama(model_config("tiny"), checkpointing=checkpointing)
-
-
-def micro_batches(step: int, rank: int, count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
-    """Unequal numbers of sequences and of tokens to learn; the second rank's first micro-batch has none at all."""
-    random = torch.Generator().manual_seed(1000 * step + rank)
-    pairs = []
-    for index in range(count):
-        tokens = torch.randint(VOCAB, (1 + (step + rank + index) % 3, SEQ + 1), generator=random)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
-        targets[torch.rand(targets.shape, generator=random) < 0.2 + 0.2 * rank] = IGNORE_INDEX
-        if rank == 1 and index == 0:
-            targets[:] = IGNORE_INDEX
-        pairs.append((inputs.to(device), targets.to(device)))
-    return pairs
-
-
-@dataclass
-class History:
-    """Per step: the loss, the norm before clipping, and every gradient that the optimiser saw."""
-
-    losses: list[float]
-    norms: list[float]
-    gradients: list[dict[str, Tensor]]
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.grad.cpu().clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-def trained_alone(build: Callable[[], nn.Module], world_size: int, count: int, max_norm: float, dtype: torch.dtype) -> History:
-    torch.manual_seed(0)
-    model = build().to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    history = History([], [], [])
-    for step in range(STEPS):
-        pieces = [piece for rank in range(world_size) for piece in micro_batches(step, rank, count)]
-        tokens = sum(int((targets != IGNORE_INDEX).sum()) for _, targets in pieces)
-        sums = [
-            F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-            for inputs, targets in pieces
-        ]
-        loss = torch.stack(sums).sum() / tokens
-        loss.backward()
-        history.norms.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
-        history.losses.append(loss.item())
-        history.gradients.append(gradients(model))
-        optimizer.step()
-        optimizer.zero_grad()
-    return history
-
-
 def trained_on_ranks(
     build: Callable[[], nn.Module], count: int, max_norm: float, dtype: torch.dtype, precision: Precision, device: str, options: dict
 ) -> History:
@@ -104,8 +45,8 @@ def trained_on_ranks(
     torch.manual_seed(rank)  # so that only the broadcast can make the replicas equal
     module = build().to(device, dtype)
     model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, **options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    history = History([], [], [])
+    optimizer = adamw(model)
+    history = History([], [], [], {})
     optimizer.register_step_pre_hook(lambda *_: history.gradients.append(gradients(module)))
     for step in range(STEPS):
         pieces = micro_batches(step, rank, count, device)
@@ -126,15 +67,6 @@ def on_ranks(
     **options: bool,
 ) -> list[History]:
     return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, options)
-
-
-def assert_same(ranks: list[History], twin: History, within: float) -> None:
-    for history in ranks:
-        assert len(history.losses) == len(twin.losses) == STEPS
-        torch.testing.assert_close(history.losses, twin.losses, rtol=0, atol=within)
-        torch.testing.assert_close(history.norms, twin.norms, rtol=0, atol=within)
-        for mine, its in zip(history.gradients, twin.gradients, strict=True):
-            torch.testing.assert_close(mine, its, rtol=0, atol=within)
 
 
 @pytest.mark.parametrize("count", [1, 3])

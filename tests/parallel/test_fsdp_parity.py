@@ -1,29 +1,23 @@
-"""FSDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64.
-
-The twin is written out with nothing of the library but the model: one loss over everybody's sequences, one backward, one step.
-"""
+"""FSDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlo_lib.launch import run_ranks
-from dlo_lib.models import Llama, model_config
+from dlo_lib.models import Llama
 from dlo_lib.models.llama import Block
-from dlo_lib.optim import IGNORE_INDEX, Precision, train_step
+from dlo_lib.optim import Precision, train_step
 from dlo_lib.parallel import FSDP
 from dlo_lib.parallel.fsdp_state import slots_by_name
 from dlo_lib.parallel.hybrid import hybrid_groups
-
-STEPS, SEQ, VOCAB = 10, 6, 257
+from tests.parallel.twin import STEPS, VOCAB, History, adamw, assert_same, llama, micro_batches, trained_alone
 
 
 class OddBlock(nn.Module):
@@ -63,55 +57,6 @@ class Odd(nn.Module):
         return self.head(self.norm(x))
 
 
-def llama(checkpointing: bool = False) -> Llama:
-    return Llama(model_config("tiny"), checkpointing=checkpointing)
-
-
-def micro_batches(step: int, rank: int, count: int, device: str = "cpu") -> list[tuple[Tensor, Tensor]]:
-    """Unequal numbers of sequences and of tokens to learn; the second rank's first micro-batch has none at all."""
-    random = torch.Generator().manual_seed(1000 * step + rank)
-    pairs = []
-    for index in range(count):
-        tokens = torch.randint(VOCAB, (1 + (step + rank + index) % 3, SEQ + 1), generator=random)
-        inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
-        targets[torch.rand(targets.shape, generator=random) < 0.2 + 0.2 * rank] = IGNORE_INDEX
-        if rank == 1 and index == 0:
-            targets[:] = IGNORE_INDEX
-        pairs.append((inputs.to(device), targets.to(device)))
-    return pairs
-
-
-@dataclass
-class History:
-    """Per step: the loss, the norm before clipping, and every gradient that the optimiser saw, whole."""
-
-    losses: list[float]
-    norms: list[float]
-    gradients: list[dict[str, Tensor]]
-
-
-def trained_alone(build: Callable[[], nn.Module], world_size: int, count: int, max_norm: float, dtype: torch.dtype) -> History:
-    torch.manual_seed(0)
-    model = build().to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    history = History([], [], [])
-    for step in range(STEPS):
-        pieces = [piece for rank in range(world_size) for piece in micro_batches(step, rank, count)]
-        tokens = sum(int((targets != IGNORE_INDEX).sum()) for _, targets in pieces)
-        sums = [
-            F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-            for inputs, targets in pieces
-        ]
-        loss = torch.stack(sums).sum() / tokens
-        loss.backward()
-        history.norms.append(nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
-        history.losses.append(loss.item())
-        history.gradients.append({name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None})
-        optimizer.step()
-        optimizer.zero_grad()
-    return history
-
-
 def whole_gradients(model: FSDP) -> dict[str, Tensor]:
     """Gathered with nothing of FSDP's: every rank's part as an object."""
     gradients = {}
@@ -147,8 +92,8 @@ def trained_on_ranks(
     else:
         groups = hybrid_groups(shard_size)
         model = FSDP(module, groups.shards, replicas=groups.replicas, **options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    history = History([], [], [])
+    optimizer = adamw(model)
+    history = History([], [], [], {})
     optimizer.register_step_pre_hook(lambda *_: history.gradients.append(whole_gradients(model)))
     for step in range(STEPS):
         pieces = micro_batches(step, rank, count, device)
@@ -171,15 +116,6 @@ def on_ranks(
     **options: Any,
 ) -> list[History]:
     return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, shard_size, sync_each, options)
-
-
-def assert_same(ranks: list[History], twin: History, within: float) -> None:
-    for history in ranks:
-        assert len(history.losses) == len(twin.losses) == STEPS
-        torch.testing.assert_close(history.losses, twin.losses, rtol=0, atol=within)
-        torch.testing.assert_close(history.norms, twin.norms, rtol=0, atol=within)
-        for mine, its in zip(history.gradients, twin.gradients, strict=True):
-            torch.testing.assert_close(mine, its, rtol=0, atol=within)
 
 
 @pytest.mark.parametrize("count", [1, 3])

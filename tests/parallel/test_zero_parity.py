@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from dlo_lib.launch import run_ranks
 from dlo_lib.optim import train_step
 from dlo_lib.parallel import DDP
+from dlo_lib.parallel.partition import Split
 from dlo_lib.parallel.zero import ShardedOptimizer
-from tests.parallel.twin import VOCAB, History, adamw, assert_same, gradients, llama, micro_batches, trained_alone
-
-MakeSharded = Callable[[nn.Module], ShardedOptimizer]
+from dlo_lib.parallel.zero2 import ShardedDDP
+from tests.parallel.twin import STEPS, VOCAB, History, adamw, assert_same, gradients, llama, micro_batches, trained_alone
 
 
 class Odd(nn.Module):
@@ -44,19 +45,63 @@ def sharded_adamw(model: nn.Module, **options) -> ShardedOptimizer:
     return ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01, weight_decay=0.1, bucket_bytes=20_000, **options)
 
 
+@dataclass(frozen=True)
+class Stage1:
+    """Behind DDP, which leaves whole gradients everywhere."""
+
+    make: Callable[..., ShardedOptimizer] = sharded_adamw
+
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, ShardedOptimizer]:
+        model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, find_unused_parameters=True)
+        return model, self.make(module)
+
+    def whole_gradients(self, module: nn.Module, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
+        return gradients(module)
+
+
+@dataclass(frozen=True)
+class Stage2:
+    """Gradients in shards; put together with nothing of the library's: every rank's pieces as objects."""
+
+    make: Callable[..., ShardedOptimizer] = sharded_adamw
+    split: Split = Split.ELEMENTS
+    sync_each: bool = False
+
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, ShardedOptimizer]:
+        model = ShardedDDP(module, split=self.split, bucket_bytes=20_000, find_unused_parameters=True)
+        return model, self.make(model, partition=model.partition)
+
+    def whole_gradients(self, module: nn.Module, optimizer: ShardedOptimizer) -> dict[str, Tensor]:
+        assert all(param.grad is None for param in module.parameters())
+        names = {param: name for name, param in module.named_parameters()}
+        mine = [
+            (names[piece.param], piece.start, piece.shard.grad.cpu().reshape(-1))
+            for piece in optimizer.pieces()
+            if piece.shard.grad is not None
+        ]
+        everyones: list = [None] * dist.get_world_size()
+        dist.all_gather_object(everyones, mine)
+        parts: dict[str, dict[int, Tensor]] = {}
+        for name, start, part in itertools.chain(*everyones):
+            parts.setdefault(name, {})[start] = part
+        shapes = {name: param.shape for name, param in module.named_parameters()}
+        return {name: torch.cat([held[start] for start in sorted(held)]).view(shapes[name]) for name, held in parts.items()}
+
+
 def trained_on_ranks(
-    build: Callable[[], nn.Module], make: MakeSharded, count: int, max_norm: float, dtype: torch.dtype, device: str
+    build: Callable[[], nn.Module], stage: Stage1 | Stage2, count: int, max_norm: float, dtype: torch.dtype, device: str
 ) -> History:
     rank = dist.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(rank)  # so that only the broadcast can make the replicas equal
     module = build().to(device, dtype)
-    model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, find_unused_parameters=True)
-    optimizer = make(module)
+    model, optimizer = stage.wrap(module)
     history = History([], [], [], {})
-    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(gradients(module)))
-    for step in range(10):
-        result = train_step(model, optimizer, micro_batches(step, rank, count, device), max_norm=max_norm, group=model.group)
+    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(stage.whole_gradients(module, optimizer)))
+    for step in range(STEPS):
+        pieces = micro_batches(step, rank, count, device)
+        each = isinstance(stage, Stage2) and stage.sync_each
+        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=dist.group.WORLD, sync_each=each)
         history.losses.append(result.loss.item())
         history.norms.append(result.grad_norm.item())
     history.parameters = {name: param.detach().cpu() for name, param in module.named_parameters()}
@@ -66,13 +111,13 @@ def trained_on_ranks(
 def on_ranks(
     world_size: int,
     build: Callable[[], nn.Module],
-    make: MakeSharded = sharded_adamw,
+    stage: Stage1 | Stage2,
     count: int = 2,
     max_norm: float = 0.5,
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
 ) -> list[History]:
-    ranks = run_ranks(trained_on_ranks, world_size, build, make, count, max_norm, dtype, device)
+    ranks = run_ranks(trained_on_ranks, world_size, build, stage, count, max_norm, dtype, device)
     for history, (name, value) in itertools.product(ranks[1:], ranks[0].parameters.items()):
         assert torch.equal(history.parameters[name], value), "ranks drift apart"
     return ranks
@@ -83,24 +128,44 @@ def assert_same_parameters(ranks: list[History], twin: History) -> None:
         torch.testing.assert_close(history.parameters, twin.parameters, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("stage", [Stage1(), Stage2()], ids=["1", "2"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_stage_1_of_a_tied_llama(world_size, count):
+def test_a_tied_llama(world_size, count, stage):
     twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
     assert max(twin.norms) > 0.5, "nothing was clipped"
-    ranks = on_ranks(world_size, llama, count=count)
+    ranks = on_ranks(world_size, llama, stage, count=count)
     assert_same(ranks, twin, 1e-10)
     assert_same_parameters(ranks, twin)
 
 
+@pytest.mark.parametrize("stage", [Stage1(), Stage2()], ids=["1", "2"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_stage_1_with_tied_frozen_unused_and_uneven_parameters(world_size):
+def test_tied_frozen_unused_and_uneven_parameters(world_size, stage):
     twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
     assert max(twin.norms) > 0.05, "nothing was clipped"
-    ranks = on_ranks(world_size, Odd, max_norm=0.05)
+    ranks = on_ranks(world_size, Odd, stage, max_norm=0.05)
     assert_same(ranks, twin, 1e-10)
     assert_same_parameters(ranks, twin)
     assert not any("never" in name or "frozen" in name for step in ranks[0].gradients for name in step)
+
+
+def test_gradients_reduced_after_each_micro_batch():
+    ranks = on_ranks(2, llama, Stage2(sync_each=True), count=3)
+    assert_same(ranks, trained_alone(llama, 2, 3, 0.5, torch.float64), 1e-10)
+
+
+def adafactor(model: nn.Module, **options) -> torch.optim.Optimizer:
+    if options:
+        return ShardedOptimizer(model.parameters(), torch.optim.Adafactor, lr=0.02, **options)
+    return torch.optim.Adafactor(model.parameters(), lr=0.02)
+
+
+def test_whole_parameters_and_their_gradients_dealt_out():
+    twin = trained_alone(Odd, 3, 2, 0.05, torch.float64, adafactor)
+    ranks = on_ranks(3, Odd, Stage2(adafactor, Split.PARAMETERS), max_norm=0.05)
+    assert_same(ranks, twin, 1e-10)
+    assert_same_parameters(ranks, twin)
 
 
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict]] = [
@@ -170,14 +235,22 @@ def test_the_update_in_fp32_is_the_unsharded_one_bit_for_bit():
     run_ranks(trained, 3)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_stage_1_on_a_gpu_with_its_state_on_the_cpu(world_size):
-    def offloaded(model: nn.Module) -> ShardedOptimizer:
-        return sharded_adamw(model, state_device=torch.device("cpu"))
+def offloaded(model: nn.Module, **options) -> ShardedOptimizer:
+    return sharded_adamw(model, state_device=torch.device("cpu"), **options)
 
+
+def test_stage_2_with_pieces_updated_elsewhere():
+    twin = trained_alone(llama, 2, 2, 0.5, torch.float64)
+    ranks = on_ranks(2, llama, Stage2(offloaded))
+    assert_same(ranks, twin, 1e-10)
+    assert_same_parameters(ranks, twin)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", [Stage1(), Stage2(), Stage1(offloaded), Stage2(offloaded)], ids=["1", "2", "1 offloaded", "2 offloaded"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_on_a_gpu_that_ranks_may_share_also_with_the_state_on_the_cpu(world_size, stage):
     twin = trained_alone(llama, world_size, 2, 0.5, torch.float64)
-    for make in (sharded_adamw, offloaded):
-        ranks = on_ranks(world_size, llama, make, device="cuda")
-        assert_same(ranks, twin, 1e-10)
-        assert_same_parameters(ranks, twin)
+    ranks = on_ranks(world_size, llama, stage, device="cuda")
+    assert_same(ranks, twin, 1e-10)
+    assert_same_parameters(ranks, twin)

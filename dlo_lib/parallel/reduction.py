@@ -1,0 +1,179 @@
+"""A backward pass whose gradients are sharded: packed as they arrive, sent to their owners when a pack is complete, settled at the end.
+
+Packs are sent one behind the other: before one leaves, the one before must have arrived, so that two exist at most, one on its way and
+one in the making. What is not complete at the end of backward (a parameter that this rank did not use) is sent then, with zeros for what
+is missing. FSDP packs the gradients of a unit, stage 2 of ZeRO those of a bucket; all else they have in common.
+
+    backward   gradients 3 | gradients 2, reduce 3 | gradients 1, reduce 2 | reduce 1 | means into .grad of the shards
+
+Cost: B_g (N-1)/N bytes per rank and pass. Memory: two packs, and 1/N of all gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dlo_lib.errors import UserError
+
+
+class Slot(Protocol):
+    """A parameter's place in a pack. ``arrived``: its gradient has come in this pass; ``filled``: or before, and was not sent yet."""
+
+    name: str
+    arrived: bool
+    filled: bool
+
+
+S = TypeVar("S", bound=Slot)
+
+
+class Pack(Protocol[S]):
+    """Gradients that are sent together."""
+
+    trained: list[S]
+    missing: int
+    """Gradients of this pass that have not arrived."""
+
+    def pack(self, slot: S, gradient: Tensor) -> None:
+        """Copy, or add, a whole gradient to those that will be sent."""
+
+    def start_reduce(self) -> list[S]:
+        """Send what is packed, zeros where there is nothing; those slots are returned."""
+
+    def settle_reduce(self) -> None:
+        """Wait for the sum and make it the mean."""
+
+    def hand_over(self, unused: set[S]) -> None:
+        """Leave the means in ``.grad`` of the shards, or add them; nothing for parameters in ``unused``."""
+
+    def drop_gradients(self) -> None:
+        """Forget what is packed."""
+
+    def end_pass(self) -> None:
+        """As before the first gradient of a pass; what is packed and not sent stays."""
+
+
+class Reduction(Generic[S]):
+    """The gradients of ``packs``, from one backward pass to the next.
+
+    Args:
+        packs: in the order of the forward pass.
+        groups: the ranks over which gradients are averaged.
+        device: where they are.
+        find_unused: whether parameters may be without gradient. One that no rank used keeps None.
+        on_end: called at the end of a pass, when all gradients are on their way.
+        on_complete: called with a pack that lacks nothing any more; None sends it. Every rank must send the packs in the same order.
+    """
+
+    def __init__(
+        self,
+        packs: Sequence[Pack[S]],
+        groups: Sequence[dist.ProcessGroup],
+        device: torch.device,
+        *,
+        find_unused: bool,
+        on_end: Callable[[], None] = lambda: None,
+        on_complete: Callable[[Pack[S]], None] | None = None,
+    ) -> None:
+        self.sync = True
+        """False inside ``no_sync``."""
+        self._packs, self._groups, self._device = packs, groups, device
+        self._find_unused, self._on_end, self._on_complete = find_unused, on_end, on_complete or self.reduce
+        self._end_of_backward: weakref.ref[Callable[[], None]] | None = None  # set while a backward pass runs
+        self._unreduced: set[Pack[S]] = set()  # have computed, and their gradients are not on their way yet
+        self._reducing: list[Pack[S]] = []  # on their way; all but the last have been waited for
+        self._absent: list[S] = []
+
+    def expect(self, pack: Pack[S]) -> None:
+        """Its parameters have been used in a forward pass."""
+        self._unreduced.add(pack)
+
+    def on_gradient(self, pack: Pack[S], slot: S, param: Tensor) -> None:
+        """The whole gradient of a parameter is complete: pack it, and send the pack when it is."""
+        self.begin()
+        gradient, param.grad = param.grad, None
+        assert gradient is not None
+        if gradient.is_sparse:
+            raise UserError(f"{slot.name} has a sparse gradient: use sparse=False")
+        if slot.arrived:
+            raise UserError(f"{slot.name} got a second gradient in one backward: use checkpoint(..., use_reentrant=False)")
+        pack.pack(slot, gradient)
+        if pack.missing == 0 and self.sync:
+            self._on_complete(pack)
+
+    def reduce(self, pack: Pack[S]) -> None:
+        """Send it, if that is due and not done yet."""
+        if not self.sync or pack not in self._unreduced:
+            return
+        self._unreduced.discard(pack)
+        if self._reducing:
+            self._reducing[-1].settle_reduce()  # so that two packs exist at most: one on its way, one in the making
+        self._absent += pack.start_reduce()
+        self._reducing.append(pack)
+
+    def begin(self) -> None:
+        """Once in each backward, at the latest with its first gradient."""
+        if self._end_of_backward is None or self._end_of_backward() is None:
+            self.recover()
+            end = functools.partial(self._finish)  # kept alive by the engine alone, so its death tells of an interrupted backward
+            self._end_of_backward = weakref.ref(end)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
+
+    def recover(self) -> None:
+        """After an exception inside backward: the engine has dropped our callback without calling it. Its gradients are dropped."""
+        if self._end_of_backward is not None and self._end_of_backward() is None:
+            for pack in self._reducing[-1:]:
+                pack.settle_reduce()
+            for pack in self._packs:
+                pack.drop_gradients()
+            self._unreduced, self._reducing, self._absent = set(), [], []
+            self._end_pass()
+
+    def finish(self) -> None:
+        """Average what is not averaged yet; nothing is left to do after a backward pass that synchronises."""
+        self.recover()
+        if self._unreduced:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Send what lacks gradients, wait for all, and leave the means in ``.grad``."""
+        absent: list[S] = []
+        if self.sync:
+            for pack in reversed(self._packs):
+                self.reduce(pack)
+            for pack in self._reducing[-1:]:
+                pack.settle_reduce()
+            unused = self._unused_everywhere() if self._find_unused else set()
+            for pack in self._reducing:
+                pack.hand_over(unused)
+            absent, self._absent, self._reducing = self._absent, [], []
+        self._end_pass()
+        if absent and not self._find_unused:
+            names = ", ".join(slot.name for slot in absent)
+            raise UserError(
+                f"no gradient on this rank for {names}: freeze what is not trained before wrapping, or pass find_unused_parameters=True"
+            )
+
+    def _end_pass(self) -> None:
+        self._end_of_backward = None
+        for pack in self._packs:
+            pack.end_pass()
+        self._on_end()
+
+    def _unused_everywhere(self) -> set[S]:
+        """Parameters without gradient on all ranks: none can know by itself, so it costs one small all-reduce."""
+        slots: Iterable[S] = [slot for pack in self._packs for slot in pack.trained]
+        missing = set(self._absent)
+        used = torch.tensor([slot not in missing for slot in slots], dtype=torch.int32, device=self._device)
+        for ranks in self._groups:
+            dist.all_reduce(used, dist.ReduceOp.MAX, group=ranks)
+        if not missing:
+            return set()  # spares an accelerator the wait for the host to read
+        return {slot for slot, flag in zip(slots, used.tolist()) if not flag}

@@ -1,0 +1,225 @@
+"""What stage 2 of ZeRO holds, sends and when, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.errors import UserError
+from dlo_lib.launch import RankFailure, run_ranks
+from dlo_lib.optim import train_step
+from dlo_lib.parallel.grad_scaler import ShardedGradScaler
+from dlo_lib.parallel.wire import Collectives
+from dlo_lib.parallel.zero import ShardedOptimizer
+from dlo_lib.parallel.zero2 import ShardedDDP
+from tests.parallel.twin import llama
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 9) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def step(model: nn.Module) -> None:
+    model(torch.ones(2, 9)).square().mean().backward()
+
+
+@pytest.mark.parametrize("wire", [None, Collectives()])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire):
+    def sent() -> tuple[list[float], int, int]:
+        model = ShardedDDP(Net(), bucket_bytes=500, wire=wire)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
+        measured = []
+        for action in (lambda: step(model), lambda: step(model), optimizer.step):
+            with trace_collectives() as trace:
+                action()
+            measured.append(trace.ring_bytes())
+        with trace_collectives() as trace, model.no_sync():
+            step(model)
+        measured.append(trace.ring_bytes())
+        padded = sum(bucket.padded_bytes for bucket in model.partition.buckets)
+        return measured, padded, sum(4 * param.numel() for param in model.parameters())
+
+    share = (ranks - 1) / ranks
+    for (first, second, update, unsynced), padded, exact in run_ranks(sent, ranks):
+        assert first == second == pytest.approx(padded * share)
+        assert update == pytest.approx(padded * share)
+        assert unsynced == 0
+        assert exact <= padded <= exact + 4 * 16 * ranks + 8 * 12
+
+
+@pytest.mark.parametrize(("stage", "factor"), [(1, lambda n: 8 + 8 / n), (2, lambda n: 4 + 12 / n)])
+def test_a_rank_rests_with_what_the_formula_says(stage, factor):
+    def held() -> tuple[int, int]:
+        module = llama()
+        numel = sum(param.numel() for param in module.parameters())
+        if stage == 1:
+            model, optimizer = module, ShardedOptimizer(module.parameters(), torch.optim.AdamW, bucket_bytes=100_000)
+        else:
+            model = ShardedDDP(module, bucket_bytes=100_000, keep_buffers=False)
+            optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
+
+        def resting() -> int:
+            gc.collect()
+            tensors = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
+            tensors += [param.grad for param in [*module.parameters(), *(piece.shard for piece in optimizer.pieces())]]
+            tensors += [value for state in optimizer.local.state.values() for value in state.values()]
+            return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t is not None}.values())
+
+        before = resting() - 4 * numel  # what other tests and the model's constants hold
+        inputs = torch.zeros(2, 8, dtype=torch.int64)
+        for _ in range(2):
+            optimizer.step()
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+        return resting() - before, numel
+
+    for ranks in (1, 2, 4):
+        for bytes_held, numel in run_ranks(held, ranks):
+            assert bytes_held == pytest.approx(factor(ranks) * numel, rel=0.02)
+
+
+def test_a_bucket_leaves_while_backward_goes_on_and_two_exist_at_most():
+    def order() -> tuple[list[tuple[str, int]], int]:
+        module = Net()
+        model = ShardedDDP(module, bucket_bytes=4 * 90, wire=Collectives())
+        seen: list[tuple[str, int]] = []
+        most = 0
+        for index, layer in enumerate(module.layers):
+            layer.register_full_backward_hook(lambda *_, index=index: seen.append(("backward", index)))
+        for index, bucket in enumerate(model.buckets):
+            original = bucket.start_reduce
+
+            def start(index=index, original=original):
+                nonlocal most
+                seen.append(("reduce", index))
+                most = max(most, sum(bucket._packed is not None for bucket in model.buckets))
+                return original()
+
+            bucket.start_reduce = start
+        step(model)
+        return seen, most
+
+    for seen, most in run_ranks(order, 2):
+        assert [index for event, index in seen if event == "reduce"] == [0, 1, 2, 3]
+        assert seen.index(("reduce", 0)) < seen.index(("backward", 1)) < seen.index(("reduce", 3))
+        assert most <= 2
+
+
+def test_an_overflow_on_one_rank_is_one_for_all():
+    def trained() -> list[float]:
+        torch.manual_seed(0)
+        module = Net()
+        model = ShardedDDP(module, bucket_bytes=500)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, partition=model.partition, lr=0.1)
+        scaler = ShardedGradScaler("cpu", model.group, init_scale=8.0, growth_interval=100)
+        sums = []
+        for broken in (False, True, False):
+            scaler.scale(model(torch.ones(2, 9)).square().mean()).backward()
+            first = optimizer.pieces()[0]
+            if broken and dist.get_rank() == 1:
+                first.shard.grad[0] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            sums.append(sum(param.sum().item() for param in module.parameters()))
+        assert scaler.get_scale() == 4.0
+        return sums
+
+    def alone() -> list[float]:
+        torch.manual_seed(0)
+        module = Net()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        sums = []
+        for broken in (False, True, False):
+            module(torch.ones(2, 9)).square().mean().backward()
+            if not broken:
+                optimizer.step()
+            optimizer.zero_grad()
+            sums.append(sum(param.sum().item() for param in module.parameters()))
+        return sums
+
+    for sums in run_ranks(trained, 2):
+        assert sums == pytest.approx(alone(), rel=1e-5)
+
+
+def test_after_an_exception_inside_backward_the_next_step_is_right():
+    def recovered() -> Tensor:
+        torch.manual_seed(0)
+        module = Net()
+        model = ShardedDDP(module, bucket_bytes=500)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.SGD, partition=model.partition, lr=0.1)
+
+        def broken(gradient: Tensor) -> None:
+            raise ValueError("on purpose")
+
+        x = torch.ones(2, 9, requires_grad=True)
+        handle = module.layers[1].weight.register_hook(broken)
+        with pytest.raises(ValueError, match="on purpose"):
+            model(x).square().mean().backward()
+        handle.remove()
+        optimizer.zero_grad()
+        step(model)
+        gradients = [piece.shard.grad.sum() for piece in optimizer.pieces()]
+        return torch.stack(gradients).sum()
+
+    torch.manual_seed(0)
+    twin = Net()
+    step(twin)
+    whole = sum(param.grad.sum() for param in twin.parameters())
+    torch.testing.assert_close(sum(run_ranks(recovered, 2)), whole)
+
+
+def test_what_cannot_be_trained_is_refused_with_the_cure():
+    def unused() -> None:
+        module = Net()
+        module.extra = nn.Linear(2, 2)
+        step(ShardedDDP(module))
+
+    with pytest.raises(RankFailure, match=r"extra.*find_unused_parameters"):
+        run_ranks(unused, 2)
+
+    def refused() -> None:
+        sparse = ShardedDDP(nn.Embedding(5, 3, sparse=True))
+        with pytest.raises(UserError, match="sparse=False"):
+            sparse(torch.tensor([1])).sum().backward()
+
+    run_ranks(refused, 2)
+    with pytest.raises(UserError, match="needs a process group"):
+        ShardedDDP(Net())
+
+
+def test_buffers_of_a_step_are_bounded_whatever_the_model():
+    def most() -> tuple[int, int]:
+        module = Net(64)
+        model = ShardedDDP(module, bucket_bytes=20_000)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
+        lent: list[int] = []
+        model.pool.on_take = lambda tensor: lent.append(tensor.numel() * tensor.element_size())
+        train_step(taking_tokens(model), optimizer, [(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))])
+        return max(lent), 4 * sum(param.numel() for param in module.parameters())
+
+    for largest, everything in run_ranks(most, 2):
+        assert largest <= 20_000 + 32 < everything
+
+
+def taking_tokens(model: ShardedDDP) -> nn.Module:
+    """Numbers of tokens in, something that looks like logits out."""
+
+    class Wrapped(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return model(tokens[..., None].expand(-1, -1, 64) * 0.1)
+
+    return Wrapped()
