@@ -1,4 +1,4 @@
-"""The figures of this lab: each function draws what it is given. ``plan`` alone computes: the times of a machine with round numbers.
+"""The figures of this lab: each function draws what it is given. ``plans`` alone computes: the times of a machine with round numbers.
 
 Colours stay apart for colour-blind readers, and nothing is said by colour alone.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
@@ -14,8 +15,14 @@ from torch import Tensor
 
 RANKS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 COMPUTE, SEND, WAIT, GREY = "#0072B2", "#E69F00", "#B00020", "#666666"
-STYLES = ("-", "--", "-.", ":")
+STYLES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
 KIB = 1024
+
+
+def _figure(width: float, height: float) -> Figure:
+    figure = pyplot.figure(figsize=(width, height), layout="constrained")
+    pyplot.close(figure)  # a cell shows what it returns, and would show again what is still open
+    return figure
 
 
 def _clean(ax: Axes, **labels) -> None:
@@ -27,7 +34,7 @@ def _clean(ax: Axes, **labels) -> None:
 
 def drift(silent: Sequence[Sequence[tuple]], talking: Sequence[Sequence[tuple]]) -> Figure:
     """Loss on the own part and on all samples, and the distance of the weights from rank 0's; without and with exchange."""
-    figure = Figure(figsize=(10, 5.6), layout="constrained")
+    figure = _figure(10, 5.6)
     axes = figure.subplots(2, 2, sharey="row", sharex=True)
     for column, (name, ranks) in enumerate({"ranks that do not talk": silent, "gradients averaged": talking}.items()):
         above, below = axes[0][column], axes[1][column]
@@ -38,41 +45,48 @@ def drift(silent: Sequence[Sequence[tuple]], talking: Sequence[Sequence[tuple]])
             below.plot(distance, color=RANKS[rank], ls=STYLES[rank], label=f"rank {rank}")
         _clean(above, title=name)
         _clean(below, xlabel="step")
-    axes[0][0].set_ylabel("loss: own part (dotted), all samples")
-    axes[1][0].set_ylabel("distance of the weights from rank 0's")
+    axes[0][0].set_ylabel("loss (dotted: own part)")
+    axes[1][0].set_ylabel("weights: distance from rank 0")
     axes[1][0].legend(frameon=False)
     return figure
 
 
-def plan(nbytes: Sequence[int], buckets: Sequence[Sequence[int]], title: str) -> Figure:
-    """A backward pass and its messages: 1 ms a layer; a message takes 0.5 ms and 1 ms for each 64 KiB."""
-    figure = Figure(figsize=(10, 1.5), layout="constrained")
-    ax = figure.subplots()
-    layers = len(nbytes)
+def plans(cases: Mapping[str, tuple[Sequence[int], Sequence[Sequence[int]]]]) -> Figure:
+    """A backward pass and its messages, for each title the bytes of each layer's gradient and the buckets.
+
+    The machine: 1 ms of backward a layer; a message takes 1 ms, and 1 ms more for each 64 KiB.
+    """
+    figure = _figure(10, 1.5 * len(cases) + 0.3)
+    axes = figure.subplots(len(cases), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (title, (nbytes, buckets)) in zip(axes, cases.items()):
+        _plan(ax, nbytes, buckets)
+        ax.set_title(title, loc="left", fontsize=10)
+    axes[-1].set_xlabel("ms")
+    return figure
+
+
+def _plan(ax: Axes, nbytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> None:
+    layers, free = len(nbytes), 0.0
     for i in range(layers):
         ax.barh(1, 1, left=layers - 1 - i, color=COMPUTE, edgecolor="white")
         ax.text(layers - 0.5 - i, 1, str(i), ha="center", va="center", color="white", fontsize=8)
-    free = 0.0
     for number, bucket in enumerate(buckets):
         start = max(free, max(layers - i for i in bucket))
-        free = start + 0.5 + sum(nbytes[i] for i in bucket) / (64 * KIB)
+        free = start + 1 + sum(nbytes[i] for i in bucket) / (64 * KIB)
         ax.barh(0, free - start, left=start, color=SEND, edgecolor="white", hatch="//")
         if free - start > 0.9:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
             ax.text((start + free) / 2, 0, str(number), ha="center", va="center", fontsize=8, bbox=box)
     ax.axvline(layers, color=GREY, ls="--", lw=1)
-    ax.set_yticks([0, 1], ["messages", "backward of layer"])
-    ax.set_xlim(0, layers + 22)
     ax.text(free + 0.3, 0, f"waiting {free - layers:.1f} ms", va="center", color=WAIT)
+    ax.set_yticks([0, 1], ["messages", "backward of layer"])
+    ax.margins(x=0.12)
     ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.set_xlabel("ms")
-    ax.set_title(title, loc="left", fontsize=10)
-    return figure
 
 
 def messages(seconds: Mapping[int, float]) -> Figure:
     """Time of the same bytes in more and more messages."""
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    figure = _figure(8, 3.4)
     ax = figure.subplots()
     ax.plot(list(seconds), [1e3 * second for second in seconds.values()], "o-", color=COMPUTE)
     for count, second in seconds.items():
@@ -80,14 +94,16 @@ def messages(seconds: Mapping[int, float]) -> Figure:
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter(ScalarFormatter())
     ax.set_xticks(list(seconds))
-    ax.set_ylim(0, 1.2e3 * max(seconds.values()))
+    ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.set_ylim(5e2 * min(seconds.values()), 3e3 * max(seconds.values()))
     _clean(ax, xlabel="all-reduces for the same 2 MiB", ylabel="ms", title="the same bytes, more messages (2 ranks)")
     return figure
 
 
 def waiting(seconds: Mapping[int, float], after_backward: float) -> Figure:
     """Communication that did not hide behind backward, by bucket size."""
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    figure = _figure(8, 3.6)
     ax = figure.subplots()
     limits = [limit / KIB for limit in seconds]
     ax.plot(limits, [1e3 * second for second in seconds.values()], "o-", color=COMPUTE, label="buckets, during backward")
@@ -103,7 +119,7 @@ def waiting(seconds: Mapping[int, float], after_backward: float) -> Figure:
 
 def shares(epochs: Sequence[Sequence[Sequence[int]]], length: int) -> Figure:
     """Who sees which sample, one row an epoch."""
-    figure = Figure(figsize=(10, 0.7 * len(epochs) + 1.1), layout="constrained")
+    figure = _figure(10, 0.7 * len(epochs) + 1.1)
     ax = figure.subplots()
     for row, ranks in enumerate(epochs):
         seen: set[int] = set()
@@ -124,7 +140,7 @@ def shares(epochs: Sequence[Sequence[Sequence[int]]], length: int) -> Figure:
 
 def spread(estimates: Mapping[int, Tensor]) -> Figure:
     """Standard deviations estimated from 2 samples a rank, over more and more ranks; the true one is 1."""
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    figure = _figure(8, 3.4)
     ax = figure.subplots()
     names = [f"{ranks}\n({2 * ranks})" for ranks in estimates]
     ax.boxplot([found.numpy() for found in estimates.values()], showfliers=False, whis=(5, 95), medianprops={"color": WAIT})
@@ -141,11 +157,12 @@ def spread(estimates: Mapping[int, Tensor]) -> Figure:
 
 def training(together: Mapping[str, Sequence], alone: Mapping[str, Sequence]) -> Figure:
     """Loss and accuracy of 4 ranks over those of one process."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    figure = _figure(10, 3.6)
     left, right = figure.subplots(1, 2)
     for ax, kind, ylabel in ((left, "loss", "loss of the batch, after its step"), (right, "accuracy", "accuracy on all samples")):
         ax.plot(alone[kind], color=RANKS[1], lw=5, alpha=0.6, label="one process")
         ax.plot(together[kind], color=RANKS[0], lw=1.2, marker="o", ms=3, label="4 ranks")
         _clean(ax, xlabel="step" if kind == "loss" else "epoch", ylabel=ylabel)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.legend(frameon=False)
     return figure

@@ -94,8 +94,13 @@ figures.drift(run_ranks(four_trainings, 4, False), run_ranks(four_trainings, 4, 
 # Backward produces gradients from the last layer to the first. What is ready can be sent while the rest is still being computed:
 
 # %% id="show_idea" tags=["demo"]
-figures.plan([64 * KIB] * 12, [list(range(11, -1, -1))], "everything after backward")
-figures.plan([64 * KIB] * 12, [[11, 10, 9], [8, 7, 6], [5, 4, 3], [2, 1, 0]], "in buckets, during backward")
+twelve = [64 * KIB] * 12
+figures.plans(
+    {
+        "everything after backward": (twelve, [list(range(11, -1, -1))]),
+        "in buckets, during backward": (twelve, [[11, 10, 9], [8, 7, 6], [5, 4, 3], [2, 1, 0]]),
+    }
+)
 
 # %% [markdown] id="replicate_text"
 # ## 1 · Equal replicas
@@ -164,7 +169,7 @@ def time_of_messages(total: int, counts: list[int]) -> dict[int, float]:
     return found
 
 
-by_count = run_ranks(time_of_messages, 2, 2**19, [1, 4, 16, 64, 256, 1024], explain=False)[0]
+by_count = run_ranks(time_of_messages, 2, 2**19, [1, 4, 16, 64, 256], explain=False)[0]
 figures.messages(by_count)
 
 # %% [markdown] id="buckets_text"
@@ -198,12 +203,12 @@ def assign_buckets(nbytes: list[int], limit: int) -> list[list[int]]:
 lab.check("buckets")
 
 # %% [markdown] id="buckets_after"
-# Your buckets for 24 layers, with three limits, in a *model* of the machine: 1 ms of backward for each layer, α = 0.5 ms for a message and 1 ms for
+# Your buckets for 24 layers, with three limits, in a *model* of the machine: 1 ms of backward for each layer, α = 1 ms for a message and 1 ms for
 # 64 KiB. What is left on the right of the dashed line is waiting.
 
 # %% id="show_buckets" tags=["demo"]
-for limit in (16 * KIB, 128 * KIB, 1024 * KIB):
-    figures.plan([32 * KIB] * 24, assign_buckets([32 * KIB] * 24, limit), f"limit {limit // KIB} KiB")
+layers = [32 * KIB] * 24
+figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limit)) for limit in (16 * KIB, 128 * KIB, 1024 * KIB)})
 
 # %% [markdown] id="overlap_text"
 # Small buckets pay α too often; a large one starts too late. Between the two there is a good size; PyTorch's default is 25 MiB, with a first
@@ -517,9 +522,9 @@ def train_together(epochs: int) -> dict[str, list[float]]:
 
 epochs = max(1, STEPS // 8)
 together, alone = run_ranks(train_together, 4, epochs), run_ranks(train_together, 1, epochs)[0]
-figures.training(together[0], alone)
 print("largest difference between the ranks' weights:", max(float((other["weight"][0] - together[0]["weight"][0]).abs().max()) for other in together))
 print(f"largest difference of a loss to one process:   {max(abs(a - b) for a, b in zip(together[0]['loss'], alone['loss'])):.1e}")
+figures.training(together[0], alone)
 
 # %% [markdown] id="real_lesson"
 # The replicas are equal to the last bit: every rank computed the same step from the same average. The one process differs in the order of additions,
