@@ -1,0 +1,39 @@
+"""The twin of each step: one process that has the tensors of all ranks; and the cost of an all-reduce, added up round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def estimate(parts: Sequence[Tensor]) -> float:
+    """π from the points of all ranks; by distance, which is another way than by squares."""
+    inside = float((torch.linalg.vector_norm(torch.cat(list(parts)), dim=1) <= 1).double().sum())
+    return 4 * inside / sum(map(len, parts))
+
+
+def summed(values: Sequence[Tensor]) -> Tensor:
+    """The sum over ranks."""
+    return torch.stack(list(values)).sum(0)
+
+
+def chunks_of(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The chunks of the sum, by rank."""
+    return summed(values).tensor_split(len(values))
+
+
+def seconds(algorithm: str, size: float, ranks: int, alpha: float, beta: float) -> float:
+    """Of an all-reduce of ``size`` bytes."""
+    total = 0.0
+    if algorithm == "ring":
+        for _ in range(2):
+            for _ in range(1, ranks):
+                total += alpha + beta * size / ranks
+        return total
+    have = 1
+    while have < ranks:  # each round doubles the ranks that have it; there, and back
+        have *= 2
+        total += 2 * (alpha + beta * size)
+    return total
