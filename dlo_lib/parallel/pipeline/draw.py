@@ -32,11 +32,12 @@ def draw(
         title: by default name, ranks, micro-batches and bubble.
         unit: of the time axis.
     """
-    from matplotlib.figure import Figure
+    from matplotlib import pyplot
 
     ranks = simulation.schedule.ranks
     height = 0.42 * ranks + 1.3
-    figure = Figure(figsize=(11, height if activations is None else 1.8 * height), layout="constrained")
+    figure = pyplot.figure(figsize=(11, height if activations is None else 1.8 * height), layout="constrained")
+    pyplot.close(figure)  # a notebook's cell shows what it returns, and would show again what is still open
     axes = figure.subplots(1 if activations is None else 2, 1, sharex=True, squeeze=False)[:, 0]
     draw_actions(axes[0], simulation)
     axes[0].set_title(title if title is not None else heading(simulation), loc="left", fontsize=10)
