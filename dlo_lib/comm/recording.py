@@ -44,11 +44,13 @@ class Recorder:
     def waited(self, call: Call, failed: bool) -> None:
         if (event := self.events.get(call.number)) is not None and not failed:
             event.waited_until = self._seconds(time.monotonic_ns())
-            if not call.is_async and call.number not in self._queued:
+            # The backend's thread wakes who waits before it tells the time: what a wait has seen the end of is over by then.
+            if call.number not in self._queued and not (call.is_async and call.kind.point_to_point) and event.done is None:
                 event.done = event.waited_until
 
     def _done(self, number: int, moment: int) -> None:
-        self.events[number].done = self._seconds(moment)
+        event, done = self.events[number], self._seconds(moment)
+        event.done = done if event.done is None else min(event.done, done)
 
     def _seconds(self, moment: int) -> float:
         return (moment - self.origin) / 1e9

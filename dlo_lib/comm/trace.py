@@ -37,6 +37,18 @@ class Event:
         """The moment by which it certainly was over: ``done``, or the end of the wait."""
         return self.waited_until if self.done is None else self.done
 
+    @property
+    def communicating(self) -> float:
+        """Seconds from issue to the end, or to the latest moment at which it can have ended; 0 where neither is known."""
+        return 0.0 if self.over is None else self.over - self.issued
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of that for which the process stood still."""
+        if self.waited_from is None or self.over is None:
+            return 0.0
+        return max(0.0, self.over - self.waited_from)
+
     def later(self, seconds: float) -> Event:
         """The same, with times that count from so much earlier."""
         done, start, end = (None if moment is None else moment + seconds for moment in (self.done, self.waited_from, self.waited_until))
@@ -90,17 +102,25 @@ class Trace:
         return [event for event in self.events if event.waited_until is None and event.call.is_async]
 
     def summary(self) -> str:
-        """A table: one line per rank, kind, type and size."""
+        """A table, one line per kind over all ranks: calls, bytes, seconds communicating and exposed, and the share that was hidden.
+
+        Communicating is from issue to the end; exposed, what of it the process stood still for. Of ``isend`` and ``irecv`` only the latest
+        end is known, so their line says "at most". What was never over counts as nothing.
+        """
         if self.unavailable:
             return f"no trace: {self.unavailable}"
-        groups: dict[tuple, list[Event]] = defaultdict(list)
+        groups: dict[Kind, list[Event]] = defaultdict(list)
         for event in self.events:
-            groups[event.rank, event.call.kind.value, event.call.dtype, event.call.payload_bytes].append(event)
-        rows = [("rank", "operation", "dtype", "calls", "payload", "ring", "waited")]
-        for (rank, kind, dtype, payload), events in sorted(groups.items()):
-            waited = sum((event.waited_until or 0.0) - (event.waited_from or 0.0) for event in events)
-            ring = sum(event.call.ring_bytes for event in events)
-            rows.append((str(rank), kind, dtype, str(len(events)), size(payload * len(events)), size(ring), f"{waited * 1e3:.1f} ms"))
+            groups[event.call.kind].append(event)
+        rows = [("operation", "calls", "payload", "ring", "communicating", "exposed", "hidden")]
+        for kind, events in sorted(groups.items(), key=lambda item: item[0].value):
+            busy = sum(event.communicating for event in events)
+            exposed = sum(event.exposed for event in events)
+            bound = "at most " if any(event.done is None and event.over is not None for event in events) else ""
+            payload, ring = sum(event.call.payload_bytes for event in events), sum(event.call.ring_bytes for event in events)
+            hidden = f"{bound}{1 - exposed / busy:.0%}" if busy else "-"
+            times = (f"{bound}{busy * 1e3:.1f} ms", f"{exposed * 1e3:.1f} ms", hidden)
+            rows.append((kind.value, str(len(events)), size(payload), size(ring), *times))
         return columns(rows)
 
     @classmethod

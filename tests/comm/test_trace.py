@@ -1,5 +1,7 @@
 """The tracer sees every communication call of a process, whoever issued it, with its bytes and its waits."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -9,9 +11,9 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 from dlo_lib.comm import operators
-from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tap import TapUnavailable
-from dlo_lib.comm.trace import NotTraced, Trace, trace_collectives
+from dlo_lib.comm.trace import Event, NotTraced, Trace, trace_collectives
 from dlo_lib.launch import Explain, run_ranks
 
 
@@ -275,3 +277,106 @@ def test_ranks_share_a_clock_nothing_is_over_before_the_last_has_called():
     merged = Trace.merged(run_ranks(hidden_and_exposed, 3))
     for met in zip(*(merged.select("all_reduce", rank) for rank in range(3))):
         assert min(event.done for event in met) > max(event.issued for event in met)
+
+
+ASYNCHRONOUS = {
+    "all_reduce": lambda x, parts: dist.all_reduce(x, async_op=True),
+    "broadcast": lambda x, parts: dist.broadcast(x, 0, async_op=True),
+    "reduce": lambda x, parts: dist.reduce(x, 0, async_op=True),
+    "all_gather": lambda x, parts: dist.all_gather(parts, x, async_op=True),
+    "all_gather into one tensor": lambda x, parts: dist.all_gather_into_tensor(torch.cat(parts), x, async_op=True),
+    "gather": lambda x, parts: dist.gather(x, parts if dist.get_rank() == 0 else None, 0, async_op=True),
+    "scatter": lambda x, parts: dist.scatter(x, parts if dist.get_rank() == 0 else None, 0, async_op=True),
+    "reduce_scatter": lambda x, parts: dist.reduce_scatter(x, parts, async_op=True),
+    "reduce_scatter of one tensor": lambda x, parts: dist.reduce_scatter_tensor(x, torch.cat(parts), async_op=True),
+    "all_to_all": lambda x, parts: dist.all_to_all(parts, [part.clone() for part in parts], async_op=True),
+    "all_to_all of one tensor": lambda x, parts: dist.all_to_all_single(torch.cat(parts), torch.cat(parts), async_op=True),
+    "barrier": lambda x, parts: dist.barrier(async_op=True),
+}
+
+
+def all_asynchronous() -> list[tuple[str, bool]]:
+    """For each: whether its end is known, and lies before that of the wait."""
+    told = []
+    for name, issue in ASYNCHRONOUS.items():
+        with trace_collectives() as trace:
+            issue(torch.ones(4), [torch.ones(4) for _ in range(2)]).wait()
+        (event,) = trace.events
+        told.append((name, event.done is not None and event.issued < event.done <= event.waited_until))
+    return told
+
+
+def test_the_end_of_every_asynchronous_collective_is_known():
+    for told in run_ranks(all_asynchronous, 2, timeout=60):
+        assert told == [(name, True) for name in ASYNCHRONOUS]
+
+
+def messages() -> Trace:
+    other = 1 - dist.get_rank()
+    with trace_collectives() as trace:
+        for work in (dist.isend(torch.ones(3), other), dist.irecv(torch.ones(3), other)):
+            work.wait()
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(3), other), dist.P2POp(dist.irecv, torch.ones(3), other)])[1].wait()
+        (dist.send if dist.get_rank() else dist.recv)(torch.ones(3), other)
+    return trace
+
+
+def test_of_messages_only_the_latest_end_is_known():
+    """gloo tells nobody when they are over: of isend and irecv it is known that they were when the wait was."""
+    for trace in run_ranks(messages, 2):
+        *posted, blocking = trace.events
+        assert [event.done for event in posted] == [None] * 4
+        assert [event.over for event in posted] == [event.waited_until for event in posted]
+        assert sum(event.over is None for event in posted) == 1, "the one nobody waited for"
+        assert blocking.done == blocking.waited_until
+
+
+LEFT_BEHIND = """
+import sys, time
+import torch, torch.distributed as dist
+from dlo_lib.comm.trace import trace_collectives
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+x = torch.ones(1)
+if rank == 0:
+    with trace_collectives() as trace:
+        dist.all_reduce(x, async_op=True)
+    print(trace.events[0].done)
+else:
+    sys.stdin.read()
+    time.sleep(0.5)
+    dist.all_reduce(x)
+"""
+
+
+def test_a_call_left_behind_ends_while_the_process_does(tmp_path):
+    """Rank 0 is past its last line when rank 1 comes: gloo's thread then wants to tell the time to a Python that is being torn down."""
+    command = [sys.executable, "-c", LEFT_BEHIND]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for rank in (0, 1)
+    ]
+    assert ranks[0].stdout.readline() == b"None\n"
+    ranks[1].communicate()
+    ranks[0].communicate()
+    assert [rank.returncode for rank in ranks] == [0, 0]
+
+
+def event(kind: Kind, issued: float, done: float | None, waited_from: float | None, waited_until: float | None) -> Event:
+    return Event(0, Call(1, kind, "0", (0, 1), 1, payload_bytes=2048, is_async=True), issued, done, waited_from, waited_until)
+
+
+def test_the_summary_tells_what_of_the_communication_was_hidden():
+    trace = Trace(
+        [
+            event(Kind.ALL_REDUCE, 0.0, 0.004, 0.003, 0.0041),
+            event(Kind.ALL_REDUCE, 0.010, 0.014, 0.020, 0.0201),  # over before anybody waited: hidden in full
+            event(Kind.SEND, 0.030, None, 0.031, 0.032),
+            event(Kind.BROADCAST, 0.040, None, None, None),
+        ]
+    )
+    header, *lines = trace.summary().splitlines()
+    assert header.split() == ["operation", "calls", "payload", "ring", "communicating", "exposed", "hidden"]
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+    assert rows["all_reduce"] == "2 4.0 KiB 4.0 KiB 8.0 ms 1.0 ms 88%"
+    assert rows["send"] == "1 2.0 KiB 2.0 KiB at most 2.0 ms 1.0 ms at most 50%"
+    assert rows["broadcast"] == "1 2.0 KiB 2.0 KiB 0.0 ms 0.0 ms -"
