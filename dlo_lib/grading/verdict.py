@@ -95,9 +95,15 @@ def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: 
     """A heading, a row for each check (passed, title, points, message), and a line below."""
     body = []
     for passed, *texts in rows:
-        cells = "".join(f"<td style='{CELL_STYLE}'>{html.escape(text)}</td>" for text in texts)
+        cells = "".join(f"<td style='{CELL_STYLE}'>{_with_columns(text)}</td>" for text in texts)
         body.append(f"<tr><td style='padding-right:0.5em;color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
     return f"<b>{html.escape(heading)}</b><table>{''.join(body)}</table><div>{html.escape(below)}</div>"
+
+
+def _with_columns(text: str) -> str:
+    """A message; what follows its first line, such as the table of a dead-lock, keeps its lines and columns."""
+    first, _, rest = text.partition("\n")
+    return html.escape(first) + (f"<pre style='overflow-x:auto'>{html.escape(rest.strip(chr(10)))}</pre>" if rest else "")
 
 
 def published(outcome: Outcome, hidden: frozenset[str]) -> str:
