@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.hybrid import hybrid_groups
 from dlo_lib.parallel.pipeline.build import ScheduleKind, build_pipeline
+from dlo_lib.parallel.zero import ShardedOptimizer
+from dlo_lib.parallel.zero2 import ShardedDDP
 
 
 class Parallel(enum.Enum):
@@ -26,9 +29,25 @@ class Parallel(enum.Enum):
 
     NONE = "none"
     DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    """The third stage under its name in the ZeRO paper: what FSDP is."""
     FSDP = "fsdp"
     HSDP = "hsdp"
     PP = "pp"
+
+
+class Sharded(enum.IntEnum):
+    """What a rank holds only its part of: each of the stages that the ZeRO paper counts adds to the one before."""
+
+    NOTHING = 0
+    OPTIMIZER = 1
+    """So every rank writes its own part of a checkpoint, which other numbers of ranks can read."""
+    GRADIENTS = 2
+    """So they are reduced after each micro-batch, for whole ones would not fit, and an overflow must be told to the others."""
+    PARAMETERS = 3
+    """So a model is built without storage, for it may fit on no rank."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +71,27 @@ class Spread:
     seq: int = 1
 
 
+def _plain_optimizer(model: nn.Module, params: Any, cls: Callable[..., torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+    return cls(params, **options)
+
+
+def _sharded_optimizer(model: nn.Module, params: Any, cls: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+    assert isinstance(model, DDP | ShardedDDP)
+    partition = model.partition if isinstance(model, ShardedDDP) else None
+    return ShardedOptimizer(params, cls, group=model.group, partition=partition, **options)
+
+
 @dataclass(frozen=True)
 class Form:
     """One row of the table.
 
-    wrap: spreads a model. sharded: a rank holds parts of parameters and optimiser state, so every rank writes its own part of a
-    checkpoint, and gradients are reduced after each micro-batch, for whole ones would not fit.
+    wrap: spreads a model. sharded: what of it a rank holds only a part of. optimizer: makes one of a class and its options for parameters
+    (or groups of them) of the model that ``wrap`` has returned.
     """
 
     wrap: Callable[[nn.Module, Spread], nn.Module]
-    sharded: bool = False
+    sharded: Sharded = Sharded.NOTHING
+    optimizer: Callable[..., torch.optim.Optimizer] = _plain_optimizer
 
 
 def _alone(model: nn.Module, spread: Spread) -> nn.Module:
@@ -70,6 +100,10 @@ def _alone(model: nn.Module, spread: Spread) -> nn.Module:
 
 def _ddp(model: nn.Module, spread: Spread) -> nn.Module:
     return DDP(model, spread.group, gradient_as_bucket_view=spread.bucket_view, keep_buckets=spread.keep_buffers)
+
+
+def _zero2(model: nn.Module, spread: Spread) -> nn.Module:
+    return ShardedDDP(model, spread.group, keep_buffers=spread.keep_buffers)
 
 
 def _fsdp(model: nn.Module, spread: Spread) -> nn.Module:
@@ -106,7 +140,10 @@ def _pp(model: nn.Module, spread: Spread) -> nn.Module:
 FORMS: dict[Parallel, Form] = {
     Parallel.NONE: Form(_alone),
     Parallel.DDP: Form(_ddp),
-    Parallel.FSDP: Form(_fsdp, sharded=True),
-    Parallel.HSDP: Form(_hsdp, sharded=True),
-    Parallel.PP: Form(_pp, sharded=True),
+    Parallel.ZERO1: Form(_ddp, Sharded.OPTIMIZER, _sharded_optimizer),
+    Parallel.ZERO2: Form(_zero2, Sharded.GRADIENTS, _sharded_optimizer),
+    Parallel.ZERO3: Form(_fsdp, Sharded.PARAMETERS),
+    Parallel.FSDP: Form(_fsdp, Sharded.PARAMETERS),
+    Parallel.HSDP: Form(_hsdp, Sharded.PARAMETERS),
+    Parallel.PP: Form(_pp, Sharded.PARAMETERS),
 }

@@ -14,7 +14,7 @@ Cost: seconds and some tens of MB, whatever the model's size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -26,8 +26,10 @@ from torch.torch_version import TorchVersion
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
-from dlo_lib.parallel.forms import FORMS, Parallel, Spread
+from dlo_lib.parallel.forms import FORMS, Parallel, Sharded, Spread
 from dlo_lib.parallel.fsdp import FSDP
+from dlo_lib.parallel.zero import ShardedOptimizer
+from dlo_lib.parallel.zero2 import ShardedDDP
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OptimizerStep, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
@@ -57,8 +59,8 @@ def measure_memory(
         checkpointing: keep only each block's input for backward.
         optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd or sgd-momentum.
         fused: ``True`` for the fused step, ``False`` for foreach, or an ``OptimizerStep``.
-        parallel: "none", "ddp", or sharded: "fsdp", or "hsdp" with a copy for every 8 ranks. Sharded training gathers parameters in
-            ``precision`` rather than by autocast.
+        parallel: "none", "ddp", or sharded: "zero1", "zero2", "fsdp" (which is "zero3"), or "hsdp" with a copy for every 8 ranks. Where
+            parameters are sharded, they are gathered in ``precision`` rather than by autocast.
         bucket_view: with DDP, gradients are views of the communication buckets and not copied into them.
         world_size: ranks, of which this process plays the first; the others are pretended.
 
@@ -84,9 +86,13 @@ def record_step(chosen: StepSettings, tracker: MemoryTracker, group: dist.Proces
         wrapped = FORMS[chosen.parallel].wrap(llama, _spread(chosen, group))
         _claim_units(wrapped, tracker)
         _claim_gradients(llama, tracker)  # and as the hooks of parallel training do
-        optimizer = chosen.optimizer.make(llama.parameters(), chosen.step)
-        _warm_up(optimizer)
-        states = (held for state in optimizer.state.values() for held in state.values() if isinstance(held, Tensor))
+        form = FORMS[chosen.parallel]
+        optimizer = form.optimizer(wrapped, llama.parameters(), chosen.optimizer.cls, **chosen.optimizer.arguments(chosen.step))
+        _claim_partition(wrapped, optimizer, tracker)
+        holder = optimizer.local if isinstance(optimizer, ShardedOptimizer) else optimizer
+        assert holder is not None
+        _warm_up(optimizer, holder if form.sharded is Sharded.GRADIENTS else optimizer)
+        states = (held for state in holder.state.values() for held in state.values() if isinstance(held, Tensor))
         tracker.claim(states, Part.OPTIMIZER_STATE)
         inputs, targets = (torch.zeros(chosen.batch, chosen.seq, dtype=torch.int64) for _ in range(2))
         attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
@@ -98,7 +104,7 @@ def record_step(chosen: StepSettings, tracker: MemoryTracker, group: dist.Proces
                 [(inputs, targets)],
                 precision=chosen.precision,
                 group=group,
-                on_phase=lambda phase: _enter(phase, tracker, llama),
+                on_phase=lambda phase: _enter(phase, tracker, [*llama.parameters(), *_parameters(holder)]),
             )
         return MemoryReport(tuple(tracker.events()))
 
@@ -141,14 +147,17 @@ def _pretended_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]
         dist.destroy_process_group()
 
 
-def _warm_up(optimizer: torch.optim.Optimizer) -> None:
+def _warm_up(optimizer: torch.optim.Optimizer, holder: torch.optim.Optimizer) -> None:
     """Two steps on gradients from nowhere, as every step but the first finds things: the optimiser with its state, DDP with its buckets
-    (which it cuts anew after its first backward)."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    (which it cuts anew after its first backward). ``holder``: with the parameters that have gradients."""
     for _ in range(2):
-        torch.stack([parameter.sum() for parameter in parameters]).sum().backward()
+        torch.stack([parameter.sum() for parameter in _parameters(holder)]).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 _SCOPES = {
@@ -161,14 +170,16 @@ _SCOPES = {
 }
 
 
-def _enter(phase: Phase, tracker: MemoryTracker, model: Llama) -> None:
+def _enter(phase: Phase, tracker: MemoryTracker, parameters: Iterable[Tensor]) -> None:
     tracker.phase, tracker.scope = phase, _SCOPES[phase]
-    tracker.claim((param.grad for param in model.parameters() if param.grad is not None), Part.GRADIENTS)  # of shards: from no backward
+    tracker.claim((param.grad for param in parameters if param.grad is not None), Part.GRADIENTS)  # of shards: from no backward
 
 
 def _claim_gradients(model: Llama, tracker: MemoryTracker) -> None:
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda held: tracker.claim([held.grad], Part.GRADIENTS))
+        parameter.register_post_accumulate_grad_hook(
+            lambda held: tracker.claim([held.grad] if held.grad is not None else [], Part.GRADIENTS)  # None: packed by another hook
+        )
 
 
 def _claim_units(model: nn.Module, tracker: MemoryTracker) -> None:
@@ -179,6 +190,14 @@ def _claim_units(model: nn.Module, tracker: MemoryTracker) -> None:
             tracker.claim((slot.parts for slot in unit.slots), Part.UNITS)
             for slot in unit.trained:
                 slot.whole.register_hook(lambda gradient: tracker.claim([gradient], Part.GRADIENTS))
+        model.pool.on_take = lambda message: tracker.claim([message], Part.UNITS)
+
+
+def _claim_partition(model: nn.Module, optimizer: torch.optim.Optimizer, tracker: MemoryTracker) -> None:
+    """Parameters have been moved into flat memory, and gradients leave in packs."""
+    if isinstance(optimizer, ShardedOptimizer):
+        tracker.claim((bucket.flat for bucket in optimizer.partition.buckets), Part.WEIGHTS)
+    if isinstance(model, ShardedDDP):
         model.pool.on_take = lambda message: tracker.claim([message], Part.UNITS)
 
 

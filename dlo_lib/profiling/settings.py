@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,8 +41,9 @@ class OptimizerKind:
     states: int
     denominator: bool
 
-    def make(self, parameters: Iterable[torch.Tensor], step: OptimizerStep) -> torch.optim.Optimizer:
-        return self.cls(parameters, fused=step is OptimizerStep.FUSED, foreach=step is OptimizerStep.FOREACH, **self.options)
+    def arguments(self, step: OptimizerStep) -> dict[str, float]:
+        """For ``cls``, beside the parameters."""
+        return {"fused": step is OptimizerStep.FUSED, "foreach": step is OptimizerStep.FOREACH, **self.options}
 
 
 OPTIMIZERS = {

@@ -25,9 +25,8 @@ from typing import Any
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
-from dlo_lib.parallel import FSDP
-from dlo_lib.parallel.pipeline.runtime import Pipeline
-from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
+from dlo_lib.parallel.forms import FORMS, Parallel, Sharded
+from dlo_lib.parallel.sharded_checkpoint import Spread, load_sharded, save_sharded
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control
 from dlo_lib.train.disk import writing
@@ -54,10 +53,12 @@ class Checkpoint:
         """Put back the optimiser, the scaler, the sampler and, on as many ranks as before, this rank's random states; called by every
         rank. Shards are read here; a model that is whole was loaded when it was built.
         """
-        if isinstance(state.spread, (FSDP, Pipeline)):
+        sharded = _is_sharded(self.config["parallel"])
+        if sharded:
+            assert isinstance(state.spread, Spread)
             load_sharded(self.folder / SHARDED, state.spread, state.optimizer)
         with control.together():
-            if not isinstance(state.spread, (FSDP, Pipeline)):
+            if not sharded:
                 load_optimizer(self.folder / OPTIMIZER, state)
             if world_size == self.world_size:
                 load_rank(self.folder / _rank_file(rank), state)
@@ -104,17 +105,19 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
     """
     target = folder_of(config.out) / f"step-{state.step:06d}"
     aside = target.with_name(f".{target.name}.part")
+    sharded = _is_sharded(config.parallel)
     try:
         with control.together(), writing(target):
             if rank == 0:
                 for left in target.parent.glob(".step-*.part"):  # by a run that was killed
                     shutil.rmtree(left)
                 aside.mkdir(parents=True)
-        if isinstance(state.spread, (FSDP, Pipeline)):
+        if sharded:
+            assert isinstance(state.spread, Spread)
             save_sharded(aside / SHARDED, state.spread, state.optimizer)
         with control.together(), writing(target):
             save_rank(aside / _rank_file(rank), state, RankState.now())
-            if rank == 0 and isinstance(state.spread, (FSDP, Pipeline)):
+            if rank == 0 and sharded:
                 save_config(state.model.config, aside)
             elif rank == 0:
                 save_checkpoint(state.model, aside)
@@ -130,6 +133,11 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return target
+
+
+def _is_sharded(form: Parallel | str) -> bool:
+    """Whether every rank writes what it alone holds."""
+    return FORMS[Parallel(form)].sharded is not Sharded.NOTHING
 
 
 def _write_manifest(folder: Path, state: TrainState, config: TrainConfig, world_size: int) -> None:

@@ -18,7 +18,7 @@ from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
-from dlo_lib.parallel.forms import FORMS, Parallel
+from dlo_lib.parallel.forms import FORMS, Parallel, Sharded
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control, Verdict
@@ -94,7 +94,7 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
                     scaler=state.scaler,
                     max_norm=config.clip or None,
                     group=state.group,
-                    sync_each=FORMS[config.parallel].sharded,
+                    sync_each=FORMS[config.parallel].sharded >= Sharded.GRADIENTS,
                 )
             except torch.OutOfMemoryError as error:
                 raise UserError(

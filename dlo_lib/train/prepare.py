@@ -22,7 +22,7 @@ from dlo_lib.models import Llama, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
 from dlo_lib.parallel.deferred_init import deferred_init
-from dlo_lib.parallel.forms import FORMS, Parallel, Spread
+from dlo_lib.parallel.forms import FORMS, Parallel, Sharded, Spread
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.profiling.settings import OptimizerStep
@@ -72,7 +72,9 @@ class Prepared:
         scaler: torch.amp.GradScaler | None = None
         if config.precision is Precision.FP16:
             kind = place.device.type
-            scaler = ShardedGradScaler(kind, group) if form.sharded and group is not None else torch.amp.GradScaler(kind)
+            scaler = (
+                ShardedGradScaler(kind, group) if form.sharded >= Sharded.GRADIENTS and group is not None else torch.amp.GradScaler(kind)
+            )
         learns_with = spread.replicas if isinstance(spread, Pipeline) else group
         return TrainState(self.model, spread, parameters, _optimizer(config, spread), self.sampler, scaler, learns_with)
 
@@ -124,7 +126,7 @@ def _resumed(config: TrainConfig, place: Place) -> Checkpoint | None:
     if checkpoint is None:
         return None
     cure = f"start anew from its weights with --model {checkpoint.folder} and another --out"
-    if checkpoint.world_size != place.world_size and not FORMS[config.parallel].sharded:
+    if checkpoint.world_size != place.world_size and FORMS[config.parallel].sharded is Sharded.NOTHING:
         raise UserError(
             f"{checkpoint.folder} was written by {checkpoint.world_size} ranks, this job has {place.world_size}: use as many, or {cure}"
         )
@@ -136,14 +138,17 @@ def _resumed(config: TrainConfig, place: Place) -> Checkpoint | None:
 def _model(config: TrainConfig, checkpoint: Checkpoint | None, device: torch.device) -> tuple[Llama, Values | None]:
     """The model on the device; one that will be sharded has no storage, for it may fit on no rank, and its values are given apart."""
     sharded = FORMS[config.parallel].sharded
+    in_parts = sharded is Sharded.PARAMETERS
     source = str(checkpoint.folder) if checkpoint else config.model
-    if checkpoint is not None and sharded:
+    if checkpoint is not None and sharded is not Sharded.NOTHING:  # its values are read later, by all ranks together
+        if not in_parts:
+            return Llama(read_config(checkpoint.folder), checkpointing=config.checkpointing).to(device), None
         model = Llama(read_config(checkpoint.folder), checkpointing=config.checkpointing, device="meta")
         return model, lambda parameter: torch.zeros(parameter.shape, dtype=parameter.dtype)  # until the shards are read
     if "/" in source or Path(source).is_dir():
         # Weights that are trained are fp32, whatever is stored: a step in bf16 would be lost in their rounding.
         return load_checkpoint(source, dtype=torch.float32, checkpointing=config.checkpointing, device=device), None
-    if sharded:
+    if in_parts:
         with deferred_init() as recipe:
             model = Llama(model_config(config.model), checkpointing=config.checkpointing)
         return model, recipe.value
@@ -151,8 +156,11 @@ def _model(config: TrainConfig, checkpoint: Checkpoint | None, device: torch.dev
 
 
 def _optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """For the model as its form has spread it."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     how = config.optimizer_step
-    return torch.optim.AdamW(groups, lr=config.lr, betas=BETAS, fused=how is OptimizerStep.FUSED, foreach=how is OptimizerStep.FOREACH)
+    fused, foreach = how is OptimizerStep.FUSED, how is OptimizerStep.FOREACH
+    make = FORMS[config.parallel].optimizer
+    return make(model, groups, torch.optim.AdamW, lr=config.lr, betas=BETAS, fused=fused, foreach=foreach)

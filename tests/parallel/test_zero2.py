@@ -13,7 +13,9 @@ from dlo_lib.comm.trace import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.optim import train_step
+from dlo_lib.parallel import DDP, FSDP
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
+from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.wire import Collectives
 from dlo_lib.parallel.zero import ShardedOptimizer
 from dlo_lib.parallel.zero2 import ShardedDDP
@@ -223,3 +225,43 @@ def taking_tokens(model: ShardedDDP) -> nn.Module:
             return model(tokens[..., None].expand(-1, -1, 64) * 0.1)
 
     return Wrapped()
+
+
+def test_a_checkpoint_of_one_stage_is_read_by_the_others_on_any_number_of_ranks(tmp_path):
+    def backward(model: nn.Module) -> None:
+        model(torch.ones(1, 4, dtype=torch.int64)).square().mean().backward()
+
+    def saved() -> tuple[dict, dict]:
+        torch.manual_seed(0)
+        module = llama()
+        model = DDP(module)
+        optimizer = ShardedOptimizer(module.parameters(), torch.optim.AdamW, bucket_bytes=20_000, lr=0.03)
+        for _ in range(2):
+            backward(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        save_sharded(tmp_path, model, optimizer)
+        return optimizer.full_state_dict(), {name: param.detach() for name, param in module.named_parameters()}
+
+    def read(state: dict, weights: dict) -> None:
+        module = llama()
+        model = ShardedDDP(module)
+        optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
+        load_sharded(tmp_path, model, optimizer)
+        torch.testing.assert_close(dict(module.named_parameters()), weights, rtol=0, atol=0)
+        torch.testing.assert_close(optimizer.full_state_dict(), state, rtol=0, atol=0)
+
+        stage3 = FSDP(llama())
+        plain = torch.optim.AdamW(stage3.parameters())
+        load_sharded(tmp_path, stage3, plain)
+        whole = stage3.full_state_dict()
+        torch.testing.assert_close({name: whole[name] for name in weights}, weights, rtol=0, atol=0)
+        assert plain.param_groups[0]["lr"] == 0.03
+        again = tmp_path / f"from-{dist.get_world_size()}"
+        save_sharded(again, stage3, plain)
+        load_sharded(again, model, optimizer)
+        torch.testing.assert_close(optimizer.full_state_dict(), state, rtol=0, atol=0)
+
+    state, weights = run_ranks(saved, 3)[0]
+    for ranks in (1, 2, 4):
+        run_ranks(read, ranks, state, weights)

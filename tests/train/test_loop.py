@@ -74,7 +74,16 @@ def test_two_ranks_learn_what_one_process_learns_from_the_same_sequences(small_r
     assert ranks[0].tokens == twin.tokens > 0
 
 
-@pytest.mark.parametrize(("world_size", "form"), [(2, {"parallel": "fsdp"}), (4, {"parallel": "hsdp", "shard_size": 2})])
+SHARDED = [
+    (2, {"parallel": "zero1"}),
+    (2, {"parallel": "zero2"}),
+    (2, {"parallel": "zero3"}),
+    (2, {"parallel": "fsdp"}),
+    (4, {"parallel": "hsdp", "shard_size": 2}),
+]
+
+
+@pytest.mark.parametrize(("world_size", "form"), SHARDED)
 def test_sharded_ranks_learn_what_one_process_learns_from_the_same_sequences(small_run, world_size, form):
     """Also where the model is drawn shard by shard and never whole."""
     twin = train(small_run("twin", model="tiny", batch=8))
@@ -86,9 +95,10 @@ def test_sharded_ranks_learn_what_one_process_learns_from_the_same_sequences(sma
         assert mine["tokens"] == its["tokens"]
 
 
-def test_a_sharded_run_goes_on_with_another_number_of_ranks(small_run):
+@pytest.mark.parametrize("form", ["zero1", "zero2", "fsdp"])
+def test_a_sharded_run_goes_on_with_another_number_of_ranks(small_run, form):
     """Two ranks with one sequence each, then one rank with two in two micro-batches, would differ in options: so the ranks alone change."""
-    first = small_run("sharded", parallel="fsdp", steps=3)
+    first = small_run("sharded", parallel=form, steps=3)
     run_ranks(train, 2, first)
     resumed = run_ranks(train, 3, replace(first, steps=6, resume=True))
     assert {result.step for result in resumed} == {6}
@@ -120,6 +130,8 @@ def test_activation_checkpointing_changes_no_number(small_run):
         (2, {"parallel": "ddp", "accumulation": 2}),
         (2, {"parallel": "ddp", "precision": "bf16"}),
         (2, {"parallel": "ddp", "precision": "fp16", "accumulation": 2}),
+        (2, {"parallel": "zero1", "precision": "fp16", "accumulation": 2}),
+        (2, {"parallel": "zero2", "precision": "fp16", "accumulation": 2}),
         (2, {"parallel": "fsdp", "precision": "bf16", "accumulation": 2}),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else f"{value} ranks",

@@ -1,0 +1,100 @@
+"""A run of a tensor's elements, as it lies in memory, told to ``torch.distributed.checkpoint`` as the boxes that it consists of.
+
+The format knows boxes: an offset and a size in every dimension. A run that begins and ends in the middle of rows is the rest of a row, some
+whole rows and the beginning of another; in n dimensions at most 2 n - 1 boxes. So whoever reads the checkpoint sees tensors of the
+parameters' shapes, and may cut them otherwise: by rows as FSDP does, or into runs of another number of ranks.
+
+    3 x 4, elements 2 to 11      . . x x        (0, 2) 1 x 2
+                                 x x x x        (1, 0) 1 x 4
+                                 x x x .        (2, 0) 1 x 3
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes."""
+
+
+def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+    """Elements ``start`` to ``stop`` of a contiguous tensor of that shape, box by box in the order of memory."""
+    if start == stop:
+        return
+    row, rest = math.prod(shape[1:]), tuple(shape[1:])
+    (first, begin), (last, end) = divmod(start, row), divmod(stop, row)
+    if first == last:
+        yield from (((first, *offsets), (1, *sizes)) for offsets, sizes in boxes(rest, begin, end))
+        return
+    if begin:
+        yield from (((first, *offsets), (1, *sizes)) for offsets, sizes in boxes(rest, begin, row))
+        first += 1
+    if first < last:
+        yield (first, *(0 for _ in rest)), (last - first, *rest)
+    if end:
+        yield from (((last, *offsets), (1, *sizes)) for offsets, sizes in boxes(rest, 0, end))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    where: ChunkStorageMetadata
+    values: Tensor
+
+
+class FlatPart(Tensor):
+    """A tensor of which only elements ``start`` to ``start + len(part)`` are here; good for nothing but checkpoints.
+
+    Args:
+        part: (n,), in the order of memory; or the whole tensor, of its shape.
+        shape, strides: of the whole, which is dense; a number counts as (1,).
+    """
+
+    _chunks: list[_Chunk]
+    _properties: TensorProperties
+
+    @staticmethod
+    def __new__(cls, part: Tensor, shape: Sequence[int], strides: Sequence[int], start: int) -> FlatPart:
+        shape, strides = (tuple(shape), tuple(strides)) if shape else ((1,), (1,))
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)  # type: ignore[attr-defined]
+        self._properties = TensorProperties.create_from_tensor(part)
+        if part.numel() == math.prod(shape):
+            self._chunks = [_Chunk(_at((0,) * len(shape), shape), part.view(shape) if part.dim() == 0 else part)]
+            return self
+        outer_first = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+        back = [outer_first.index(dim) for dim in range(len(shape))]
+        self._chunks, taken = [], 0
+        for offsets, sizes in boxes([shape[dim] for dim in outer_first], start, start + part.numel()):
+            count = math.prod(sizes)
+            where = _at([offsets[dim] for dim in back], [sizes[dim] for dim in back])
+            self._chunks.append(_Chunk(where, part[taken : taken + count].view(sizes).permute(back)))
+            taken += count
+        return self
+
+    def __create_write_items__(self, name: str, tensor: Any) -> list[WriteItem]:
+        def item(chunk: _Chunk) -> WriteItem:
+            data = TensorWriteData(chunk.where, self._properties, self.shape)
+            return WriteItem(MetadataIndex(name, chunk.where.offsets), WriteItemType.SHARD, tensor_data=data)
+
+        return [item(chunk) for chunk in self._chunks]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [chunk.where for chunk in self._chunks]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        return next(chunk.values for chunk in self._chunks if chunk.where.offsets == index.offset)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"{func} of a part of a tensor")
+
+
+def _at(offsets: Sequence[int], sizes: Sequence[int]) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
