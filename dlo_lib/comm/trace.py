@@ -11,9 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.text import columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(slots=True)
@@ -96,6 +100,46 @@ class Trace:
     def ring_bytes(self, kind: Kind | str | None = None, rank: int | None = None) -> float:
         """What ring algorithms send for it."""
         return sum(event.call.ring_bytes for event in self.select(kind, rank))
+
+    def max_unsharded(self, kind: Kind | str | None = None, rank: int | None = None) -> int:
+        """Bytes of the largest full tensor of a single call: of all-gathers, of how much of a model a rank asks to be whole at once.
+
+        When it was freed again, a trace cannot know.
+        """
+        return max((event.call.payload_bytes for event in self.select(kind, rank)), default=0)
+
+    def max_in_flight(self, kind: Kind | str | None = None, rank: int | None = None) -> int:
+        """Bytes of the full tensors on their way at the same moment, at most, on any one rank; what was never over counts to the end."""
+        most = 0
+        for own in {event.rank for event in self.select(kind, rank)}:
+            events = self.select(kind, own)
+            moments = [(event.issued, event.call.payload_bytes) for event in events]
+            moments += [(event.over, -event.call.payload_bytes) for event in events if event.over is not None]
+            held = 0
+            for _, change in sorted(moments):
+                held += change
+                most = max(most, held)
+        return most
+
+    def hidden(self, kind: Kind | str | None = None, rank: int | None = None) -> float | None:
+        """The share of the time of communication in which the process went on, 0 to 1; None where no end is known.
+
+        Of ``isend`` and ``irecv``, whose end is known at the latest only, it is an upper bound.
+        """
+        events = self.select(kind, rank)
+        busy = sum(event.communicating for event in events)
+        return 1 - sum(event.exposed for event in events) / busy if busy else None
+
+    def plot(self, title: str | None = None, start: float = 0.0, end: float | None = None) -> Figure:
+        """A timeline of the ranks: computing, waiting, and what travels meanwhile; see ``comm.timeline``.
+
+        Raises:
+            NotTraced: nothing was traced.
+            ValueError: ``end`` is not after ``start`` (seconds since the trace began).
+        """
+        from dlo_lib.comm.timeline import plot  # matplotlib, which ranks do not need
+
+        return plot(self, title, start, end)
 
     def never_waited(self) -> list[Event]:
         """Asynchronous calls whose result was used, if at all, without a wait."""
