@@ -82,6 +82,10 @@ class Run:
         """What ring algorithms send for them."""
         return sum(call.ring_bytes for call in self.calls(rank, kind))
 
+    def max_unsharded(self, rank: int, kind: Kind | None = None) -> int:
+        """Bytes of the largest full tensor of a single call: of all-gathers, of how much is asked to be whole at once."""
+        return max((call.payload_bytes for call in self.calls(rank, kind)), default=0)
+
     def memory(self, rank: int, mark: str) -> int:
         """Bytes that the process of ``rank`` held at ``mark("...")`` of the scenario beyond a fresh one, read from outside.
 
