@@ -17,6 +17,7 @@ from pathlib import Path
 from nbgrader.utils import parse_utc
 
 MOST_FILES, MOST_BYTES = 200, 64 << 20  # beside the notebook
+LONGEST_NAME = 200  # bytes, with its folders: a path may have 4096 where it is copied to
 TIMESTAMP = "timestamp.txt"
 
 
@@ -26,30 +27,32 @@ def staged(student: str, notebook: Path, rebuilt: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="dlo-stage-") as name:
         target = Path(name) / student / notebook.parent.name
         target.mkdir(parents=True)
-        _copy_files(notebook.parent, target)
+        _copy_files(notebook, target)
         shutil.copyfile(rebuilt, target / notebook.name)
         yield Path(name)
 
 
-def _copy_files(source: Path, target: Path) -> None:
-    number = size = 0
-    for folder, names, files in os.walk(source):
-        names.sort()
-        for file in sorted(files):
-            path = Path(folder) / file
+def _copy_files(notebook: Path, target: Path) -> None:
+    """What lies beside ``notebook``, as far as nothing stumbles over it."""
+    source, left, files = notebook.parent, MOST_BYTES, 0
+    for path in sorted(_files_below(source)):
+        name = path.relative_to(source)
+        with contextlib.suppress(OSError):  # unreadable: it is not the notebook, and nothing depends on it
             kind = path.lstat()
-            size += kind.st_size
-            if path.suffix == ".ipynb" or not stat.S_ISREG(kind.st_mode) or size > MOST_BYTES:
+            if path.suffix == ".ipynb" or not stat.S_ISREG(kind.st_mode) or kind.st_size > left or len(os.fsencode(name)) > LONGEST_NAME:
                 continue
-            if path.relative_to(source) == Path(TIMESTAMP) and not _is_time(path):
+            if name.parts[0] in (TIMESTAMP, notebook.name) and not (name == Path(TIMESTAMP) and _is_time(path)):
                 continue
-            number += 1
-            if number > MOST_FILES:
-                return
-            place = target / path.relative_to(source)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # unreadable: it is not the notebook, and nothing depends on it
-                shutil.copyfile(path, place, follow_symlinks=False)
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / name, follow_symlinks=False)
+            left -= kind.st_size
+            files += 1
+        if files == MOST_FILES:
+            return
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    return (Path(inner) / file for inner, _, files in os.walk(folder) for file in files)
 
 
 def _is_time(file: Path) -> bool:

@@ -1,6 +1,6 @@
 """The notebook an instructor and a student see after grading: the release, with the student's answers and own code cells put in.
 
-It shows what was judged: the cells are those that :mod:`dlo_lib.grading.intake` takes from the file, everything else comes from the source.
+It shows what was judged: the cells are those that :mod:`dlo_lib.grading.cells` takes from the file, everything else comes from the source.
 An edited or deleted test cell, points changed, metadata broken or of another schema then leave no trace, and no file stops a class.
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from dlo_lib.grading.intake import Invalid, Origin, open_notebook
+from dlo_lib.grading.cells import Origin
+from dlo_lib.grading.intake import Invalid, open_notebook
 from dlo_lib.grading.release import release_notebook
 from dlo_lib.grading.source import LabSource, text_source
 

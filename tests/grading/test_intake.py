@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlo_lib.grading.intake import Invalid, Origin, find_submission, read_notebook, take
+from dlo_lib.grading.cells import Origin, take
+from dlo_lib.grading.intake import Invalid, find_submission, open_notebook, read_notebook
 from dlo_lib.grading.source import CellKind, LabSource
 
 Notebook = dict[str, Any]
@@ -127,3 +128,37 @@ def test_only_a_notebook_of_this_lab_is_taken_for_it(tmp_path: Path, reference: 
     found, warnings = find_submission(tmp_path / "small.ipynb", "91_small")
     assert found.name == "small-final.ipynb"
     assert "keep the notebook's name" in warnings[0]
+
+
+@pytest.mark.parametrize("name", ["SMALL.IPYNB", "work/small.ipynb", "small.ipynb.txt", "small.json", "<b>é</b>.ipynb"])
+def test_names_and_places_of_a_renamed_notebook(tmp_path: Path, reference: Notebook, name: str) -> None:
+    (tmp_path / "huge.ipynb").touch()
+    os.truncate(tmp_path / "huge.ipynb", 1 << 30)  # is not read, and hides nothing
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(json.dumps(reference), encoding="utf-16")
+    found, (warning,) = find_submission(tmp_path / "small.ipynb", "91_small")
+    assert found == tmp_path / name
+    assert "<" not in warning
+
+
+def test_a_copy_that_was_worked_in_counts_where_the_named_one_is_untouched(tmp_path: Path, small: LabSource, reference: Notebook) -> None:
+    (tmp_path / "small.ipynb").write_text(json.dumps({**reference, "cells": reference["cells"][:2]}))
+    assert open_notebook(tmp_path / "small.ipynb", small)[0].attempted == set()
+    (tmp_path / "small-Copy1.ipynb").write_text(json.dumps(reference))
+    submission, (warning,) = open_notebook(tmp_path / "small.ipynb", small)
+    assert submission.attempted == set(small.questions)
+    assert warning.startswith("small-Copy1.ipynb was taken for small.ipynb")
+
+
+def test_a_name_defined_in_a_cell_of_ones_own_is_an_attempt(small: LabSource) -> None:
+    released = [code(cell.released, id=cell.id) for cell in small.cells if cell.kind is CellKind.SOLUTION]
+    own = code("if True:\n    pass\ndef quantise(x):\n    return x, x")
+    assert take({"cells": [*released, own, code("y = quantise(x)")]}, small).attempted == {"quantise"}
+
+
+def test_own_cells_beyond_all_measure_are_left_out(small: LabSource, reference: Notebook) -> None:
+    own = [code(f"x{number} = 1\n" * 100_000) for number in range(20)]
+    taken = take({"cells": [*reference["cells"], *own]}, small)
+    assert sum(len(cell.source) for cell in taken.cells) < 5 << 20
+    assert taken.attempted == set(small.questions)
+    assert "more than 4 MB" in taken.warnings[0]
