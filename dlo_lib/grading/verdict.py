@@ -11,6 +11,7 @@ from dlo_lib.text import tr
 
 MARKS = {True: "✓", False: "✗"}
 CELL_STYLE = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"
+MARK_STYLE = "vertical-align:top;padding:0.1em 0.5em 0.1em 0"
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,15 @@ class Verdict:
 def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: str) -> str:
     """A heading, a row for each check (passed, title, points, message), and a line below."""
     body = []
-    for passed, *texts in rows:
-        cells = "".join(f"<td style='{CELL_STYLE}'>{_with_columns(text)}</td>" for text in texts)
-        body.append(f"<tr><td style='padding-right:0.5em;color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
+    for passed, title, points, message in rows:
+        says, _, table = message.partition("\n")
+        cells = "".join(f"<td style='{CELL_STYLE}'>{html.escape(text)}</td>" for text in (title, points, says))
+        body.append(f"<tr><td style='{MARK_STYLE};color:{'green' if passed else 'crimson'}'>{MARKS[passed]}</td>{cells}</tr>")
+        if table:  # such as the ranks of a dead-lock: its lines and columns are kept, over the whole width
+            body.append(
+                f"<tr><td></td><td colspan='3' style='{CELL_STYLE}'><pre style='white-space:pre'>{html.escape(table)}</pre></td></tr>"
+            )
     return f"<b>{html.escape(heading)}</b><table>{''.join(body)}</table><div>{html.escape(below)}</div>"
-
-
-def _with_columns(text: str) -> str:
-    """A message; what follows its first line, such as the table of a dead-lock, keeps its lines and columns."""
-    first, _, rest = text.partition("\n")
-    return html.escape(first) + (f"<pre style='overflow-x:auto'>{html.escape(rest.strip(chr(10)))}</pre>" if rest else "")
 
 
 def published(outcome: Outcome, hidden: frozenset[str]) -> str:
