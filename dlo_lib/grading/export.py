@@ -7,10 +7,7 @@ their own.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.report import GRADED, GRADER_ERROR, NO_ATTEMPT, Report
 from dlo_lib.grading.source import TEST_PREFIX, read_lab, source_folder
 from dlo_lib.grading.stored import Stored, load, report_file
+from dlo_lib.grading.tables import csv_text
 
 REPORTS = "reports"
 RESULTS = "results"
@@ -62,7 +60,7 @@ class GradeTable:
             points = [row.scores[question] for question in self.questions]
             numbers = [f"{value:g}" for value in (*points, row.penalty, row.total, row.maximum)]
             rows.append([row.student, self.lab.directory, *numbers, row.status])
-        return _csv(header, rows)
+        return csv_text(header, rows)
 
     def json(self) -> str:
         """The table as JSON, with the status of each question; the same grades give the same text."""
@@ -111,7 +109,7 @@ def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
     timings = {row.student: stored.timing for row in table.rows if (stored := _stored(course, table.lab, row.student)) is not None}
     kinds = sorted({kind for timing in timings.values() for kind in timing})
     rows = [[student, *(f"{timing.get(kind, 0.0):g}" for kind in kinds)] for student, timing in timings.items()]
-    write_text(folder / "timings.csv", _csv(["student", *(f"{kind}_seconds" for kind in kinds)], rows))
+    write_text(folder / "timings.csv", csv_text(["student", *(f"{kind}_seconds" for kind in kinds)], rows))
     return folder
 
 
@@ -149,11 +147,3 @@ def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str]
 
 def _stored(course: NbGraderAPI, lab: LabInfo, student: str) -> Stored | None:
     return load(report_file(grades_folder(course, lab) / REPORTS, student))
-
-
-def _csv(header: list[str], rows: Iterable[list[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
