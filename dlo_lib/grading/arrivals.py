@@ -109,7 +109,7 @@ def from_exchange(course: NbGraderAPI, lab: LabInfo) -> list[Arrival]:
 def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool) -> Arrival:
     refused, submitted = "", None
     try:
-        submitted = _time(rest[0])
+        submitted = utc_time(rest[0])
     except (IndexError, ValueError):
         refused = tr("its name holds no time of submission")
     if not folder.is_dir() or folder.is_symlink():
@@ -140,7 +140,12 @@ def _owner(folder: Path) -> str:
         return tr("an unknown user")
 
 
-def _time(text: str) -> datetime:
+def utc_time(text: str) -> datetime:
+    """A time as nbgrader writes it, without a zone.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         return parse_utc(text.strip()).replace(tzinfo=None)
     except Exception as error:  # the parser raises whatever comes to it
@@ -187,7 +192,7 @@ def _stated(entries: list[Entry], from_moodle: bool) -> datetime | None:
     for entry in entries:
         if entry.parts == (TIMESTAMP,):
             try:
-                return _time(entry.read(200).decode("utf-8"))
+                return utc_time(entry.read(200).decode("utf-8"))
             except (Refused, ValueError):
                 break
     dates = [entry.written for entry in entries if entry.written is not None] if from_moodle else []

@@ -21,7 +21,7 @@ from typing import Any
 
 import dlo_lib
 from dlo_lib.files import write_text
-from dlo_lib.grading.intake import MAX_BYTES
+from dlo_lib.grading.intake import MAX_BYTES, notebooks_beside
 from dlo_lib.grading.report import CheckReport, QuestionReport, Report
 from dlo_lib.grading.source import LabSource
 
@@ -47,7 +47,7 @@ def load(file: Path) -> Stored | None:
     """What :meth:`Stored.save` wrote; None when there is none, or none that can be read."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-        return Stored(values["key"], _report(values["report"]), values["alone"], values["timing"])
+        return Stored(values["key"], report_from(values["report"]), values["alone"], values["timing"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -68,8 +68,8 @@ def lab_key(lab: LabSource, secret: str, sandbox: str) -> str:
 def submission_key(lab: str, notebook: Path) -> str:
     """The key of the submission whose notebook should be ``notebook``; ``lab`` is :func:`lab_key`'s."""
     digest = hashlib.sha256(f"{lab}\n{notebook.name}\n".encode("utf-8", "surrogateescape"))
-    for path in sorted(notebook.parent.glob("*.ipynb")):
-        name = path.name.encode("utf-8", "surrogateescape")
+    for path in (notebook, *notebooks_beside(notebook)):
+        name = os.fsencode(path.relative_to(notebook.parent))
         digest.update(b"%d %s %s\n" % (len(name), name, _content(path).encode()))
     return digest.hexdigest()
 
@@ -101,7 +101,12 @@ def _content(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _report(values: dict[str, Any]) -> Report:
+def report_from(values: dict[str, Any]) -> Report:
+    """The report that ``dataclasses.asdict`` made these plain values of.
+
+    Raises:
+        KeyError, TypeError: they are not those of a report.
+    """
     questions = {
         name: QuestionReport(**{**question, "checks": tuple(CheckReport(**check) for check in question["checks"])})
         for name, question in values["questions"].items()
