@@ -78,6 +78,8 @@ class JudgeCells(NbGraderPreprocessor):
 
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
         """Judge the file that the student handed in, not ``nb``, which was rebuilt from it."""
+        from dlo_lib.grading.report import for_the_student
+
         told, lab, course = resources["nbgrader"], _lab(resources), self.parent.parent.coursedir
         known = _reports.get({}).get(told["student"])
         handed_in = Path(course.format_path(course.submitted_directory, told["student"], told["assignment"]))
@@ -85,7 +87,8 @@ class JudgeCells(NbGraderPreprocessor):
         for cell in filter(is_grade, nb.cells):
             question = report.questions.get(cell.metadata.nbgrader.grade_id.removeprefix(TEST_PREFIX))
             cell.outputs = [verdict_output(question, float(cell.metadata.nbgrader.points))]
-        nb.metadata.dlo = {"lab": lab.info.directory, "status": report.status}
+        # What feedback pages are made of, whoever asked for the grading.
+        nb.metadata.dlo = {"lab": lab.info.directory, "status": report.status, "report": for_the_student(report)}
         nb.cells = [status_cell(report), *nb.cells]
         return nb, resources
 

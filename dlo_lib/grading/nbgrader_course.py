@@ -51,6 +51,8 @@ def configure(c: Config, folder: str | Path, exchange: str | Path | None = None)
     c.Autograde.exporter_class = SubmissionExporter  # reads any file and rebuilds the notebook from the release
     c.Autograde.sanitize_preprocessors = []
     c.Autograde.autograde_preprocessors = [JudgeCells if step is Execute else step for step in Autograde().autograde_preprocessors]
+    c.GenerateFeedback.exporter_class = "dlo_lib.grading.feedback.FeedbackExporter"  # by name: loaded only where feedback is made
+    c.GenerateFeedback.preprocessors = []
 
 
 def configure_stock(c: Config, folder: str | Path) -> None:
@@ -65,7 +67,8 @@ def _configure_release(c: Config, folder: Path) -> None:
     c.CourseDirectory.course_id = COURSE_ID
     c.CourseDirectory.source_directory = "solutions"
     c.CourseDirectory.release_directory = "release"
-    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *NEVER, TEXT_SOURCES]
+    # .html: nbgrader would publish a page that a student handed in (or a link to a file of the instructor's) as the student's feedback
+    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *NEVER, TEXT_SOURCES, "*.html"]
     c.GenerateAssignment.preprocessors = [*RELEASE_STEPS, SaveCells, RefuseLeaks]
 
 

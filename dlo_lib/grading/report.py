@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dlo_lib.grading.outcome import Outcome, Status
 from dlo_lib.grading.verdict import published
@@ -55,6 +57,16 @@ class Report:
     def maximum(self) -> float:
         """Points of all checks that were run."""
         return sum(question.maximum for question in self.questions.values())
+
+
+def for_the_student(report: Report) -> dict[str, Any]:
+    """The report as plain values (for JSON), with nothing in it but what the student may read."""
+    questions = {
+        name: replace(question, checks=tuple(replace(check, message=check.published) for check in question.checks))
+        for name, question in report.questions.items()
+    }
+    values: dict[str, Any] = json.loads(json.dumps(asdict(replace(report, questions=questions))))
+    return values
 
 
 def check_report(outcome: Outcome, hidden: bool, withdrawn: bool = False) -> CheckReport:

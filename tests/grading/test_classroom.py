@@ -173,8 +173,8 @@ def test_feedback_shows_the_verdicts_and_no_hidden_check(box: Classroom) -> None
     pages = {student: page.read_text(encoding="utf-8") for student, page in box.feedback.items()}
     assert "Small sums" in pages["ada"]
     assert "Large sums" in pages["ada"]
-    assert "Score: 5.0 / 5.0" in pages["ada"]
-    assert "Score: 2.0 / 5.0" in pages["blaise"]
+    assert "5 <small>of 5 points" in pages["ada"]
+    assert "2 <small>of 5 points" in pages["blaise"]
     for page in pages.values():
         assert "424242" not in page
         assert "SECRET_OF_THE_HIDDEN_CHECK" not in page
