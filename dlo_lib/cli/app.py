@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dlo_lib.cli import course
 from dlo_lib.cli.grade import grade
 from dlo_lib.errors import UserError
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
 )
 console = Console()
+INSTRUCTORS = "For instructors"
 
 LabName = Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
@@ -78,7 +80,10 @@ def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="anot
     raise typer.Exit(0 if show_report(report, console) else 1)
 
 
-app.command()(grade)
+app.command()(course.receipt)
+for command in (course.release, course.kit, course.collect, grade, course.feedback, course.export, course.similar):
+    app.command(rich_help_panel=INSTRUCTORS)(command)
+app.add_typer(course.roster, name="roster", rich_help_panel=INSTRUCTORS)
 
 
 @app.command()
