@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -27,13 +28,19 @@ def grade(
 
     Scores land in the course's nbgrader gradebook; results.csv, results.json and timings.csv in its grades/<lab>/.
     """
-    from dlo_lib.grading.batch import Done, Options, grade_lab
     from dlo_lib.grading.course import find_lab, source_labs
+    from dlo_lib.grading.judging import begun
+    from dlo_lib.grading.quick import leave_grammars_out
 
+    began = time.monotonic()
     info = find_lab(lab, source_labs())
-    console, began = Console(), time.monotonic()
+    leave_grammars_out()
+    service = None if resume else begun(info, course, unsafe)  # it imports torch while this process imports nbgrader
+    from dlo_lib.grading.batch import Done, Options, grade_lab
+
+    console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with service or nullcontext(), Progress(*columns, console=console, transient=True) as progress:
         bar = progress.add_task(tr("grading {lab}", lab=info.directory), total=None)
 
         def show(row: Done) -> None:
@@ -42,6 +49,6 @@ def grade(
             progress.console.print(f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}")
 
         options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe)
-        table = grade_lab(info, course, show, options)
+        table = grade_lab(info, course, show, options, service)
     console.print(table.shown())
     console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)

@@ -16,9 +16,10 @@ from dlo_lib.comm.vocabulary import what, where
 from dlo_lib.grading.codec import NotPlain, unpack
 from dlo_lib.grading.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.faults import CELL_FILE, Fault, fault_from
-from dlo_lib.grading.host import Worker, Zygote, after
+from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.intake import Origin, TakenCell
 from dlo_lib.grading.outcome import Ended, Status
+from dlo_lib.grading.remote import Worker, after
 from dlo_lib.grading.student import as_wrong, finished_run
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.service import Service
@@ -38,6 +39,7 @@ class Attempt:
     faults: dict[str, Fault] = field(default_factory=dict)  # by cell
     cut: bool = False  # a cell wrote too much
     broken_in: str = ""  # the cell that ended the process
+    computed: float = 0.0  # seconds of CPU time of the student's processes that are closed
     _worker: Worker | None = None
     _broken: Ended | NotPlain | None = None
 
@@ -74,11 +76,13 @@ class Attempt:
         finally:
             for worker in workers:
                 worker.close()
+                self.computed += worker.computed
 
     def close(self) -> None:
         """Kill its process."""
         if self._worker is not None:
             self._worker.close()
+            self.computed += self._worker.computed
             self._worker = None
 
     def show_own_lines(self) -> None:

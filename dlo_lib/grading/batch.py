@@ -8,37 +8,32 @@ whose key is still right.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbgrader.apps.api import NbGraderAPI
-from nbgrader.utils import temp_attrs
-from sqlalchemy.exc import SAWarning
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.entry import Entry
 from dlo_lib.grading.export import REPORTS, GradeTable, grades_folder, read_grades, write_results
 from dlo_lib.grading.handed_in import staged
 from dlo_lib.grading.isolation import required_isolation
-from dlo_lib.grading.judge_cells import LOG_FILE, SECRET_FILE, reports
-from dlo_lib.grading.judging import Job, JudgingService
+from dlo_lib.grading.judging import LOG_FILE, Job, JudgingService, read_secret
+from dlo_lib.grading.lock import only_grader
 from dlo_lib.grading.nbgrader_course import open_course
-from dlo_lib.grading.outcome import Status
 from dlo_lib.grading.release import release_notebook
 from dlo_lib.grading.report import GRADER_ERROR, Report
 from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_folder
+from dlo_lib.grading.status import Status
 from dlo_lib.grading.stored import Stored, lab_key, load, report_file, submission_key
 from dlo_lib.text import tr
 
 STARVED = (Status.TIMEOUT.value, Status.OOM.value)
-LOCK_FILE = "lock"
 
 
 @dataclass(frozen=True)
@@ -66,8 +61,17 @@ class Options:
 Advance = Callable[[Done], None]
 
 
-def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = None, options: Options | None = None) -> GradeTable:
+def grade_lab(
+    lab: LabInfo,
+    folder: str | Path = ".",
+    advance: Advance | None = None,
+    options: Options | None = None,
+    service: JudgingService | None = None,
+) -> GradeTable:
     """Grade the collected submissions of ``lab`` in the course of ``folder``: gradebook, graded notebooks, and ``grades/<lab>/``.
+
+    Args:
+        service: one that was started beforehand for this lab and course; its maker closes it.
 
     Raises:
         UserError: ``folder`` is no course of ours, the lab was never released there, nothing was collected, the host has no sandbox, the
@@ -83,11 +87,12 @@ def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = 
         raise UserError(tr("{student} has handed in nothing of {lab}", student=chosen.only, lab=lab.directory))
     sandbox = "none" if chosen.unsafe else required_isolation().name
     with only_grader(grades_folder(course, lab)) as results:
-        batch = _Batch(course, read_lab(source_folder(lab)), results / REPORTS, sandbox, chosen)
         chosen_students = [chosen.only] if chosen.only is not None else students
-        for number, (student, report) in enumerate(batch.run(chosen_students), 1):
-            if advance is not None:
-                advance(Done(student, report.status, report.points, batch.lab.points, number, len(chosen_students)))
+        with Entry(course, lab) as entry:
+            batch = _Batch(entry, read_lab(source_folder(lab)), results / REPORTS, sandbox, chosen, service)
+            for number, (student, report) in enumerate(batch.run(chosen_students), 1):
+                if advance is not None:
+                    advance(Done(student, report.status, report.points, batch.lab.points, number, len(chosen_students)))
         table = read_grades(course, lab)
         write_results(course, table)
     return table
@@ -96,12 +101,11 @@ def grade_lab(lab: LabInfo, folder: str | Path = ".", advance: Advance | None = 
 class _Batch:
     """One run over a class."""
 
-    def __init__(self, course: NbGraderAPI, lab: LabSource, folder: Path, sandbox: str, options: Options) -> None:
-        self.course, self.lab, self.folder, self.options = course, lab, folder, options
-        root = Path(course.coursedir.root)
-        self.secret = (root / SECRET_FILE).read_text(encoding="ascii").strip()
-        self.log = root / LOG_FILE
-        self.key = lab_key(lab, self.secret, sandbox)
+    def __init__(self, entry: Entry, lab: LabSource, folder: Path, sandbox: str, options: Options, started: JudgingService | None) -> None:
+        self.entry, self.lab, self.folder, self.options, self.started = entry, lab, folder, options, started
+        root = Path(entry.coursedir.root)
+        self.course, self.log = root, root / LOG_FILE
+        self.key = lab_key(lab, read_secret(root), sandbox)
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, students: Iterable[str]) -> Iterator[tuple[str, Report]]:
@@ -113,7 +117,7 @@ class _Batch:
         todo = [job for job in jobs if job not in done]
         if not todo:
             return
-        with JudgingService(self.lab, self.secret, self.log, self.options.unsafe) as service:
+        with nullcontext(self.started) if self.started else JudgingService(self.lab.info, self.course, self.options.unsafe) as service:
             judged, again = [], []
             for job, code in service.looked_at(todo, self.options.jobs):
                 if code == 0:
@@ -130,7 +134,7 @@ class _Batch:
                 yield self._write(job)
 
     def _job(self, student: str) -> Job:
-        handed_in = Path(self.course.coursedir.format_path(self.course.coursedir.submitted_directory, student, self.lab.info.directory))
+        handed_in = Path(self.entry.coursedir.format_path(self.entry.coursedir.submitted_directory, student, self.lab.info.directory))
         notebook = handed_in / self.lab.info.notebook
         return Job(student, notebook, report_file(self.folder, student), submission_key(self.key, notebook))
 
@@ -158,24 +162,12 @@ class _Batch:
                 if check.status == GRADER_ERROR:
                     self._note(job.student, f"check {check.name}: {check.message}")
         try:
-            self._enter(job, stored.report)
+            with staged(job.student, job.notebook, job.rebuilt) as submitted:
+                self.entry.enter(job.student, submitted, stored.report)
         except Exception as error:  # noqa: BLE001  one row that cannot be written must not stop the others
             self._note(job.student, f"not in the gradebook: {type(error).__name__}: {error}")
+            self.entry.withdraw(job.student)
         return job.student, stored.report
-
-    def _enter(self, job: Job, report: Report) -> None:
-        """Into the gradebook, with the graded notebook."""
-        course = self.course
-        with (
-            staged(job.student, job.notebook, job.rebuilt) as submitted,
-            temp_attrs(course.coursedir, submitted_directory=str(submitted)),
-            reports({job.student: report}),
-            warnings.catch_warnings(),
-        ):
-            # nbgrader's own, for each new submission
-            warnings.filterwarnings("ignore", "Object of type .* not in session", SAWarning)
-            result = course.autograde(self.lab.info.directory, job.student)
-        log_step(course, f"autograde {job.student}", result)
 
     def _note(self, student: str, text: str) -> None:
         with open(self.log, "a", encoding="utf-8", errors="replace") as log:
@@ -184,29 +176,6 @@ class _Batch:
 
 def _ran_out(report: Report) -> bool:
     return any(check.status in STARVED for question in report.questions.values() for check in question.checks)
-
-
-@contextlib.contextmanager
-def only_grader(folder: Path) -> Iterator[Path]:
-    """Hold ``folder`` while grading, so that no two graders write the same rows.
-
-    Raises:
-        UserError: another one holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
-        yield folder
-    except BlockingIOError:
-        other = os.read(handle, 20).decode(errors="replace").strip()
-        raise UserError(
-            tr("another grader (process {pid}) is at work on {folder}: wait until it is done", pid=other, folder=folder)
-        ) from None
-    finally:
-        os.close(handle)
 
 
 def grade_lab_stock(lab: LabInfo, folder: str | Path = ".") -> GradeTable:

@@ -84,6 +84,18 @@ def source_labs() -> list[LabInfo]:
     return _labs_in(course_root() / "solutions")
 
 
+def source_folder(lab: LabInfo) -> Path:
+    """``solutions/NN_name`` of a lab.
+
+    Raises:
+        UserError: the course has no solutions, as in a student's installation.
+    """
+    folder = course_root() / "solutions" / lab.directory
+    if not folder.is_dir():
+        raise UserError(f"no source of {lab.directory} in {folder.parent}: this needs an instructor's copy of the course")
+    return folder
+
+
 def find_lab(name: str, among: Iterable[LabInfo] | None = None) -> LabInfo:
     """The lab called ``name``: its directory (``13_dp_limit``), number (``13``) or name (``dp_limit``), among all unless given.
 

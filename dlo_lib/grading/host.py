@@ -20,17 +20,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from dlo_lib.grading.cgroups import Group, find_hierarchy, remove_all
 from dlo_lib.grading.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.keeper import Job
 from dlo_lib.grading.limits import Limits, descendants
 from dlo_lib.grading.lockdown import WORK
-from dlo_lib.grading.remote import Worker, pid_of
-from dlo_lib.grading.remote import after as after
+from dlo_lib.grading.stale import locked_folder, remove_stale
+
+if TYPE_CHECKING:
+    from dlo_lib.grading.remote import Worker
 
 MEMORY = 2 << 30  # bytes that a worker may hold beyond what it shares with the zygote
 START_SECONDS = 120.0
+FOLDER = "dlo-judge-"  # how its folder's name begins, among temporary files
 LAB = Path("/lab")  # the lab's own files, in the sandbox
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -47,7 +51,9 @@ ENVIRONMENT = {
 
 
 class Zygote:
-    """Starts workers for one lab. A context manager: at its end no process is left.
+    """Starts workers for one lab; it takes seconds to start itself, and whoever makes one need not wait for that before it wants a worker.
+
+    A context manager: at its end no process is left.
 
     Args:
         taught: modules withheld from workers; in a sandbox their files cannot be read either.
@@ -55,9 +61,6 @@ class Zygote:
         environment: variables added to the few that workers have; nothing of the judge's own environment goes there.
         files: path in a worker's folder → file copied there.
         isolation: what keeps workers from the rest of the machine; by default what this host has.
-
-    Raises:
-        RuntimeError: it did not start.
     """
 
     def __init__(
@@ -70,15 +73,27 @@ class Zygote:
     ) -> None:
         self.isolation = best_isolation() if isolation is None else isolation
         self._owner, self._closed = os.getpid(), False
-        self._folder = Path(tempfile.mkdtemp(prefix="dlo-judge-"))
+        remove_stale(FOLDER)
+        self._folder, self._lock = locked_folder(FOLDER)
+        self._ready = False
         self._groups: list[Group] = []
         self._workers: weakref.WeakSet[Worker] = weakref.WeakSet()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = self._start(theirs, taught, warm, environment or {}, files or {})
         theirs.close()
-        if not select.select([self._control], [], [], START_SECONDS)[0] or self._control.recv(16) != b"ready":
-            self.close()
-            raise RuntimeError("the judge's zygote did not start: see its message above")
+
+    def wait(self) -> Zygote:
+        """Until it can start workers; returns itself.
+
+        Raises:
+            RuntimeError: it did not start.
+        """
+        if not self._ready:
+            if not select.select([self._control], [], [], START_SECONDS)[0] or self._control.recv(16) != b"ready":
+                self.close()
+                raise RuntimeError("the judge's zygote did not start: see its message above")
+            self._ready = True
+        return self
 
     def _start(
         self, line: socket.socket, taught: Sequence[str], warm: Sequence[str], environment: Mapping[str, str], files: Mapping[str, Path]
@@ -114,8 +129,11 @@ class Zygote:
         """A fresh process that has run nothing yet.
 
         Raises:
-            RuntimeError: the zygote is gone, or the worker's room could not be made.
+            RuntimeError: the zygote did not start or is gone, or the worker's room could not be made.
         """
+        from dlo_lib.grading.remote import Worker  # here: a zygote is started while its owner still imports torch
+
+        self.wait()
         folder = WORK if self.isolation.confines else Path(tempfile.mkdtemp(dir=self._folder))
         limits = replace(Limits(), memory=memory)
         ours, theirs = socket.socketpair()
@@ -143,6 +161,8 @@ class Zygote:
         if hierarchy is None:
             return None
         self._groups = [group for group in self._groups if not (group.over and group.remove())]
+        from dlo_lib.grading.remote import pid_of
+
         pid = pid_of(keeper)
         group = Group(hierarchy, limits.memory + limits.scratch + limits.shared_memory, limits.tasks, [pid, *descendants(pid)])
         self._groups.append(group)
@@ -179,6 +199,7 @@ class Zygote:
         self._process.wait()
         remove_all(self._groups)
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
     def __enter__(self) -> Zygote:
         return self

@@ -7,9 +7,7 @@ or leaves costs its own question and no other; and a loss by time or memory has 
 
 from __future__ import annotations
 
-import ast
 import atexit
-import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +20,7 @@ from dlo_lib.grading.contract import Check
 from dlo_lib.grading.course import course_root, find_lab, labs
 from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.intake import Invalid, Origin, Submission, TakenCell, open_notebook, read_notebook
-from dlo_lib.grading.isolation import Isolation
+from dlo_lib.grading.lab_zygote import zygote_for as zygote_for
 from dlo_lib.grading.modules import LabChecks, load_checks
 from dlo_lib.grading.mutants import Mutant, read_mutant
 from dlo_lib.grading.outcome import Outcome, Status, run_check, seed_for
@@ -38,25 +36,13 @@ Outcomes = TypeVar("Outcomes")
 _warm: dict[Path, tuple[LabSource, Zygote]] = {}
 
 
-def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
-    """A process that starts the workers of ``lab``: what it teaches withheld, what its given cells import loaded.
-
-    ``isolation``: what keeps them from the rest of the machine; by default what this host has, or nothing. A command that grades asks for
-    ``isolation.required_isolation()`` first.
-    """
-    given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
-    files = {path.relative_to(lab.folder).as_posix(): path for pattern in lab.info.release for path in lab.folder.glob(pattern)}
-    files = {name: path for name, path in files.items() if path.is_file()}
-    return Zygote(lab.info.taught, _imported(given), lab.info.reduced, files, isolation)
-
-
 def warm_zygote(lab: LabSource) -> Zygote:
     """The zygote of ``lab`` that this process keeps until its end, so that the notebooks of a class do not each wait for one."""
     known = _warm.get(lab.folder)
     if known is None or known[0] != lab or not known[1].alive:
         if known is not None:
             known[1].close()
-        _warm[lab.folder] = (lab, zygote_for(lab))
+        _warm[lab.folder] = (lab, zygote_for(lab).wait())
         atexit.register(_warm[lab.folder][1].close)
     return _warm[lab.folder][1]
 
@@ -130,6 +116,7 @@ class Judge:
     def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
         self.cut = False
+        self.computed = 0.0  # seconds of CPU time of the student's processes
         self.left_out: list[str] = []
 
     def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
@@ -202,6 +189,7 @@ class Judge:
             finally:
                 self.cut = self.cut or attempt.cut
                 attempt.close()
+                self.computed += attempt.computed
             own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
             if attempt.broken_in not in own:
                 return outcomes
@@ -230,16 +218,3 @@ def _nothing(lab: LabSource, checks: LabChecks, status: str) -> Report:
         reports = tuple(check_report(Outcome(check, Status.NOT_WRITTEN), check in checks.hidden) for check in checks.of(question))
         questions[question] = question_report(question, reports, attempted=False)
     return Report(lab.info.directory, status, questions)
-
-
-def _imported(sources: Iterable[str]) -> list[str]:
-    """Modules that these cells import."""
-    names: dict[str, None] = {}
-    for source in sources:
-        with contextlib.suppress(SyntaxError):  # a cell with magics
-            for node in ast.walk(ast.parse(source)):
-                if isinstance(node, ast.Import):
-                    names |= dict.fromkeys(alias.name for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    names[node.module] = None
-    return list(names)

@@ -26,21 +26,24 @@ import nbformat
 from nbconvert.exporters import NotebookExporter
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_output
+from nbgrader.converters import NbGraderException
 from nbgrader.preprocessors import Execute, NbGraderPreprocessor
 from nbgrader.utils import is_grade
 from traitlets import Bool
 
+from dlo_lib.errors import UserError
 from dlo_lib.grading.course import LAB_FILE, find_lab, source_labs
 from dlo_lib.grading.environ import environment
+from dlo_lib.grading.judging import LOG_FILE as LOG_FILE
+from dlo_lib.grading.judging import SECRET_FILE as SECRET_FILE
+from dlo_lib.grading.judging import Job, JudgingService, read_secret
+from dlo_lib.grading.lock import only_grader
 from dlo_lib.grading.source import TEST_PREFIX, LabSource, read_lab, source_folder, text_source
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
-    from dlo_lib.grading.judging import JudgingService
     from dlo_lib.grading.report import QuestionReport, Report
 
-SECRET_FILE = "secret"  # in the course's folder: what the inputs of all checks are drawn from
-LOG_FILE = "dlo-grade.log"  # in the course's folder
 STATUS_CELL = "dlo-status"
 
 # nbgrader makes a new preprocessor for each notebook: this is how a batch hands its reports to them.
@@ -60,6 +63,17 @@ def reports(of: Mapping[str, Report]) -> Iterator[None]:
 
 class SubmissionExporter(NotebookExporter):
     """nbconvert's notebook exporter for submissions: whatever the file holds, what comes out is the release with the student's answers."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Refuse before the first submission rather than at each: nbgrader shows one line then, and no trace."""
+        super().__init__(**settings)
+        course: Any = getattr(self.parent, "coursedir", None)
+        unsafe = JudgeCells(parent=self).unsafe
+        try:
+            refuse_unless_possible(Path(course.root) / "grades" / course.assignment_id, unsafe)
+        except UserError as error:
+            self.log.error(str(error))
+            raise NbGraderException(str(error)) from None
 
     def from_filename(self, filename: str, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
         """Run the preprocessors on what is rebuilt from the file; a batch, and nbgrader's first pass, have done that already."""
@@ -102,6 +116,17 @@ class JudgeCells(NbGraderPreprocessor):
             return Report(lab.info.directory, GRADER_ERROR, {})
 
 
+def refuse_unless_possible(grades: Path, unsafe: bool) -> None:
+    """Raises:
+    UserError: there is no sandbox, or another grader is at work on the lab with these ``grades``."""
+    from dlo_lib.grading.isolation import required_isolation
+
+    if not unsafe:
+        required_isolation()
+    with only_grader(grades):
+        pass
+
+
 def judged(lab: LabSource, notebook: Path, course: Path, unsafe: bool) -> Report:
     """The report of one submission, from the judging service that this process keeps for ``lab``.
 
@@ -109,19 +134,17 @@ def judged(lab: LabSource, notebook: Path, course: Path, unsafe: bool) -> Report
         UserError: no sandbox, or the reference solution does not score full marks.
     """
     from dlo_lib.grading.isolation import required_isolation
-    from dlo_lib.grading.judging import Job, JudgingService
     from dlo_lib.grading.report import GRADER_ERROR, Report
     from dlo_lib.grading.stored import lab_key, load
 
     if not unsafe:
         required_isolation()
-    secret = (course / SECRET_FILE).read_text(encoding="ascii").strip()
-    key = lab_key(lab, secret, str(unsafe))
+    key = lab_key(lab, read_secret(course), str(unsafe))
     known = _services.get(lab.folder)
     if known is None or known[0] != key or not known[1].alive:
         if known is not None:
             known[1].close()
-        _services[lab.folder] = (key, JudgingService(lab, secret, course / LOG_FILE, unsafe))
+        _services[lab.folder] = (key, JudgingService(lab.info, course, unsafe))
         atexit.register(_services[lab.folder][1].close)
     with tempfile.TemporaryDirectory(prefix="dlo-report-") as folder:
         job = Job("", notebook, Path(folder) / "report.json", key)

@@ -20,10 +20,13 @@ from types import TracebackType
 from typing import Any
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.source import LabSource
+from dlo_lib.grading.course import LabInfo, source_folder
 from dlo_lib.text import tr
 
 STARTS = 4  # of the service, for one batch
+SECRET_FILE = "secret"  # in the course's folder: what the inputs of all checks are drawn from
+LOG_FILE = "dlo-grade.log"  # in the course's folder
+RECORD_FILE = "proved"  # in the folder of the lab's grades
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
@@ -46,20 +49,39 @@ class Job:
         return self.report.with_suffix(".ipynb")
 
 
+def read_secret(course: Path) -> str:
+    """The class secret of the course in ``course``."""
+    return (course / SECRET_FILE).read_text(encoding="ascii").strip()
+
+
 class Gone(Exception):
     """The service has ended."""
 
 
+def begun(lab: LabInfo, course: Path, unsafe: bool = False) -> JudgingService | None:
+    """A judging service that starts while its maker does other things; None where there is no course, which who grades it will say."""
+    return JudgingService(lab, course.resolve(), unsafe) if (course / SECRET_FILE).is_file() else None
+
+
 class JudgingService:
-    """A judging service for ``lab``. A context manager: at its end no process is left.
+    """A judging service for ``lab`` in the course of the folder ``course``. A context manager: at its end no process is left.
+
+    It takes seconds to start, which its maker can use: only the first answer is waited for.
 
     Args:
-        log: the file that its faults are written to.
         unsafe: do without a sandbox.
     """
 
-    def __init__(self, lab: LabSource, secret: str, log: Path, unsafe: bool = False) -> None:
-        self.lab, self._secret, self._log, self._unsafe = lab, secret, log, unsafe
+    def __init__(self, lab: LabInfo, course: Path, unsafe: bool = False) -> None:
+        self.lab, self.unsafe = lab, unsafe
+        self._settings = {
+            "folder": str(source_folder(lab)),
+            "secret": read_secret(course),
+            "unsafe": unsafe,
+            "record": str(course / "grades" / lab.directory / RECORD_FILE),
+            "parent": os.getpid(),
+        }
+        self._log = course / LOG_FILE
         self._starts = 0
         self._owner = os.getpid()
         self._start()
@@ -92,6 +114,7 @@ class JudgingService:
         self._line.close()
         if self._owner != os.getpid():
             return
+        self._process.terminate()  # it may still be importing
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -107,9 +130,9 @@ class JudgingService:
     def _start(self) -> None:
         self._starts += 1
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = {"folder": str(self.lab.folder), "secret": self._secret, "unsafe": self._unsafe, "parent": os.getpid()}
         root = str(Path(__file__).resolve().parents[2])
-        begin = f"import json, sys; sys.path.insert(0, {root!r}); from dlo_lib.grading.service import serve"
+        begin = f"import json, sys; sys.path.insert(0, {root!r}); from dlo_lib.grading.quick import leave_grammars_out"
+        begin += "; leave_grammars_out(); from dlo_lib.grading.service import serve"
         with theirs, open(self._log, "a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 # The secret goes through a pipe: a command line can be read by every user of the machine.
@@ -123,7 +146,7 @@ class JudgingService:
             )
         assert self._process.stdin is not None
         with self._process.stdin as pipe:
-            pipe.write(json.dumps(settings).encode())
+            pipe.write(json.dumps(self._settings).encode())
 
     def _ready(self) -> None:
         while True:
@@ -136,7 +159,7 @@ class JudgingService:
         if lost:
             text = tr(
                 "the reference solution of {lab} does not score full marks ({lost}): mend it, then grade",
-                lab=self.lab.info.directory,
+                lab=self.lab.directory,
                 lost=lost,
             )
             raise UserError(text)

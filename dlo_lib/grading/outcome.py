@@ -6,23 +6,11 @@ import hashlib
 import hmac
 import time
 from dataclasses import dataclass
-from enum import Enum
 
 from dlo_lib.grading.codec import NotPlain
 from dlo_lib.grading.contract import Check, NotWritten, Student, Trial, Unmeasured, Wrong
+from dlo_lib.grading.status import Status as Status
 from dlo_lib.text import tr
-
-
-class Status(Enum):
-    """How a check ended; the words that instructors read."""
-
-    OK = "OK"
-    WRONG = "WRONG"
-    NOT_WRITTEN = "NOT_WRITTEN"
-    TIMEOUT = "TIMEOUT"
-    OOM = "OOM"
-    KERNEL_DIED = "KERNEL_DIED"
-    GRADER_ERROR = "GRADER_ERROR"
 
 
 class Ended(Exception):

@@ -62,6 +62,9 @@ class Worker:
         self._number = 0
         self._noise = 0
         self._given: float | None = None
+        self._answered = True
+        self.computed = 0.0
+        """Seconds of CPU time between being asked and the answer: what the cells and the checks' calls cost, not the worker's start."""
         self._asked, self._before = time.monotonic(), self.usage()
 
     def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class Worker:
         """Send a question without waiting for its answer."""
         self._number = secrets.randbits(62)  # an answer made ahead cannot carry it
         self._asked, self._before, self._given = time.monotonic(), self.usage(), None
+        self._answered = False
         try:
             self.channel.send({"id": self._number, **request}, deadline)
         except Late:
@@ -103,6 +107,7 @@ class Worker:
     def heard(self, message: Any) -> dict[str, Any] | None:
         """The answer, if ``message`` is it; anything else is noise."""
         if type(message) is dict and type(message.get("id")) is int and message["id"] == self._number:
+            self._bill()
             return message
         if type(message) is dict and type(message.get("cell")) is str:
             self.cell = message["cell"][:64]
@@ -162,6 +167,7 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        self._bill()
         self._kill()
         if self.group is not None:
             self.group.over = True
@@ -170,6 +176,11 @@ class Worker:
         os.close(self._handle)
         if self.folder != WORK:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _bill(self) -> None:
+        if not self._answered:
+            self._answered = True
+            self.computed += max(0.0, self.usage().cpu - self._before.cpu)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

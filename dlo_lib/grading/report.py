@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlo_lib.grading.outcome import Outcome, Status
+from dlo_lib.grading.status import Status
 from dlo_lib.grading.verdict import published
+
+if TYPE_CHECKING:
+    from dlo_lib.grading.outcome import Outcome
 
 GRADED, GRADED_WARN, NO_ATTEMPT, GRADER_ERROR = "GRADED", "GRADED_WARN", "NO_ATTEMPT", "GRADER_ERROR"
 WORST_FIRST = (Status.GRADER_ERROR, Status.OOM, Status.KERNEL_DIED, Status.TIMEOUT)

@@ -2,8 +2,9 @@
 
 It has one thread and no GPU, so that a fork of it is whole. Each judge is a child with one submission: a crash, a leak or an endless loop
 in it costs one row. The report goes to a file; the service itself reads nothing that a student wrote. It ends with the process that asked
-for it, and its judges and the zygote end with it. Before the first submission it judges the reference solution: a lab whose own answer does
-not score full marks judges nobody, and the twins that this computes are there for all. Cost: a fork a submission.
+for it, and its judges and the zygote end with it. Before the first submission it judges the reference solution, unless it is on record that
+this lab passed: a lab whose own answer does not score full marks judges nobody, and the twins that this computes are there for all.
+The zygote starts first, and imports torch at the same time as the service does. Cost: a fork a submission.
 """
 
 from __future__ import annotations
@@ -19,21 +20,20 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlo_lib.files import write_text
-from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.isolation import Isolation, Unsandboxed, marked, required_isolation
-from dlo_lib.grading.judge import Judge, open_submission, reference_submission, zygote_for
+from dlo_lib.grading.lab_zygote import zygote_for
 from dlo_lib.grading.lockdown import PR_SET_PDEATHSIG
-from dlo_lib.grading.modules import LabChecks, load_checks
 from dlo_lib.grading.rebuild import rebuild
 from dlo_lib.grading.report import Report
 from dlo_lib.grading.source import LabSource, notebook_text, read_lab
-from dlo_lib.grading.stored import Stored
+from dlo_lib.grading.stored import Stored, lab_key
 from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from dlo_lib.grading.judge import Judge
 
 MOST_SECONDS = 1800  # of one submission: far more than all its checks together may take
 TO_BE_JUDGED = 3  # exit status of a look that found something to run
@@ -42,52 +42,74 @@ TO_BE_JUDGED = 3  # exit status of a look that found something to run
 class Service:
     """What judges are forked from."""
 
-    def __init__(self, lab: LabSource, secret: str, isolation: Isolation) -> None:
-        self.lab, self.secret, self.isolation = lab, secret, isolation
-        self.checks: LabChecks = load_checks(lab.folder, lab.folder)
-        self.zygote: Zygote | None = None
+    def __init__(self, lab: LabSource, secret: str, isolation: Isolation, record: Path) -> None:
+        self.lab, self.secret, self.isolation, self.record = lab, secret, isolation, record
+        self.zygote = zygote_for(lab, isolation)
+        import torch  # not before the zygote does too
+
+        from dlo_lib.grading.modules import load_checks
+
+        torch.set_num_threads(1)
+        self.checks = load_checks(lab.folder, lab.folder)
+        self._ready = False
 
     def ready(self) -> str:
-        """Start the zygote and judge the reference solution, once; what it lost, or nothing."""
-        if self.zygote is not None:
+        """Know that the reference solution scores full marks: from the record, else by judging it; what it lost, or nothing."""
+        if self._ready:
             return ""
-        self.zygote = zygote_for(self.lab, self.isolation)
-        report = self._judge().judge(reference_submission(self.lab))
-        failed = [check for question in report.questions.values() for check in question.checks if check.points < check.maximum]
-        return tr("check {name}: {message}", name=failed[0].name, message=failed[0].message) if failed else ""
+        from dlo_lib.grading.judge import reference_submission
+        from dlo_lib.grading.proved import Proved
+
+        self.zygote.wait()
+        proved = Proved(self.record, lab_key(self.lab, self.secret, self.isolation.name), self.secret)
+        if not proved.load(self.checks):
+            report = self._judge().judge(reference_submission(self.lab))
+            failed = [check for question in report.questions.values() for check in question.checks if check.points < check.maximum]
+            if failed:
+                return tr("check {name}: {message}", name=failed[0].name, message=failed[0].message)
+            if reason := proved.save(self.checks):
+                print(f"--- no record of {self.lab.info.directory}'s twins: {reason}", file=sys.stderr)
+        self._ready = True
+        return ""
 
     def look(self, job: dict[str, Any]) -> int:
         """Write the report of a submission in which nothing can be run."""
+        from dlo_lib.grading.judge import open_submission
+
         opened = open_submission(Path(job["notebook"]), self.lab, self.checks)
         if not isinstance(opened, Report):
             return TO_BE_JUDGED
-        self._save(job, opened, 0.0)
+        self._save(job, opened, 0.0, 0.0)
         return 0
 
     def judge(self, job: dict[str, Any]) -> int:
         """Judge a submission and write its report."""
-        began = time.perf_counter()
+        from dlo_lib.grading.judge import open_submission
+
+        began, judge = time.perf_counter(), self._judge()
         opened = open_submission(Path(job["notebook"]), self.lab, self.checks)
-        report = opened if isinstance(opened, Report) else self._judge().judge(*opened)
-        self._save(job, report, time.perf_counter() - began)
+        report = opened if isinstance(opened, Report) else judge.judge(*opened)
+        self._save(job, report, time.perf_counter() - began, judge.computed)
         return 0
 
     def _judge(self) -> Judge:
-        assert self.zygote is not None
+        from dlo_lib.grading.judge import Judge
+
         return Judge(self.lab, self.checks, self.secret, self.zygote)
 
-    def _save(self, job: dict[str, Any], report: Report, wall: float) -> None:
+    def _save(self, job: dict[str, Any], report: Report, wall: float, student: float) -> None:
         # Without a zygote every worker has died: that is no finding about the submission.
-        if os.getppid() != job["service"] or (self.zygote is not None and not self.zygote.serving):
+        if os.getppid() != job["service"] or not self.zygote.serving:
             os._exit(1)
         shown = Report(report.lab, marked(report.status, self.isolation), report.questions, report.warnings)
-        timing = {"wall": round(wall, 3), "judge_cpu": round(time.process_time(), 3)}
+        timing = {"wall": round(wall, 3), "judge_cpu": round(time.process_time(), 3), "student_cpu": round(student, 3)}
         write_text(job["rebuilt"], notebook_text(rebuild(self.lab, Path(job["notebook"]))))
         Stored(job["key"], shown, job["alone"], timing).save(Path(job["report"]))
 
 
 def serve(descriptor: int, settings: dict[str, Any]) -> None:
-    """The whole life of the process. ``settings``: ``folder`` of the lab's source, ``secret``, ``unsafe``, and the ``parent`` it ends with.
+    """The whole life of the process. ``settings``: ``folder`` of the lab's source, ``secret``, ``unsafe``, the file of its
+    ``record``, and the ``parent`` it ends with.
 
     Requests and answers are JSON datagrams. ``{"do": "ready"}`` is answered by ``{"ready": ""}`` or the reason why not; ``look`` and
     ``judge``, each with a ``tag``, by ``{"tag": ..., "code": the child's exit status, negative for a signal}``.
@@ -96,10 +118,9 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != settings["parent"]:
         return
-    torch.set_num_threads(1)
     control = socket.socket(fileno=descriptor)
     isolation: Isolation = Unsandboxed() if settings["unsafe"] else required_isolation()
-    service = Service(read_lab(settings["folder"]), settings["secret"], isolation)
+    service = Service(read_lab(settings["folder"]), settings["secret"], isolation, Path(settings["record"]))
     running: dict[int, dict[str, Any]] = {}  # by pidfd
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -124,14 +145,13 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
                 if time.monotonic() > job["until"]:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
-            if service.zygote is not None and not service.zygote.serving:
+            if not service.zygote.serving:
                 return
     finally:
         for handle in running:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-        if service.zygote is not None:
-            service.zygote.close()
+        service.zygote.close()
 
 
 def _fork(service: Service, job: dict[str, Any], control: socket.socket) -> int:

@@ -28,7 +28,8 @@ from nbformat import NotebookNode
 
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import write_text
-from dlo_lib.grading.course import LAB_FILE, LabInfo, course_root, read_course_lab
+from dlo_lib.grading.course import LAB_FILE, LabInfo, read_course_lab
+from dlo_lib.grading.course import source_folder as source_folder
 from dlo_lib.grading.preprocessors import ClearLabSolutions
 
 TEST_PREFIX = "test_"
@@ -100,18 +101,6 @@ class LabSource:
 def text_source(folder: Path) -> Path:
     """The lab's text in ``folder``: it is called after the folder."""
     return folder / f"{folder.name}.py"
-
-
-def source_folder(lab: LabInfo) -> Path:
-    """``solutions/NN_name`` of a lab.
-
-    Raises:
-        UserError: the course has no solutions, as in a student's installation.
-    """
-    folder = course_root() / "solutions" / lab.directory
-    if not folder.is_dir():
-        raise UserError(f"no source of {lab.directory} in {folder.parent}: this needs an instructor's copy of the course")
-    return folder
 
 
 def read_lab(folder: str | Path) -> LabSource:

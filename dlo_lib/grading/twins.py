@@ -1,8 +1,8 @@
 """Twins computed once: what a check compares with is the same for a whole class, so it is kept.
 
 Inputs are drawn from the class secret and the check's name; a twin is a function of them alone. The grading process judges the reference
-solution first, which computes every twin, and each submission's judge is forked from it with all of them. In a notebook, where inputs are
-new in each run, the oldest are forgotten. Cost: one entry a twin; a hit costs the hash of its arguments.
+solution first, which computes every twin, and each submission's judge is forked from it with all of them; ``proved`` keeps them on disk.
+In a notebook, where inputs are new in each run, the oldest are forgotten. Cost: one entry a twin; a hit costs the hash of its arguments.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 KEPT = 256  # results of one function: more than a lab's checks ask for
+RESULTS = "__twin_results__"  # the attribute of a twin that holds them
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -47,7 +49,14 @@ def twin(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         kept.move_to_end(key)
         return _copied(kept[key])
 
+    setattr(remembered, RESULTS, kept)
     return remembered
+
+
+def results_of(modules: Iterable[ModuleType]) -> dict[str, OrderedDict[Hashable, Any]]:
+    """What the twins of ``modules`` keep, by the twins' names: to be saved, or filled with what was."""
+    functions = {id(value): value for module in modules for value in vars(module).values() if hasattr(value, RESULTS)}
+    return {f"{function.__module__}.{function.__qualname__}": getattr(function, RESULTS) for function in functions.values()}
 
 
 def _key(value: Any) -> Hashable:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dlo_lib.grading.outcome import Outcome, Status
+from dlo_lib.grading.status import Status
 from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from dlo_lib.grading.outcome import Outcome
 
 MARKS = {True: "✓", False: "✗"}
 CELL_STYLE = "text-align:left;vertical-align:top;padding:0.1em 1em 0.1em 0"

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.grading.host import Zygote, after
+from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.isolation import Unsandboxed, find_isolation
 from dlo_lib.grading.outcome import Ended, Status
+from dlo_lib.grading.remote import after
 
 STARTS_ONE = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])"
 HOLD = f"""
 import time
-from dlo_lib.grading.host import Zygote, after
+from dlo_lib.grading.host import Zygote
+from dlo_lib.grading.remote import after
 zygote = Zygote()
 worker = zygote.worker()
 worker.ask(after(60), do="load", cells=[{{"id": "a", "own": True, "source": {STARTS_ONE!r}}}])

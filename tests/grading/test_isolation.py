@@ -31,7 +31,8 @@ from dlo_lib.grading.isolation import (
 PLAIN_USER = "nobody"
 GRADES = """
 import os
-from dlo_lib.grading.host import Zygote, after
+from dlo_lib.grading.host import Zygote
+from dlo_lib.grading.remote import after
 from dlo_lib.grading.isolation import required_isolation
 with Zygote(isolation=required_isolation()) as zygote:
     worker = zygote.worker()

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from dlo_lib.grading.environ import environment
-from dlo_lib.grading.host import MEMORY, Worker, Zygote, after
+from dlo_lib.grading.host import MEMORY, Zygote
 from dlo_lib.grading.isolation import find_isolation
 from dlo_lib.grading.limits import descendants, resident_bytes
 from dlo_lib.grading.outcome import Ended, Status
+from dlo_lib.grading.remote import Worker, after
 
 ROOT = Path(__file__).parents[2]
 TAUGHT = ["dlo_lib.optim.step", "torch.distributed.fsdp"]
