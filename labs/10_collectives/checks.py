@@ -14,6 +14,7 @@ from dlo_lib.grading.quiz import quiz_complete
 from .hints import HINTS as HINTS
 from .quiz import QUIZ
 from .scenarios import estimated, exchanged, from_root, gathered, reduced, scattered, to_everyone, to_zero
+from .traffic import messages_only, nobody_gathers, sent
 from .twins import chunks_of, estimate, seconds, summed
 
 
@@ -29,26 +30,6 @@ def run_on(student, scenario, values: Sequence[Tensor], nudge: Nudge | None = No
 def pair(t, got, rank: int) -> list:
     """What a step returned, and its argument afterwards."""
     return t.items(got, 2, "the result of rank {rank}", rank=rank)
-
-
-def sent(run: Run, rank: int) -> int:
-    """Bytes."""
-    return run.bytes(rank, Kind.SEND)
-
-
-def messages_only(t, run: Run) -> None:
-    """The step is made of messages: the collectives of torch.distributed are what it replaces."""
-    for rank in range(run.world):
-        others = sorted({call.kind.value for call in run.calls(rank) if not call.kind.point_to_point})
-        t.that(not others, "rank {rank} calls {names}: use exchange, send and recv only", rank=rank, names=", ".join(others))
-
-
-def nobody_gathers(t, run: Run) -> None:
-    """No rank receives from all others while they receive from it alone."""
-    sources = [{call.peer for call in run.calls(rank, Kind.RECV)} for rank in range(run.world)]
-    for rank, found in enumerate(sources):
-        star = run.world > 2 and len(found) == run.world - 1 and all(other <= {rank} for other in sources if other is not found)
-        t.that(not star, "everything is gathered on rank {rank}: in a ring no rank is special, each talks to its two neighbours", rank=rank)
 
 
 # -- 1 · pi
@@ -115,7 +96,7 @@ def check_scatter_ring(student, t):
     for world in (3, 4):
         values = drawn(t, world, world * t.integer(2, 4))
         run = run_on(student, scattered, values)
-        what = "the chunk of rank {rank} of {world} (its sum sets out on rank {rank} + 1 and takes in a share on each rank)"
+        what = "the chunk of rank {rank} of {world} (its sum sets out on the right neighbour, and each rank that it comes to adds a share)"
         same_chunks(t, run, values, what)
         nobody_gathers(t, run)
         for rank in range(world):
@@ -137,10 +118,10 @@ def gather_inputs(whole: Tensor, world: int) -> list[dict]:
 def check_gather(student, t):
     "Every rank has all chunks in order"
     for world in (1, 2, 3, 4):
-        whole = t.normal(world * t.integer(2, 4))
+        whole = t.normal(world * t.integer(2, 4), dtype=torch.float64)
         run = student.ranks(gathered, gather_inputs(whole, world))
         for rank, got in enumerate(run.results):
-            t.close(got, whole, "the whole on rank {rank} of {world}", rank=rank, world=world)
+            t.close(got, whole, "the whole on rank {rank} of {world} (pass on what has arrived last)", rank=rank, world=world)
 
 
 # -- 5 · ring all-reduce
@@ -231,7 +212,24 @@ def parts_right(student, t, sizes: Sequence[Sequence[int]], what: str) -> Run:
 def check_everyone(student, t):
     "Each of one, two and four ranks has a part from every rank"
     for world in (1, 2, 4):
-        messages_only(t, parts_right(student, t, [[t.integer(2, 4)] * world] * world, "what rank {rank} has from rank {source}"))
+        run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "what rank {rank} has from rank {source}")
+        messages_only(t, run)
+        for rank in range(world):
+            t.that(
+                all(call.peer != rank for call in run.calls(rank)), "rank {rank} sends to itself: what stays needs no message", rank=rank
+            )
+
+
+@check("everyone", points=1, seconds=30)
+def check_everyone_steps(student, t):
+    "In each step every rank sends one part and receives one"
+    world = 4
+    run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "what rank {rank} has from rank {source}")
+    for step, peers in enumerate(zip(*([call.peer for call in run.calls(rank, Kind.SEND)] for rank in range(world)))):
+        crowded = next((peer for peer in peers if peers.count(peer) > 1), None)
+        t.that(
+            crowded is None, "in step {step} several ranks send to rank {rank}, which is swamped while others wait", step=step, rank=crowded
+        )
 
 
 # -- 8 · the model
@@ -248,7 +246,7 @@ def same_cost(student, t, algorithm: str, ranks: int, message: str) -> None:
     want = seconds(algorithm, size, ranks, alpha, beta)
     t.that(
         bool(abs(got - want) <= 1e-6 * want),
-        'predicted_seconds("{algorithm}") of {size} bytes on {ranks} ranks is {got} s, the rounds take {want} s: ' + message,
+        'predicted_seconds("{algorithm}") of {size} bytes on {ranks} ranks is {got:.4g} s, the rounds take {want:.4g} s: ' + message,
         algorithm=algorithm, size=size, ranks=ranks, got=got, want=want,
     )  # fmt: skip
 
@@ -291,7 +289,7 @@ def check_crossover(student, t):
         ring, tree = (seconds(algorithm, size, ranks, alpha, beta) for algorithm in ("ring", "tree"))
         t.that(
             bool(size > 0 and abs(ring - tree) <= 1e-6 * tree),
-            "on {ranks} ranks, {size} bytes take {ring} s by the ring and {tree} s by the tree: set the two costs equal and solve for B",
+            "on {ranks} ranks, {size:.0f} bytes take {ring:.4g} s by the ring, {tree:.4g} s by the tree: set the costs equal and solve for B",
             ranks=ranks, size=size, ring=ring, tree=tree,
         )  # fmt: skip
 

@@ -356,7 +356,7 @@ for name, all_reduce in three.items():
 # already told each other the sizes.)
 #
 # If everyone begins with rank 0, rank 0 is swamped while all others wait. Find an order in which, in each step, every rank sends one part and receives
-# one, for *any* number of ranks.
+# one, for *any* number of ranks. What a rank has for itself needs no message.
 
 # %% nbgrader={"grade_id": "everyone", "solution": true}
 def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
@@ -375,7 +375,7 @@ def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[to
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_everyone", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_everyone", "grade": true, "points": 7}
 lab.check("everyone")
 
 # %% [markdown] id="cost_text"

@@ -198,10 +198,10 @@ def at_scale(
             axes.text(crossing, 2e-6, f" same at {_bytes(crossing)}", va="bottom")
         for name, size in tensors.items():
             axes.axvline(size, color=GREY, linewidth=0.7, alpha=0.6)
-            axes.text(size, 8000, name, rotation=90, ha="right", va="top", fontsize=8, color=GREY)
+            axes.text(size, 8e4, name, rotation=90, ha="right", va="top", fontsize=8, color=GREY)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_ylim(1e-6, 1e4)
+        axes.set_ylim(1e-6, 1e5)
         axes.set_xticks(sizes[::4], [_bytes(size) for size in sizes[::4]])
         axes.grid(axis="y", color="#eeeeee")
         _clean(axes, link, "tensor", "seconds, by your model")

@@ -15,7 +15,6 @@ from .checks import (
     drawn,
     gather_inputs,
     link,
-    messages_only,
     pair,
     parts_right,
     points_of,
@@ -23,12 +22,12 @@ from .checks import (
     run_on,
     same_chunks,
     same_cost,
-    sent,
     shifted,
     timings,
 )
 from .quiz import QUIZ
 from .scenarios import estimated, from_root_transposed, gathered, reduced, reduced_transposed, scattered, scattered_and_held, to_zero
+from .traffic import messages_only, sent
 from .twins import chunks_of, estimate, summed
 
 # -- 1 · pi
@@ -254,7 +253,7 @@ def check_straight(student, t):
     run = parts_right(student, t, [[size] * world] * world, "what rank {rank} has from rank {source}")
     for rank in range(world):
         peers = sorted(call.peer for call in run.calls(rank, Kind.SEND))
-        t.that(peers == [peer for peer in range(world) if peer != rank], "one message to each other rank, none to oneself")
+        t.that(peers == [peer for peer in range(world) if peer != rank], "one message to each other rank")
         t.that(sent(run, rank) == 3 * size * 4, "a rank sends each part to its owner, not all parts to everyone")
 
 

@@ -3,7 +3,7 @@
 QUESTION = "crossover"
 LOSES = 2
 FAILS = "check_crossover"
-SAYS = "set the two costs equal"
+SAYS = "set the costs equal"
 
 
 def crossover_bytes(ranks, alpha, beta):
