@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from textwrap import indent
 
 from dlo_lib.comm.board import State
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.deadlock import Mismatch, RankView
 from dlo_lib.comm.reasons import why
 from dlo_lib.comm.vocabulary import NameFile, group_names, place, ranks_in_words, splits, tensor, what, where
-from dlo_lib.text import tr
+from dlo_lib.text import columns, tr
 
 
 def deadlock(views: Mapping[int, RankView], stuck: Mapping[int, set[int]], name_file: NameFile = os.path.basename) -> str:
@@ -38,8 +39,8 @@ def mismatch(found: Mismatch, name_file: NameFile = os.path.basename) -> str:
     lines: dict[tuple, list[int]] = defaultdict(list)
     for rank, call in sorted(found.calls.items()):
         lines[what(call) + splits(call), where(call, name_file)].append(rank)
-    table = _columns([(ranks_in_words(ranks), what, where) for (what, where), ranks in lines.items()])
-    return "\n\n".join([head, table, _advice(found)])
+    rows = [(ranks_in_words(ranks), what, where) for (what, where), ranks in lines.items()]
+    return "\n\n".join([head, indent(columns(rows), "  "), _advice(found)])
 
 
 def table(views: Mapping[int, RankView], name_file: NameFile = os.path.basename) -> str:
@@ -96,7 +97,7 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
         else:
             last = tr("last: {what}", what=what(view.last)) if view.last else tr("no call yet")
             rows.append((str(view.rank), _STATES[view.state](), last, where(view.last, name_file), since))
-    return _columns(rows)
+    return indent(columns(rows), "  ")
 
 
 _STATES: dict[State, Callable[[], str]] = {
@@ -107,8 +108,3 @@ _STATES: dict[State, Callable[[], str]] = {
     State.FINISHED: lambda: tr("has finished"),
     State.RAISED: lambda: tr("raised an error"),
 }
-
-
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join("  " + "  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
