@@ -6,8 +6,8 @@
                        t.that(x == 3), t.that(abs(x - 3) < 1e-6), torch.tensor([1, 2]), or a constant of the file
     another run        traffic or memory of a run whose results are not compared: verified in one run, measured in another
 
-A helper counts for the check that calls it: what it is given is followed through the functions of the lab's own files. The lint reads; it
-runs nothing. What it cannot follow it takes to be right: mutants show the rest.
+A helper counts for the check that calls it: what it is given is followed through the functions of the lab's own files, and of those of
+``dlo_lib.grading`` that they import. The lint reads; it runs nothing. What it cannot follow it takes to be right: mutants show the rest.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Finding:
 
 
 def lint(files: Iterable[Path]) -> list[Finding]:
-    """The findings on all checks in ``files`` of one lab: ``checks.py`` and ``hidden.py``."""
-    trees = {file: ast.parse(file.read_text(encoding="utf-8"), str(file)) for file in files}
+    """The findings on all checks in ``files`` of one lab, ``checks.py`` and ``hidden.py``, and in what they import."""
+    trees = _with_imported(files)
     functions = {node.name: node for tree in trees.values() for node in tree.body if isinstance(node, FUNCTIONS)}
     constants = {
         target.id
@@ -62,6 +62,29 @@ def lint(files: Iterable[Path]) -> list[Finding]:
 def lint_lab(folder: Path) -> list[Finding]:
     """The findings on the checks of the lab in ``folder``."""
     return lint(path for path in (folder / "checks.py", folder / "hidden.py") if path.is_file())
+
+
+def _with_imported(files: Iterable[Path]) -> dict[Path, ast.Module]:
+    """The trees of ``files``, and of the files beside them and of this package from which they import."""
+    trees: dict[Path, ast.Module] = {}
+    new = list(files)
+    while new:
+        file = new.pop(0)
+        if file not in trees:
+            trees[file] = ast.parse(file.read_text(encoding="utf-8"), str(file))
+            new += [path for node in trees[file].body if isinstance(node, ast.ImportFrom) and (path := _imported(node, file)) is not None]
+    return trees
+
+
+def _imported(node: ast.ImportFrom, file: Path) -> Path | None:
+    package, _, name = (node.module or "").rpartition(".")
+    if node.level == 1 and not package:
+        path = file.parent / f"{name}.py"
+    elif node.level == 0 and package == "dlo_lib.grading" and file.parent != Path(__file__).parent:
+        path = Path(__file__).parent / f"{name}.py"
+    else:
+        return None
+    return path if path.is_file() else None
 
 
 class _Reader:

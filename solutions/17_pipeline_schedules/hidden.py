@@ -7,29 +7,13 @@ from __future__ import annotations
 
 from dlo_lib.grading.contract import check
 from dlo_lib.grading.quiz import Answer, quiz_right
+from dlo_lib.grading.schedules import SLACK, carried_out, complete
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
 from dlo_lib.parallel.pipeline.table import Action, B, F, Schedule, W, in_a_loop
 
-from .checks import (
-    QUIZ,
-    afab_table,
-    carried_out,
-    complete,
-    contest_case,
-    each_stage,
-    entered,
-    groups,
-    interleaved_table,
-    known,
-    one_f_one_b_table,
-    same_held,
-    same_waiting,
-    shared,
-    size,
-    spread,
-    three,
-    zb_h1_table,
-)
+from .checks import entered, made, same_held, same_waiting
+from .quiz import QUIZ
+from .twins import contest_case, groups, known, shared, size, three
 
 # -- 2 · AFAB
 
@@ -38,7 +22,7 @@ from .checks import (
 def check_forwards_first(student, t):
     "All forwards come before the first backward"
     for ranks, micro_batches in (size(t), size(t)):
-        schedule, _ = afab_table(student, t, ranks, micro_batches)
+        schedule, _ = made(student, t, "afab_rows", ranks, micro_batches)
         for row in schedule.rows:
             kinds = [action.kind for action in row]
             first = kinds.index(B) if B in kinds else len(kinds)
@@ -53,11 +37,11 @@ def check_few_micro_batches(student, t):
     "Fewer micro-batches than ranks"
     for ranks in (t.integer(4, 6), t.integer(4, 6)):
         micro_batches = t.integer(1, ranks - 2)
-        schedule, call = one_f_one_b_table(student, t, ranks, micro_batches)  # every cell exists
+        schedule, call = made(student, t, "one_f_one_b_rows", ranks, micro_batches)  # every cell exists
         forwards = {action for row in schedule.rows for action in row if action.kind is F}
         wanted = {Action(F, stage, each) for stage in range(ranks) for each in range(micro_batches)}
         t.that(forwards == wanted, "With fewer micro-batches than ranks the warm-up takes all there are, and no more.")
-        carried_out(t, schedule, spread(t), call)
+        carried_out(t, schedule, shared(*three(t)), call)
 
 
 # -- 4 · interleaved
@@ -68,8 +52,8 @@ def check_more_stages(student, t):
     "Three and four stages a rank"
     for per_rank in (3, 4):
         ranks, micro_batches = groups(t)
-        schedule, call = interleaved_table(student, t, ranks, micro_batches, per_rank)
-        complete(t, schedule, "FB", call)
+        schedule, call = made(student, t, "interleaved_rows", ranks, micro_batches, per_rank)
+        complete(t, schedule, call, "FB")
 
 
 # -- 5 · memory
@@ -91,7 +75,7 @@ def check_held_few(student, t):
 def check_few_open(student, t):
     "Few weight parts stay open"
     ranks = t.integer(3, 5)
-    schedule, _ = zb_h1_table(student, t, ranks, 4 * ranks)
+    schedule, _ = made(student, t, "zb_h1_rows", ranks, 4 * ranks)
     for rank, row in enumerate(schedule.rows):
         inputs, weights, most = 0, 0, 0
         for action in row:
@@ -109,16 +93,15 @@ def check_few_open(student, t):
 def check_waiting_unequal(student, t):
     "ZB-H1, when the three parts cost differently"
     for _ in range(3):
-        same_waiting(
-            student, t, "ZB-H1", *size(t), 1, three(t), "What is left of a forward and an input part when a weight part has filled it?"
-        )
+        lesson = "What is left of a forward and an input part when a weight part has filled it?"
+        same_waiting(student, t, "ZB-H1", (*size(t), 1), three(t), lesson)
 
 
 # -- 9 · contest: what the library's tables reach, or a little more
 
 
 def reached(t, run: Simulation, target: float, message: str) -> None:
-    t.that(bool(run.bubble_ratio <= target + 1e-6), message)
+    t.that(bool(run.bubble_ratio <= target + SLACK), message)
 
 
 @check("contest", points=2)

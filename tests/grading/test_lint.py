@@ -112,6 +112,16 @@ def test_a_check_with_helpers_a_twin_and_an_edge_case_is_accepted(tmp_path: Path
     assert lint([tmp_path / "checks.py"]) == []
 
 
+def test_a_helper_in_a_file_of_its_own_counts_for_the_check(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text('def right(t, got, want):\n    t.close(got, want, "the sum")\n')
+    call = "right(t, student.total(x), x.sum())\n"
+    (tmp_path / "checks.py").write_text(f"from .helpers import right\n\n{HEAD}    {call}")
+    assert lint_lab(tmp_path) == []
+    (tmp_path / "checks.py").write_text(f"from elsewhere import right\n\n{HEAD}    {call}")
+    (finding,) = lint_lab(tmp_path)
+    assert "compares nothing" in str(finding)
+
+
 @pytest.mark.parametrize("words", BAD)
 def test_what_is_refused(tmp_path: Path, words: str) -> None:
     (tmp_path / "checks.py").write_text(BAD[words])

@@ -92,10 +92,10 @@ def draw_actions(axes: Axes, simulation: Simulation) -> None:
 
 
 def draw_memory(axes: Axes, simulation: Simulation, activations: PerStage, for_weights: PerStage = 0.0) -> None:
-    """What each rank holds, over time, into ``axes``."""
+    """What each rank holds, over time, into ``axes``. What is let go at the moment when as much is taken leaves no notch."""
     for rank, track in enumerate(simulation.memory_tracks(activations, for_weights)):
-        track = (*track, (simulation.makespan, track[-1][1]))
-        axes.step([time for time, _ in track], [held for _, held in track], where="post", label=f"rank {rank}", linewidth=1.2)
+        held = {**dict(track), simulation.makespan: track[-1][1]}  # of several changes at one moment the last one stays
+        axes.step(list(held), list(held.values()), where="post", label=f"rank {rank}", linewidth=1.2)
     axes.set_ylabel("activations held")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)

@@ -3,7 +3,7 @@
 QUESTION = "contest"
 LOSES = 2
 FAILS = "check_under_the_cap"
-SAYS = "the cap is 1"
+SAYS = "1 is the most allowed. That is the cap"
 
 
 def contest_rows(ranks: int, micro_batches: int, cap: float, costs: dict[str, float]) -> list[list[str]]:

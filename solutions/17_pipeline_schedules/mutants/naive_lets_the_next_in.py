@@ -3,7 +3,7 @@
 QUESTION = "naive"
 LOSES = 2
 FAILS = "check_one_at_a_time"
-SAYS = "Without a pipeline the next one begins"
+SAYS = "Without a pipeline the next micro-batch begins"
 
 
 def naive_rows(ranks, micro_batches):

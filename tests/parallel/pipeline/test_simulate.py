@@ -1,18 +1,15 @@
-"""The simulator agrees with a clock that ticks, and the drawing with the simulator."""
+"""The simulator agrees with a clock that ticks."""
 
-import matplotlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.pipeline.draw import as_text, draw
-from dlo_lib.parallel.pipeline.schedules import afab, dualpipe_v, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v
+from dlo_lib.parallel.pipeline.schedules import afab, dualpipe_v, one_f_one_b, zb_h1, zb_h2, zb_v
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import read_csv
 from dlo_lib.parallel.pipeline.validate import makes, uses
 
-matplotlib.use("agg")
 MAKERS = [afab, one_f_one_b, zb_h1, zb_h2, zb_v, dualpipe_v]
 
 
@@ -76,25 +73,3 @@ def test_costs_that_do_not_fit_are_refused():
 def test_what_cannot_be_carried_out_is_refused_with_the_cell():
     with pytest.raises(UserError, match=r"dead-lock: rank 0, cell 1 \(0B0\)"):
         simulate(read_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"))
-
-
-def test_the_text_grid_shows_bubbles_as_blanks():
-    assert as_text(simulate(zb_h1(2, 2))).splitlines() == [
-        "rank 0  0F0 0F1     0I0 0W0 0I1 0W1",
-        "rank 1      1F0 1I0 1F1 1I1 1W0 1W1",
-    ]
-
-
-@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), interleaved(3, 6, 2), zb_v(2, 4)])
-def test_the_picture_has_a_bar_for_each_action_and_a_number_on_it(schedule):
-    run = simulate(schedule)
-    figure = draw(run, activations=1.0, for_weights=0.5)
-    rows, memory = figure.axes
-    bars = sum(len(collection.get_paths()) for collection in rows.collections)
-    assert bars == len(rows.texts) == sum(map(len, schedule.rows))
-    assert [line.get_ydata().max() for line in memory.lines] == list(run.peak_memory(1.0, 0.5))
-    assert rows.get_xlim() == (0, run.makespan)
-
-
-def test_a_huge_table_is_drawn_without_numbers():
-    assert not draw(simulate(one_f_one_b(8, 200))).axes[0].texts
