@@ -98,6 +98,7 @@ def check_scatter_ring(student, t):
         run = run_on(student, scattered, values)
         what = "the chunk of rank {rank} of {world} (its sum sets out on the right neighbour, and each rank that it comes to adds a share)"
         same_chunks(t, run, values, what)
+        messages_only(t, run)
         nobody_gathers(t, run)
         for rank in range(world):
             astray = [call.peer for call in run.calls(rank, Kind.SEND) if call.peer != (rank + 1) % world]

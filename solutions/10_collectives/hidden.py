@@ -89,15 +89,15 @@ def check_scatter_input(student, t):
 
 @check("scatter", points=2, seconds=30)
 def check_scatter_traffic(student, t):
-    "One chunk is sent, and what arrives is used"
-    size = 2 * t.integer(3, 6)
-    values = drawn(t, 2, size)
-    nudge = Nudge(Kind.RECV, rank=1, element=t.integer(0, size // 2 - 1), by=2.0)
+    "N - 1 chunks are sent, and what arrives is used"
+    size = 3 * t.integer(3, 6)
+    values = drawn(t, 3, size)
     run = run_on(student, scattered, values)
     same_chunks(t, run, values, "the chunk of rank {rank}")
     messages_only(t, run)
-    for rank in range(2):
-        t.that(sent(run, rank) == values[0].nbytes // 2, "on two ranks each sends one half of the tensor and no more")
+    for rank in range(3):
+        t.that(sent(run, rank) == values[0].nbytes * 2 // 3, "on three ranks each sends two of three chunks and no more")
+    nudge = Nudge(Kind.RECV, rank=1, call=1, element=t.integer(0, size // 3 - 1), by=2.0)  # the last to arrive is its own chunk
     want = [chunk.clone() for chunk in chunks_of(values)]
     want[1][nudge.element] += nudge.by
     for rank, got in enumerate(run_on(student, scattered, values, nudge).results):

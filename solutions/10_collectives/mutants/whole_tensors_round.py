@@ -3,7 +3,7 @@
 QUESTION = "scatter"
 LOSES = 2
 FAILS = "check_scatter_traffic"
-SAYS = "one half of the tensor"
+SAYS = "two of three chunks"
 
 
 def ring_reduce_scatter(tensor):
