@@ -7,6 +7,7 @@ it out here, without the student's code: with or without a clock, with or withou
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
 import torch
@@ -126,7 +127,7 @@ def check_weight_of_a_sample(student, t):
         "the mean",
         small=sizes[-1],
         large=sizes[0],
-        ratio=weights[-1] / weights[0],
+        ratio=weights[-1] / weights[0] if weights[0] else math.inf,
     )
 
 
