@@ -50,7 +50,8 @@ class Submission:
 
 def take(notebook: Mapping[str, Any], lab: LabSource) -> Submission:
     """The submission that ``notebook`` is, rebuilt from the source of ``lab``."""
-    return _Rebuild(lab).take([cell for cell in notebook["cells"] if type(cell) is dict and cell.get("source")][:MAX_CELLS])
+    cells = [cell for cell in notebook["cells"] if type(cell) is dict and (cell.get("source") or as_dict(cell.get("metadata")))]
+    return _Rebuild(lab).take(cells[:MAX_CELLS])
 
 
 class _Rebuild:

@@ -1,0 +1,123 @@
+"""One student of the hostile class: what they hand in, and what must be in their row.
+
+Every case begins with the lab's solution as a notebook. A student has attempted the questions that they earn points for, and what the case
+alters; the others are left as they were released, so that a row costs little. Unless a case says otherwise they earn what needs no ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LAB = "93_survival"
+NOTEBOOK = "survival.ipynb"
+ALL = {"scale": 3.0, "quantise": 1.0, "mean": 3.0, "fsdp": 2.0, "quiz": 2.0}
+PLAIN = {"scale": 3.0, "quantise": 1.0, "quiz": 2.0}  # what needs no ranks
+REST = {"quantise": 1.0, "quiz": 2.0}  # what is left when `scale` is lost
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+HEADER = re.compile(r"^# %% (\w+)(?: (\{.*\}))?$", re.MULTILINE)
+SEND = """
+def send(data):
+    import os, socket
+    for number in range(3, 64):
+        try:
+            socket.socket(fileno=os.dup(number)).sendall(data)
+        except OSError:
+            pass
+"""
+ITSELF = object()
+
+Notebook = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``status`` and ``says`` are how the row's status begins, and words of its warnings or of a check's message; ``points`` by question,
+    none for those that are not named; ``row``: its number in the list of submissions that a grader must survive."""
+
+    student: str
+    hand_in: Callable[[Notebook, Path], object]
+    status: str
+    points: Mapping[str, float]
+    says: str
+    row: str
+
+
+class Family:
+    """Cases that are alike; a student is called after the function, unless the name is the case."""
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+
+    def case(
+        self, status: str = "GRADED", points: Mapping[str, float] = REST, says: str = "", row: str = "", student: str = ""
+    ) -> Callable[[Callable[[Notebook, Path], object]], Callable[[Notebook, Path], object]]:
+        """A function ``(notebook, folder)`` that alters the notebook, or returns what is to be written instead: text, bytes, plain data,
+        or ``ITSELF`` when it has written what there is."""
+
+        def add(function: Callable[[Notebook, Path], object]) -> Callable[[Notebook, Path], object]:
+            self.cases.append(Case(student or function.__name__, function, status, points, says, row))
+            return function
+
+        return add
+
+    def read(self, file: Path) -> None:
+        """Cases that are one answer each: the cells of ``file``, in py:percent, with what is expected in their headers::
+
+            # %% os_exit {"status": "KERNEL_DIED", "says": "ended by itself", "row": "8"}
+
+        A header may also name the ``question`` (``scale`` without) and what it ``earns`` (nothing without). COURSE and CHECKOUT in the
+        text become the folders of that name: an attacker knows where they are. ``import send`` defines a function that sends bytes to the
+        judge past all that is Python's.
+        """
+        pieces = HEADER.split(file.read_text(encoding="utf-8"))[1:]
+        for student, header, text in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+            known = json.loads(header or "{}")
+            question, earned = known.pop("question", "scale"), known.pop("earns", 0.0)
+            expected = {"status": "GRADED", "says": "", "row": "", **known}
+            rest = {"quiz": PLAIN["quiz"]} if expected["status"] == "TIMEOUT" else PLAIN  # of which each question would take its time
+            points = {name: most for name, most in {**rest, question: earned}.items() if most}
+            self.cases.append(Case(student, _answering(question, text.strip()), points=points, **expected))
+
+
+def _answering(question: str, text: str) -> Callable[[Notebook, Path], None]:
+    def hand_in(notebook: Notebook, folder: Path) -> None:
+        cell(notebook, question)["source"] = (
+            text.replace("COURSE", str(folder.parents[2])).replace("CHECKOUT", str(CHECKOUT)).replace("import send", SEND)
+        )
+
+    return hand_in
+
+
+def write(case: Case, reference: Notebook, released: Notebook, course: Path) -> None:
+    """Put what the student of ``case`` hands in where the course expects it."""
+    folder = course / "submitted" / case.student / LAB
+    folder.mkdir(parents=True)
+    (folder / "timestamp.txt").write_text("2026-11-20 12:00:00.000000 UTC")
+    notebook = copy.deepcopy(reference)
+    for question in ALL:
+        if question not in case.points:
+            cell(notebook, question)["source"] = cell(released, question)["source"]
+    instead = case.hand_in(notebook, folder)
+    if isinstance(instead, bytes):
+        (folder / NOTEBOOK).write_bytes(instead)
+    elif isinstance(instead, str):
+        (folder / NOTEBOOK).write_text(instead, encoding="utf-8")
+    elif instead is not ITSELF:
+        (folder / NOTEBOOK).write_text(json.dumps(notebook if instead is None else instead), encoding="utf-8")
+
+
+def cell(notebook: Notebook, identity: str) -> dict[str, Any]:
+    """The cell of that id."""
+    return next(cell for cell in notebook["cells"] if cell["id"] == identity)
+
+
+def own_cell(text: str, identity: str = "mine") -> dict[str, Any]:
+    """A code cell that a student adds."""
+    return {"cell_type": "code", "id": identity, "metadata": {}, "source": text, "outputs": [], "execution_count": None}

@@ -1,0 +1,253 @@
+"""Code that does not end, ends everything, or takes all there is. It costs its own question; its neighbours are graded."""
+
+# %% os_exit {"status": "KERNEL_DIED", "says": "the process ended by itself", "row": "8"}
+import os
+
+os._exit(0)
+
+# %% a_segmentation_fault {"status": "KERNEL_DIED", "says": "SIGSEGV", "row": "8"}
+import ctypes
+
+ctypes.string_at(0)
+
+# %% os_exit_in_the_function {"status": "KERNEL_DIED", "says": "exit code 7", "row": "8"}
+import os
+
+
+def absmax_scale(x):
+    os._exit(7)
+
+
+# %% abort {"status": "KERNEL_DIED", "says": "SIGABRT"}
+import os
+
+
+def absmax_scale(x):
+    os.abort()
+
+
+# %% kills_itself {"status": "KERNEL_DIED", "says": "SIGKILL"}
+import os
+
+
+def absmax_scale(x):
+    os.kill(os.getpid(), 9)
+
+
+# %% closes_every_descriptor {"status": "KERNEL_DIED"}
+import os
+
+
+def absmax_scale(x):
+    os.closerange(0, 1000)
+
+
+# %% executes_another_program {"status": "KERNEL_DIED"}
+import os
+
+
+def absmax_scale(x):
+    os.execv("/bin/true", ["true"])
+
+
+# %% an_alarm {"status": "KERNEL_DIED", "says": "SIGALRM"}
+import signal, time
+
+
+def absmax_scale(x):
+    signal.setitimer(0, 0.01)
+    time.sleep(5)
+
+
+# %% stops_itself {"status": "TIMEOUT"}
+import os
+
+
+def absmax_scale(x):
+    os.kill(os.getpid(), 19)
+
+
+# %% a_deep_c_stack {"status": "KERNEL_DIED", "says": "SIGSEGV"}
+import sys
+
+sys.setrecursionlimit(10**9)
+
+
+class A:
+    pass
+
+
+A.__getattr__ = lambda s, n: getattr(s, n)
+
+
+def absmax_scale(x):
+    return A().x
+
+
+# %% sys_exit {"row": "9"}
+import sys
+
+sys.exit(0)
+
+# %% quit {"row": "9"}
+quit()
+
+# %% exit_without_brackets {"row": "9"}
+exit
+
+# %% sys_exit_in_the_function {"says": "SystemExit", "row": "9"}
+import sys
+
+
+def absmax_scale(x):
+    sys.exit(0)
+
+
+# %% keyboard_interrupt {"says": "KeyboardInterrupt"}
+def absmax_scale(x):
+    raise KeyboardInterrupt
+
+
+# %% raises_in_a_finaliser {"earns": 3.0}
+class A:
+    def __del__(self):
+        raise SystemExit
+
+
+def absmax_scale(x):
+    return x.float().abs().amax(dim=1) / 127
+
+
+A()
+
+
+# %% an_endless_loop {"status": "TIMEOUT", "says": "no answer in time", "row": "10"}
+def absmax_scale(x):
+    while True:
+        pass
+
+
+# %% an_endless_loop_in_the_cell {"status": "TIMEOUT", "says": "in cell `scale`", "row": "10"}
+while True:
+    pass
+
+# %% a_loop_that_swallows_interrupts {"status": "TIMEOUT", "row": "10"}
+import signal
+
+for n in (1, 2, 3, 15):
+    signal.signal(n, signal.SIG_IGN)
+
+
+def absmax_scale(x):
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+
+
+# %% sleeps_for_ever {"status": "TIMEOUT"}
+import time
+
+
+def absmax_scale(x):
+    time.sleep(1e6)
+
+
+# %% a_regular_expression_that_never_ends {"status": "TIMEOUT"}
+import re
+
+
+def absmax_scale(x):
+    re.match("(a+)+$", "a" * 40 + "b")
+
+
+# %% waits_for_a_child {"status": "TIMEOUT"}
+import os, time
+
+
+def absmax_scale(x):
+    pid = os.fork()
+    time.sleep(1e6) if pid == 0 else os.waitpid(pid, 0)
+
+
+# %% a_child_that_answers_too {"status": ""}
+import os
+
+
+def absmax_scale(x):
+    os.fork()
+    return torch.zeros(len(x))
+
+
+# %% all_memory {"question": "quantise", "status": "OOM", "says": "MiB of memory used", "row": "11"}
+held = []
+
+
+def quantise(x):
+    while True:
+        held.append(bytearray(1 << 26))
+
+
+# %% all_memory_at_once {"question": "quantise", "status": "OOM", "says": "memory", "row": "11"}
+def quantise(x):
+    return torch.ones(1 << 42)
+
+
+# %% all_memory_in_children {"question": "quantise", "status": "OOM", "says": "MiB of memory used"}
+import os, time
+
+
+def quantise(x):
+    for _ in range(6):
+        if os.fork() == 0:
+            held = b"x" * (500 << 20)
+            time.sleep(100)
+    time.sleep(100)
+
+
+# %% a_fork_bomb {"status": ""}
+import os
+
+
+def absmax_scale(x):
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+
+
+# %% threads_without_end {"status": ""}
+import threading, time
+
+
+def absmax_scale(x):
+    while True:
+        threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+
+
+# %% children_that_detach
+import os, time
+
+for _ in range(5):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(1e6)
+        os._exit(0)
+
+
+def absmax_scale(x):
+    return x
+
+
+# %% a_bomb_of_the_shell
+import os
+
+os.system(":(){ :|:& };:")
+
+
+def absmax_scale(x):
+    return torch.zeros(len(x))

@@ -1,0 +1,359 @@
+"""Results that are no results: objects that call themselves equal, tensors of every odd kind, values that no file could hold."""
+
+
+# %% equals_everything {"says": "an object of type Yes", "row": "1"}
+class Yes:
+    def __eq__(self, other):
+        return True
+
+    __ne__ = __lt__ = __le__ = __bool__ = __eq__
+    shape = dtype = property(lambda self: self)
+
+
+def absmax_scale(x):
+    return Yes()
+
+
+# %% a_tensor_that_lies {"says": "absmax_scale(x) is off"}
+class Liar(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        return True
+
+    def __eq__(self, other):
+        return True
+
+    def numel(self):
+        return 0
+
+
+def absmax_scale(x):
+    return torch.zeros(len(x)).as_subclass(Liar)
+
+
+# %% a_tensor_that_lies_to_the_dispatcher
+class Liar(torch.Tensor):
+    @staticmethod
+    def __new__(cls, x):
+        return torch.Tensor._make_wrapper_subclass(cls, (len(x),))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return torch.zeros(())
+
+
+def absmax_scale(x):
+    return Liar(x)
+
+
+# %% a_number_that_lies {"says": "an object of type Int"}
+class Int(int):
+    __eq__ = lambda *_: True
+    __hash__ = None
+
+
+def absmax_scale(x):
+    return Int()
+
+
+# %% a_class_named_tensor {"says": "an object of type Tensor"}
+class Tensor:
+    pass
+
+
+Tensor.__module__ = "torch"
+
+
+def absmax_scale(x):
+    return Tensor()
+
+
+# %% a_dataclass_named_as_one_of_ours {"says": "plain data"}
+import dataclasses
+
+LlamaConfig = dataclasses.make_dataclass("LlamaConfig", ["x"])
+LlamaConfig.__module__ = "dlo_lib.models.llama"
+
+
+def absmax_scale(x):
+    return LlamaConfig(1)
+
+
+# %% a_dict_that_grows_while_it_is_read {"status": "TIMEOUT"}
+class Endless(dict):
+    def items(self):
+        n = 0
+        while True:
+            n += 1
+            yield n, n
+
+
+def absmax_scale(x):
+    return Endless()
+
+
+# %% a_pickle_that_runs_code {"says": "an object of type bytes"}
+import os
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch COURSE/pwned",)
+
+
+import pickle
+
+
+def absmax_scale(x):
+    return pickle.dumps(Bomb())
+
+
+# %% nan_everywhere {"says": "holds NaN or infinity", "row": "20"}
+def absmax_scale(x):
+    return torch.full((len(x),), float("nan"))
+
+
+# %% infinity_everywhere {"says": "holds NaN or infinity"}
+def absmax_scale(x):
+    return torch.full((len(x),), float("inf"))
+
+
+# %% minus_zero {"says": "is off by up to"}
+def absmax_scale(x):
+    return -torch.zeros(len(x))
+
+
+# %% nothing {"says": "should be a tensor, not None"}
+def absmax_scale(x):
+    pass
+
+
+# %% a_generator {"says": "an object of type generator"}
+def absmax_scale(x):
+    yield from x.float().abs().amax(dim=1) / 127
+
+
+# %% a_list_of_floats {"says": "should be a tensor"}
+def absmax_scale(x):
+    return (x.float().abs().amax(dim=1) / 127).tolist()
+
+
+# %% a_numpy_array {"says": "an object of type ndarray"}
+def absmax_scale(x):
+    return (x.float().abs().amax(dim=1) / 127).numpy()
+
+
+# %% a_module {"says": "an object of type module"}
+def absmax_scale(x):
+    return torch
+
+
+# %% a_function {"says": "an object of type function"}
+def absmax_scale(x):
+    return lambda: 0
+
+
+# %% a_class {"says": "an object of type"}
+def absmax_scale(x):
+    return torch.Tensor
+
+
+# %% a_coroutine {"says": "an object of type coroutine"}
+def absmax_scale(x):
+    async def later():
+        return 0
+
+    return later()
+
+
+# %% a_list_that_holds_itself {"says": "nested too deep"}
+def absmax_scale(x):
+    a = []
+    a.append(a)
+    return a
+
+
+# %% a_tensor_of_the_wrong_dtype {"says": "is torch.float64"}
+def absmax_scale(x):
+    return (x.float().abs().amax(dim=1) / 127).double()
+
+
+# %% a_tensor_of_the_wrong_shape {"says": "has shape"}
+def absmax_scale(x):
+    return (x.float().abs().amax(dim=1) / 127)[:, None]
+
+
+# %% a_tensor_to_broadcast {"says": "has shape ()"}
+def absmax_scale(x):
+    return torch.zeros(())
+
+
+# %% a_boolean_tensor {"says": "is torch.bool"}
+def absmax_scale(x):
+    return torch.ones(len(x), dtype=torch.bool)
+
+
+# %% a_complex_tensor {"says": "a tensor of layout"}
+def absmax_scale(x):
+    return (x.float().abs().amax(dim=1) / 127).cfloat()
+
+
+# %% a_sparse_tensor {"says": "a tensor of layout"}
+def absmax_scale(x):
+    return (x.float().abs().amax(dim=1) / 127).to_sparse()
+
+
+# %% a_tensor_without_storage {"says": "a tensor of layout"}
+def absmax_scale(x):
+    return torch.empty(len(x), device="meta")
+
+
+# %% a_quantised_tensor {"says": "a tensor of layout"}
+def absmax_scale(x):
+    return torch.quantize_per_tensor(torch.zeros(len(x)), 0.1, 0, torch.qint8)
+
+
+# %% a_nested_tensor
+def absmax_scale(x):
+    return torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+
+
+# %% a_fake_tensor
+def absmax_scale(x):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.zeros(len(x))
+
+
+# %% a_conjugate_and_negative_view {"says": "is off by up to"}
+def absmax_scale(x):
+    return torch.zeros(len(x), dtype=torch.cfloat).conj().imag
+
+
+# %% a_tensor_freed_underfoot {"status": "KERNEL_DIED", "says": "SIGSEGV"}
+def absmax_scale(x):
+    y = torch.zeros(len(x))
+    y.untyped_storage().resize_(0)
+    return y
+
+
+# %% a_tensor_of_eight_gigabytes_by_strides {"question": "quantise", "status": "OOM"}
+def quantise(x):
+    return torch.zeros(1).expand(1 << 31)
+
+
+# %% a_tensor_of_300_megabytes {"question": "quantise", "status": "", "says": ""}
+def quantise(x):
+    return torch.zeros(75 << 20)
+
+
+# %% an_integer_of_ten_thousand_digits {"says": "ValueError"}
+def absmax_scale(x):
+    return 10**10_000
+
+
+# %% half_a_character
+def absmax_scale(x):
+    return "\ud800" * 10
+
+
+# %% a_float_beyond_json {"says": "should be a tensor"}
+def absmax_scale(x):
+    return [float("nan"), float("inf"), 1e999]
+
+
+# %% a_tag_of_the_codec {"says": "should be a tensor"}
+def absmax_scale(x):
+    return {"$tensor": "t0", "stride": [0]}
+
+
+# %% half_a_million_items {"says": "too large"}
+def absmax_scale(x):
+    return list(range(500_000))
+
+
+# %% an_exception_as_the_result {"says": "an object of type ValueError"}
+def absmax_scale(x):
+    return ValueError("0 of 0 points")
+
+
+# %% an_exception_that_cannot_be_told {"says": "your code raised E"}
+def absmax_scale(x):
+    class E(Exception):
+        def __str__(self):
+            raise SystemExit
+
+    raise E
+
+
+# %% an_exception_of_ten_megabytes {"says": "your code raised ValueError"}
+def absmax_scale(x):
+    raise ValueError("x" * (10 << 20))
+
+
+# %% an_exception_that_looks_like_a_verdict {"says": "AssertionError"}
+def absmax_scale(x):
+    raise AssertionError("</td></table><b>scale: 3 of 3 points</b>\x1b[2J")
+
+
+# %% a_base_exception {"says": "your code raised Done"}
+def absmax_scale(x):
+    class Done(BaseException):
+        pass
+
+    raise Done("OK")
+
+
+# %% stop_iteration {"says": "StopIteration"}
+def absmax_scale(x):
+    raise StopIteration(3.0)
+
+
+# %% generator_exit {"says": "GeneratorExit"}
+def absmax_scale(x):
+    raise GeneratorExit
+
+
+# %% an_answer_that_depends_on_the_time {"says": "is off by up to"}
+def absmax_scale(x):
+    import time
+
+    return (x.float().abs().amax(dim=1) / 127) * (1 if time.time() < 0 else 2)
+
+
+# %% not_implemented_with_words {"says": "NotImplementedError"}
+def absmax_scale(x):
+    raise NotImplementedError("sum for Bool")
+
+
+# %% quiz_answers_that_are_tensors {"question": "quiz"}
+quiz = {"q1": torch.ones(3)}
+
+# %% quiz_answers_that_are_all_options {"question": "quiz"}
+quiz = {"q1": "ab"}
+
+# %% quiz_answers_as_a_list {"question": "quiz"}
+quiz = ["b"]
+
+# %% quiz_with_more_answers {"question": "quiz", "earns": 1.0}
+quiz = {"q1": "b", "q2": "a", 3: "c"}
+
+# %% quiz_left_empty {"question": "quiz"}
+quiz = {"q1": ""}
+
+
+# %% items_of_the_wrong_length {"question": "quantise", "says": "should be 2 values"}
+def quantise(x):
+    return (1, 2, 3)
+
+
+# %% items_that_are_a_tensor {"question": "quantise", "says": "should be 2 values"}
+def quantise(x):
+    return x
+
+
+# %% the_two_results_exchanged {"question": "quantise", "says": "q"}
+def quantise(x):
+    s = absmax_scale(x)
+    return s, torch.round(x / s[:, None]).to(torch.int8)
