@@ -1,7 +1,8 @@
 """A trace as a picture: for each rank what the process did, computing or waiting, and below it what travelled meanwhile.
 
-A bar in the lower lane that lies under blue is communication that computing hides; one under red is what the process waits for. Calls that
-are on their way at the same time lie below each other. The time axis is the clock that all ranks of a machine share.
+A bar in the lower lane that lies under blue is communication that computing hides; one under red is what the process waits for. A thin line
+before a bar is a call that some other rank has not made yet: nothing travels. Calls under way at the same time lie below each other, and
+what would need a fifth line is drawn as one. The time axis is the clock that all ranks of a machine share.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dlo_lib.comm.calls import Kind
+from dlo_lib.drawing import new_figure, rows_of_ranks
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -29,8 +32,11 @@ KINDS = {
     Kind.SEND: "#56b4e9",
     Kind.RECV: "#8c564b",
 }
-OTHER = "#999999"
-_LANES = 4  # calls of a rank under way at the same time that get a line of their own; further ones share the last
+OTHER, FURTHER, BOUND = "#999999", "#444444", "#dddddd"
+LANES = 4
+"""Calls of a rank under way at the same time that get a line of their own."""
+_SMALLEST = 1 / 1500
+"""Of the width: what is shorter is drawn as long as that, and what is closer together as one."""
 
 
 def plot(trace: Trace, title: str | None = None, start: float = 0.0, end: float | None = None) -> Figure:
@@ -40,76 +46,78 @@ def plot(trace: Trace, title: str | None = None, start: float = 0.0, end: float 
         NotTraced: nothing was traced.
         ValueError: ``end`` is not after ``start``.
     """
-    from matplotlib import pyplot
-
     events, last = trace.events, trace.seconds if end is None else end
     if last <= start:
         raise ValueError(f"nothing to draw from {start} s to {last} s: end must be after start")
-    ranks = sorted({event.rank for event in events}) or [0]
-    figure = pyplot.figure(figsize=(11, 0.95 * len(ranks) + 1.3), layout="constrained")
-    pyplot.close(figure)  # a notebook's cell shows what it returns, and would show again what is still open
+    ranks = sorted({event.rank for event in events} | set(trace.spans)) or [0]
+    figure = new_figure(11, 0.95 * len(ranks) + 1.3)
     axes = figure.subplots()
+    further = False
     for row, rank in enumerate(ranks):
-        _draw_rank(axes, row, [event for event in events if event.rank == rank], trace.seconds)
-    axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
-    axes.set_ylim(len(ranks) - 0.5, -0.5)
+        span = trace.spans.get(rank, (0.0, trace.seconds))
+        further |= _draw_rank(axes, row, [event for event in events if event.rank == rank], span, _SMALLEST * (last - start))
+    rows_of_ranks(axes, ranks, _legend(events, further))
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
     axes.set_xlim(1e3 * start, 1e3 * last)
     axes.set_xlabel("ms")
     axes.set_title(title if title is not None else _heading(trace), loc="left", fontsize=10)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    _legend(axes, events)
     return figure
 
 
 def waits(events: Iterable[Event]) -> list[Interval]:
     """When the process stood still for these calls, in seconds; overlapping waits as one."""
-    known = sorted((event.waited_from, event.waited_until) for event in events if event.waited_from is not None and event.waited_until)
-    joined: list[Interval] = []
-    for start, end in known:
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+    return joined((event.waited_from, event.waited_until) for event in events if event.waited_from is not None and event.waited_until)
+
+
+def joined(spans: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
+    """``spans`` in order, those no further apart than ``gap`` as one."""
+    found: list[Interval] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1] + gap:
+            found[-1] = found[-1][0], max(end, found[-1][1])
         else:
-            joined.append((start, end))
-    return joined
+            found.append((start, end))
+    return found
 
 
-def lanes(spans: Sequence[Interval], most: int = _LANES) -> list[int]:
-    """A line for each span, ordered by start, so that those which overlap lie on different ones, ``most`` at the most."""
+def lanes(spans: Sequence[Interval], most: int = LANES) -> list[int]:
+    """A line for each span, ordered by start, so that those which overlap lie on different ones; ``most`` for those beyond."""
     free: list[float] = []
     chosen = []
     for start, end in spans:
         lane = next((lane for lane, until in enumerate(free) if until <= start), len(free))
         if lane == len(free) < most:
             free.append(end)
-        lane = min(lane, most - 1)
-        free[lane] = max(free[lane], end)
+        if lane < most:
+            free[lane] = end
         chosen.append(lane)
     return chosen
 
 
-def _draw_rank(axes: Axes, row: int, events: list[Event], seconds: float) -> None:
-    axes.broken_barh([(0, 1e3 * seconds)], (row - 0.4, 0.36), facecolors=COMPUTING)
-    axes.broken_barh(
-        [_bar(wait) for wait in waits(events)], (row - 0.4, 0.36), facecolors=WAITING, hatch="xx", edgecolors="white", linewidth=0
-    )
-    spans = [(event.issued, event.over if event.over is not None else seconds) for event in events]
+def _draw_rank(axes: Axes, row: int, events: list[Event], span: Interval, smallest: float) -> bool:
+    """A rank's row; what is closer together than ``smallest`` seconds is joined. Whether some calls had no line of their own."""
+    axes.broken_barh([_bar(span)], (row - 0.4, 0.36), facecolors=COMPUTING)
+    stood = joined(waits(events), smallest)
+    axes.broken_barh([_bar(wait) for wait in stood], (row - 0.4, 0.36), facecolors=WAITING, hatch="xx", edgecolors="white", linewidth=0)
+    spans = [(event.issued, event.over if event.over is not None else span[1]) for event in events]
     lane_of = lanes(spans)
-    height = 0.36 / (1 + max(lane_of, default=0))
-    bars: dict[tuple[Kind, int, bool], list[Interval]] = defaultdict(list)
-    for event, span, lane in zip(events, spans, lane_of):
-        bars[event.call.kind, lane, event.done is None].append(_bar(span))
-    for (kind, lane, bound), group in bars.items():
-        place = (row + 0.02 + lane * height, 0.88 * height)
-        axes.broken_barh(
-            group,
-            place,
-            facecolors=_colour(kind),
-            alpha=0.55 if bound else 1,
-            edgecolors="white",
-            linewidth=0.4,
-            hatch="//" if bound else "",
-        )
+    height = 0.38 / (1 + max(lane_of, default=0))
+    early: dict[tuple[str, int], list[Interval]] = defaultdict(list)
+    bars: dict[tuple[str, int, bool], list[Interval]] = defaultdict(list)
+    for event, (issued, over), lane in zip(events, spans, lane_of):
+        colour = _colour(event.call.kind) if lane < LANES else FURTHER
+        early[colour, lane].append((issued, event.begun))
+        bars[colour, lane, event.done is None and lane < LANES].append((event.begun, max(over, event.begun + smallest)))
+    for (colour, lane), group in early.items():
+        lines = [_bar(line) for line in joined(group, smallest)]
+        axes.broken_barh(lines, (row + (lane + 0.4) * height, 0.12 * height), facecolors=colour, linewidth=0)
+    for (colour, lane, bound), group in bars.items():
+        shown = [_bar(bar) for bar in joined(group, smallest if lane < LANES else 0.0)]
+        place = (row + (lane + 0.06) * height, 0.88 * height)
+        alpha, hatch = (0.55, "//") if bound else (1.0, "")
+        axes.broken_barh(shown, place, facecolors=colour, linewidth=0, alpha=alpha, hatch=hatch, edgecolors="white")
+    return any(lane >= LANES for lane in lane_of)
 
 
 def _bar(span: Interval) -> Interval:
@@ -128,14 +136,20 @@ def _heading(trace: Trace) -> str:
     return f"{trace.count()} calls in {1e3 * trace.seconds:.1f} ms{told}"
 
 
-def _legend(axes: Axes, events: list[Event]) -> None:
+def _legend(events: list[Event], further: bool) -> list[Artist]:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=COMPUTING, label="computing"), Patch(facecolor=WAITING, hatch="xx", edgecolor="white", label="waiting")]
+    handles: list[Artist] = [Patch(facecolor=COMPUTING, label="computing")]
+    handles.append(Patch(facecolor=WAITING, hatch="xx", edgecolor="white", label="waiting"))
     names: dict[str, list[str]] = defaultdict(list)
     for kind in sorted({event.call.kind for event in events}, key=lambda kind: kind.value):
         names[_colour(kind)].append(kind.value.replace("_", "-"))
     handles += [Patch(facecolor=colour, label=", ".join(kinds)) for colour, kinds in names.items()]
+    if further:
+        handles.append(Patch(facecolor=FURTHER, label="further calls"))
+    if any(event.all_called is not None for event in events):
+        handles.append(Line2D([], [], color=OTHER, linewidth=1.2, label="not yet called by all"))
     if any(event.done is None for event in events):
-        handles.append(Patch(facecolor="#dddddd", hatch="//", edgecolor="white", label="over by then, at the latest"))
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+        handles.append(Patch(facecolor=BOUND, hatch="//", edgecolor="white", label="over by then, at the latest"))
+    return handles

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlo_lib.drawing import new_figure
 from dlo_lib.optim import Phase
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.tracker import Part
@@ -42,11 +43,7 @@ def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str
         ax: where to draw; a new figure by default.
     """
     if ax is None:
-        from matplotlib import pyplot
-
-        figure = pyplot.figure(figsize=(9, 4.5), layout="constrained")
-        pyplot.close(figure)  # a notebook's cell shows what it returns, and would show again what is still open
-        ax = figure.subplots()
+        ax = new_figure(9, 4.5).subplots()
     held = {part: report.timeline[part][report.begin :] / GIB for part in COLOURS}
     total = report.total[report.begin :] / GIB
     visible = 0.002 * total.max()

@@ -9,7 +9,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.timeline import COMPUTING, WAITING, lanes, waits
+from dlo_lib.comm.timeline import COMPUTING, FURTHER, KINDS, LANES, WAITING, lanes, waits
 from dlo_lib.comm.trace import Event, NotTraced, Trace
 from dlo_lib.launch import run_ranks
 
@@ -73,7 +73,8 @@ def test_overlapping_waits_are_one_and_what_nobody_waited_for_is_none():
 
 def test_calls_on_their_way_together_lie_on_lines_of_their_own():
     assert lanes([(0, 5), (1, 3), (3, 4), (5, 6)]) == [0, 1, 1, 0]
-    assert lanes([(0, 9)] * 4, most=2) == [0, 1, 1, 1]
+    assert lanes([(0, 9)] * 4, most=2) == [0, 1, 2, 2], "no line is left for the last two"
+    assert lanes([(0, 9), (0, 5), (1, 2), (5, 6)], most=2) == [0, 1, 2, 1]
     assert lanes([]) == []
 
 
@@ -123,3 +124,37 @@ def test_a_real_run_of_three_ranks_is_drawn():
     (axes,) = trace.plot().axes
     assert len(axes.get_yticklabels()) == 3
     assert len(spans_of(axes, WAITING)) == 9
+
+
+def test_a_call_is_a_thin_line_until_all_have_called():
+    calls = [Call(1, Kind.ALL_REDUCE, "0", (0, 1), 1)] * 2
+    ranks = [Trace([Event(rank, calls[rank], issued, 0.008, issued, 0.008)], 0.01) for rank, issued in enumerate((0.001, 0.005))]
+    (axes,) = Trace.merged(ranks).plot().axes
+    assert spans_of(axes, KINDS[Kind.ALL_REDUCE]) == [pytest.approx(span) for span in ((1, 5), (5, 8), (5, 5), (5, 8))]
+    assert "not yet called by all" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_a_rank_that_called_nothing_has_its_row():
+    quiet = Trace(seconds=0.01)
+    quiet.spans = {1: (0.0, 0.01)}
+    (axes,) = Trace.merged([Trace([event(1, 6, (2, 6))], seconds=0.01), quiet]).plot().axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 1"]
+
+
+def test_thousands_of_calls_are_as_many_bars_as_can_be_told_apart():
+    many = [event(0.01 * number, 0.01 * number + 0.005, (0.01 * number, 0.01 * number + 0.005)) for number in range(10_000)]
+    (axes,) = Trace([*many, event(200, 300, (250, 300))], seconds=0.3).plot().axes
+    assert spans_of(axes, KINDS[Kind.ALL_GATHER])[-2:] == [pytest.approx((0, 99.995), abs=0.3), pytest.approx((200, 300))]
+    assert spans_of(axes, WAITING) == [pytest.approx((0, 99.995)), pytest.approx((250, 300))]
+
+
+def test_what_is_too_short_to_see_is_seen():
+    (axes,) = Trace([event(10, 10.001, (10, 10.001))], seconds=1.0).plot().axes
+    ((start, end),) = [span for span in spans_of(axes, KINDS[Kind.ALL_GATHER]) if span[1] > span[0]]
+    assert end - start == pytest.approx(1000 / 1500)
+
+
+def test_more_calls_at_once_than_lines_are_drawn_as_one():
+    (axes,) = Trace([event(number, 50 + number, (50, 51)) for number in range(LANES + 3)], seconds=0.1).plot().axes
+    assert [span for span in spans_of(axes, FURTHER) if span[1] > span[0]] == [pytest.approx((LANES, 50 + LANES + 2))]
+    assert "further calls" in [text.get_text() for text in axes.get_legend().get_texts()]

@@ -375,8 +375,8 @@ def test_the_summary_tells_what_of_the_communication_was_hidden():
         ]
     )
     header, *lines = trace.summary().splitlines()
-    assert header.split() == ["operation", "calls", "payload", "ring", "communicating", "exposed", "hidden"]
+    assert header.split() == ["operation", "calls", "payload", "ring", "communicating", "exposed", "hidden", "late", "ranks"]
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    assert rows["all_reduce"] == "2 4.0 KiB 4.0 KiB 8.0 ms 1.0 ms 88%"
-    assert rows["send"] == "1 2.0 KiB 2.0 KiB at most 2.0 ms 1.0 ms at most 50%"
-    assert rows["broadcast"] == "1 2.0 KiB 2.0 KiB 0.0 ms 0.0 ms -"
+    assert rows["all_reduce"] == "2 4.0 KiB 4.0 KiB 8.0 ms 1.0 ms 88% -"
+    assert rows["send"] == "1 2.0 KiB 2.0 KiB at most 2.0 ms 1.0 ms at most 50% -"
+    assert rows["broadcast"] == "1 2.0 KiB 2.0 KiB 0.0 ms 0.0 ms - -"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlo_lib.drawing import new_figure, rows_of_ranks
 from dlo_lib.parallel.pipeline.simulate import PerStage, Simulation
 from dlo_lib.parallel.pipeline.table import ActionKind, B, F, I, W
 
@@ -32,12 +33,8 @@ def draw(
         title: by default name, ranks, micro-batches and bubble.
         unit: of the time axis.
     """
-    from matplotlib import pyplot
-
-    ranks = simulation.schedule.ranks
-    height = 0.42 * ranks + 1.3
-    figure = pyplot.figure(figsize=(11, height if activations is None else 1.8 * height), layout="constrained")
-    pyplot.close(figure)  # a notebook's cell shows what it returns, and would show again what is still open
+    height = 0.42 * simulation.schedule.ranks + 1.3
+    figure = new_figure(11, height if activations is None else 1.8 * height)
     axes = figure.subplots(1 if activations is None else 2, 1, sharex=True, squeeze=False)[:, 0]
     draw_actions(axes[0], simulation)
     axes[0].set_title(title if title is not None else heading(simulation), loc="left", fontsize=10)
@@ -81,14 +78,11 @@ def draw_actions(axes: Axes, simulation: Simulation) -> None:
                 axes.text(
                     (start + end) / 2, rank, str(action.micro_batch), ha="center", va="center", fontsize=7, color=colour, clip_on=True
                 )
-    axes.set_yticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])
-    axes.set_ylim(schedule.ranks - 0.4, -0.6)
     axes.set_xlim(0, simulation.makespan or 1)
-    axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(facecolor=COLOURS[kind], label=NAMES[kind]) for kind in (F, B, I, W) if kind in kinds]
     if schedule.stages > schedule.ranks:
         handles.append(Patch(facecolor="white", edgecolor="black", label="later stage of the rank"))
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    rows_of_ranks(axes, range(schedule.ranks), handles)
 
 
 def draw_memory(axes: Axes, simulation: Simulation, activations: PerStage, for_weights: PerStage = 0.0) -> None:
