@@ -24,6 +24,11 @@ def chunks_of(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return summed(values).tensor_split(len(values))
 
 
+def same(got: object, want: Tensor) -> bool:
+    """Whether it is that tensor, but for rounding."""
+    return isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got.double(), want.double(), rtol=1e-4, atol=1e-6)
+
+
 def seconds(algorithm: str, size: float, ranks: int, alpha: float, beta: float) -> float:
     """Of an all-reduce of ``size`` bytes."""
     total = 0.0

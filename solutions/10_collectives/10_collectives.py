@@ -252,7 +252,7 @@ def ring_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_ring", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_ring", "grade": true, "points": 6}
 lab.check("ring")
 
 # %% [markdown] id="ring_after"

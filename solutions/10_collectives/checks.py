@@ -15,7 +15,7 @@ from .hints import HINTS as HINTS
 from .quiz import QUIZ
 from .scenarios import estimated, exchanged, from_root, gathered, reduced, scattered, to_everyone, to_zero
 from .traffic import messages_only, nobody_gathers, sent
-from .twins import chunks_of, estimate, seconds, summed
+from .twins import chunks_of, estimate, same, seconds, summed
 
 
 def drawn(t, world: int, size: int) -> list[Tensor]:
@@ -52,7 +52,7 @@ def check_pi(student, t):
 # -- 2 · exchange
 
 
-def shifted(student, t, values: Sequence[Tensor], distance: int) -> Run:
+def shifted(student, t, values: Sequence[Tensor], distance: int) -> None:
     """Each rank sends to the one ``distance`` places on."""
     world = len(values)
     ends = [((rank + distance) % world, (rank - distance) % world) for rank in range(world)]
@@ -65,14 +65,14 @@ def shifted(student, t, values: Sequence[Tensor], distance: int) -> Run:
     )
     for rank, got in enumerate(run.results):
         t.close(got, values[ends[rank][1]], "what rank {rank} of {world} has received", rank=rank, world=world)
-    return run
+    messages_only(t, run)
 
 
 @check("exchange", points=2, seconds=30)
 def check_exchange(student, t):
     "A ring of neighbours, all at once"
     for world in (2, 3):
-        messages_only(t, shifted(student, t, drawn(t, world, t.integer(3, 9)), distance=1))
+        shifted(student, t, drawn(t, world, t.integer(3, 9)), distance=1)
 
 
 # -- 3 · scatter
@@ -81,6 +81,7 @@ def check_exchange(student, t):
 def same_chunks(t, run: Run, values: Sequence[Tensor], what: str) -> None:
     for rank, (got, want) in enumerate(zip(run.results, chunks_of(values))):
         t.close(pair(t, got, rank)[0], want, what, rank=rank, world=run.world)
+    messages_only(t, run)
 
 
 @check("scatter", points=2, seconds=30)
@@ -98,7 +99,6 @@ def check_scatter_ring(student, t):
         run = run_on(student, scattered, values)
         what = "the chunk of rank {rank} of {world} (its sum sets out on the right neighbour, and each rank that it comes to adds a share)"
         same_chunks(t, run, values, what)
-        messages_only(t, run)
         nobody_gathers(t, run)
         for rank in range(world):
             astray = [call.peer for call in run.calls(rank, Kind.SEND) if call.peer != (rank + 1) % world]
@@ -123,6 +123,7 @@ def check_gather(student, t):
         run = student.ranks(gathered, gather_inputs(whole, world))
         for rank, got in enumerate(run.results):
             t.close(got, whole, "the whole on rank {rank} of {world} (pass on what has arrived last)", rank=rank, world=world)
+        messages_only(t, run)
 
 
 # -- 5 · ring all-reduce
@@ -131,7 +132,7 @@ def check_gather(student, t):
 def everywhere(t, run: Run, want: Tensor) -> None:
     """The sum on every rank; where some have it, the message says that others do not."""
     totals = [pair(t, got, rank)[0] for rank, got in enumerate(run.results)]
-    right = [rank for rank, total in enumerate(totals) if _same(total, want)]
+    right = [rank for rank, total in enumerate(totals) if same(total, want)]
     t.that(
         len(right) in (0, run.world), "the sum of {world} ranks is right on rank {right} and wrong on the others: do all ranks do all steps?",
         world=run.world, right=", ".join(map(str, right)),
@@ -140,11 +141,7 @@ def everywhere(t, run: Run, want: Tensor) -> None:
         t.close(total, want, "the sum on rank {rank} of {world}", rank=rank, world=run.world)
 
 
-def _same(got, want: Tensor) -> bool:
-    return isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got.double(), want.double(), rtol=1e-4, atol=1e-6)
-
-
-@check("ring", points=2, seconds=60)
+@check("ring", points=4, seconds=60)
 def check_all_reduce(student, t):
     "The sum on every rank, for the bytes of a ring, also of fewer elements than ranks"
     for world in (1, 2, 3, 4):
@@ -171,6 +168,7 @@ def broadcast_right(student, t, world: int, root: int) -> Run:
     run = run_on(student, from_root, values, root=root)
     for rank, got in enumerate(run.results):
         t.close(got, values[root], "what rank {rank} of {world} has from root {root}", rank=rank, world=world, root=root)
+    messages_only(t, run)
     return run
 
 
@@ -178,13 +176,14 @@ def broadcast_right(student, t, world: int, root: int) -> Run:
 def check_broadcast(student, t):
     "One, two and four ranks have the tensor of rank 0"
     for world in (1, 2, 4):
-        messages_only(t, broadcast_right(student, t, world, root=0))
+        broadcast_right(student, t, world, root=0)
 
 
 def reduce_right(student, t, world: int) -> Run:
     values = drawn(t, world, t.integer(3, 7))
     run = run_on(student, to_zero, [value.clone() for value in values])
     t.close(pair(t, run.results[0], 0)[0], summed(values), "the sum on rank 0 of {world}", world=world)
+    messages_only(t, run)
     return run
 
 
@@ -192,7 +191,7 @@ def reduce_right(student, t, world: int) -> Run:
 def check_reduce(student, t):
     "Rank 0 of one, two and four has the sum"
     for world in (1, 2, 4):
-        messages_only(t, reduce_right(student, t, world))
+        reduce_right(student, t, world)
 
 
 # -- 7 · everyone to everyone
@@ -206,6 +205,7 @@ def parts_right(student, t, sizes: Sequence[Sequence[int]], what: str) -> Run:
     for rank, got in enumerate(run.results):
         for source, part in enumerate(t.items(got, world, "the parts of rank {rank}", rank=rank)):
             t.close(part, parts[source][rank], what, rank=rank, source=source)
+    messages_only(t, run)
     return run
 
 
@@ -214,7 +214,6 @@ def check_everyone(student, t):
     "Each of one, two and four ranks has a part from every rank"
     for world in (1, 2, 4):
         run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "what rank {rank} has from rank {source}")
-        messages_only(t, run)
         for rank in range(world):
             t.that(
                 all(call.peer != rank for call in run.calls(rank)), "rank {rank} sends to itself: what stays needs no message", rank=rank

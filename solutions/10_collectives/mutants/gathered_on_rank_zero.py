@@ -1,7 +1,7 @@
 """The obvious way: everyone sends to rank 0, which sends the sum back."""
 
 QUESTION = "ring"
-LOSES = 2
+LOSES = 4
 FAILS = "check_all_reduce"
 SAYS = "everything is gathered on rank 0"
 
