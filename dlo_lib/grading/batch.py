@@ -28,7 +28,7 @@ from dlo_lib.grading.lock import only_grader
 from dlo_lib.grading.nbgrader_course import open_course
 from dlo_lib.grading.release import release_notebook
 from dlo_lib.grading.report import GRADER_ERROR, Report
-from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_folder
+from dlo_lib.grading.source import TEST_PREFIX, CellKind, LabSource, notebook_text, read_lab, source_folder
 from dlo_lib.grading.status import Status
 from dlo_lib.grading.stored import Stored, lab_key, load, report_file, submission_key
 from dlo_lib.text import tr
@@ -74,12 +74,14 @@ def grade_lab(
         service: one that was started beforehand for this lab and course; its maker closes it.
 
     Raises:
-        UserError: ``folder`` is no course of ours, the lab was never released there, nothing was collected, the host has no sandbox, the
-            reference solution does not score full marks, or another grader is at work on the lab.
+        UserError: ``folder`` is no course of ours, the lab was never released there or has other questions since, nothing was collected,
+            the host has no sandbox, the reference solution does not score full marks, or another grader is at work on the lab.
     """
     chosen = options or Options()
     course = open_course(folder)
+    source = read_lab(source_folder(lab))
     released(course, lab)
+    _check_cells(course, source)
     students = submitted_students(course, lab)
     if not students:
         raise UserError(f"no submission of {lab.directory} in {course.coursedir.root}: `nbgrader collect {lab.directory}` fetches them")
@@ -89,7 +91,7 @@ def grade_lab(
     with only_grader(grades_folder(course, lab)) as results:
         chosen_students = [chosen.only] if chosen.only is not None else students
         with Entry(course, lab) as entry:
-            batch = _Batch(entry, read_lab(source_folder(lab)), results / REPORTS, sandbox, chosen, service)
+            batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, service)
             for number, (student, report) in enumerate(batch.run(chosen_students), 1):
                 if advance is not None:
                     advance(Done(student, report.status, report.points, batch.lab.points, number, len(chosen_students)))
@@ -117,6 +119,8 @@ class _Batch:
         todo = [job for job in jobs if job not in done]
         if not todo:
             return
+        for job in todo:
+            job.report.unlink(missing_ok=True)  # an earlier verdict must not stand for one that does not come
         with nullcontext(self.started) if self.started else JudgingService(self.lab.info, self.course, self.options.unsafe) as service:
             judged, again = [], []
             for job, code in service.looked_at(todo, self.options.jobs):
@@ -172,6 +176,20 @@ class _Batch:
     def _note(self, student: str, text: str) -> None:
         with open(self.log, "a", encoding="utf-8", errors="replace") as log:
             log.write(f"--- {student}: {text}\n")
+
+
+def _check_cells(course: NbGraderAPI, lab: LabSource) -> None:
+    """Raises:
+    UserError: the gradebook has not the questions, or not the points, of ``lab`` as it is now."""
+    with course.gradebook as gradebook:
+        notebook = gradebook.find_notebook(lab.info.name, lab.info.directory)
+        known = {cell.name: cell.max_score for cell in notebook.grade_cells}
+    asked = {cell.id: cell.points for cell in lab.cells if cell.kind is CellKind.TEST}
+    if changed := sorted(name.removeprefix(TEST_PREFIX) for name, _ in known.items() ^ asked.items()):
+        text = (
+            "{lab} was changed after its release ({questions}): generate it again; nbgrader takes new ones only while nobody has handed in"
+        )
+        raise UserError(tr(text, lab=lab.info.directory, questions=", ".join(dict.fromkeys(changed))))
 
 
 def _ran_out(report: Report) -> bool:

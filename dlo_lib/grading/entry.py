@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,16 +21,17 @@ import nbformat
 from nbconvert.exporters import NotebookExporter
 from nbconvert.exporters.exporter import ResourcesDict
 from nbformat import NotebookNode
-from nbgrader.api import Comment, Grade, Gradebook, SubmittedNotebook
+from nbgrader.api import Gradebook, SubmittedNotebook
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.converters import Autograde
 from nbgrader.converters.base import BaseConverter
 from nbgrader.preprocessors import AssignLatePenalties, NbGraderPreprocessor, SaveAutoGrades
-from nbgrader.utils import find_all_files, setenv, temp_attrs
+from nbgrader.utils import find_all_files
 from sqlalchemy.exc import SAWarning
 
 from dlo_lib.files import write_text
 from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.environ import environment
 from dlo_lib.grading.judge_cells import reports
 from dlo_lib.grading.report import Report
 
@@ -90,6 +93,19 @@ class SavePenalty(AssignLatePenalties):
 OURS: dict[type[NbGraderPreprocessor], type[NbGraderPreprocessor]] = {SaveAutoGrades: SaveRows, AssignLatePenalties: SavePenalty}
 
 
+@contextmanager
+def _set(target: Any, **values: str) -> Iterator[None]:
+    """nbgrader's ``temp_attrs``, but an exception does not leave the values behind."""
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
 class Entry(Autograde):
     """The way of a class into the gradebook of ``course``. A context manager."""
 
@@ -109,9 +125,9 @@ class Entry(Autograde):
         name = self.lab.directory
         try:
             with (
-                temp_attrs(self.coursedir, assignment_id=name, student_id=student, submitted_directory=str(submitted)),
+                _set(self.coursedir, assignment_id=name, student_id=student, submitted_directory=str(submitted)),
                 reports({student: report}),
-                setenv(NBGRADER_EXECUTION="autograde"),
+                environment({"NBGRADER_EXECUTION": "autograde"}),
                 warnings.catch_warnings(),
             ):
                 # nbgrader's own, for each new submission
@@ -130,8 +146,7 @@ class Entry(Autograde):
     def withdraw(self, student: str) -> None:
         """No score of an earlier grading stands any more; what people entered by hand does, and is marked for another look."""
         self.gradebook.db.rollback()
-        with temp_attrs(self.coursedir, notebook_id="*"):
-            shutil.rmtree(self._format_dest(self.lab.directory, student), ignore_errors=True)
+        shutil.rmtree(self._format_dest(self.lab.directory, student), ignore_errors=True)
         for submission in self.gradebook.assignment_submissions(self.lab.directory):
             if submission.student_id == student:
                 for grade in (grade for notebook in submission.notebooks for grade in notebook.grades):
@@ -145,20 +160,7 @@ class Entry(Autograde):
         self.gradebook.update_or_create_student(student_id)
         timestamp = self.coursedir.get_existing_timestamp(self._format_source(assignment_id, student_id))
         given = {} if timestamp is None else {"timestamp": timestamp}
-        submission = self.gradebook.update_or_create_submission(assignment_id, student_id, **given)
-        for notebook in submission.notebooks:
-            self._add_new_cells(notebook)
-
-    def _add_new_cells(self, notebook: SubmittedNotebook) -> None:
-        """Rows for cells that the lab did not have when the submission was first graded."""
-        graded, commented = ({row.cell_id for row in rows} for rows in (notebook.grades, notebook.comments))
-        cells = notebook.notebook
-        for cell in (*cells.grade_cells, *cells.task_cells):
-            if cell.id not in graded:
-                Grade(cell_id=cell.id, notebook=notebook)
-        for cell in (*cells.solution_cells, *cells.task_cells):
-            if cell.id not in commented:
-                Comment(cell_id=cell.id, notebook=notebook)
+        self.gradebook.update_or_create_submission(assignment_id, student_id, **given)
 
     def convert_single_notebook(self, notebook_filename: str) -> None:
         """Run the steps on the notebook, make its rows valid, and write it."""

@@ -24,7 +24,10 @@ NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_dat
 X32 = 0x40000000  # x86-64's second numbering of the same calls
 NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
-FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)  # gloo's, in a namespace with nothing but a loopback
+# What gloo and getifaddrs ask for. Addresses of the Internet need no refusal here: each worker has a network namespace of its own with
+# nothing but a loopback in it, where it reaches itself and nobody else, not the host, the judge or another rank; it can neither enter
+# another namespace (setns) nor bring up a device in its own (no capability). Names of AF_UNIX without a file are its namespace's too.
+FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 
 # name → number on x86-64, on AArch64
 REFUSED = {

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import random
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
+from small_class import CLASS, LAB, graded_files, hand_in, make_checkout, make_class, results, right, rows
+
 from dlo_lib.errors import UserError
 from dlo_lib.grading.batch import Done, Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
+from dlo_lib.grading.entry import Entry
 from dlo_lib.grading.export import GradeTable
-from dlo_lib.grading.nbgrader_course import create_course, open_course
-from dlo_lib.grading.release import release_notebook
-from dlo_lib.grading.source import LabSource, build_notebook, notebook_text, read_lab, source_folder, source_notebook
-
-SMALL_COURSE = Path(__file__).parent / "small_course"
-LAB = "91_small"
-TIMESTAMP = "2026-11-20 12:00:00.000000 UTC"
+from dlo_lib.grading.judging import Job, JudgingService
+from dlo_lib.grading.limits import descendants
+from dlo_lib.grading.lock import only_grader
+from dlo_lib.grading.nbgrader_course import open_course
+from dlo_lib.grading.report import GRADED, CheckReport, QuestionReport, Report
+from dlo_lib.grading.source import LabSource, read_lab, source_folder
+from dlo_lib.grading.stored import Stored
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A checkout with the small lab alone."""
     folder = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(SMALL_COURSE, folder, dirs_exist_ok=True)
-    (folder / "labs").mkdir()
+    make_checkout(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLO_COURSE", str(folder))
         yield folder
@@ -52,42 +51,10 @@ def lab(home: Path) -> LabSource:
     return read_lab(source_folder(find_lab("91", source_labs())))
 
 
-def right(lab: LabSource) -> dict[str, Any]:
-    return json.loads(notebook_text(source_notebook(lab.folder)))
-
-
-def untouched(lab: LabSource) -> dict[str, Any]:
-    return json.loads(notebook_text(release_notebook(lab.folder)))
-
-
-def wrong_scale(lab: LabSource) -> dict[str, Any]:
-    notebook = right(lab)
-    for cell in notebook["cells"]:
-        if cell["id"] == "scale":
-            cell["source"] = "def absmax_scale(x):\n    return x.amax(dim=1) / 127"
-    return notebook
-
-
-def with_cells_of_their_own(lab: LabSource) -> dict[str, Any]:
-    notebook = right(lab)
-    own = {"cell_type": "code", "id": "mine", "metadata": {}, "source": "import math", "outputs": [], "execution_count": 3}
-    notebook["cells"].insert(3, own)
-    return notebook
-
-
-CLASS = {"ada": right, "blaise": wrong_scale, "chloe": untouched, "dorothy": with_cells_of_their_own}
-
-
 @pytest.fixture(scope="module")
-def class_(home: Path, lab: LabSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def class_(lab: LabSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A course with submissions, none of them graded; copied by each test."""
-    folder = create_course(tmp_path_factory.mktemp("class") / "course", students=[*CLASS, "evariste"])
-    course = open_course(folder)
-    build_notebook(lab.folder)
-    assert course.generate_assignment(LAB)["success"]
-    for student, notebook in CLASS.items():
-        hand_in(folder, student, json.dumps(notebook(lab)))
-    return folder
+    return make_class(tmp_path_factory.mktemp("class") / "course", lab)
 
 
 @pytest.fixture
@@ -96,54 +63,37 @@ def course(class_: Path, tmp_path: Path) -> Path:
     return tmp_path / "course"
 
 
-def hand_in(course: Path, student: str, text: str) -> None:
-    folder = course / "submitted" / student / LAB
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "small.ipynb").write_text(text)
-    (folder / "timestamp.txt").write_text(TIMESTAMP)
+@pytest.fixture(scope="module")
+def service(class_: Path) -> Iterator[JudgingService]:
+    """One judging service for all copies of the class: they have the same lab and the same secret."""
+    with JudgingService(find_lab("91", source_labs()), class_, unsafe=True) as running:
+        yield running
 
 
-def grade(course: Path, **options: Any) -> GradeTable:
-    return grade_lab(find_lab("91", source_labs()), course, options=Options(**{"jobs": 2, "unsafe": True, **options}))
+@pytest.fixture
+def grade(service: JudgingService) -> Callable[..., GradeTable]:
+    """Grade a course, by default with the service that is running."""
 
+    def run(course: Path, advance: Callable[[Done], None] | None = None, by: Any = service, **options: Any) -> GradeTable:
+        return grade_lab(find_lab("91", source_labs()), course, advance, Options(**{"jobs": 2, "unsafe": True, **options}), by)
 
-def results(course: Path) -> list[bytes]:
-    return [(course / "grades" / LAB / name).read_bytes() for name in ("results.csv", "results.json")]
-
-
-OF_A_STUDENT = (
-    "join base_cell on base_cell.id = it.cell_id join submitted_notebook on submitted_notebook.id = it.notebook_id "
-    "join submitted_assignment on submitted_assignment.id = submitted_notebook.assignment_id order by 1, 2"
-)
-GRADES = "select student_id, base_cell.name, auto_score, manual_score, extra_credit, needs_manual_grade from grade it "
-COMMENTS = "select student_id, base_cell.name, auto_comment, manual_comment from comment it "
-SUBMISSIONS = (
-    "select student_id, timestamp, extension, late_submission_penalty from submitted_assignment "
-    "join submitted_notebook on submitted_notebook.assignment_id = submitted_assignment.id order by 1"
-)
-
-
-def rows(file: Path) -> list[list[tuple]]:
-    """The rows of a gradebook that grading writes, without nbgrader's random ids."""
-    connection = sqlite3.connect(file)
-    try:
-        return [connection.execute(query).fetchall() for query in (GRADES + OF_A_STUDENT, COMMENTS + OF_A_STUDENT, SUBMISSIONS)]
-    finally:
-        connection.close()
-
-
-def graded_files(course: Path) -> dict[str, bytes]:
-    folder = course / "autograded"
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return run
 
 
 @pytest.fixture(scope="module")
-def undisturbed(class_: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(class_: Path, service: JudgingService, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The class graded in one go."""
     course = tmp_path_factory.mktemp("undisturbed") / "course"
     shutil.copytree(class_, course, symlinks=True)
-    grade(course)
+    grade_lab(find_lab("91", source_labs()), course, options=Options(jobs=2, unsafe=True), service=service)
     return course
+
+
+@pytest.fixture
+def graded(undisturbed: Path, tmp_path: Path) -> Path:
+    """A copy of the class with its grades."""
+    shutil.copytree(undisturbed, tmp_path / "graded", symlinks=True)
+    return tmp_path / "graded"
 
 
 def test_every_student_of_the_roster_has_a_row_with_the_status_of_each_question(undisturbed: Path) -> None:
@@ -157,7 +107,7 @@ def test_every_student_of_the_roster_has_a_row_with_the_status_of_each_question(
     assert all(set(row["questions"]) == {"scale", "quantise", "mean", "quiz"} for row in table["rows"])
 
 
-def test_two_runs_with_and_without_company_give_the_same_bytes(undisturbed: Path, course: Path) -> None:
+def test_two_runs_with_and_without_company_give_the_same_bytes(undisturbed: Path, course: Path, grade: Callable) -> None:
     grade(course, jobs=1)
     assert results(course) == results(undisturbed)
     assert all(timing not in results(course)[1] for timing in (b"seconds", str(course).encode()))
@@ -172,82 +122,219 @@ def test_gradebook_and_graded_notebooks_are_those_of_nbgraders_own_command(undis
     assert graded_files(course) == graded_files(undisturbed)
 
 
-def grader(course: Path, *options: str) -> subprocess.Popen[bytes]:
+def grader(course: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "grade", "91", "--unsafe", "--jobs", "2", *options]
-    return subprocess.Popen(command, cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=course, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_and_resumed_the_table_is_the_same(undisturbed: Path, course: Path) -> None:
-    moments = random.Random(7)
-    for _ in range(3):
+def test_killed_at_any_moment_and_resumed_the_table_is_the_same(undisturbed: Path, course: Path, grade: Callable) -> None:
+    """Killed before a row stood, and when two did; the first of the second run is one that the first has judged and not entered."""
+    for rows_before in (0, 2):
         process = grader(course, "--resume")
-        time.sleep(moments.uniform(2, 9))
+        assert process.stdout is not None
+        if rows_before == 0:
+            reports = course / "grades" / LAB / "reports"
+            while not list(reports.glob("*.json")):
+                assert process.poll() is None
+        for _ in range(rows_before):
+            process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    process = grader(course, "--resume")
-    assert process.communicate()[1] == b""
-    assert process.returncode == 0
+    seen: list[Done] = []
+    grade(course, seen.append, resume=True)
+    assert len(seen) == len(CLASS)
     assert results(course) == results(undisturbed)
     assert rows(course / "gradebook.db") == rows(undisturbed / "gradebook.db")
     assert graded_files(course) == graded_files(undisturbed)
 
 
-def test_resuming_judges_only_what_has_changed(undisturbed: Path, tmp_path: Path, lab: LabSource) -> None:
-    course = tmp_path / "course"
-    shutil.copytree(undisturbed, course, symlinks=True)
-    reports = {path.name: path.stat().st_mtime_ns for path in (course / "grades" / LAB / "reports").glob("*.json")}
-    hand_in(course, "blaise", json.dumps(right(lab)))
-    table = grade(course, resume=True)
-    again = [name for name, then in reports.items() if (course / "grades" / LAB / "reports" / name).stat().st_mtime_ns != then]
+@pytest.mark.slow
+def test_a_zygote_or_service_killed_in_the_middle_costs_no_row(undisturbed: Path, course: Path, grade: Callable) -> None:
+    with JudgingService(find_lab("91", source_labs()), course, unsafe=True) as own:
+        first = own.pid
+        killed: list[int] = []
+
+        def disturb(row: Done) -> None:
+            zygotes = [pid for pid in descendants(own.pid) if b"grading.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            if row.number == 2:  # the first was looked at only
+                os.kill(zygotes[0], signal.SIGKILL)
+                killed.append(zygotes[0])
+            if row.number == 3:
+                os.kill(own.pid, signal.SIGKILL)
+                killed.append(own.pid)
+
+        grade(course, disturb, by=own, jobs=1)
+        assert len(killed) == 2
+        assert own.pid != first
+    assert results(course) == results(undisturbed)
+    assert rows(course / "gradebook.db") == rows(undisturbed / "gradebook.db")
+    assert not Path(f"/proc/{killed[0]}/exe").exists()
+
+
+class Scripted:
+    """A judging service that does what the test says: the status of each check, by student, in turn."""
+
+    def __init__(self, *turns: dict[str, str]) -> None:
+        self.turns = list(turns)
+        self.asked: list[tuple[list[str], int]] = []
+
+    def looked_at(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, int]]:
+        yield from ((job, 3) for job in jobs)
+
+    def judged(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, int]]:
+        jobs, statuses = list(jobs), self.turns.pop(0)
+        self.asked.append(([job.student for job in jobs], at_once))
+        for job in jobs:
+            status = statuses.get(job.student, "OK")
+            if status == "no judge":
+                yield job, 1
+                continue
+            points = 3.0 if status == "OK" else 0.0
+            check = CheckReport("check_scale", "", points, 3.0, status, "", "", False)
+            question = QuestionReport("scale", points, 3.0, GRADED if status == "OK" else status, (check,))
+            shutil.copyfile(job.notebook, job.rebuilt)
+            Stored(job.key, Report(LAB, question.status, {"scale": question}), at_once == 1, {}).save(job.report)
+            yield job, 0
+
+
+@pytest.mark.parametrize("starved", ["TIMEOUT", "OOM"])
+def test_who_ran_out_of_time_or_memory_is_judged_again_alone_before_it_counts(course: Path, grade: Callable, starved: str) -> None:
+    script = Scripted({"blaise": starved, "chloe": starved}, {"chloe": starved})
+    seen: list[Done] = []
+    table = grade(course, seen.append, by=script)
+    assert script.asked == [(list(CLASS), 2), (["blaise", "chloe"], 1)]
+    assert [row.student for row in seen] == ["ada", "dorothy", "blaise", "chloe"]
+    total = {row.student: row.total for row in table.rows}
+    assert (total["blaise"], total["chloe"]) == (3, 0)
+    again = Scripted({})
+    grade(course, by=again, resume=True)
+    assert again.asked == []  # it was alone: it counts
+
+
+def test_no_score_of_an_earlier_grading_survives_one_that_failed(graded: Path, grade: Callable) -> None:
+    script = Scripted({"ada": "no judge"}, {"ada": "no judge"})
+    row = {row.student: row for row in grade(graded, by=script, only="ada").rows}["ada"]
+    assert (row.status, row.total) == ("GRADER_ERROR", 0)
+    assert {score for student, _, score, *_ in rows(graded / "gradebook.db")[0] if student == "ada"} == {0.0}
+
+
+def test_a_row_that_cannot_be_entered_keeps_no_score_and_no_graded_notebook(
+    graded: Path, grade: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("no more space")
+
+    monkeypatch.setattr(Entry, "convert_single_notebook", broken)
+    row = {row.student: row for row in grade(graded, by=Scripted({}), only="ada").rows}["ada"]
+    assert (row.status, row.total) == ("GRADER_ERROR", 0)
+    assert {score for student, _, score, *_ in rows(graded / "gradebook.db")[0] if student == "ada"} == {0.0}
+    assert not (graded / "autograded" / "ada" / LAB / "small.ipynb").exists()
+    assert "no more space" in (graded / "dlo-grade.log").read_text()
+
+
+@pytest.fixture
+def changed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The small lab's source in a checkout of its own, to be changed."""
+    shutil.copytree(home, tmp_path / "checkout")
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
+    return tmp_path / "checkout" / "solutions" / LAB
+
+
+def test_a_class_is_graded_anew_after_a_check_was_changed(graded: Path, grade: Callable, changed: Path) -> None:
+    checks = changed / "checks.py"
+    checks.write_text(checks.read_text() + "\n# stricter\n")
+    script = Scripted({})
+    grade(graded, by=script, resume=True)
+    assert script.asked == [(list(CLASS), 2)]
+
+
+def test_questions_that_were_changed_after_the_release_are_refused(graded: Path, grade: Callable, changed: Path) -> None:
+    """nbgrader's gradebook has no rows for them; without this, points would be lost or given twice in silence."""
+    text = changed / "91_small.py"
+    text.write_text(text.read_text().replace('"test_mean", "grade": true, "points": 2', '"test_mean", "grade": true, "points": 5'))
+    before = results(graded)
+    with pytest.raises(UserError, match=r"91_small was changed after its release \(mean\): generate it again"):
+        grade(graded, by=Scripted())
+    assert results(graded) == before
+
+
+def test_resuming_judges_only_what_has_changed(graded: Path, grade: Callable, lab: LabSource) -> None:
+    reports = {path.name: path.stat().st_mtime_ns for path in (graded / "grades" / LAB / "reports").glob("*.json")}
+    hand_in(graded, "blaise", json.dumps(right(lab)))
+    table = grade(graded, resume=True)
+    again = [name for name, then in reports.items() if (graded / "grades" / LAB / "reports" / name).stat().st_mtime_ns != then]
     assert [name.split("-")[0] for name in again] == ["blaise"]
     assert {row.student: row.total for row in table.rows}["blaise"] == 12
 
 
-def test_one_student_is_graded_again_and_the_other_rows_stay(undisturbed: Path, tmp_path: Path) -> None:
-    course = tmp_path / "course"
-    shutil.copytree(undisturbed, course, symlinks=True)
-    hand_in(course, "ada", "{")
+def test_one_student_is_graded_again_and_the_other_rows_stay(undisturbed: Path, graded: Path, grade: Callable) -> None:
+    hand_in(graded, "ada", "{")
     seen: list[Done] = []
-    table = grade_lab(find_lab("91", source_labs()), course, seen.append, Options(only="ada", unsafe=True))
+    table = grade(graded, seen.append, only="ada")
     assert [done.student for done in seen] == ["ada"]
     row = {row.student: row for row in table.rows}
     assert row["ada"].status.startswith("INVALID(damaged")
     assert row["ada"].total == 0  # 12 before: a score never outlives its submission
-    before, after = ([line for line in results(folder)[0].splitlines() if not line.startswith(b"ada")] for folder in (undisturbed, course))
+    before, after = ([line for line in results(folder)[0].splitlines() if not line.startswith(b"ada")] for folder in (undisturbed, graded))
     assert before == after
 
 
-def test_a_student_who_handed_in_nothing_cannot_be_graded_alone(course: Path) -> None:
+def test_a_student_who_handed_in_nothing_cannot_be_graded_alone(course: Path, grade: Callable) -> None:
     with pytest.raises(UserError, match="evariste has handed in nothing of 91_small"):
         grade(course, only="evariste")
 
 
-def test_manual_grades_survive_a_regrade(undisturbed: Path, tmp_path: Path) -> None:
-    course = tmp_path / "course"
-    shutil.copytree(undisturbed, course, symlinks=True)
-    with open_course(course).gradebook as gradebook:
+def test_manual_grades_survive_a_regrade(graded: Path, grade: Callable) -> None:
+    with open_course(graded).gradebook as gradebook:
         given = gradebook.find_grade("test_scale", "small", LAB, "blaise")
         given.manual_score, given.needs_manual_grade = 2.5, False
         gradebook.db.commit()
-    scores = {row.student: row.scores["scale"] for row in grade(course, only="blaise").rows}
+    scores = {row.student: row.scores["scale"] for row in grade(graded, only="blaise").rows}
     assert scores["blaise"] == 2.5
-    with open_course(course).gradebook as gradebook:
+    with open_course(graded).gradebook as gradebook:
         assert gradebook.find_grade("test_scale", "small", LAB, "blaise").needs_manual_grade  # nbgrader asks for a second look
 
 
-def test_a_second_grader_on_the_same_lab_says_so_and_stops(course: Path) -> None:
-    folder = course / "grades" / LAB
-    folder.mkdir(parents=True)
-    with open(folder / "lock", "w") as first:
-        fcntl.flock(first, fcntl.LOCK_EX)
-        first.write("4711\n")
-        first.flush()
-        process = grader(course)
-        said = process.communicate()[1].decode()
-    assert process.returncode == 2
-    assert "another grader (process 4711) is at work" in said
-    assert not (folder / "results.csv").exists()
+def test_a_late_submission_has_the_penalty_of_the_courses_own_rule(graded: Path, grade: Callable) -> None:
+    with open_course(graded).gradebook as gradebook:
+        gradebook.update_or_create_assignment(LAB, duedate="2026-11-19 12:00:00")
+    with open(graded / "nbgrader_config.py", "a") as config:
+        config.write("\nc.LateSubmissionPlugin.penalty_method = 'zero'\n")
+    row = {row.student: row for row in grade(graded, only="ada").rows}["ada"]
+    assert (sum(row.scores.values()), row.penalty, row.total) == (12, 12, 0)
+
+
+def test_a_second_grader_on_the_same_lab_says_so_and_stops(course: Path, grade: Callable) -> None:
+    script = Scripted()
+    with only_grader(course / "grades" / LAB), pytest.raises(UserError, match=rf"another grader \(process {os.getpid()}\) is at work"):
+        grade(course, by=script)
+    assert script.asked == []
+    assert not (course / "grades" / LAB / "results.csv").exists()
+
+
+@pytest.mark.slow
+def test_nbgraders_own_command_refuses_in_one_line_while_another_grader_is_at_work(course: Path) -> None:
+    with only_grader(course / "grades" / LAB):
+        command = [sys.executable, "-m", "nbgrader", "autograde", LAB]
+        done = subprocess.run(command, cwd=course, capture_output=True, text=True, timeout=300, env={**os.environ, "PATH": "/usr/bin:/bin"})
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if "ERROR" in line]
+    assert len(said) == 1
+    assert "cannot isolate" in said[0] or "another grader" in said[0]
+    assert "Traceback" not in done.stderr
+    assert not (course / "autograded").exists()
+
+
+def test_formgraders_button_says_why_it_refuses_where_there_is_no_sandbox(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise UserError("this host cannot isolate submissions")
+
+    monkeypatch.setattr("dlo_lib.grading.isolation.required_isolation", none)
+    answer = open_course(course).autograde(LAB, "ada")
+    assert not answer["success"]
+    assert answer["log"].strip().splitlines()[-1].endswith("this host cannot isolate submissions")
+    assert not (course / "autograded").exists()
 
 
 def renamed(folder: Path) -> None:
@@ -285,7 +372,7 @@ ODD: dict[Callable[[Path], None], str] = {
 }
 
 
-def test_odd_folders_cost_nobody_else_anything(undisturbed: Path, course: Path, lab: LabSource) -> None:
+def test_odd_folders_cost_nobody_else_anything(undisturbed: Path, course: Path, lab: LabSource, grade: Callable) -> None:
     for damage in ODD:
         hand_in(course, damage.__name__, json.dumps(right(lab)))
         damage(course / "submitted" / damage.__name__ / LAB)
@@ -298,11 +385,14 @@ def test_odd_folders_cost_nobody_else_anything(undisturbed: Path, course: Path, 
     assert not list((course / "autograded").rglob("notes.txt"))
 
 
-def test_a_lab_whose_own_answer_fails_grades_nobody(course: Path, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_lab_whose_own_answer_fails_grades_nobody(
+    course: Path, home: Path, grade: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     broken = tmp_path / "checkout"
     shutil.copytree(home, broken)
     text = broken / "solutions" / LAB / "91_small.py"
     text.write_text(text.read_text().replace("/ 127", "/ 128"))
     monkeypatch.setenv("DLO_COURSE", str(broken))
     with pytest.raises(UserError, match="the reference solution of 91_small does not score full marks"):
-        grade(course)
+        grade(course, by=None)
