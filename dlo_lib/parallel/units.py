@@ -60,7 +60,7 @@ def cut_into_units(module: nn.Module, blocks: BlockTypes | None) -> list[Plan]:
     Raises:
         UserError: no module is of these types; a parameter that is no floating-point number.
     """
-    found = _outermost_blocks(module, blocks)
+    found = outermost_blocks(module, blocks)
     if blocks is not None and not found:
         names = ", ".join(kind.__name__ for kind in (blocks if isinstance(blocks, tuple) else (blocks,)))
         raise UserError(f"no module is a {names}: name the type of the model's blocks, or leave it out")
@@ -86,7 +86,8 @@ def _pieces(current: nn.Module, blocks: set[int]) -> Iterator[tuple[nn.Module, b
             yield from _pieces(child, blocks)
 
 
-def _outermost_blocks(module: nn.Module, blocks: BlockTypes | None) -> set[int]:
+def outermost_blocks(module: nn.Module, blocks: BlockTypes | None) -> set[int]:
+    """The ids of the blocks in ``module``, as ``cut_into_units`` finds them."""
     found: set[int] = set()
 
     def visit(current: nn.Module) -> None:

@@ -56,7 +56,9 @@ class DirectMessages(Wire):
     def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
         parts = whole.view(dist.get_world_size(group), -1)
         wait = _exchange(lambda target: mine, lambda source: parts[source], group)
-        parts[dist.get_rank(group)].copy_(mine)
+        own = parts[dist.get_rank(group)]
+        if own.data_ptr() != mine.data_ptr():  # it may be sent from its place
+            own.copy_(mine)
         return wait
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:

@@ -166,10 +166,13 @@ def test_on_a_gpu_that_ranks_may_share(world_size, reshard):
     assert_same(on_ranks(world_size, llama, 2, device="cuda", reshard_after_forward=reshard), twin, 1e-10)
 
 
-@pytest.mark.gpu
-def test_shards_on_the_cpu_of_a_model_that_computes_on_a_gpu():
-    twin = trained_alone(llama, 1, 2, 0.5, torch.float64)
-    assert_same(on_ranks(1, llama, 2, device="cuda", shard_device=torch.device("cpu")), twin, 1e-10)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_shards_gradients_and_state_on_the_cpu_of_a_model_that_computes_elsewhere(device, reshard):
+    """Without a GPU both are the CPU, and the path is the same."""
+    twin = trained_alone(Odd, 2, 3, 0.05, torch.float64)
+    options = {"shard_device": torch.device("cpu"), "reshard_after_forward": reshard, "find_unused_parameters": True}
+    assert_same(on_ranks(2, Odd, 3, max_norm=0.05, device=device, sync_each=True, **options), twin, 1e-10)
 
 
 def test_fp32_losses():
