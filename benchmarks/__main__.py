@@ -1,4 +1,7 @@
-"""`python -m benchmarks NAME [--json]`: one module of this package per NAME, with ``rows(pairs) -> list[Row]``."""
+"""`python -m benchmarks NAME [--json]`: one module of this package per NAME, with ``rows(pairs)``, which gives ``Row``s.
+
+Each row goes to standard error as soon as it is measured, so that a run that is stopped has not been for nothing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def run(
     if name not in names():
         raise unknown_name("benchmark", name, names())
     module = importlib.import_module(f"benchmarks.{name}")
-    rows: list[Row] = module.rows() if pairs is None else module.rows(pairs)
+    rows: list[Row] = []
+    for row in module.rows() if pairs is None else module.rows(pairs):
+        rows.append(row)
+        print(f"{row.name} on {row.world_size}: CPU {row.cpu_ratio}, memory {row.memory_ratio}, floor {row.floor_ratio}", file=sys.stderr)
     if as_json:
         print(json.dumps([row.as_json() for row in rows], indent=1))
         return

@@ -1,42 +1,124 @@
-"""Sharded data parallelism: `dlo_lib.parallel.FSDP` against PyTorch's `fully_shard`, on Llamas over gloo.
+"""Data parallelism, whole and sharded: ours against PyTorch's own, on Llamas over gloo.
 
-A turn is one `train_step` (forward, backward, gradients averaged, SGD) of the same model on the same data; both live in the same ranks and
-one process group and take turns, with a unit for each block and gradients reduced in fp32. The floor is the same step without any
-communication, on every rank; memory is the peak of jobs that build the model and train it in one of the two ways (``benchmarks.peaks``).
+    DDP      DistributedDataParallel                                   both with gradients as bucket views of 25 MiB
+    ZeRO-1   DistributedDataParallel + ZeroRedundancyOptimizer         AdamW; the peer with parameters as bucket views, its cheaper way
+    ZeRO-2   the same, for PyTorch has no second stage                 gradients reduce-scattered
+    FSDP     fully_shard                                               a unit for each block, gradients reduced in fp32
+
+A turn is one `train_step` (forward, backward, gradients averaged, optimiser; SGD where nothing else is said) of the same model on the same
+data; both live in the same ranks and one process group and take turns. The floor is the same step without any communication, on every
+rank. What a peer keeps is resident between its turns, so memory is measured apart: the peak of jobs that build the model and train it in
+one of the two ways (``benchmarks.peaks``).
 """
 
 from __future__ import annotations
 
 import statistics
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.ddp import CASES, MEMORY_REPEATS, MEMORY_STEPS
 from benchmarks.paired import Row, Turns, compare, measure, over_ranks, ratios, take_turns
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
 from dlo_lib.launch import Explain, run_ranks
-from dlo_lib.models import Llama
+from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
-from dlo_lib.parallel import FSDP
+from dlo_lib.parallel import DDP, FSDP, ShardedDDP, ShardedOptimizer
 
-PEER = "fully_shard"
+CASES = {
+    # name: the model, sequences per rank, their tokens
+    "hidden 256": (LlamaConfig(257, 256, 704, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, tied_embeddings=True), 4, 128),
+    "hidden 1024": (LlamaConfig(257, 1024, 2816, num_layers=2, num_heads=8, num_kv_heads=4, head_dim=128, tied_embeddings=True), 2, 64),
+}
+MEMORY_STEPS, MEMORY_REPEATS = 4, 5
+
+Build = Callable[[nn.Module], tuple[nn.Module, torch.optim.Optimizer]]
+"""A model to what trains it: wrapped, with its optimiser."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What is compared: dtype of computing, None for fp32; and whether activations are computed again."""
+    """What is compared: ours, the peer, and the step that needs no communication."""
 
     name: str
-    compute_dtype: torch.dtype | None = None
+    peer: str
+    ours: Build
+    its: Build
+    alone: Build
     checkpointing: bool = False
 
+    def build(self, wrapper: str) -> Build:
+        return {"ours": self.ours, "peer": self.its, "none": self.alone}[wrapper]
 
-KINDS = (Kind("FSDP"), Kind("FSDP bf16", torch.bfloat16), Kind("FSDP checkpointing", checkpointing=True))
+
+def _sgd(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def _adamw(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def _ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return _sgd(DDP(model))
+
+
+def _torch_ddp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return _sgd(DistributedDataParallel(model, gradient_as_bucket_view=True))
+
+
+def _zero1(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    wrapped = DDP(model)
+    return wrapped, ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+
+
+def _zero2(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    wrapped = ShardedDDP(model)
+    return wrapped, ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=wrapped.partition, lr=1e-3)
+
+
+def _torch_zero1(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return wrapped, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-3)
+
+
+def _fsdp(compute_dtype: torch.dtype | None) -> Build:
+    return lambda model: _sgd(FSDP(model, compute_dtype=compute_dtype))
+
+
+def _fully_shard(compute_dtype: torch.dtype | None) -> Build:
+    def build(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        for block in model.layers:  # type: ignore[union-attr]
+            fully_shard(block, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        return _sgd(model)
+
+    return build
+
+
+def _fsdp_kind(name: str, compute_dtype: torch.dtype | None = None, checkpointing: bool = False) -> Kind:
+    def alone(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+        return _sgd(model if compute_dtype is None else model.to(compute_dtype))
+
+    return Kind(name, "fully_shard", _fsdp(compute_dtype), _fully_shard(compute_dtype), alone, checkpointing)
+
+
+KINDS = (
+    Kind("DDP", "DistributedDataParallel", _ddp, _torch_ddp, _sgd),
+    Kind("ZeRO-1", "ZeroRedundancyOptimizer", _zero1, _torch_zero1, _adamw),
+    Kind("ZeRO-2", "ZeroRedundancyOptimizer", _zero2, _torch_zero1, _adamw),
+    _fsdp_kind("FSDP"),
+    _fsdp_kind("FSDP bf16", torch.bfloat16),
+    _fsdp_kind("FSDP checkpointing", checkpointing=True),
+)
 
 
 class Way:
@@ -45,19 +127,8 @@ class Way:
     def __init__(self, case: str, kind: Kind, wrapper: str) -> None:
         config, batch, seq = CASES[case]
         torch.manual_seed(0)
-        model: nn.Module = Llama(config, checkpointing=kind.checkpointing)
         self.group = None if wrapper == "none" else dist.group.WORLD
-        if wrapper == "ours":
-            model = FSDP(model, compute_dtype=kind.compute_dtype)
-        elif wrapper == "peer":
-            policy = MixedPrecisionPolicy(param_dtype=kind.compute_dtype, reduce_dtype=torch.float32)
-            for block in model.layers:  # type: ignore[union-attr]
-                fully_shard(block, mp_policy=policy)
-            fully_shard(model, mp_policy=policy)
-        elif kind.compute_dtype is not None:
-            model = model.to(kind.compute_dtype)
-        self.model = model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        self.model, self.optimizer = kind.build(wrapper)(Llama(config, checkpointing=kind.checkpointing))
         random = torch.Generator().manual_seed(dist.get_rank())
         tokens = torch.randint(config.vocab_size, (batch, seq + 1), generator=random)
         self.pairs = [(tokens[:, :-1], tokens[:, 1:])]
@@ -66,15 +137,20 @@ class Way:
         train_step(self.model, self.optimizer, self.pairs, group=self.group)
 
 
-def rows(pairs: int = 40) -> list[Row]:
-    return [_row(case, kind, world_size, pairs) for kind in KINDS for case in CASES for world_size in (2, 4)]
+def rows(pairs: int = 40) -> Iterator[Row]:
+    """About two minutes each on two idle cores with 40 pairs; a quarter of that with 8."""
+    for kind in KINDS:
+        for case in CASES:
+            for world_size in (2, 4):
+                yield row(kind, case, world_size, pairs)
 
 
-def _row(case: str, kind: Kind, world_size: int, pairs: int) -> Row:
+def row(kind: Kind, case: str, world_size: int, pairs: int) -> Row:
+    """One comparison."""
     per_rank = run_ranks(_turns, world_size, case, kind, pairs, explain=Explain.OFF)
     turns, against_floor = (over_ranks([rank[index] for rank in per_rank]) for index in range(2))
     floor = statistics.median(turn.cpu for turn in against_floor.peer)
-    repeats = min(MEMORY_REPEATS, pairs)
+    repeats = min(MEMORY_REPEATS, -(-pairs // 4))
 
     def peaks(exact: bool) -> dict[str, list[float]]:
         return peaks_in_turns(lambda wrapper: run_ranks(_peak, world_size, case, kind, wrapper, exact, explain=Explain.OFF), repeats)
@@ -82,8 +158,8 @@ def _row(case: str, kind: Kind, world_size: int, pairs: int) -> Row:
     exact, kept = peaks(exact=True), peaks(exact=False)
     mine, its = (statistics.median(exact[wrapper]) / 2**20 for wrapper in ("ours", "peer"))
     note = f"peak {mine:.0f} MiB against {its:.0f} MiB a rank; ratio with glibc's defaults {ratios(kept['ours'], kept['peer'])}"
-    row = compare(f"{kind.name}, {case}", PEER, world_size, turns, floor_cpu=floor, note=note)
-    return replace(row, memory_ratio=ratios(exact["ours"], exact["peer"]))
+    compared = compare(f"{kind.name}, {case}", kind.peer, world_size, turns, floor_cpu=floor, note=note)
+    return replace(compared, memory_ratio=ratios(exact["ours"], exact["peer"]))
 
 
 def _turns(case: str, kind: Kind, pairs: int) -> tuple[Turns, Turns]:
