@@ -44,7 +44,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Args:
         params: as for any optimiser: parameters, named ones, or groups of them. They are moved into flat memory (``parallel.partition``),
-            so make it after the model is on its device, and do not move that again.
+            so make it after the model is on its device and has its values, and do not move that again.
         optimizer_cls: any class whose update of a parameter depends on that parameter alone. Those in ``ELEMENTWISE`` get equal parts of
             memory, others parameters as a whole.
         group: the ranks; None for all.

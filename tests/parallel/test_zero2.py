@@ -62,13 +62,22 @@ def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire
         assert exact <= padded <= exact + 4 * 16 * ranks + 8 * 12
 
 
-@pytest.mark.parametrize(("stage", "factor"), [(1, lambda n: 8 + 8 / n), (2, lambda n: 4 + 12 / n)])
-def test_a_rank_rests_with_what_the_formula_says(stage, factor):
+RESTING = [
+    (1, torch.float32, lambda n: 8 + 8 / n),
+    (2, torch.float32, lambda n: 4 + 12 / n),
+    (1, torch.bfloat16, lambda n: 2 + 2 + 12 / n),  # with a copy in fp32 and its two moments: the count of the paper
+]
+
+
+@pytest.mark.parametrize(("stage", "dtype", "factor"), RESTING, ids=["1", "2", "1 in bf16"])
+def test_a_rank_rests_with_what_the_formula_says(stage, dtype, factor):
     def held() -> tuple[int, int]:
-        module = llama()
+        module = llama().to(dtype)
         numel = sum(param.numel() for param in module.parameters())
         if stage == 1:
-            model, optimizer = module, ShardedOptimizer(module.parameters(), torch.optim.AdamW, bucket_bytes=100_000)
+            masters = None if dtype is torch.float32 else torch.float32
+            model = module
+            optimizer = ShardedOptimizer(module.parameters(), torch.optim.AdamW, bucket_bytes=100_000, master_dtype=masters)
         else:
             model = ShardedDDP(module, bucket_bytes=100_000, keep_buffers=False)
             optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
@@ -80,7 +89,10 @@ def test_a_rank_rests_with_what_the_formula_says(stage, factor):
             tensors += [value for state in optimizer.local.state.values() for value in state.values()]
             return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors if t is not None}.values())
 
-        before = resting() - 4 * numel  # what other tests and the model's constants hold
+        copies = [piece.shard for piece in optimizer.pieces()] if dtype is torch.bfloat16 else []
+        before = resting() - sum(
+            param.nbytes for param in [*module.parameters(), *copies]
+        )  # what other tests and the model's constants hold
         inputs = torch.zeros(2, 8, dtype=torch.int64)
         for _ in range(2):
             optimizer.step()
