@@ -18,7 +18,7 @@ from dlo_lib.files import write_text
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
-    from dlo_lib.grading.collect import Inventory
+    from dlo_lib.grading.inventory import Inventory
 
 LabName = Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)]
 Course = Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")]
@@ -107,7 +107,7 @@ def collect(
 
 
 def _show(inventory: Inventory) -> None:
-    from dlo_lib.grading.collect import State
+    from dlo_lib.grading.inventory import State
 
     table = Table("student", "state", "notebook", "late", "receipt", "notes", title=f"{inventory.lab.directory}: {inventory.lab.title}")
     colours = {State.MISSING: "yellow", State.REFUSED: "red", State.UNKNOWN: "red"}

@@ -24,7 +24,7 @@ from dlo_lib.text import tr
 
 MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30  # of a whole archive, unpacked
-MOST_PARTS, LONGEST_PART = 20, 200  # of a path; bytes
+MOST_PARTS, LONGEST_PART, LONGEST_PATH = 20, 200, 1000  # bytes, of a path below the archive: a system takes 4096 of a whole one
 LEFT_BY_SYSTEMS = ("__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini", ".ipynb_checkpoints", "__pycache__")
 
 
@@ -61,16 +61,26 @@ def opened(path: Path) -> Iterator[list[Entry]]:
 
 
 def entries_of_folder(folder: Path) -> list[Entry]:
-    """The files below ``folder``. Links are entries that cannot be read: what they point to is not of the student."""
-    entries = []
-    for directory, names, files in os.walk(folder):
-        names[:] = sorted(name for name in names if name not in LEFT_BY_SYSTEMS and not (Path(directory) / name).is_symlink())
-        for name in sorted(files):
-            if name not in LEFT_BY_SYSTEMS:
-                path = Path(directory) / name
-                entries.append(Entry(path.relative_to(folder).parts, None, partial(read_regular, path)))
-                if len(entries) > MOST_ENTRIES:
-                    raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=folder))
+    """The files below ``folder``. Links, and folders that cannot be looked into, are entries that cannot be read.
+
+    Raises:
+        UserError: there are more than anybody should read.
+    """
+    entries: list[Entry] = []
+
+    def closed(error: OSError) -> None:
+        path = Path(str(error.filename))
+        entries.append(Entry(path.relative_to(folder).parts or (folder.name,), None, partial(_closed, path.name, error)))
+
+    for directory, names, files in os.walk(folder, onerror=closed):
+        inner = Path(directory).relative_to(folder).parts
+        links = [name for name in names if Path(directory, name).is_symlink()]
+        unwalked = names[:] if len(inner) >= MOST_PARTS else links  # the deep ones are refused for their names: see `clash`
+        names[:] = sorted(name for name in names if name not in (*LEFT_BY_SYSTEMS, *unwalked))
+        found = sorted({*files, *unwalked} - set(LEFT_BY_SYSTEMS))
+        entries += [Entry((*inner, name), None, partial(read_regular, Path(directory, name))) for name in found]
+        if len(entries) > MOST_ENTRIES:
+            raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=folder))
     return entries
 
 
@@ -91,6 +101,10 @@ def read_regular(path: Path, limit: int) -> bytes:
     return _within(content, limit, path.name)
 
 
+def _closed(name: str, error: OSError, limit: int) -> bytes:
+    raise Refused(tr("{name} cannot be read: {reason}", name=_shown(name), reason=error.strerror))
+
+
 def same_name(name: str) -> str:
     """``name`` as a file system sees it that knows neither case nor composed characters."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
@@ -99,7 +113,8 @@ def same_name(name: str) -> str:
 def clash(entries: list[Entry]) -> str | None:
     """Why these files cannot lie in one folder everywhere, or None."""
     for entry in entries:
-        if len(entry.parts) > MOST_PARTS or any(len(part.encode("utf-8", "replace")) > LONGEST_PART for part in entry.parts):
+        sizes = [len(part.encode("utf-8", "replace")) for part in entry.parts]
+        if len(sizes) > MOST_PARTS or max(sizes) > LONGEST_PART or sum(sizes) > LONGEST_PATH:
             return tr("a file's name is too long: {name}", name=_shown(entry.parts[-1]))
     seen: dict[tuple[str, ...], str] = {}
     folders: set[tuple[str, ...]] = set()
@@ -117,7 +132,9 @@ def _entries_of_zip(path: Path, archive: zipfile.ZipFile) -> list[Entry]:
     infos = archive.infolist()
     if len(infos) > MOST_ENTRIES:
         raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=path))
-    budget = _Budget(path)
+    # A header that states less than there is does not help: zipfile reads no more than is stated, and then finds a wrong checksum.
+    if sum(info.file_size for info in infos) > MOST_BYTES:
+        raise UserError(tr("{path} unpacks to more than {size} GiB: it is not taken", path=path, size=MOST_BYTES >> 30))
     entries = []
     for info in infos:
         parts = _parts(path, info)
@@ -127,7 +144,7 @@ def _entries_of_zip(path: Path, archive: zipfile.ZipFile) -> list[Entry]:
                 tr("{path} holds {name}, which is no file but a link or a device: it is not taken", path=path, name=_shown(info.filename))
             )
         if not info.is_dir() and parts and not set(parts) & set(LEFT_BY_SYSTEMS):
-            entries.append(Entry(parts, _date(info), partial(_read_member, archive, info, budget)))
+            entries.append(Entry(parts, _date(info), partial(_read_member, archive, info)))
     return sorted(entries, key=lambda entry: entry.parts)
 
 
@@ -146,19 +163,7 @@ def _parts(path: Path, info: zipfile.ZipInfo) -> tuple[str, ...]:
     return parts
 
 
-class _Budget:
-    """What may still be unpacked of an archive: headers lie about sizes, and overlapping members multiply them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.left = path, MOST_BYTES
-
-    def spend(self, number: int) -> None:
-        self.left -= number
-        if self.left < 0:
-            raise UserError(tr("{path} unpacks to more than {size} GiB: it is not taken", path=self.path, size=MOST_BYTES >> 30))
-
-
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budget, limit: int) -> bytes:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
     name = PurePosixPath(info.filename).name
     if info.flag_bits & 1:
         raise Refused(tr("{name} is encrypted", name=_shown(name)))
@@ -167,7 +172,6 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: _Budge
             content = member.read(limit + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError, RuntimeError) as error:
         raise Refused(tr("{name} is damaged in the zip: {reason}", name=_shown(name), reason=error)) from error
-    budget.spend(len(content))
     return _within(content, limit, name)
 
 

@@ -20,7 +20,7 @@ from nbgrader.utils import parse_utc
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.archive import Entry, Refused, clash, entries_of_folder
-from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.course import LabInfo, source_labs
 from dlo_lib.grading.handed_in import MOST_BYTES, MOST_FILES, TIMESTAMP
 from dlo_lib.grading.intake import MAX_BYTES
 from dlo_lib.text import tr
@@ -117,7 +117,10 @@ def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool)
     owner = _owner(folder)
     if check_owner and owner != student:
         refused = tr("it was written by {owner}; if one account hands in for all, set c.ExchangeCollect.check_owner = False", owner=owner)
-    entries = tuple(entries_of_folder(folder))
+    try:
+        entries = tuple(entries_of_folder(folder))
+    except UserError as error:  # what one student hands in stops nobody else's collection
+        return Arrival(student, folder.name, submitted, (), refused=str(error))
     return Arrival(student, folder.name, submitted, entries, refused=refused, notes=tuple(_written_later(folder, entries, submitted)))
 
 
@@ -158,14 +161,17 @@ def utc_time(text: str) -> datetime:
 def from_entries(entries: list[Entry], lab: LabInfo, is_student: Callable[[str], bool]) -> list[Arrival]:
     """The submissions among the files of a folder or zip, one a student as they are named there, in the order of the names."""
     groups: dict[tuple[str, bool, str], list[Entry]] = {}
+    other_labs = {other.directory for other in source_labs()} - {lab.directory}
     for entry in _without_wrapper(entries, is_student):
         top, *below = entry.parts
         found = MOODLE.fullmatch(top)
         if found is not None:
             if found["kind"] == "onlinetext":
                 continue  # what was typed into Moodle's own editor: no notebook
-            inside = (found["rest"] or "", *below) if not below else tuple(below)
+            inside = tuple(below) or (found["rest"] or top,)
             key = (found["name"], True, f"{found['name']} ({found['number']})")
+        elif len(below) > 1 and below[0] in other_labs:
+            continue
         elif below:
             inside = tuple(below[1:] if len(below) > 1 and below[0] == lab.directory else below)
             key = (top, False, top)
@@ -188,8 +194,8 @@ def _without_wrapper(entries: list[Entry], is_student: Callable[[str], bool]) ->
 
 
 def _stated(entries: list[Entry], from_moodle: bool) -> datetime | None:
-    """The time in ``timestamp.txt``, else when Moodle got the newest file."""
-    for entry in entries:
+    """When Moodle got the newest file; elsewhere the time in ``timestamp.txt``, which to Moodle a student may have handed in."""
+    for entry in () if from_moodle else entries:
         if entry.parts == (TIMESTAMP,):
             try:
                 return utc_time(entry.read(200).decode("utf-8"))

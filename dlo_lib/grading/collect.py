@@ -7,20 +7,19 @@ nobody of the roster goes too. `grades/<lab>/inventory.csv` and `receipts.csv` s
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from enum import Enum
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
+from dlo_lib.errors import no_space
 from dlo_lib.files import write_text
 from dlo_lib.grading.archive import Refused, opened, read_regular, same_name
 from dlo_lib.grading.arrivals import Arrival, Files, from_entries, from_exchange, utc_time
@@ -29,73 +28,14 @@ from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.export import grades_folder
 from dlo_lib.grading.handed_in import TIMESTAMP
 from dlo_lib.grading.intake import MAX_BYTES, Invalid, find_submission
+from dlo_lib.grading.inventory import Inventory, Item, State
 from dlo_lib.grading.receipt import digest
 from dlo_lib.grading.roster import Person, letters, read_roster, unfit
-from dlo_lib.grading.tables import csv_text
 from dlo_lib.text import tr
 
 COLLECTED = "collected"
 INVENTORY, RECEIPTS = "inventory.csv", "receipts.csv"
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S.%f UTC"
-
-
-class State(Enum):
-    """What became of a student's submission."""
-
-    NEW = "received"
-    REPLACED = "received, replaces an earlier one"
-    UNCHANGED = "received, unchanged"
-    KEPT = "received before, now nothing newer"
-    REFUSED = "refused"
-    MISSING = "missing"
-    UNKNOWN = "not of the roster"
-
-
-@dataclass(frozen=True)
-class Item:
-    """A line of the inventory. ``late`` in seconds after the due date; ``notebook`` as the student called it; ``sha256`` is the receipt."""
-
-    student: str
-    state: State
-    notebook: str = ""
-    renamed: bool = False
-    sha256: str = ""
-    size: int = 0
-    submitted: datetime | None = None
-    late: int = 0
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """One line for each student of the roster, in order, then one for each arrival that is nobody's."""
-
-    lab: LabInfo
-    items: tuple[Item, ...]
-
-    def of(self, *states: State) -> list[Item]:
-        """The lines in one of ``states``."""
-        return [item for item in self.items if item.state in states]
-
-    def csv(self) -> str:
-        """The table, for a spreadsheet."""
-        header = ["student", "state", "notebook", "renamed", "submitted_utc", "seconds_late", "bytes", "sha256", "notes"]
-        rows = [
-            [item.student, item.state.value, item.notebook, "yes" if item.renamed else "", _utc(item.submitted), str(item.late or ""),
-             str(item.size or ""), item.sha256, "; ".join(item.notes)]
-            for item in self.items
-        ]  # fmt: skip
-        return csv_text(header, rows)
-
-    def json(self) -> str:
-        """The same for programs."""
-        items = [{**asdict(item), "state": item.state.name, "submitted": _utc(item.submitted)} for item in self.items]
-        return json.dumps({"lab": self.lab.directory, "items": items}, indent=1)
-
-    def receipts(self) -> str:
-        """What students may see: notebook, size, time and receipt, a line for each submission."""
-        rows = [[item.student, item.notebook, str(item.size), _utc(item.submitted), item.sha256] for item in self.items if item.sha256]
-        return csv_text(["student", "notebook", "bytes", "submitted_utc", "sha256"], rows)
 
 
 def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> Inventory:
@@ -109,7 +49,7 @@ def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> In
     roster = read_roster(course)
     with course.gradebook as gradebook:
         due = gradebook.find_assignment(lab.directory).duedate
-    collector = _Collector(course, lab, roster, due)
+    collector = _Collector(course, lab, roster, due, exact=source is None)
     if source is None:
         early_only = course.exchange.Collect(coursedir=course.coursedir, authenticator=course.authenticator, parent=course).before_duedate
         inventory = collector.take(_newest(from_exchange(course, lab), due if early_only else None))
@@ -137,11 +77,12 @@ def _newest(arrivals: Iterable[Arrival], due: datetime | None) -> list[Arrival]:
 class _Collector:
     """Puts arrivals in their places."""
 
-    def __init__(self, course: NbGraderAPI, lab: LabInfo, roster: list[Person], due: datetime | None) -> None:
+    def __init__(self, course: NbGraderAPI, lab: LabInfo, roster: list[Person], due: datetime | None, exact: bool) -> None:
         self.course, self.lab, self.roster, self.due = course, lab, roster, due
         self.root = Path(course.coursedir.root)
         self.by_id = {person.id: person for person in roster}
-        self.by_folded = _unique((same_name(person.id), person) for person in roster)
+        # In the exchange an id is an account: ADA is not ada, and must not hand in for her. In a folder somebody typed it.
+        self.by_folded = {} if exact else _unique((same_name(person.id), person) for person in roster)
         self.by_name = _unique((name, person) for person in roster for name in person.names)
 
     def is_student(self, name: str) -> bool:
@@ -199,7 +140,9 @@ class _Collector:
         except Refused as error:
             kept = self._look(student, place, State.REFUSED)
             return replace(kept, notes=(str(error), *([tr("what was received before is kept")] if place.is_dir() else []), *kept.notes))
-        return self._place(student, place, arrivals[0], files)
+        item = self._place(student, place, arrivals[0], files)
+        doubtful = arrivals[0].full_name and item.late  # Moodle's zip has the times of its own store, in the zone of its server
+        return replace(item, notes=(*item.notes, tr("late by the zip's dates: Moodle's page has the true one"))) if doubtful else item
 
     def _place(self, student: str, place: Path, arrival: Arrival, files: Files) -> Item:
         files.pop(TIMESTAMP, None)  # the student's own may be anything; nbgrader would stop at it
@@ -232,10 +175,15 @@ class _Collector:
         return folder / f"{1 + max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0):03d}"
 
     def _write(self, files: Files, folder: Path) -> None:
-        for name, content in files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+        except OSError as error:
+            if full := no_space(self.root, error):
+                raise full from error
+            raise
 
     def _look(self, student: str, place: Path, state: State, notes: tuple[str, ...] = ()) -> Item:
         """The line for what lies at ``place``."""
@@ -284,7 +232,3 @@ def _safe(source: str) -> str:
 
 def _line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:120]
-
-
-def _utc(time: datetime | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S") if time is not None else ""

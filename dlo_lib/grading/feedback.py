@@ -29,11 +29,11 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.archive import Refused, read_regular
 from dlo_lib.grading.batch import released, run_step, submitted_students
-from dlo_lib.grading.collect import Inventory, State
 from dlo_lib.grading.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.feedback_page import CheckLine, Page, QuestionCard, ReceiptCard, feedback_html, receipt_html
 from dlo_lib.grading.handed_in import TIMESTAMP
 from dlo_lib.grading.intake import MAX_BYTES, Invalid, find_submission, read_notebook
+from dlo_lib.grading.inventory import Inventory, State
 from dlo_lib.grading.judge_cells import SECRET_FILE
 from dlo_lib.grading.modules import load_checks
 from dlo_lib.grading.pictures import Pictures, pictures_of
@@ -226,8 +226,9 @@ def _read_next(lab: LabSource, cards: Iterable[QuestionCard]) -> tuple[str, ...]
     """Where what was lost is taught, and how the library does it."""
     lost = [card for card in cards if card.points < card.maximum]
     lines = [tr("in the lab: section “{heading}”", heading=heading) for heading in dict.fromkeys(card.heading for card in lost)]
-    if lost:
-        lines += [tr("how the library does it: `{file}`", file=f"{module.replace('.', '/')}.py") for module in lab.info.taught]
+    own = [f"`{module.replace('.', '/')}`" for module in lab.info.taught if module.startswith("dlo_lib.")]
+    if lost and own:
+        lines.append(tr("how the library does it: {files}", files=", ".join(own)))
     return tuple(lines)
 
 

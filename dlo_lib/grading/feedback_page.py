@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from functools import cache
 
@@ -66,6 +67,11 @@ class ReceiptCard:
     late: str
     sha256: str
     reason: str = ""
+
+    @property
+    def command(self) -> str:
+        """What gives the same number on the student's own machine."""
+        return f"dlo receipt {shlex.quote(self.notebook)}"
 
 
 @dataclass(frozen=True)

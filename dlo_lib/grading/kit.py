@@ -1,8 +1,8 @@
 """The students' archive: the labs as released, the library, and what installs them. The same course gives the same bytes.
 
 It is built from an allow-list, never from what happens to lie around: labs file by file as :mod:`dlo_lib.grading.release` writes them, the
-library and scripts by the suffixes they are made of. Solutions, hidden checks, mutants and tests are not on it. Times, owners and the order
-of files are fixed.
+library and scripts by the suffixes they are made of. Solutions, hidden checks, mutants and tests are not on it. Times, owners, modes
+and the order of files are fixed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def write_kit(target: Path) -> Path:
     files = kit_files()
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in sorted(files):
+        for name, content in sorted(files.items()):
             info = tarfile.TarInfo(f"{NAME}/{name}")
-            info.size, info.mode = len(files[name]), 0o644
-            archive.addfile(info, io.BytesIO(files[name]))
+            info.size, info.mode = len(content), 0o755 if content.startswith(b"#!") else 0o644
+            archive.addfile(info, io.BytesIO(content))
     with write_aside(target) as aside:
         aside.write_bytes(gzip.compress(packed.getvalue(), mtime=0))
     return target

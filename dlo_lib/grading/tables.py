@@ -1,7 +1,8 @@
 """Tables that leave the course as CSV: quoted by the rules of CSV, and no cell that a spreadsheet would run.
 
 A spreadsheet takes a cell that begins with ``=``, ``+``, ``-`` or ``@`` for a formula, and a student chooses their own name and the names
-of their files. Such a cell gets an apostrophe in front (OWASP, "CSV Injection"); numbers are left alone. The same rows give the same bytes.
+of their files. Such a cell gets an apostrophe in front (OWASP, "CSV Injection"); numbers are left alone. The same rows give the same bytes:
+UTF-8 without a byte order mark, which Moodle and every program reads; Excel wants to be told (*Data → From Text/CSV*, 65001).
 """
 
 from __future__ import annotations

@@ -1,21 +1,29 @@
-"""The small lab of the tests, a warm zygote for it, and its notebook."""
+"""The small lab of the tests, a warm zygote for it, its notebook, and a course in which it is released."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.environ import environment
 from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.judge import judge_notebook, zygote_for
+from dlo_lib.grading.nbgrader_course import create_course, open_course
+from dlo_lib.grading.publish import publish
+from dlo_lib.grading.release import release_lab
 from dlo_lib.grading.report import Report
 from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_notebook
 
-SMALL = Path(__file__).parent / "small_course" / "solutions" / "91_small"
+SMALL_COURSE = Path(__file__).parent / "small_course"
+SHARDED_COURSE = SMALL_COURSE.with_name("sharded_course")
+SMALL = SMALL_COURSE / "solutions" / "91_small"
+ROSTER = {"ada": "Ada Lovelace", "blaise": "Blaise Pascal", "chloe": "Chloé Dupont", "dan": "Dan Moore", "dan2": "Dan Moore"}
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +54,37 @@ def judge(small: LabSource, zygote: Zygote, tmp_path: Path) -> Callable[..., Rep
         return judge_notebook(tmp_path / "small.ipynb", small, "secret", **{"zygote": zygote, **settings})
 
     return run
+
+
+@pytest.fixture(scope="session")
+def released_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with two labs, and in ``course`` a course that has released the small one; nobody alters either."""
+    root = tmp_path_factory.mktemp("released")
+    for one in (SMALL_COURSE, SHARDED_COURSE):
+        shutil.copytree(one, root, dirs_exist_ok=True)
+    (root / "labs").mkdir()
+    (root / "exchange").mkdir()
+    with environment({"DLO_COURSE": str(root)}):
+        lab = find_lab("91", source_labs())
+        release_lab(lab)
+        course = open_course(create_course(root / "course", root / "exchange"))
+        publish(course, lab)
+        with course.gradebook as gradebook:
+            for student, name in ROSTER.items():
+                first, last = name.split()
+                gradebook.update_or_create_student(student, first_name=first, last_name=last)
+    return root
+
+
+@pytest.fixture
+def course(released_course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A course folder of the test's own, with an empty exchange: the small lab is released, nothing was handed in."""
+    monkeypatch.setenv("DLO_COURSE", str(released_course))
+    folder = tmp_path / "course"
+    shutil.copytree(released_course / "course", folder, symlinks=True)
+    inbound = tmp_path / "exchange" / "dlo" / "inbound"
+    inbound.mkdir(parents=True)
+    (inbound.parent / "feedback").mkdir()
+    with open(folder / "nbgrader_config.py", "a", encoding="utf-8") as config:
+        config.write(f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\nc.ExchangeCollect.check_owner = False\n")
+    return folder
