@@ -41,7 +41,7 @@ def show(run: Simulation, name: str, *, memory: bool = False, for_weights: float
     """A table in time; with ``memory``, what each rank holds below it, in micro-batches of all its layers."""
     table, per_rank = run.schedule, run.schedule.stages // run.schedule.ranks
     most = max(run.peak_memory(1 / per_rank, for_weights / per_rank))
-    sizes = f"{table.ranks} ranks, micro-batches: {table.micro_batches}, held at most: {most:g}"
+    sizes = f"ranks: {table.ranks}, micro-batches: {table.micro_batches}, held at most: {most:g}"
     title = f"{name}\n{sizes}; time {run.makespan:.4g}, bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
     if not memory:
         return draw(run, title=title)
@@ -100,12 +100,15 @@ def trade(runs: Mapping[str, Simulation], for_weights: float) -> Figure:
     return axes.get_figure()
 
 
-def board(entered: Mapping[float, float], known: Mapping[str, tuple[float, float]]) -> Figure:
-    """The contest: bubble by cap, with known tables (memory, bubble) as single points."""
+def board(entered: Mapping[float, float], known: Mapping[str, tuple[float, float]], targets: Mapping[float, float]) -> Figure:
+    """The contest: bubble by cap, with known tables (memory, bubble) as single points and targets by cap as crosses."""
     axes = _axes(9, 4.2)
     axes.plot(list(entered), [100 * ratio for ratio in entered.values()], color="black", marker=".", label="your table under this cap")
     for (name, (held, ratio)), (colour, marker) in zip(known.items(), STYLES):
         axes.plot(held, 100 * ratio, color=colour, marker=marker, markersize=9, linestyle="none", label=name)
+    axes.plot(
+        list(targets), [100 * ratio for ratio in targets.values()], "x", color="black", markersize=11, markeredgewidth=2, label="target"
+    )
     axes.set_yscale("log")
     ticks = (2, 5, 10, 20, 50, 100, 200)
     axes.set_yticks(ticks, [f"{tick} %" for tick in ticks])

@@ -1,9 +1,9 @@
 # %% [markdown] id="title"
 # # 17 · Pipeline schedules as tables
 #
-# **What you will do.** A model is cut into stages, one for each rank. You write the **order** in which each rank does its work: from the
-# naive one, which keeps one rank out of four busy, over AFAB (GPipe), 1F1B and interleaved 1F1B, to zero-bubble schedules. You derive what each
-# costs in time and memory. Then you enter a small contest: the smallest bubble under a memory cap.
+# **What you will do.** A model is cut into stages, one for each rank. You write the **order** in which each rank does its work. You begin with
+# the naive order, which keeps one rank out of four busy, and go on to AFAB (GPipe), 1F1B, interleaved 1F1B and zero bubble. You derive what
+# each costs in time and memory. Then you enter a small contest: the smallest bubble under a memory cap.
 #
 # You need no GPU and no ranks: a schedule is a **table**, and a simulator says when each of its cells happens. Lab 18 runs your tables.
 #
@@ -18,7 +18,7 @@ import os
 
 from dlo_lib.grading import Lab
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
-from dlo_lib.parallel.pipeline.table import read_csv
+from dlo_lib.parallel.pipeline.table import SENDS, read_csv, with_communication
 
 RANKS = int(os.environ.get("DLO_RANKS", 4))
 MICRO_BATCHES = int(os.environ.get("DLO_MICRO_BATCHES", 8))
@@ -83,7 +83,7 @@ lab.check("naive")
 # %% id="show_naive" tags=["demo"]
 run = timed(naive_rows(RANKS, 3))
 print(f"each rank computes {run.busy[0]:g} of {run.makespan:g} units of time: {100 * run.busy[0] / run.makespan:.0f} %")
-figures.show(run, f"naive: white is waste ({RANKS} ranks, 3 micro-batches)")
+figures.show(run, "naive: white is waste")
 
 # %% [markdown] id="naive_after"
 # White is time in which a rank waits: the **bubble**. With p ranks each works one part in p of the time. Four GPUs do the work of one; all they
@@ -137,7 +137,7 @@ figures.bubble_law({p: {m: timed(afab_rows(p, m)).bubble_ratio for m in (1, 2, 4
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
 def one_f_one_b_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """For each rank its cells in order: a warm-up of forwards, then forward and backward in turns, then the backwards that are left."""
+    """For each rank its cells in order: warm-up, then one forward and one backward in turns, then the drain."""
     ### BEGIN SOLUTION
     rows = []
     for rank in range(ranks):
@@ -192,7 +192,10 @@ except UserError as error:
 
 # %% nbgrader={"grade_id": "interleaved", "solution": true}
 def interleaved_rows(ranks: int, micro_batches: int, per_rank: int) -> list[list[str]]:
-    """For each rank its cells in order; rank r has stages r, r + ranks, ... (`per_rank` of them). `ranks` divides `micro_batches`."""
+    """For each rank its cells in order. Rank r has the stages r, r + ranks, ...: `per_rank` of them.
+
+    `ranks` divides `micro_batches`.
+    """
     ### BEGIN SOLUTION
     rows = []
     groups = [range(first, first + ranks) for first in range(0, micro_batches, ranks)]
@@ -216,13 +219,22 @@ lab.check("interleaved")
 figures.show(timed(interleaved_rows(RANKS, 2 * RANKS, 2)), "interleaved 1F1B, 2 stages a rank", memory=True)
 
 # %% id="show_send" tags=["demo"]
+def messages(rows: list[list[str]]) -> int:
+    """How many outputs and gradients go from one rank to another."""
+    table = with_communication(read_csv("\n".join(",".join(row) for row in rows)))
+    return sum(action.kind in SENDS for row in table.rows for action in row)
+
+
 tables = {"1F1B": one_f_one_b_rows(4, 16), "v = 2": interleaved_rows(4, 16, 2), "v = 4": interleaved_rows(4, 16, 4)}
-figures.sending({name: {send: timed(rows, send=send).bubble_ratio for send in (0, 0.1, 0.2, 0.4, 0.8)} for name, rows in tables.items()})
+times = (0, 0.1, 0.2, 0.4, 0.8)
+figures.sending(
+    {f"{name}: {messages(rows)} messages": {send: timed(rows, send=send).bubble_ratio for send in times} for name, rows in tables.items()}
+)
 
 # %% [markdown] id="interleaved_after"
-# Half the bubble, for more memory than 1F1B, and **v times as many messages**. Where sending takes time, thin stages lose again: that is what the
-# second figure measures (a transfer keeps nobody busy, but the receiver waits for it). The table waits at each message; a runtime which
-# prefetches hides part of it.
+# Half the bubble, for more memory than 1F1B and **more than v times the messages** (the wave also returns from the last rank to the first).
+# Where sending takes time, thin stages lose again: the second figure measures it. Here a receiver waits for every message; a runtime that
+# receives ahead of time hides part of that.
 
 # %% [markdown] id="memory_text"
 # ## 5 · What a rank holds
@@ -234,13 +246,14 @@ figures.sending({name: {send: timed(rows, send=send).bubble_ratio for send in (0
 def held(schedule: str, ranks: int, micro_batches: int, per_rank: int, rank: int) -> float:
     """The most that `rank` holds.
 
-    schedule: "naive", "AFAB", "1F1B", "ZB-H1" (as 1F1B: step 6), or "interleaved" with per_rank >= 2 and micro_batches a multiple of ranks.
+    schedule: "naive", "AFAB", "1F1B", "ZB-H1" (as 1F1B: see step 6) or "interleaved".
+    For "interleaved", per_rank >= 2 and micro_batches is a multiple of ranks.
     """
     ### BEGIN SOLUTION
     after = ranks - rank - 1
     if schedule == "interleaved":
         return min(micro_batches * per_rank, (per_rank - 1) * ranks + 2 * after + 1) / per_rank
-    return {"naive": 1, "AFAB": micro_batches, "1F1B": min(micro_batches, after + 1), "ZB-H1": min(micro_batches, after + 1)}[schedule]
+    return {"naive": 1, "AFAB": micro_batches}.get(schedule, min(micro_batches, after + 1))
     ### END SOLUTION
 
 
@@ -302,6 +315,21 @@ figures.show(timed(zb_h1_rows(RANKS, 6)), "ZB-H1: weight parts fill the drain", 
 # %% [markdown] id="zb_after"
 # The yellow cells have moved into the white. Memory here counts half of a micro-batch's activations until its weight part is done (the inputs of
 # the matrices are needed for it; the rest is not).
+#
+# **ZB-H2** spends memory to go further: twice the warm-up, and weight parts put off twice as long.
+
+# %% id="show_zb_h2" tags=["demo"]
+from dlo_lib.parallel.pipeline import schedules
+
+zb_h1, zb_h2 = timed(zb_h1_rows(RANKS, MICRO_BATCHES)), simulate(schedules.zb_h2(RANKS, MICRO_BATCHES))
+for name, run in {"ZB-H1": zb_h1, "ZB-H2": zb_h2}.items():
+    print(f"{name}: time {run.makespan:g}; each rank waits between its first cell and its last:", *run.idle)
+figures.show(zb_h2, "ZB-H2: a parallelogram", memory=True, for_weights=0.5)
+
+# %% [markdown] id="zb_h2_after"
+# No white is left *inside* a row. Yet the step is no shorter than with ZB-H1: ranks begin and end one after the other. ZB-H2 pays only if rank 0
+# may begin the **next step** while rank 3 still works, so the optimiser must not wait for all ranks (the paper checks the gradient norm
+# afterwards, and takes a step back where it was too large).
 
 # %% [markdown] id="bubble_text"
 # ## 7 · The bubble, on paper
@@ -345,17 +373,14 @@ for name, (rows, per_rank) in tables.items():
 # %% [markdown] id="v_text"
 # ## 8 · A pipeline folded into a V
 #
-# The last step of the field so far: two stages a rank, not in a loop but in a **V**. Rank 0 has the first stage *and the last*. The wave of
-# forwards comes back to the rank that it started from, and the loss is known there.
+# The latest schedules give each rank two stages, not in a loop but in a **V**. Rank 0 has the first stage *and the last*. The wave of forwards
+# comes back to the rank that it started from, and the loss is known there.
 #
-# - **ZB-V** fills everything between its first and its last cell, if F, I and W cost the same, and holds no more than the first rank of 1F1B. All ranks hold
-#   the same.
+# - **ZB-V** leaves no white inside a row if F, I and W cost the same. It holds no more than the first rank of 1F1B, and all ranks hold the same.
 # - **DualPipe-V** (DeepSeek's DualPipe cut in half) puts each forward beside a backward of the *other* stage, so that one can hide the
 #   messages of the other.
 
 # %% id="show_zb_v" tags=["demo"]
-from dlo_lib.parallel.pipeline import schedules
-
 half = Costs(0.5, 0.5, 0.5)
 figures.show(simulate(schedules.zb_v(4, 8), half), "ZB-V", memory=True)
 
@@ -392,7 +417,7 @@ figures.trade(runs, for_weights=0.5)
 # | 2 | runs, under every cap |
 # | 1 | fewer micro-batches than ranks, cap = p: no slower than 1F1B |
 # | 2 | cap = p: at least as good as ZB-H1 |
-# | 2 | cap = p − 1: a third less bubble than a 1F1B whose warm-up is cut to fit |
+# | 2 | cap = p − 1: half the bubble of a 1F1B whose warm-up is cut to fit |
 # | 2 | cap = 2p: a quarter less bubble than ZB-H2 |
 #
 # The last three are measured in grading, on sizes and costs that you have not seen, with F, I and W within a tenth of each other. You have the simulator:
@@ -448,7 +473,22 @@ def play_the_clock(placement: list[int], ranks: int, micro_batches: int, cap: fl
 # %% nbgrader={"grade_id": "test_contest", "grade": true, "points": 9}
 lab.check("contest")
 
+# %% [markdown] id="contest_board"
+# Where your tables stand for one size, with three of the targets as crosses: on or below a cross is reached.
+
 # %% id="show_contest" tags=["demo"]
+def cut_to_fit(ranks: int, micro_batches: int, cap: int) -> list[list[str]]:
+    """1F1B with as short a warm-up as the cap asks for."""
+    rows = []
+    for rank in range(ranks):
+        ahead = min(ranks - rank - 1, cap - 1, micro_batches)
+        row = [f"{rank}F{i}" for i in range(ahead)]
+        for done in range(micro_batches):
+            row += [f"{rank}F{done + ahead}"] * (done + ahead < micro_batches) + [f"{rank}B{done}"]
+        rows.append(row)
+    return rows
+
+
 equal = {"forward": 1.0, "input_gradient": 1.0, "weight_gradient": 1.0, "send": 0.0}
 caps = (1, 1.5, 2, 3, 4, 5, 6, 8)
 entered = {cap: timed(contest_rows(4, 12, cap, equal)).bubble_ratio for cap in caps}
@@ -461,10 +501,11 @@ known = {name: (most_held(rows, 0.5), timed(rows).bubble_ratio) for name, rows i
 for name, make in (("ZB-H2", schedules.zb_h2), ("ZB-V", schedules.zb_v)):
     rows = [[str(cell) for cell in row] for row in make(4, 12).rows]
     known[name] = (most_held(rows, 0.5), timed(rows).bubble_ratio)
-figures.board(entered, known)
+targets = {3: timed(cut_to_fit(4, 12, 3)).bubble_ratio / 2, 4: known["ZB-H1"][1], 8: known["ZB-H2"][1] * 3 / 4}
+figures.board(entered, known, targets)
 
 # %% id="show_best" tags=["demo"]
-figures.show(timed(contest_rows(4, 8, 3, equal)), "your table: 4 ranks, 8 micro-batches, cap 3", memory=True, for_weights=0.5)
+figures.show(timed(contest_rows(4, 8, 3, equal)), "your table under a cap of 3", memory=True, for_weights=0.5)
 
 # %% [markdown] id="contest_after"
 # A table need not be a formula: playing the clock, with the costs of *this* model and the memory of *this* GPU, finds tables that no paper has
@@ -473,21 +514,21 @@ figures.show(timed(contest_rows(4, 8, 3, equal)), "your table: 4 ranks, 8 micro-
 # %% [markdown] id="scale_text"
 # ## 10 · At scale
 #
-# On a cluster the same tables run, with one process a GPU. With 64 ranks and a bubble of (p − 1)/m, a thousand micro-batches would be needed for a bubble
-# of 6 %; the global batch cannot grow like that. What do the schedules make of 64 ranks and 256 micro-batches? The cell simulates it (tens of thousands of
-# cells), and writes down the command that trains with such a pipeline.
+# On a cluster the same tables run, with one process for each GPU. With 64 ranks, plain 1F1B needs a thousand micro-batches for a bubble of 6 %,
+# and the global batch cannot grow like that. What do the schedules make of 256 micro-batches? The cell simulates them, and writes down the
+# command that trains with such a pipeline.
 
 # %% id="show_scale" tags=["demo"]
 p, m = LARGE, 4 * LARGE
 large = {
+    "1F1B, many": timed(one_f_one_b_rows(p, 16 * p)),
     "1F1B": timed(one_f_one_b_rows(p, m)),
     "interleaved, v = 4": timed(interleaved_rows(p, m, 4)),
     "ZB-H1": timed(zb_h1_rows(p, m)),
 }
 for name, run in large.items():
-    cells = sum(map(len, run.schedule.rows))
-    idle = p * run.bubble_ratio / (1 + run.bubble_ratio)
-    print(f"{name:20} {cells:7,} cells, bubble {100 * run.bubble_ratio:5.1f} % of the ideal time: as {idle:4.1f} GPUs that never work")
+    count, percent, wasted = run.schedule.micro_batches, 100 * run.bubble_ratio, p * run.bubble_ratio / (1 + run.bubble_ratio)
+    print(f"{name:20}{count:6,} micro-batches: bubble {percent:5.1f} % of the ideal time, as {wasted:4.1f} of {p} GPUs that never work")
 print("On the cluster, 2 nodes of 4 GPUs, a pipeline on each:")
 flags = "--model llama-3.2-3b --parallel pp --schedule zb-h1 --micro-batches 32"
 print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", flags)
@@ -513,8 +554,7 @@ lab.check("quiz")
 #
 # - Real stages are not equal: the last one also computes the loss over the vocabulary. Give `simulate` a list of costs, `Costs(forward=[1, 1, 1, 1.5], ...)`. Which
 #   schedule suffers most?
-# - Write ZB-H2: twice the warm-up and twice the delay of the weight parts. Its bubble at the end of the step is that of ZB-H1. What has moved? (`run.idle` counts
-#   what a rank waits between its first cell and its last.)
+# - Write ZB-H2. How much warm-up does each rank need, so that nothing inside its row waits?
 # - With m not a multiple of p, interleaving loses its gain: try `timed` with a version of yours that makes the last group smaller.
 # - A cap of p/2 with a small bubble: the paper on controllable memory below calls it V-Half. How near does your table come?
 #

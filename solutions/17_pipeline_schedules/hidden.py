@@ -115,13 +115,13 @@ def check_split_backward(student, t):
 
 @check("contest", points=2)
 def check_tight_cap(student, t):
-    "With a cap below p: a third less bubble than 1F1B with a shorter warm-up"
+    "With a cap below p: half the bubble of 1F1B with a shorter warm-up"
     for ranks in (4, t.integer(5, 7)):
         cap = ranks - 1
         case = contest_case(t, ranks, 3 * ranks + t.integer(0, 5), cap)
         plain = simulate(short_1f1b(ranks, case["micro_batches"], cap), Costs(**case["costs"]))
         message = "A tight cap blocks forwards, not weight parts: a rank that may not begin a forward does a weight part, which also frees memory."
-        reached(t, entered(student, t, case), 2 / 3 * plain.bubble_ratio, message)
+        reached(t, entered(student, t, case), plain.bubble_ratio / 2, message)
 
 
 @check("contest", points=2)
