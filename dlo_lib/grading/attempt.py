@@ -135,7 +135,7 @@ class RemoteStudent:
             for rank, answer in judged.answers.items():  # in the order in which they came: the first is the cause
                 if "fault" in answer:
                     raise self._wrong(fault_from(answer["fault"]), rank)
-            return finished_run([judged.answers[rank].get("value") for rank in range(world)], service, nudge)
+            return finished_run([judged.answers[rank].get("value") for rank in range(world)], service, scenario, nudge)
 
     def _ask(self, **request: Any) -> Any:
         worker = self._attempt.worker()
@@ -180,7 +180,7 @@ class JudgedRanks:
 
     def memory(self, rank: int) -> int:
         """Bytes that it holds beyond what it shares with the zygote."""
-        return self._workers[rank].usage().memory
+        return self._workers[rank].held()
 
     def other(self, rank: int, frame: Frame) -> bool | None:
         """An answer, or noise."""

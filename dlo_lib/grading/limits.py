@@ -6,9 +6,10 @@ that waits for a processor on a loaded machine is not charged for that, so the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -84,6 +85,16 @@ def resident_bytes(pid: int) -> int:
     """Memory of a process that is no file's, in bytes; 0 when it is gone."""
     lines = _read(f"/proc/{pid}/status").splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem", "VmSwap")))
+
+
+def scratch_bytes(pid: int, folders: Iterable[str] = ("tmp", "dev/shm")) -> int:
+    """Bytes of the files that a sandboxed process sees in its own /tmp and /dev/shm, which are memory; deleted ones that are open count."""
+    total = 0
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it is gone, or a plain user may not look
+            space = os.statvfs(f"/proc/{pid}/root/{folder}")
+            total += (space.f_blocks - space.f_bfree) * space.f_frsize
+    return total
 
 
 def data_bytes() -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from dlo_lib.grading.cgroups import Group
 from dlo_lib.grading.channel import Channel, Late
 from dlo_lib.grading.codec import NotPlain
-from dlo_lib.grading.limits import Usage, descendants, resident_bytes, usage
+from dlo_lib.grading.limits import Usage, descendants, resident_bytes, scratch_bytes, usage
 from dlo_lib.grading.lockdown import WORK
 from dlo_lib.grading.outcome import Ended, Status
 from dlo_lib.text import tr
@@ -57,6 +57,7 @@ class Worker:
         os.close(keeper)
         self.pid = next(descendants(self._keeper), 0)
         self._base = resident_bytes(self.pid)
+        self._files = self._in_files()
         self._peak = 0
         self._beyond = self._closed = False
         self._number = 0
@@ -119,6 +120,13 @@ class Worker:
     def usage(self) -> Usage:
         """What it and all it started have used so far."""
         return usage(self._keeper, self._base)
+
+    def held(self) -> int:
+        """Bytes that it holds now, in its processes and in files: in a sandbox these are memory too, and a tensor can be put there."""
+        return self.usage().memory + max(0, self._in_files() - self._files)
+
+    def _in_files(self) -> int:
+        return scratch_bytes(self._keeper) if self.folder == WORK else 0
 
     def processes(self) -> list[int]:
         """Its own number and those of all it started, as this process numbers them."""

@@ -79,11 +79,11 @@ class LocalStudent:
         if failure is not None:
             raise _blamed(failure) from failure
         assert switch.service is not None  # every rank returned, so every rank had come
-        return finished_run([unpack(answer) for answer in answers], switch.service, nudge)
+        return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge)
 
 
-def finished_run(results: list[Any], service: Service, nudge: Nudge | None) -> Run:
-    """What a check is given of a run.
+def finished_run(results: list[Any], service: Service, scenario: Scenario, nudge: Nudge | None) -> Run:
+    """What a check is given of a run. A mark that ends the scenario, and that calls came after, was not passed where it stands.
 
     Raises:
         Wrong: the value that was to be altered never passed.
@@ -95,7 +95,12 @@ def finished_run(results: list[Any], service: Service, nudge: Nudge | None) -> R
         )  # fmt: skip
         raise Wrong(text, tr("the data that should pass between the ranks did not"))
     traffic = tuple(service.exchange.passed(rank) for rank in range(len(results)))
-    return Run(results, traffic, service.held)
+    last = final_marks(scenario)
+    misplaced = {(name, rank) for (name, rank), calls in service.marked.items() if name in last and calls < service.exchange.issued(rank)}
+    held = {
+        name: {rank: memory for rank, memory in by_rank.items() if (name, rank) not in misplaced} for name, by_rank in service.held.items()
+    }
+    return Run(results, traffic, held)
 
 
 def run_scenario(scenario: Scenario, student: Any, rank: int, world: int, inputs: Mapping[str, Any], link: Link) -> Any:
@@ -110,6 +115,21 @@ def names_used(scenario: Scenario) -> list[str]:
     """The student's names that a scenario uses: ``student.NAME``."""
     nodes = [node for node in ast.walk(ast.parse(scenario.source)) if isinstance(node, ast.Attribute)]
     return sorted({node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "student"})
+
+
+def final_marks(scenario: Scenario) -> set[str]:
+    """The marks after which the scenario calls nothing of the student's: by then, all that passes between the ranks has passed."""
+    found: set[str] = set()
+    for statement in reversed(next(node for node in ast.parse(scenario.source).body if isinstance(node, ast.FunctionDef)).body):
+        for call in [node for node in ast.walk(statement) if isinstance(node, ast.Call)]:
+            match call.func, call.args:
+                case ast.Name(id="mark"), [ast.Constant(value=str(name))] if isinstance(statement, ast.Expr):
+                    found.add(name)
+                case ast.Attribute(attr="clone" | "detach" | "item" | "tolist"), _:
+                    pass
+                case _:
+                    return found
+    return found
 
 
 def as_wrong(fault: Fault) -> Wrong:

@@ -125,10 +125,44 @@ Link.post = forged
     + PLAIN
 )
 
+MARKS_EARLY = """
+import sys
+from dlo_lib.grading.switch.link import Link
+
+mark_now, Link.mark = Link.mark, lambda self, name: None
+""" + PLAIN.replace(
+    "        self.parameter, self.rank",
+    """        frame = sys._getframe()
+        while "mark" not in frame.f_globals:
+            frame = frame.f_back
+        mark_now(frame.f_globals["mark"].__self__, "after the steps")
+        self.parameter, self.rank""",
+)
+
+HIDES_MOMENTS_IN_A_FILE = """
+class ShardedAdamW:
+    def __init__(self, parameter, lr):
+        self.parameter, self.lr, self.known = parameter, lr, False
+
+    def step(self, gradient):
+        dist.all_reduce(gradient)
+        whole = torch.nn.Parameter(self.parameter.clone())
+        inner = torch.optim.AdamW([whole], lr=self.lr)
+        if self.known:
+            inner.load_state_dict(torch.load("moments.pt"))
+        whole.grad = gradient / dist.get_world_size()
+        inner.step()
+        torch.save(inner.state_dict(), "moments.pt")
+        self.known = True
+        self.parameter.copy_(whole.detach())
+"""
+
 CHEATS = {
     "plain AdamW": (PLAIN, {"check_traffic": "used all_reduce: gradients are reduce-scattered", "check_memory": "MB are enough"}),
     "gathers everything": (GATHERS_EVERYTHING, {"check_traffic": "bytes in all_gather"}),
     "right traffic": (RIGHT_TRAFFIC, {"check_memory": "MB are enough", "check_what_arrives_is_used": "the parameter"}),
+    "marks early": (MARKS_EARLY, {"check_memory": 'rank 0 did not come to "after the steps"'}),
+    "hides moments in a file": (HIDES_MOMENTS_IN_A_FILE, {"check_memory": "MB are enough"}),
     "only rank 0": (ONLY_RANK_0, {"check_same": "the parameter on rank 1"}),
     "recognises the check": (RECOGNISES_THE_CHECK, {"check_traffic": "used all_reduce", "check_what_arrives_is_used": "reduce_scatter"}),
     "forged trace": (FORGED_TRACE, {"check_same": "sent something unreadable", "check_traffic": "sent something unreadable"}),

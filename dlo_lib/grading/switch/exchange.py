@@ -61,6 +61,10 @@ class Exchange:
 
     # -- what ranks say
 
+    def issued(self, rank: int) -> int:
+        """The number of calls that ``rank`` has made."""
+        return self._issued[rank]
+
     def issue(self, request: Request) -> list[Delivery]:
         """Take a call; what is now complete is delivered.
 

@@ -67,6 +67,8 @@ class Service:
         self.exchange = Exchange(len(lines), name_file, nudge)
         self.held: dict[str, dict[int, int | None]] = {}
         """Memory by mark and rank; the largest where a rank passed a mark several times."""
+        self.marked: dict[tuple[str, int], int] = {}
+        """By mark and rank, how many calls the rank had made when it last passed the mark."""
         self._host = host
         begun = begun or [b""] * len(lines)
         self._seats = [_Seat(rank, line, Inbox(line, begun[rank]), Outbox(line)) for rank, line in enumerate(lines)]
@@ -158,6 +160,7 @@ class Service:
             raise NotPlain("endless marks")
         known, now = self.held.setdefault(name, {}).get(rank), self._host.memory(rank)
         self.held[name][rank] = now if known is None or now is None else max(known, now)
+        self.marked[name, rank] = self.exchange.issued(rank)
 
     def _end(self, seat: _Seat, raised: bool) -> None:
         seat.ended = True
