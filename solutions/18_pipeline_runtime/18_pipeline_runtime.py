@@ -2,8 +2,9 @@
 # # 18 · A pipeline on real ranks
 #
 # **What you will do.** Take a table of a schedule, as in lab 17, and make real processes carry it out. You cut a model into stages, write the
-# forward and backward of one stage, the order of its messages and the loop of one rank. You meet a dead-lock on purpose. At every step the
-# judge is the same: the gradients of all ranks must be **those of one process with the whole model and the whole batch**.
+# forward and backward of one stage, the order of its messages and the loop of one rank. You meet a dead-lock on purpose. Then you split the
+# backward, train without flushes, and run pipelines side by side. The judge is always the same: the gradients of all ranks must be **those of
+# one process with the whole model and the whole batch**.
 #
 # You need no GPU: ranks are processes on this machine (gloo). The models are small, so that nothing hides a mistake.
 #
@@ -14,6 +15,7 @@
 # partition (*découpage*), weight stashing (*mise en réserve des poids*).
 
 # %% id="setup"
+import math
 import os
 from itertools import pairwise
 
@@ -49,7 +51,8 @@ import figures
 
 from dlo_lib.parallel.pipeline.partition import counted_costs
 
-llama = [flops / 1e9 for flops in counted_costs("llama-3.2-1b", seq=2048)]  # embedding, 16 blocks, norm and head: GFLOPs a token, forward
+# embedding, 16 blocks, norm and head: GFLOPs for each token, forward
+llama = [flops / 1e9 for flops in counted_costs("llama-3.2-1b", seq=2048)]
 equal = [0, 5, 9, 13]
 figures.stage_costs(llama, {"four blocks in each": equal})
 
@@ -78,9 +81,9 @@ figures.one_rank()
 # A model is a row of *pieces* with costs. A stage is a run of successive pieces, and no stage may be empty. Find the cut whose most costly stage
 # costs least.
 #
-# Trying all cuts takes ages: 80 pieces in 16 stages have more than 10¹⁶ cuts. Dynamic programming needs a few thousand additions. Call
-# *C(k, n)* the cost of the slowest of *k* stages in the best cut of the first *n* pieces. The last of these stages begins somewhere, at
-# piece *j*:
+# Trying all cuts takes ages: 80 pieces can be cut into 16 stages in more than 10¹⁵ ways. Dynamic programming finds the best cut in about
+# 50,000 steps. Call *C(k, n)* the cost of the slowest of *k* stages in the best cut of the first *n* pieces. The last of these stages begins
+# somewhere, at piece *j*:
 #
 # $$C(k, n) = \min_{j} \max\big(C(k-1, j),\ \text{cost of pieces } j \ldots n-1\big)$$
 #
@@ -88,7 +91,10 @@ figures.one_rank()
 
 # %% nbgrader={"grade_id": "partition", "solution": true}
 def stage_starts(costs: list[float], stages: int) -> list[int]:
-    """The number of the first piece of each stage: [0, ...], rising. The most costly stage costs as little as possible; none is empty."""
+    """The number of the first piece of each stage: [0, ...], rising.
+
+    The most costly stage costs as little as possible; no stage is empty.
+    """
     ### BEGIN SOLUTION
     upto = [0.0]
     for cost in costs:
@@ -107,6 +113,7 @@ def stage_starts(costs: list[float], stages: int) -> list[int]:
 lab.check("partition")
 
 # %% id="show_partition" tags=["demo"]
+print(f"80 pieces in 16 stages: {math.comb(79, 15):.1e} cuts")
 figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_starts(llama, 4)})
 
 # %% [markdown] id="loss_text"
@@ -115,8 +122,8 @@ figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_star
 # Gradients **add up**: `backward()` of every micro-batch adds to `.grad`. So the losses on which backward is called must add up to the loss of
 # the whole batch: the mean over all its valid targets (those that are not -100).
 #
-# This looks too simple to go wrong. It went wrong for years in trainers that thousands used: gradient accumulation with a mean of means. The
-# cell shows two ways to be wrong, on micro-batches of 8, 8 and 2 samples.
+# This looks too simple to go wrong. It went wrong for years in trainers that thousands used. The cell shows two ways to be wrong, on
+# micro-batches of 8, 8 and 2 samples.
 
 # %% id="show_loss" tags=["demo"]
 torch.manual_seed(0)
@@ -140,7 +147,8 @@ wrong = {
     "the mean of each, divided by 3": gradient([(x, y, 3 * len(y)) for x, y in cut]),
 }
 for name, got in wrong.items():
-    print(f"{name:32} length {got.norm() / true.norm():.2f} of the true one, direction off by {(got / got.norm() - true / true.norm()).norm():.3f}")
+    angle = math.degrees(math.acos(F.cosine_similarity(got.flatten(), true.flatten(), dim=0)))
+    print(f"{name:32} {got.norm() / true.norm():.2f} times as long as the true gradient, {angle:.0f}° beside it")
 
 # %% [markdown] id="loss_exercise"
 # The second is the treacherous one: right when all micro-batches are equal, wrong by a little when the last one is small or padding is unequal.
@@ -151,7 +159,8 @@ for name, got in wrong.items():
 def loss_part(output: torch.Tensor, target: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
     """What one micro-batch adds to the mean cross-entropy of the whole batch, a scalar.
 
-    output: (samples, classes). target: (samples,) int64, -100 where there is nothing to learn. targets: those of all micro-batches.
+    output: (samples, classes). target: (samples,) int64, -100 where there is nothing to learn.
+    targets: those of all micro-batches.
     """
     ### BEGIN SOLUTION
     valid = sum((each != -100).sum() for each in targets)
@@ -178,7 +187,10 @@ lab.check("loss")
 
 # %% nbgrader={"grade_id": "stage", "solution": true}
 def stage_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=None) -> torch.Tensor:
-    """Forward of micro-batch i; the output, or loss(output) where `loss` is given, without its graph. Keeps in `kept` what backward needs."""
+    """Forward of micro-batch i: the output, or loss(output) where `loss` is given, without its graph.
+
+    Keeps in `kept` what backward needs.
+    """
     ### BEGIN SOLUTION
     x = x.detach().requires_grad_(x.is_floating_point())
     output = stage(x)
@@ -190,7 +202,10 @@ def stage_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=No
 
 
 def stage_backward(kept: dict, i: int, grad: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Backward of micro-batch i from the gradient of its output; the gradient of its input. Gradients of parameters add up in .grad."""
+    """Backward of micro-batch i from the gradient of its output: the gradient of its input.
+
+    The gradients of the parameters add up in .grad.
+    """
     ### BEGIN SOLUTION
     x, output = kept.pop(i)
     output.backward(grad)
@@ -278,13 +293,18 @@ def as_they_come(rows: list[list[str]]) -> list[list[str]]:
 
 def messages_only(rows: list[list[str]]) -> int:
     """Send and receive one number for each message of this rank's row; how many."""
-    rank, passed = dist.get_rank(), 0
+    rank, number, passed = dist.get_rank(), torch.zeros(1), 0
     for cell in rows[rank]:
         _, kind, _ = parse(cell)
-        if kind.startswith("SEND"):
-            dist.send(torch.zeros(1), rank + 1 if kind == "SEND_F" else rank - 1)
-        elif kind.startswith("RECV"):
-            dist.recv(torch.zeros(1), rank - 1 if kind == "RECV_F" else rank + 1)
+        above, below = rank - 1, rank + 1
+        if kind == "SEND_F":
+            dist.send(number, below)
+        elif kind == "RECV_F":
+            dist.recv(number, above)
+        elif kind == "SEND_B":
+            dist.send(number, above)
+        elif kind == "RECV_B":
+            dist.recv(number, below)
         passed += "_" in kind
     return passed
 
@@ -309,9 +329,9 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
 
 # %% nbgrader={"grade_id": "order", "solution": true}
 def with_messages(rows: list[list[str]]) -> list[list[str]]:
-    """The rows of a table with SEND_F, RECV_F, SEND_B and RECV_B added, in an order in which blocking messages never dead-lock."""
+    """The rows with SEND_F, RECV_F, SEND_B and RECV_B added, so that blocking messages never dead-lock."""
     ### BEGIN SOLUTION
-    # One order for all: whenever a message arises, both of its ranks note it down. Then neighbours agree on the order of their messages.
+    # One order for all: whenever a message arises, both of its ranks note it down.
     last, done = len(rows) - 1, set()
     position, written = [0] * len(rows), [[] for _ in rows]
     while any(at < len(row) for at, row in zip(position, rows)):
@@ -408,26 +428,28 @@ def stages_of(ranks: int) -> list[nn.Sequential]:
     return [nn.Sequential(*pieces[start:end]) for start, end in pairwise([*starts, len(pieces)])]
 
 
-def on_one_rank(rows: list[list[str]], inputs, targets, all_targets, place: int, first: int = 0) -> tuple[nn.Module, float]:
-    """A step on rank `place` of a pipeline whose ranks begin at `first`: the stage with its gradients, and the loss."""
+def on_one_rank(stage: nn.Sequential, rows: list[list[str]], inputs, targets, place: int, before: int | None, after: int | None) -> float:
+    """A step on rank `place` of a pipeline; the loss. The stage has its gradients afterwards."""
     torch.set_default_dtype(torch.float64)
-    ranks, stage, kept = len(rows), stages_of(len(rows))[place], {}
+    kept = {}
 
     def forward(i, x):
-        loss = (lambda output: loss_part(output, targets[i], all_targets)) if place == ranks - 1 else None
+        loss = (lambda output: loss_part(output, targets[i], micro_targets)) if after is None else None
         return stage_forward(stage, kept, i, x, loss)
 
-    before, after = (first + place - 1 if place else None), (first + place + 1 if place < ranks - 1 else None)
+    def backward(i, grad):
+        return stage_backward(kept, i, grad)
+
     shapes = [(len(x), stage[0][0].in_features) for x in inputs]
-    loss = run_row(
-        with_messages(rows)[place], forward, lambda i, grad: stage_backward(kept, i, grad), inputs if place == 0 else None, shapes, before, after
-    )
-    return stage, float(loss)
+    return float(run_row(with_messages(rows)[place], forward, backward, inputs if before is None else None, shapes, before, after))
 
 
-def one_step(ranks: int):
+def one_step(ranks: int) -> tuple[float, list[torch.Tensor]]:
     """Loss and gradients of this rank."""
-    stage, loss = on_one_rank(my_rows(ranks, len(micro_inputs)), micro_inputs, micro_targets, micro_targets, dist.get_rank())
+    rank = dist.get_rank()
+    before, after = (rank - 1 if rank else None), (rank + 1 if rank < ranks - 1 else None)
+    stage = stages_of(ranks)[rank]
+    loss = on_one_rank(stage, my_rows(ranks, len(micro_inputs)), micro_inputs, micro_targets, rank, before, after)
     return loss, [parameter.grad for parameter in stage.parameters()]
 
 
@@ -440,19 +462,25 @@ def in_one_process() -> tuple[float, list[torch.Tensor]]:
     return float(loss.detach()), [parameter.grad.clone() for parameter in model.parameters()]
 
 
+def largest_difference(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
+    """Between two lists of tensors."""
+    return max(float((one - other).abs().max()) for one, other in zip(some, others))
+
+
 true_loss, true_grads = in_one_process()
 nn.Sequential(*pieces).zero_grad()
 results = run_ranks(one_step, 4, 4)
 print(f"loss: {true_loss:.12f} in one process, {results[-1][0]:.12f} on the last rank")
-expected = iter(true_grads)
+first = 0
 for rank, (_, grads) in enumerate(results):
-    print(f"rank {rank}: {len(grads)} gradients, largest difference {max(float((grad - next(expected)).abs().max()) for grad in grads):.1e}")
+    print(f"rank {rank}: {len(grads)} gradients, largest difference {largest_difference(grads, true_grads[first:]):.1e}")
+    first += len(grads)
 
 # %% [markdown] id="measure_text"
 # ### Planned and measured
 #
-# Is the run the one that you drew? To see the schedule and not your processor, the ranks *sleep* instead of computing: one unit for a forward, two
-# for a backward. The drawing below is made from the clock of each rank.
+# Is the run the one that you drew? To see the schedule and not your processor, the ranks *sleep* instead of computing: one unit for a forward,
+# two for a backward. The lower drawing is made from the clock of each rank. **What do you expect:** the same picture, or wider bubbles?
 
 # %% id="run_measured" tags=["demo"]
 import time
@@ -476,16 +504,15 @@ def asleep(rows: list[list[str]], unit: float) -> list[tuple[float, float]]:
 
 rows = my_rows(4, 8)
 spans = run_ranks(asleep, 4, rows, MILLISECONDS / 1000)
-figures.planned_and_measured(rows, spans, MILLISECONDS / 1000)
+figures.planned_and_measured(rows, {"planned": None, "your loop, measured": spans}, MILLISECONDS / 1000)
 
 # %% [markdown] id="measure_lesson"
-# The order is the same: it must be, a rank does its row. But the bubbles are wider than planned. Your messages *block*: a sender waits until the
-# receiver has come to its receive, and a receiver cannot begin a cell before the message that it has noted down earlier. That is the price of
-# the simplest cure.
+# The order is the same, as a rank does its row. But the bubbles are wider than planned. Your messages *block*: a sender waits until the receiver
+# has come to its receive, and the order that saves you from the dead-lock makes ranks wait for messages that they do not need yet.
 #
-# A production runtime pays less. It issues sends and does not wait for them (`dist.isend`; the tensor must live until it has gone), and it posts
-# receives *before* they are needed, so that data moves while the rank computes. `dlo_lib.parallel.pipeline.runtime` does this with the same
-# table. The next cell measures it in the same way, on the same sleeping ranks.
+# A production runtime pays less. It does not wait for its sends (`dist.isend`; the tensor must live until it has gone), and it posts receives
+# *before* they are needed, so that data moves while the rank computes. `dlo_lib.parallel.pipeline.runtime` does this with the same table. The
+# next cell measures it on the same sleeping ranks.
 
 # %% id="run_overlapped" tags=["demo"]
 from dlo_lib.optim import train_step
@@ -531,12 +558,12 @@ def by_the_library(ranks: int, micro_batches: int, unit: float):
 
 
 overlapped = run_ranks(by_the_library, 4, 4, 8, MILLISECONDS / 1000)[0]
-figures.measured_ends({"planned": None, "your loop, blocking": spans, "dlo_lib, overlapped": overlapped}, rows, MILLISECONDS / 1000)
+figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapped": overlapped}, MILLISECONDS / 1000)
 
 # %% [markdown] id="split_text"
 # ## 7 · The backward in two parts
 #
-# Zero-bubble schedules (lab 17) use that a backward does two things. For a linear layer *y = x Wᵀ + b*:
+# Zero-bubble schedules (lab 17) cut the backward in two. For a linear layer *y = x Wᵀ + b*:
 #
 # $$\frac{\partial L}{\partial x} = \frac{\partial L}{\partial y}\, W \qquad\qquad \frac{\partial L}{\partial W} = \Big(\frac{\partial L}{\partial y}\Big)^{\!T} x, \quad \frac{\partial L}{\partial b} = \sum \frac{\partial L}{\partial y}$$
 #
@@ -565,11 +592,12 @@ def linear_backward(grad_y: torch.Tensor, x: torch.Tensor, weight: nn.Parameter,
 lab.check("split")
 
 # %% [markdown] id="split_after"
-# Inside autograd: a layer whose backward is yours. Two layers, one graph; the weight gradients do not exist until the list is worked off. Below,
-# what that buys: 1F1B, and ZB-H1 with the same memory, for *F = I = W*.
+# Inside autograd: a layer whose backward is yours. There are two layers in one graph, and no weight gradients until the list is worked off. The
+# figure shows what that buys: 1F1B, and ZB-H1 with the same memory, for *F = I = W*.
 
 # %% id="show_split" tags=["demo"]
 from dlo_lib.parallel.pipeline.schedules import zb_h1
+from dlo_lib.parallel.pipeline.simulate import simulate
 
 later: list = []
 
@@ -588,21 +616,22 @@ class SplitLinear(torch.autograd.Function):
         return linear_backward(grad_y, *ctx.saved_tensors, *ctx.parameters, later), None, None
 
 
-layers = [nn.Linear(6, 9, dtype=torch.float64), nn.Linear(9, 4, dtype=torch.float64)]
-x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
-F.linear(torch.tanh(F.linear(x, layers[0].weight, layers[0].bias)), layers[1].weight, layers[1].bias).square().sum().backward()
-true_x, true = x.grad, [parameter.grad for layer in layers for parameter in layer.parameters()]
-x.grad = None
-for layer in layers:
-    layer.zero_grad()
+def two_layers(linear, x: torch.Tensor, first: nn.Linear, second: nn.Linear) -> torch.Tensor:
+    """A loss of two layers that are computed by `linear`."""
+    return linear(torch.tanh(linear(x, first.weight, first.bias)), second.weight, second.bias).square().sum()
 
-SplitLinear.apply(torch.tanh(SplitLinear.apply(x, layers[0].weight, layers[0].bias)), layers[1].weight, layers[1].bias).square().sum().backward()
-print(f"input part: differs from autograd by {(x.grad - true_x).abs().max():.1e}; weights have gradients: {layers[0].weight.grad is not None}")
+
+layers = nn.ModuleList([nn.Linear(6, 9, dtype=torch.float64), nn.Linear(9, 4, dtype=torch.float64)])
+x = torch.randn(3, 5, 6, dtype=torch.float64, requires_grad=True)
+true_x, *true = torch.autograd.grad(two_layers(F.linear, x, *layers), [x, *layers.parameters()])
+
+two_layers(SplitLinear.apply, x, *layers).backward()
+print(f"input part: differs from autograd by {largest_difference([x.grad], [true_x]):.1e}")
+print("gradients of weights so far:", [parameter.grad for parameter in layers.parameters()])
 with torch.no_grad():  # outside of backward() autograd would record this work
     while later:
         later.pop()()
-found = [parameter.grad for layer in layers for parameter in layer.parameters()]
-print(f"weight part: differs from autograd by {max(float((a - b).abs().max()) for a, b in zip(found, true)):.1e}")
+print(f"weight part: differs from autograd by {largest_difference([parameter.grad for parameter in layers.parameters()], true):.1e}")
 figures.schedules([one_f_one_b(4, 8), zb_h1(4, 8)])
 
 # %% [markdown] id="delayed_text"
@@ -642,7 +671,8 @@ lab.check("delayed")
 
 # %% [markdown] id="delayed_after"
 # What does the delay cost? An MLP of eight layers in eight stages, three schemes, two learning rates. (The batch is always the same, so that the
-# curves are smooth.) **Before you run it:** which learning rate will forgive the delays?
+# curves are smooth.) The axis is **time**: with flush and 8 micro-batches an update also pays for the bubble of 1F1B. **Before you run it:**
+# which learning rate will forgive the delays?
 
 # %% id="run_delayed" tags=["demo"]
 def chain(seed: int, stages: int = 8, width: int = 16) -> list[torch.Tensor]:
@@ -668,20 +698,22 @@ def gradients_of_chain(weights: list[torch.Tensor], losses: list[float]) -> list
     return [weight.grad for weight in own]
 
 
-def curve(delays: list[int], lr: float) -> list[float]:
-    """The loss at each update, as the forward saw it."""
+def curve(delays: list[int], lr: float, update: float) -> list[tuple[float, float]]:
+    """Time and loss of each forward, where an update takes `update`."""
     losses = []
     delayed_training(chain(seed=3), lambda weights, t: gradients_of_chain(weights, losses), lr, delays, STEPS)
-    return losses
+    return [(t * update, loss) for t, loss in enumerate(losses) if t * update <= STEPS]
 
 
-SCHEMES = {"with flush": [0] * 8, "2BW": [1] * 8, "PipeDream": list(range(7, -1, -1))}
-figures.losses({lr: {name: curve(delays, lr) for name, delays in SCHEMES.items()} for lr in (0.3, 2.0)})
+flush = 1 + simulate(one_f_one_b(8, 8)).bubble_ratio
+SCHEMES = {"with flush": ([0] * 8, flush), "2BW": ([1] * 8, 1.0), "PipeDream": (list(range(7, -1, -1)), 1.0)}
+print(f"an update takes {flush:.2f} with flush, 1 without")
+figures.losses({lr: {name: curve(delays, lr, update) for name, (delays, update) in SCHEMES.items()} for lr in (0.3, 2.0)})
 
 # %% [markdown] id="delayed_lesson"
-# With a small learning rate the weights of a few updates ago are nearly those of now: the delayed curves follow, a little behind, and a pipeline
-# without bubble may win by the clock. With a large one, old gradients push in directions that are no longer right, and the delay costs more than
-# the bubble did. Nearly all large language models are trained with a flush.
+# With a small learning rate the weights of a few updates ago are nearly those of now. Each delayed update is a little worse, but there are more of
+# them: by the clock, the schemes without bubble are no slower, and 2BW is ahead. With a large one, old gradients push in directions that are no
+# longer right, and the delay costs more than the bubble did. Large language models are trained with a flush, as a rule.
 
 # %% [markdown] id="stash_text"
 # ## 9 · PipeDream for real: weight stashing
@@ -766,27 +798,60 @@ for name, delays in {"delays 3, 2, 1, 0": [3, 2, 1, 0], "delays 1, 1, 1, 1": [1]
 # %% [markdown] id="hybrid_text"
 # ## 10 · With data parallelism
 #
-# Pipelines and data parallelism combine without new ideas: 2 × 2 ranks are two pipelines of two stages. Each pipeline takes half of the
-# micro-batches; then the ranks that hold **the same stage** add their gradients, once, after the last backward of the step. The loss is divided by
-# the valid targets of *all* pipelines, so the gradients are added and not averaged. (DDP divides by the number of replicas: with it, multiply
-# the loss by that number; and keep its all-reduce for the last micro-batch, `no_sync()` before.)
+# Draw the ranks as a grid: 2 × 2 ranks are two pipelines of two stages.
+#
+# | | stage 0 | stage 1 |
+# |---|---|---|
+# | pipeline 0 | rank 0 | rank 1 |
+# | pipeline 1 | rank 2 | rank 3 |
+#
+# Each pipeline takes half of the micro-batches. Activations and gradients of activations pass along a **row**. After the last backward of the
+# step the ranks of a **column**, which hold the same stage, add their gradients.
+#
+# `step(before, after)` does the work of this rank's row, with the neighbours that you give. The loss is divided by the valid targets of *all*
+# pipelines (step 2), so gradients are added, not averaged. Every rank must call `dist.new_group` for **every** group, in the same order, also
+# for those in which it is not.
+
+# %% nbgrader={"grade_id": "hybrid", "solution": true}
+def hybrid_step(step, parameters: list[nn.Parameter], rank: int, world: int, stages: int) -> None:
+    """A step of world / stages pipelines, on this rank; then each .grad is that of the micro-batches of all pipelines."""
+    ### BEGIN SOLUTION
+    place = rank % stages
+    step(rank - 1 if place > 0 else None, rank + 1 if place < stages - 1 else None)
+    groups = [dist.new_group(list(range(each, world, stages))) for each in range(stages)]
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, group=groups[place])
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_hybrid", "grade": true, "points": 3}
+lab.check("hybrid")
+
+# %% [markdown] id="hybrid_after"
+# The six micro-batches of the MLP of step 6, on two pipelines of two stages, against one process.
 
 # %% id="run_hybrid" tags=["demo"]
 def two_by_two() -> list[torch.Tensor]:
-    """Ranks 0, 1 are a pipeline, ranks 2, 3 another; ranks 0, 2 and ranks 1, 3 hold the same stage."""
-    rank = dist.get_rank()
-    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    pipeline, place = divmod(rank, 2)
-    mine = slice(pipeline * 3, pipeline * 3 + 3)  # of 6 micro-batches, the last is small
-    stage, _ = on_one_rank(my_rows(2, 3), micro_inputs[mine], micro_targets[mine], micro_targets, place, first=2 * pipeline)
-    for parameter in stage.parameters():
-        dist.all_reduce(parameter.grad, group=replicas[place])
+    """The gradients of this rank."""
+    rank, stages = dist.get_rank(), 2
+    pipeline, place = divmod(rank, stages)
+    mine = slice(pipeline * 3, pipeline * 3 + 3)
+    stage = stages_of(stages)[place]
+
+    def step(before, after):
+        on_one_rank(stage, my_rows(stages, 3), micro_inputs[mine], micro_targets[mine], place, before, after)
+
+    hybrid_step(step, list(stage.parameters()), rank, 4, stages)
     return [parameter.grad for parameter in stage.parameters()]
 
 
 for rank, grads in enumerate(run_ranks(two_by_two, 4)):
     expected = true_grads[: len(grads)] if rank % 2 == 0 else true_grads[-len(grads) :]
-    print(f"rank {rank}: largest difference to one process {max(float((a - b).abs().max()) for a, b in zip(grads, expected)):.1e}")
+    print(f"rank {rank}: largest difference to one process {largest_difference(grads, expected):.1e}")
+
+# %% [markdown] id="hybrid_lesson"
+# `DistributedDataParallel` around each stage does the same, with two differences to mind. It divides by the number of replicas, so multiply the
+# loss by that number. And it would all-reduce after every micro-batch: all but the last one belong under `no_sync()`.
 
 # %% [markdown] id="scale_text"
 # ## 11 · At scale

@@ -50,7 +50,7 @@ def stage_costs(costs: Sequence[float], cuts: Mapping[str, Sequence[int]]) -> Fi
         axes.set_xticks(range(len(totals)), [f"stage {stage}" for stage in range(len(totals))])
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.12)
-    panels[0].set_ylabel("forward, GFLOPs a token")
+    panels[0].set_ylabel("forward, GFLOPs for each token")
     panels[-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
@@ -91,21 +91,12 @@ def planned(rows: Sequence[Sequence[str]], forward: float = 1.0, backward: float
     )
 
 
-def planned_and_measured(rows: Sequence[Sequence[str]], spans: Sequence[Sequence[Span]], unit: float) -> Figure:
-    """The plan above, the clocks of the ranks below, in milliseconds. ``spans``: by rank, begin and end of each action of its row."""
-    schedule = _schedule(rows, "your table")
-    plan, measured = simulate(schedule, Costs(1e3 * unit, 1e3 * unit, 1e3 * unit)), _measured(schedule, spans)
-    both = [
-        (plan, f"planned: {plan.makespan:.0f} ms, bubble {_percent(plan)}"),
-        (measured, f"measured, your loop: {measured.makespan:.0f} ms, bubble {_percent(measured)}"),
-    ]
-    return _stacked(both, "milliseconds", end=max(plan.makespan, measured.makespan))
+def planned_and_measured(rows: Sequence[Sequence[str]], runs: Mapping[str, Sequence[Sequence[Span]] | None], unit: float) -> Figure:
+    """The same table several times, one above the other, in milliseconds.
 
-
-def measured_ends(runs: Mapping[str, Sequence[Sequence[Span]] | None], rows: Sequence[Sequence[str]], unit: float) -> Figure:
-    """The same table in several runs, one above the other; None is the plan."""
-    schedule = _schedule(rows, "your table")
-    drawn = []
+    A run has, by rank, begin and end in seconds of each action of its row; None is the plan, where a forward takes ``unit``, a backward two.
+    """
+    schedule, drawn = _schedule(rows, "your table"), []
     for name, spans in runs.items():
         simulation = _measured(schedule, spans) if spans is not None else simulate(schedule, Costs(1e3 * unit, 1e3 * unit, 1e3 * unit))
         drawn.append((simulation, f"{name}: {simulation.makespan:.0f} ms, bubble {_percent(simulation)}"))
@@ -121,16 +112,16 @@ def schedules(tables: Sequence[Schedule]) -> Figure:
     return _stacked(drawn, "time", end=max(simulation.makespan for simulation, _ in drawn))
 
 
-def losses(curves: Mapping[float, Mapping[str, Sequence[float]]]) -> Figure:
-    """The loss at each update by scheme, a panel for each learning rate."""
+def losses(curves: Mapping[float, Mapping[str, Sequence[tuple[float, float]]]]) -> Figure:
+    """The loss over time by scheme, a panel for each learning rate."""
     figure = _figure(10, 3.4)
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, (lr, by_scheme) in zip(panels, curves.items()):
         for name, line in by_scheme.items():
             colour, style = STYLES[name]
-            axes.plot(line, style, color=colour, label=name)
+            axes.plot(*zip(*line), style, color=colour, label=name)
         axes.set_title(f"learning rate {lr:g}", loc="left", fontsize=10)
-        axes.set_xlabel("update")
+        axes.set_xlabel("time (forward and backward of a batch on a rank: 1)")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
     panels[0].set_ylabel("loss")

@@ -146,6 +146,17 @@ def stash_backward(stage: nn.Module, kept: dict, i: int, grad: Tensor | None, lr
     return x.grad
 
 
+def hybrid_step(step: Callable, parameters: list[nn.Parameter], rank: int, world: int, stages: int) -> None:
+    """The ranks as a grid of pipelines by stages: messages along a row, gradients along a column."""
+    grid = torch.arange(world).view(-1, stages)
+    pipeline, place = divmod(rank, stages)
+    row = [None, *grid[pipeline].tolist(), None]
+    step(row[place], row[place + 2])
+    columns = [dist.new_group(column.tolist()) for column in grid.T]
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, group=columns[place])
+
+
 REFERENCE = {
     "partition": {"stage_starts": stage_starts},
     "loss": {"loss_part": loss_part},
@@ -156,4 +167,5 @@ REFERENCE = {
     "split": {"linear_backward": linear_backward},
     "delayed": {"delayed_training": delayed_training},
     "stash": {"stash_forward": stash_forward, "stash_backward": stash_backward},
+    "hybrid": {"hybrid_step": hybrid_step},
 }

@@ -3,7 +3,7 @@
 QUESTION = "table"
 LOSES = 2
 FAILS = "check_nobody_waits_for_ever"
-SAYS = "comes after its forward"
+SAYS = "put that before it"
 
 
 def my_rows(ranks, micro_batches):
