@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dlo_lib.cli import course
+from dlo_lib.cli import course, make
 from dlo_lib.cli.grade import grade
 from dlo_lib.errors import UserError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 console = Console()
 INSTRUCTORS = "For instructors"
+AUTHORS = "For authors of labs"
 
 LabName = Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
@@ -81,9 +82,11 @@ def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="anot
 
 
 app.command()(course.receipt)
-for command in (course.release, course.kit, course.collect, grade, course.feedback, course.export, course.similar):
+for command in (make.course, course.release, course.kit, course.collect, grade, course.feedback, course.export, course.similar):
     app.command(rich_help_panel=INSTRUCTORS)(command)
 app.add_typer(course.roster, name="roster", rich_help_panel=INSTRUCTORS)
+for command in (make.build, make.classroom):
+    app.command(rich_help_panel=AUTHORS)(command)
 
 
 @app.command()

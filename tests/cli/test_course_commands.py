@@ -1,0 +1,239 @@
+"""The instructor's commands as a person runs them: what they print, and one line with the cure, nothing changed, for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.cli import main
+from dlo_lib.grading.course import find_lab, source_labs
+from dlo_lib.grading.environ import environment
+from dlo_lib.grading.nbgrader_course import open_course
+from dlo_lib.grading.publish import publish
+from dlo_lib.grading.release import release_lab
+
+SMALL_COURSE = Path(__file__).resolve().parents[1] / "grading" / "small_course"
+NOTEBOOK = '{"cells": [], "metadata": {"dlo": {"lab": "91_small"}}, "nbformat": 4, "nbformat_minor": 5}'
+USERS = "Username;First name;Surname\nada;Ada;Lovelace\nchloe;Chloé;[b]Dupont\n"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """The single line of a command that was refused."""
+        assert (self.status, self.out) == (2, ""), self
+        (line,) = self.err.strip().splitlines()
+        assert line.startswith("dlo: ")
+        return line
+
+
+Dlo = Callable[..., Ran]
+
+
+@pytest.fixture
+def dlo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dlo:
+    """Run a command in this process: it spares each test the seconds of an interpreter's start."""
+
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["dlo", *map(str, arguments)])
+        capsys.readouterr()
+        status: object = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code or 0
+        out, err = capsys.readouterr()
+        assert isinstance(status, int)
+        return Ran(status, out, err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the small lab, and in ``course`` an empty course; nobody alters either."""
+    root = tmp_path_factory.mktemp("made")
+    shutil.copytree(SMALL_COURSE, root, dirs_exist_ok=True)
+    (root / "labs").mkdir()
+    with environment({"DLO_COURSE": str(root)}), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["dlo", "course", str(root / "course"), "--exchange", str(root / "exchange")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+    return root
+
+
+@pytest.fixture
+def empty(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A course in which nothing has happened yet, of the test's own; commands run in it."""
+    monkeypatch.setenv("DLO_COURSE", str(made))
+    monkeypatch.setenv("COLUMNS", "200")
+    shutil.copytree(made / "course", tmp_path / "course", symlinks=True)
+    (tmp_path / "exchange").mkdir()
+    with open(tmp_path / "course" / "nbgrader_config.py", "a", encoding="utf-8") as config:
+        config.write(f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\n")
+    monkeypatch.chdir(tmp_path / "course")
+    return tmp_path / "course"
+
+
+@pytest.fixture
+def course(empty: Path) -> Path:
+    """The course with the small lab released."""
+    lab = find_lab("91", source_labs())
+    release_lab(lab)
+    publish(open_course(empty), lab)
+    return empty
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    (tmp_path / "users.csv").write_text(USERS, encoding="utf-8")
+    return tmp_path / "users.csv"
+
+
+@pytest.fixture
+def handed_in(tmp_path: Path) -> Path:
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    (tmp_path / "in" / "ada" / "small [1].ipynb").write_text(NOTEBOOK)
+    return tmp_path / "in"
+
+
+ON_A_LAB = ("release", "collect", "feedback", "export", "similar")
+
+
+@pytest.mark.parametrize("command", ON_A_LAB)
+def test_outside_a_course_each_command_says_how_to_make_one(empty: Path, dlo: Dlo, tmp_path: Path, command: str) -> None:
+    assert f"no course in {tmp_path}: make one with `" in dlo(command, "91", "--course", tmp_path).refusal
+
+
+@pytest.mark.parametrize("command", ON_A_LAB)
+def test_an_unknown_lab_offers_the_nearest(empty: Path, dlo: Dlo, command: str) -> None:
+    assert 'unknown lab "smal": did you mean small?' in dlo(command, "smal").refusal
+
+
+@pytest.mark.parametrize("command", ["collect", "feedback", "export", "similar"])
+def test_a_lab_that_was_never_released_is_refused(empty: Path, dlo: Dlo, command: str) -> None:
+    assert "91_small is not in the gradebook" in dlo(command, "91").refusal
+
+
+def test_a_roster_is_shown_before_it_is_imported(empty: Path, dlo: Dlo, users: Path) -> None:
+    dry = dlo("roster", "import", users, "--dry-run")
+    assert dry.status == 0
+    assert "[b]Dupont" in dry.out
+    assert "2 new, 0 changed, 0 unchanged" in dry.out
+    assert "nothing was changed (--dry-run)" in dry.out
+    assert "2 new" in dlo("roster", "import", users).out
+    assert "0 new, 0 changed, 2 unchanged" in dlo("roster", "import", users).out
+
+
+def test_a_roster_with_mistakes_is_refused_in_one_line(empty: Path, dlo: Dlo, users: Path) -> None:
+    users.write_text(USERS + "ada;Ada;Twice\n;No;Id\n", encoding="utf-8")
+    refusal = dlo("roster", "import", users).refusal
+    assert "line 4: the id ada is that of line 2; line 5: no id. Nothing was imported" in refusal
+    assert "No such file" in dlo("roster", "import", "none.csv").refusal
+
+
+def test_an_inventory_is_shown_and_counted(course: Path, dlo: Dlo, users: Path, handed_in: Path) -> None:
+    dlo("roster", "import", users)
+    shown = dlo("collect", "91", "--from", handed_in)
+    assert shown.status == 0
+    assert "small [1].ipynb (renamed)" in shown.out
+    assert "1 received, 1 missing, 1 renamed, 0 late, 0 refused, 0 not of the roster" in shown.out
+    told = json.loads(dlo("collect", "91", "--from", handed_in, "--json").out)
+    assert [(item["student"], item["state"]) for item in told["items"]] == [("ada", "UNCHANGED"), ("chloe", "MISSING")]
+    assert told["items"][0]["sha256"] == sha256(NOTEBOOK.encode()).hexdigest()
+
+
+def test_what_cannot_be_collected_is_refused(course: Path, dlo: Dlo, tmp_path: Path) -> None:
+    (tmp_path / "moodle.zip").write_bytes(b"no zip")
+    assert "is not a zip that can be read" in dlo("collect", "91", "--from", tmp_path / "moodle.zip").refusal
+    assert "give a folder, or the zip that Moodle made" in dlo("collect", "91", "--from", "nowhere").refusal
+
+
+def test_grades_go_to_the_terminal_or_to_a_file(course: Path, dlo: Dlo, users: Path, tmp_path: Path) -> None:
+    dlo("roster", "import", users)
+    shown = dlo("export", "91")
+    assert shown.out.splitlines()[1:] == ["ada,91_small,0,0,0,0,0,0,12,NO_ATTEMPT", "chloe,91_small,0,0,0,0,0,0,12,NO_ATTEMPT"]
+    written = dlo("export", "91", "--to", "moodle", "--out", tmp_path / "grades.csv")
+    assert f"2 students in {tmp_path / 'grades.csv'}" in written.out
+    assert "chloe,,Chloé,[b]Dupont,,0," in (tmp_path / "grades.csv").read_text(encoding="utf-8")
+    unknown = dlo("export", "91", "--to", "excel")
+    assert unknown.status == 2
+    assert "'moodle', 'csv'" in unknown.err
+
+
+def test_grades_of_a_failed_grading_are_left_out_and_named(course: Path, dlo: Dlo, users: Path, handed_in: Path) -> None:
+    dlo("roster", "import", users)
+    dlo("collect", "91", "--from", handed_in)
+    exported = dlo("export", "91", "--to", "moodle")
+    assert "without points, because grading failed: ada" in exported.err
+    assert "ada,,Ada,Lovelace,,," in exported.out
+
+
+def test_feedback_before_grading_is_refused(course: Path, dlo: Dlo, users: Path) -> None:
+    dlo("roster", "import", users)
+    assert "nobody is graded for 91_small: `dlo grade 91_small` comes first" in dlo("feedback", "91").refusal
+
+
+def test_no_similar_submissions_are_said_so(course: Path, dlo: Dlo) -> None:
+    assert "no two submissions share more than the exercise explains" in dlo("similar", "91").out
+    assert json.loads(dlo("similar", "91", "--json").out) == []
+
+
+def test_a_receipt_is_what_sha256sum_prints(empty: Path, dlo: Dlo, handed_in: Path) -> None:
+    file = handed_in / "ada" / "small [1].ipynb"
+    assert dlo("receipt", file).out == f"{sha256(file.read_bytes()).hexdigest()}  {file}\n"
+    assert "no receipt for none.ipynb" in dlo("receipt", "none.ipynb").refusal
+
+
+def test_a_kit_cannot_be_made_of_a_kit(empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kit" / "labs").mkdir(parents=True)
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "kit"))
+    assert "a kit is made from an instructor's copy of the course" in dlo("kit").refusal
+
+
+def test_a_lab_that_students_have_is_not_proved_again_for_nothing(course: Path, dlo: Dlo) -> None:
+    assert "91_small is released already" in dlo("release", "91").refusal
+
+
+@pytest.mark.slow
+def test_a_lab_is_released_only_when_it_is_proved(empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "checkout"
+    shutil.copytree(SMALL_COURSE, root)
+    (root / "labs").mkdir()
+    monkeypatch.setenv("DLO_COURSE", str(root))
+    (empty / "solutions").unlink()
+    (empty / "solutions").symlink_to(root / "solutions")
+    dlo("build")
+    assert dlo("build", "--check").status == 0
+    mutant = root / "solutions" / "91_small" / "mutants" / "only_positive.py"
+    text = mutant.read_text()
+    mutant.write_text(text.replace("LOSES = ", "LOSES = 1"))
+    refused = dlo("release", "91")
+    assert refused.status == 2
+    assert "✗ mutant only_positive: only_positive.py should lose 1" in refused.out
+    assert "91_small is not released: 1 of 14 proofs failed" in refused.err
+    assert not (tmp_path / "exchange" / "dlo").exists()
+    mutant.write_text(text)
+    (root / "labs" / "91_small" / "hidden.py").write_text("x = 1")
+    refused = dlo("release", "91", "--prove-only")
+    assert "hidden.py must never be released" in refused.out
+    assert refused.status == 2
+    dlo("build")
+    released = dlo("release", "91")
+    assert "91_small: 14 proofs hold" in released.out
+    assert (tmp_path / "exchange" / "dlo" / "outbound" / "91_small" / "small.ipynb").is_file()
