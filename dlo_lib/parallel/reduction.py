@@ -48,7 +48,7 @@ class Pack(Protocol[S]):
         """Send what is packed, zeros where there is nothing; those slots are returned."""
 
     def settle_reduce(self) -> None:
-        """Wait for the sum and make it the mean."""
+        """Wait until this rank's part of the mean is there."""
 
     def hand_over(self, unused: set[S]) -> None:
         """Leave the means in ``.grad`` of the shards, or add them; nothing for parameters in ``unused``."""
