@@ -1,0 +1,19 @@
+"""The pieces are gathered twice."""
+
+QUESTION = "pieces"
+LOSES = 2
+FAILS = "check_whole"
+SAYS = "one all-gather of"
+
+
+def piece_of(tensor, rank, world):
+    size = -(-tensor.numel() // world)
+    padded = F.pad(tensor.detach().flatten(), (0, size * world - tensor.numel()))
+    return padded[rank * size : (rank + 1) * size].clone()
+
+
+def whole(piece, shape):
+    padded = piece.new_empty(piece.numel() * dist.get_world_size())
+    dist.all_gather_into_tensor(padded, piece)
+    dist.all_gather_into_tensor(padded, piece)
+    return padded[: torch.Size(shape).numel()].view(shape)

@@ -1,0 +1,20 @@
+"""Each micro-batch takes the place of the one before."""
+
+QUESTION = "stage2"
+LOSES = 1
+FAILS = "check_accumulates"
+SAYS = "together"
+
+
+def shard_gradients(module, pieces):
+    world = dist.get_world_size()
+
+    def send(parameter, piece):
+        padded = F.pad(parameter.grad.flatten() / world, (0, piece.numel() * world - parameter.numel()))
+        own = torch.empty_like(piece)
+        dist.reduce_scatter_tensor(own, padded)
+        piece.grad = own
+        parameter.grad = None
+
+    for parameter, piece in zip(module.parameters(), pieces):
+        parameter.register_post_accumulate_grad_hook(lambda parameter, piece=piece: send(parameter, piece))
