@@ -48,13 +48,13 @@ _KIND, _SITE = 1, -2  # where a record holds them
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a person's code called: the nearest frame that is neither torch's nor ours."""
+    """Where a person's code called: the nearest frame that is neither torch's nor this library's; else the library's own."""
 
     file: str
     line: int
     function: str
     api: str
-    """The function of torch that was called there, such as ``isend`` or ``backward``."""
+    """The function of torch that was called there, such as ``isend`` or ``backward``; where the library did, what it called."""
 
 
 NOWHERE = Site("?", 0, "", "")
