@@ -95,7 +95,7 @@ def fills_its_memory(group: str) -> None:
     dist.all_reduce(x)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_rank_that_fills_its_memory_is_named_with_what_the_others_did(small_group, ranks):
     with pytest.raises(RankFailure) as caught:
         run_ranks(fills_its_memory, ranks, str(small_group), timeout=60)

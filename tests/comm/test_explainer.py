@@ -219,9 +219,10 @@ def dies(how: str):
 @pytest.mark.parametrize(
     ("how", "said"), [("SIGSEGV", "was killed by SIGSEGV"), ("SIGKILL", r"was killed by SIGKILL, not for lack of memory")]
 )
-def test_a_death_is_a_death_and_no_dead_lock(how, said):
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_a_death_is_a_death_and_no_dead_lock(how, said, world_size):
     with pytest.raises(RankFailure, match=f"rank 1 {said}") as caught:
-        run_ranks(dies, 3, how, timeout=60)
+        run_ranks(dies, world_size, how, timeout=60)
     assert not isinstance(caught.value, DeadLock)
 
 
@@ -232,9 +233,10 @@ def raises():
     dist.all_reduce(x)
 
 
-def test_an_own_error_is_told_before_what_follows_from_it():
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_an_own_error_is_told_before_what_follows_from_it(world_size):
     with pytest.raises(RankFailure, match="rank 1 raised ValueError: a bad batch") as caught:
-        run_ranks(raises, 3, timeout=60)
+        run_ranks(raises, world_size, timeout=60)
     assert not isinstance(caught.value, DeadLock)
 
 
@@ -245,8 +247,9 @@ def never_waits():
     dist.barrier()
 
 
-def test_an_operation_that_nobody_waited_for_is_mentioned(capsys):
-    run_ranks(never_waits, 2)
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_an_operation_that_nobody_waited_for_is_mentioned(capsys, world_size):
+    run_ranks(never_waits, world_size)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert re.match(r"\[rank 1\] warning: .*test_explainer.py, line \d+: all_reduce of float32\[3\] was started but never waited for", line)
 

@@ -1,10 +1,12 @@
 """Mistakes made with the larger tools: object collectives, sub-groups, functional collectives, DTensor, PyTorch's DDP and FSDP2."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -206,6 +208,24 @@ def pytorchs_ddp_is_left_early_and_a_barrier_follows():
     dist.barrier()
 
 
+def ddp_accumulates_without_sync_on_rank_1_only():
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    with model.no_sync() if dist.get_rank() == 1 else contextlib.nullcontext():
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def fsdp2_evaluates_on_rank_0_only():
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(8, 8)
+    fully_shard(model)
+    model(torch.ones(2, 8)).sum().backward()
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+
+
 MISTAKES: dict[Callable[[], None], str] = {
     gathers_where_others_reduce: r"MISMATCH in call 1 on world: the ranks call different operations.*rank 0 +all_gather.*all_reduce",
     gathered_sizes_differ: r"the ranks pass tensors of different sizes.*float32\[4\].*float32\[5\]",
@@ -230,6 +250,8 @@ MISTAKES: dict[Callable[[], None], str] = {
     gradients_of_fsdp2_are_clipped_on_rank_0_only: r"all_reduce needs every rank of (world|group \{0, 1.*\}), and ranks? 1",
     fsdp2_skips_a_unit_on_rank_1: r"MISMATCH.*all_gather.*reduce_scatter|DEAD-LOCK",
     ddp_skips_a_unit_on_rank_1: r"DDP's gradient all_reduce",
+    ddp_accumulates_without_sync_on_rank_1_only: r"all_reduce needs every rank of world, and rank 1 returned .*DDP's gradient all_reduce",
+    fsdp2_evaluates_on_rank_0_only: r"DEAD-LOCK: rank 0 waits.*all_gather needs every rank of",
     pytorchs_ddp_is_left_early_and_a_barrier_follows: r"the ranks call different operations.*DDP's gradient all_reduce.*barrier",
 }
 
@@ -244,11 +266,20 @@ def test_a_mistake_is_explained(mistake, world_size):
     assert "test_more_mistakes.py, line" in message, "it points at the person's line"
 
 
-def test_the_next_call_works():
-    for mistake in (large_sizes_differ, everyone_receives_first):
+def processes() -> set[int]:
+    """Of this one's children and theirs: the server that forks ranks, and ranks."""
+    return {process.pid for process in psutil.Process().children(recursive=True) if process.status() != psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_next_call_works_and_nothing_is_left_behind(world_size):
+    run_ranks(dist.get_rank, world_size)
+    before = processes()
+    for mistake in (large_sizes_differ, everyone_receives_first, ddp_skips_a_unit_on_rank_1, fsdp2_skips_a_unit_on_rank_1):
         with pytest.raises(DeadLock):
-            run_ranks(mistake, 3)
-        assert run_ranks(dist.get_rank, 3) == [0, 1, 2]
+            run_ranks(mistake, world_size)
+        assert run_ranks(dist.get_rank, world_size) == list(range(world_size))
+    assert processes() == before
 
 
 def another_model_on_rank_1():
@@ -273,11 +304,12 @@ def test_a_group_used_by_a_rank_outside_it_is_no_dead_lock():
     assert run_ranks(a_group_is_used_by_a_rank_outside_it, 3, timeout=60) == [0, 1, 2]
 
 
-def test_every_ranks_stack_is_shown_when_it_is_asked_for():
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_every_ranks_stack_is_shown_when_it_is_asked_for(world_size):
     with pytest.raises(DeadLock) as caught:
-        run_ranks(everyone_receives_first, 3, explain=Explain.STACKS)
+        run_ranks(everyone_receives_first, world_size, explain=Explain.STACKS)
     message = str(caught.value)
-    for rank in range(3):
+    for rank in range(world_size):
         assert f"rank {rank} was here:" in message
     assert "in everyone_receives_first\n    dist.recv(x, (rank - 1) % world)" in message
     assert "dlo_lib/comm/" not in message
