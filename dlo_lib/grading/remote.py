@@ -30,6 +30,7 @@ from dlo_lib.text import tr
 
 MAX_NOISE = 10_000
 IDLE = 2.0  # a worker that neither computes nor waits for a processor has this many times the time of one that computes
+LOOK_SECONDS = 0.02  # most answers come sooner; a look costs half a millisecond, the limits in the kernel nothing
 BACKSTOP = 10.0  # and none has more than this many times, by the clock on the wall
 
 
@@ -63,10 +64,11 @@ class Worker:
         self._number = 0
         self._noise = 0
         self._given: float | None = None
-        self._answered = True
+        self._answered, self._looked = True, 0.0
         self.computed = 0.0
         """Seconds of CPU time between being asked and the answer: what the cells and the checks' calls cost, not the worker's start."""
-        self._asked, self._before = time.monotonic(), self.usage()
+        self._asked = time.monotonic()
+        self._before = self._after = self.usage()
 
     def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
         """The answer to ``request``: a dict with ``value`` or ``fault``.
@@ -134,7 +136,8 @@ class Worker:
 
     def charged(self) -> float:
         """Seconds that the last question has taken so far, without those in which it waited for a processor."""
-        passed, starved = time.monotonic() - self._asked, self.usage().starved - self._before.starved
+        now = self._after if self._answered else self.usage()  # it waits for nothing since it has answered
+        passed, starved = time.monotonic() - self._asked, now.starved - self._before.starved
         return passed - min(passed, max(0.0, starved))
 
     def more_time(self, deadline: float) -> float:
@@ -153,7 +156,10 @@ class Worker:
         return max(0.0, left)
 
     def look(self) -> None:
-        """Note the memory it holds; kill it when that is too much."""
+        """Note the memory it holds; kill it when that is too much. What is asked twice within a moment is looked at once."""
+        if time.monotonic() - max(self._asked, self._looked) < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
         held = self.usage().memory
         self._peak = max(self._peak, held)
         if held > self._memory:
@@ -187,8 +193,8 @@ class Worker:
 
     def _bill(self) -> None:
         if not self._answered:
-            self._answered = True
-            self.computed += max(0.0, self.usage().cpu - self._before.cpu)
+            self._answered, self._after = True, self.usage()
+            self.computed += max(0.0, self._after.cpu - self._before.cpu)
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
