@@ -85,8 +85,8 @@ app.command()(course.receipt)
 for command in (make.course, course.release, course.kit, course.collect, grade, course.feedback, course.export, course.similar):
     app.command(rich_help_panel=INSTRUCTORS)(command)
 app.add_typer(course.roster, name="roster", rich_help_panel=INSTRUCTORS)
-for command in (make.build, make.classroom):
-    app.command(rich_help_panel=AUTHORS)(command)
+app.command(rich_help_panel=AUTHORS)(make.build)
+app.command(rich_help_panel=AUTHORS)(make.classroom)
 
 
 @app.command()
