@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlo_lib.grading.contract import check
 from dlo_lib.grading.quiz import quiz_complete
-from dlo_lib.grading.schedules import carried_out, complete, read_table
+from dlo_lib.grading.schedules import carried_out, complete, mostly_there, read_table
 from dlo_lib.parallel.pipeline.simulate import Costs
 from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop
 
@@ -119,7 +119,12 @@ def check_weight_of_a_sample(student, t):
 def through(student, t, order: list[tuple[str, int]]) -> tuple[dict, dict, dict]:
     """The case, the student's results and those of one graph."""
     case = stage_case(t, order)
-    return case, student.ranks(through_stages, [case]).results[0], one_graph(case["weights"], case["inputs"], case["grads"])
+    got = student.ranks(through_stages, [case]).results[0]
+    message = (
+        "stage_backward of the second stage returns None: only a leaf that requires a gradient has .grad, so make x one in stage_forward"
+    )
+    t.that(got["lost"] is False, message)
+    return case, got, one_graph(case["weights"], case["inputs"], case["grads"])
 
 
 @check("stage", points=2, seconds=20)
@@ -189,8 +194,7 @@ def check_nobody_waits_for_ever(student, t):
     "The table can be carried out"
     for sizes in table_cases(t):
         schedule, call = own_table(student, t, *sizes)
-        for row in schedule.rows:
-            t.that(len(row) > 0, "{call}: a rank has nothing to do", call=call)
+        mostly_there(t, schedule, call, "FB")
         carried_out(t, schedule, Costs(), call)
 
 

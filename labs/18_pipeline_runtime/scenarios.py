@@ -23,12 +23,15 @@ def through_stages(student, rank, world, weights, inputs, grads, order):
             attached = attached or middle.requires_grad or outputs[i].requires_grad
         else:
             grad = student.stage_backward(kept[1], i, grads[i])
+            if grad is None:
+                return {"lost": True}
             input_grads[i] = student.stage_backward(kept[0], i, grad)
     return {
         "outputs": [outputs[i].detach() for i in range(len(inputs))],
         "inputs": [input_grads[i] for i in range(len(inputs))],
         "weights": [stage[0].weight.grad for stage in stages],
         "attached": attached,
+        "lost": False,
     }
 
 
@@ -41,7 +44,7 @@ def long_row(student, rank, world, weight, inputs):
     grad = torch.ones(len(inputs[0]), weight.shape[0])
     for i in range(len(inputs) + 1):
         if i < len(inputs):
-            total += float(student.stage_forward(stage, kept, i, inputs[i]).sum())
+            total += float(student.stage_forward(stage, kept, i, inputs[i]).detach().sum())
         if i > 0:
             student.stage_backward(kept, i - 1, grad)
         mark("after a turn")
@@ -49,20 +52,47 @@ def long_row(student, rank, world, weight, inputs):
 
 
 @scenario
-def one_step(student, rank, world, rows, weights, inputs, targets, shapes, total, stages):
-    """A step of one rank: its row of the table, on a stage of linear layers. Pipelines have ``stages`` ranks each."""
+def one_step(student, rank, world, rows, weights, inputs, targets, shapes, total):
+    """A step of one rank: its row of the table, on a stage of linear layers."""
     torch.set_default_dtype(weights[0][0].dtype)
-    stage, kept, place = torch.nn.Sequential(), {}, rank % stages
+    stage, kept = torch.nn.Sequential(), {}
     for weight, bias in weights:
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0])
         layer.weight.data, layer.bias.data = weight, bias
         stage.extend([layer, torch.nn.Tanh()])
-    row, losses = student.with_messages(rows)[place], []
 
     def forward(i, x):
         mark("at work")
         loss = None
-        if place == stages - 1:
+        if rank == world - 1:
+
+            def loss(output):
+                return torch.nn.functional.cross_entropy(output, targets[i], reduction="sum") / total
+
+        return student.stage_forward(stage, kept, i, x, loss)
+
+    def backward(i, grad):
+        return student.stage_backward(kept, i, grad)
+
+    row = student.with_messages(rows)[rank]
+    before, after = (rank - 1 if rank > 0 else None), (rank + 1 if rank < world - 1 else None)
+    loss = torch.as_tensor(student.run_row(row, forward, backward, inputs, shapes, before, after)).detach()
+    return {"loss": float(loss) if rank == world - 1 else None, "grads": [parameter.grad for parameter in stage.parameters()]}
+
+
+@scenario
+def side_by_side(student, rank, world, stages, rows, weights, inputs, targets, shapes, total):
+    """A step of one rank of several pipelines of ``stages`` ranks each."""
+    torch.set_default_dtype(weights[0][0].dtype)
+    stage, kept = torch.nn.Sequential(), {}
+    for weight, bias in weights:
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0])
+        layer.weight.data, layer.bias.data = weight, bias
+        stage.extend([layer, torch.nn.Tanh()])
+
+    def forward(i, x):
+        loss = None
+        if targets is not None:
 
             def loss(output):
                 return torch.nn.functional.cross_entropy(output, targets[i], reduction="sum") / total
@@ -73,13 +103,10 @@ def one_step(student, rank, world, rows, weights, inputs, targets, shapes, total
         return student.stage_backward(kept, i, grad)
 
     def step(before, after):
-        losses.append(float(student.run_row(row, forward, backward, inputs, shapes, before, after)))
+        student.run_row(student.with_messages(rows)[rank % stages], forward, backward, inputs, shapes, before, after)
 
-    if stages < world:
-        student.hybrid_step(step, list(stage.parameters()), rank, world, stages)
-    else:
-        step(rank - 1 if rank > 0 else None, rank + 1 if rank < world - 1 else None)
-    return {"loss": losses[-1] if place == stages - 1 else None, "grads": [parameter.grad for parameter in stage.parameters()]}
+    student.hybrid_step(step, list(stage.parameters()), rank, world, stages)
+    return {"grads": [parameter.grad for parameter in stage.parameters()]}
 
 
 @scenario

@@ -11,7 +11,7 @@ from dlo_lib.grading.contract import Nudge, Run
 from dlo_lib.parallel.pipeline.schedules import afab, one_f_one_b
 from dlo_lib.parallel.pipeline.table import Action, ActionKind, B, F
 
-from .scenarios import asynchronous, one_step
+from .scenarios import asynchronous, one_step, side_by_side
 from .twins import Stages
 
 Rows = list[list[str]]
@@ -116,15 +116,22 @@ def of_a_rank(rows: Rows, weights: Stages, inputs: list[Tensor], targets: list[T
     }
 
 
-def step(student, make, weights: Stages, inputs: list[Tensor], targets: list[Tensor], replicas: int = 1, nudge: Nudge | None = None) -> Run:
-    """The run of a step: ``replicas`` pipelines with as many ranks as there are stages, each with its share of the micro-batches."""
+def step(student, make, weights: Stages, inputs: list[Tensor], targets: list[Tensor], nudge: Nudge | None = None) -> Run:
+    """The run of a step on as many ranks as there are stages."""
+    rows, total = rows_of(make, len(weights), len(inputs)), sum(map(len, targets))
+    given = [{**of_a_rank(rows, weights, inputs, targets, rank), "total": total} for rank in range(len(weights))]
+    return student.ranks(one_step, given, nudge)
+
+
+def hybrid(student, weights: Stages, inputs: list[Tensor], targets: list[Tensor], replicas: int) -> Run:
+    """The run of a step of ``replicas`` pipelines, each with its share of the micro-batches."""
     stages, each = len(weights), len(inputs) // replicas
-    rows, total = rows_of(make, stages, each), sum(map(len, targets))
+    rows, total = rows_of(one_f_one_b, stages, each), sum(map(len, targets))
     given = []
     for rank in range(replicas * stages):
         mine = slice(rank // stages * each, (rank // stages + 1) * each)
         given.append({**of_a_rank(rows, weights, inputs[mine], targets[mine], rank % stages), "total": total, "stages": stages})
-    return student.ranks(one_step, given, nudge)
+    return student.ranks(side_by_side, given)
 
 
 def asynchronously(student, weights: Stages, inputs: list[Tensor], targets: list[Tensor], lr: float) -> Run:

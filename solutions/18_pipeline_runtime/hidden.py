@@ -10,7 +10,7 @@ import torch
 from dlo_lib.errors import UserError
 from dlo_lib.grading.contract import check
 from dlo_lib.grading.quiz import Answer, quiz_right
-from dlo_lib.grading.schedules import SLACK, most_held
+from dlo_lib.grading.schedules import SLACK, most_held, mostly_there
 from dlo_lib.grading.twins import twin
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 
@@ -76,7 +76,8 @@ def check_nothing_to_learn(student, t):
 def check_in_flight(student, t):
     "No rank holds more micro-batches than there are ranks from it to the end"
     for ranks, micro_batches in table_cases(t):
-        schedule, _ = own_table(student, t, ranks, micro_batches)
+        schedule, call = own_table(student, t, ranks, micro_batches)
+        mostly_there(t, schedule, call, "FB")
         good = all(held <= min(micro_batches, ranks - rank) for rank, held in enumerate(most_held(schedule)))
         t.that(good, "A rank begins too many micro-batches before its first backward.")
 
@@ -86,7 +87,8 @@ def check_no_more_bubble(student, t):
     "The bubble is no longer than that of 1F1B"
     for ranks, micro_batches in table_cases(t):
         forward, half = t.uniform(0.5, 1.0), t.uniform(0.5, 1.0)
-        schedule, _ = own_table(student, t, ranks, micro_batches)
+        schedule, call = own_table(student, t, ranks, micro_batches)
+        mostly_there(t, schedule, call, "FB")
         try:
             run = simulate(schedule, Costs(forward, half, half))
         except UserError:

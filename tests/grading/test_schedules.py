@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.grading.schedules import carried_out, complete, holds_no_more, most_held, no_slower, read_rows, read_table
+from dlo_lib.grading.schedules import carried_out, complete, holds_no_more, most_held, mostly_there, no_slower, read_rows, read_table
 from dlo_lib.grading.trial import Trial
 from dlo_lib.grading.wrong import Wrong
 from dlo_lib.parallel.pipeline.schedules import afab, interleaved, one_f_one_b, zb_h1
@@ -78,6 +78,14 @@ def test_what_is_missing_or_too_much_is_named(rows: Any, kinds: str, words: str)
     with pytest.raises(Wrong) as wrong:
         complete(Trial(0), read_table(Trial(0), rows, in_a_loop(2), 2, "rows()"), "rows()", kinds)
     assert words in str(wrong.value)
+
+
+def test_a_table_of_forwards_alone_is_not_worth_timing() -> None:
+    forwards = [["0F0", "0F1"], ["1F0", "1F1"]]
+    with pytest.raises(Wrong, match="has 4 of its 8 cells: complete it first"):
+        mostly_there(Trial(0), read_table(Trial(0), forwards, in_a_loop(2), 2, "rows()"), "rows()", "FB")
+    without_flush = read_table(Trial(0), changed(0, GOOD[0][:-1]), in_a_loop(2), 2, "rows()")
+    mostly_there(Trial(0), without_flush, "rows()", "FB")
 
 
 def test_a_table_in_which_ranks_wait_for_ever_is_explained() -> None:
