@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
+from other_user import command_of
+
 from dlo_lib.errors import UserError
 from dlo_lib.grading import isolation
 from dlo_lib.grading.isolation import (
@@ -135,18 +138,7 @@ def test_a_plain_user_grades_in_a_sandbox_too() -> None:
     """As another user of this machine, who can read the interpreter but owns nothing."""
     if find_isolation().isolation is None or os.geteuid() != 0 or shutil.which("runuser") is None:
         pytest.skip("NOT TESTED HERE: a plain user's sandbox (needs root to become one, and bubblewrap)")
-    command = ["bwrap", "--dev-bind", "/", "/", *_reachable(Path(sys.base_prefix)), *_reachable(Path(sys.prefix)), "--chdir", "/"]
-    command += ["--", "runuser", "-u", PLAIN_USER, "--", sys.executable, "-c", GRADES]
+    command = command_of(PLAIN_USER, Path("/"), sys.executable, "-c", GRADES)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     uid = pwd.getpwnam(PLAIN_USER).pw_uid
     assert done.stdout.strip() == f"{uid} bubblewrap [{uid}, False, []]", done.stderr
-
-
-def _reachable(path: Path) -> list[str]:
-    """Mounts that let others pass to ``path`` where a folder above it is for root alone."""
-    closed = [parent for parent in path.parents if not parent.stat().st_mode & 0o001]
-    if not closed:
-        return []
-    above = [parent for parent in reversed(path.parents) if parent.is_relative_to(closed[-1])]
-    made = [part for parent in above[1:] for part in ("--perms", "0755", "--dir", str(parent))]
-    return ["--perms", "0755", "--tmpfs", str(closed[-1]), *made, "--ro-bind", str(path), str(path)]

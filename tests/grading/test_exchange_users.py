@@ -1,0 +1,129 @@
+"""A class of Unix users on one machine: each hands in as themselves, the instructor collects and grades, and each reads their own feedback.
+
+Needs root, to add users for the time of the test and to become them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
+from other_user import command_of
+from small_class import LAB, make_checkout, right, wrong_scale
+
+from dlo_lib.grading.batch import Options, grade_lab
+from dlo_lib.grading.collect import collect
+from dlo_lib.grading.course import find_lab, source_labs
+from dlo_lib.grading.feedback import make_feedback, release_feedback
+from dlo_lib.grading.inventory import State
+from dlo_lib.grading.nbgrader_course import create_course, open_course
+from dlo_lib.grading.publish import publish
+from dlo_lib.grading.source import LabSource, read_lab, source_folder
+
+ADA, BLAISE = (f"dlo-{name}-{os.getpid() % 100000}" for name in ("ada", "blaise"))
+FETCH_AND_SUBMIT = """
+from pathlib import Path
+from nbgrader.apps import FetchAssignmentApp, SubmitApp
+FetchAssignmentApp.launch_instance(["{lab}"]); FetchAssignmentApp.clear_instance()
+Path("{lab}/small.ipynb").write_text(Path("answer.ipynb").read_text())
+SubmitApp.launch_instance(["{lab}"])
+"""
+FETCH_FEEDBACK = """
+from nbgrader.apps import FetchFeedbackApp
+FetchFeedbackApp.launch_instance(["{lab}"])
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not all(map(shutil.which, ("useradd", "userdel", "runuser", "bwrap"))),
+        reason="NOT TESTED HERE: an exchange with several Unix users (needs root, useradd, runuser and bubblewrap)",
+    ),
+]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user can pass (pytest's own are for one user alone): the exchange, and the homes of two users for a while."""
+    folder = Path(tempfile.mkdtemp(prefix="dlo-test-exchange-"))
+    folder.chmod(0o755)
+    (folder / "exchange").mkdir()
+    (folder / "exchange").chmod(0o777)
+    try:
+        for name in (ADA, BLAISE):
+            add = ["useradd", "--no-create-home", "--no-user-group", "--home-dir", str(folder / name), name]
+            subprocess.run(add, check=True, capture_output=True)
+            (folder / name).mkdir(mode=0o700)
+            config = f"c = get_config()\nc.CourseDirectory.course_id = 'dlo'\nc.Exchange.root = {str(folder / 'exchange')!r}\n"
+            (folder / name / "nbgrader_config.py").write_text(config)
+            shutil.chown(folder / name, name)
+            shutil.chown(folder / name / "nbgrader_config.py", name)
+        yield folder
+    finally:
+        for name in (ADA, BLAISE):
+            subprocess.run(["userdel", name], capture_output=True)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSource:
+    make_checkout(tmp_path / "checkout")
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
+    return read_lab(source_folder(find_lab("91", source_labs())))
+
+
+def as_user(name: str, place: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as ``name`` in their home."""
+    path = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    return subprocess.run(command_of(name, place / name, *command), capture_output=True, text=True, timeout=300, env=path)
+
+
+def python(name: str, place: Path, script: str) -> None:
+    done = as_user(name, place, sys.executable, "-c", script.format(lab=LAB))
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_hands_in_as_themselves_and_reads_their_own_feedback(place: Path, lab: LabSource) -> None:
+    folder = create_course(place / "course", place / "exchange", [ADA, BLAISE])
+    folder.chmod(0o700)
+    course = open_course(folder)
+    publish(course, lab.info)
+    for name, notebook in ((ADA, right), (BLAISE, wrong_scale)):
+        answer = place / name / "answer.ipynb"
+        answer.write_text(json.dumps(notebook(lab)))
+        answer.chmod(0o644)
+        python(name, place, FETCH_AND_SUBMIT)
+
+    inbound = place / "exchange" / "dlo" / "inbound"
+    (of_ada,) = inbound.glob(f"{ADA}+*")
+    assert of_ada.owner() == ADA
+    assert as_user(BLAISE, place, "ls", str(inbound)).returncode != 0  # nobody sees who handed in
+    assert as_user(BLAISE, place, "cp", "answer.ipynb", str(of_ada / "small.ipynb")).returncode != 0
+    forged = inbound / f"{ADA}+{LAB}+2099-01-01 00:00:00 UTC"  # the newest of all, were it Ada's
+    assert as_user(BLAISE, place, "cp", "-r", LAB, str(forged)).returncode == 0
+
+    inventory = collect(course, lab.info)
+    assert [item.student for item in inventory.of(State.NEW)] == [ADA, BLAISE]
+    (refused,) = inventory.of(State.REFUSED)
+    assert f"written by {BLAISE}" in "; ".join(refused.notes)
+
+    rows = {row.student: row for row in grade_lab(lab.info, folder, options=Options(jobs=2)).rows}
+    assert rows[ADA].status == "GRADED"
+    assert rows[BLAISE].total < rows[ADA].total == 12
+    make_feedback(course, lab.info)
+    release_feedback(course, lab.info)
+    for name in (ADA, BLAISE):
+        python(name, place, FETCH_FEEDBACK)
+    pages = {name: next((place / name / LAB / "feedback").rglob("small.html")).read_text() for name in (ADA, BLAISE)}
+    assert "12" in pages[ADA]
+    assert pages[ADA] != pages[BLAISE]
+    assert as_user(BLAISE, place, "ls", str(place / "exchange" / "dlo" / "feedback")).returncode != 0
