@@ -182,7 +182,7 @@ def _join(rank: int, job: Job, listener: socket.socket) -> None:
         store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=False, wait_for_workers=False)
     dist.init_process_group(BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size)
     # PyTorch 2.13 calls its own functions by new names (all_gather_single, ...), which the PyTorch of most clusters does not know yet.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated\. Please use `torch\.distributed\.\w+_single`", FutureWarning)
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated\..* use `torch\.distributed\.\w+_single`", FutureWarning)
 
 
 def _explained(fn: Callable[[], Any], job: Job, listener: socket.socket, row: Row) -> Any:
