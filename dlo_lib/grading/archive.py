@@ -93,16 +93,16 @@ def read_regular(path: Path, limit: int) -> bytes:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Refused(tr("{name} is not a regular file", name=_shown(path.name)))
+                raise Refused(tr("{name} is not a regular file", name=shown(path.name)))
             content = file.read(limit + 1)
     except OSError as error:
         reason = tr("it is a link") if path.is_symlink() else error.strerror
-        raise Refused(tr("{name} cannot be read: {reason}", name=_shown(path.name), reason=reason)) from error
+        raise Refused(tr("{name} cannot be read: {reason}", name=shown(path.name), reason=reason)) from error
     return _within(content, limit, path.name)
 
 
 def _closed(name: str, error: OSError, limit: int) -> bytes:
-    raise Refused(tr("{name} cannot be read: {reason}", name=_shown(name), reason=error.strerror))
+    raise Refused(tr("{name} cannot be read: {reason}", name=shown(name), reason=error.strerror))
 
 
 def same_name(name: str) -> str:
@@ -115,14 +115,14 @@ def clash(entries: list[Entry]) -> str | None:
     for entry in entries:
         sizes = [len(part.encode("utf-8", "replace")) for part in entry.parts]
         if len(sizes) > MOST_PARTS or max(sizes) > LONGEST_PART or sum(sizes) > LONGEST_PATH:
-            return tr("a file's name is too long: {name}", name=_shown(entry.parts[-1]))
+            return tr("a file's name is too long: {name}", name=shown(entry.parts[-1]))
     seen: dict[tuple[str, ...], str] = {}
     folders: set[tuple[str, ...]] = set()
     for entry in entries:
         key, name = tuple(map(same_name, entry.parts)), "/".join(entry.parts)
         if key in seen or key in folders or any(key[:depth] in seen for depth in range(1, len(key))):
             other = next((shown for known, shown in seen.items() if known == key[: len(known)] or key == known[: len(key)]), name)
-            return tr("two files have the same name on some systems: {one} and {other}", one=_shown(other), other=_shown(name))
+            return tr("two files have the same name on some systems: {one} and {other}", one=shown(other), other=shown(name))
         seen[key] = name
         folders |= {key[:depth] for depth in range(1, len(key))}
     return None
@@ -141,7 +141,7 @@ def _entries_of_zip(path: Path, archive: zipfile.ZipFile) -> list[Entry]:
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise UserError(
-                tr("{path} holds {name}, which is no file but a link or a device: it is not taken", path=path, name=_shown(info.filename))
+                tr("{path} holds {name}, which is no file but a link or a device: it is not taken", path=path, name=shown(info.filename))
             )
         if not info.is_dir() and parts and not set(parts) & set(LEFT_BY_SYSTEMS):
             entries.append(Entry(parts, _date(info), partial(_read_member, archive, info)))
@@ -159,25 +159,25 @@ def _parts(path: Path, info: zipfile.ZipInfo) -> tuple[str, ...]:
     elif any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
         reason = tr("a name with control characters")
     if reason:
-        raise UserError(tr("{path} holds {name}, {reason}: it is not taken", path=path, name=_shown(name), reason=reason))
+        raise UserError(tr("{path} holds {name}, {reason}: it is not taken", path=path, name=shown(name), reason=reason))
     return parts
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
     name = PurePosixPath(info.filename).name
     if info.flag_bits & 1:
-        raise Refused(tr("{name} is encrypted", name=_shown(name)))
+        raise Refused(tr("{name} is encrypted", name=shown(name)))
     try:
         with archive.open(info) as member:
             content = member.read(limit + 1)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, OSError, RuntimeError) as error:
-        raise Refused(tr("{name} is damaged in the zip: {reason}", name=_shown(name), reason=error)) from error
+        raise Refused(tr("{name} is damaged in the zip: {reason}", name=shown(name), reason=error)) from error
     return _within(content, limit, name)
 
 
 def _within(content: bytes, limit: int, name: str) -> bytes:
     if len(content) > limit:
-        raise Refused(tr("{name} is larger than {size} MB: clear the outputs and hand it in again", name=_shown(name), size=limit >> 20))
+        raise Refused(tr("{name} is larger than {size} MB: clear the outputs and hand it in again", name=shown(name), size=limit >> 20))
     return content
 
 
@@ -189,6 +189,6 @@ def _date(info: zipfile.ZipInfo) -> datetime | None:
     return written if written.year > 1980 else None  # 1980 is what a zip says that was given no date
 
 
-def _shown(name: str) -> str:
-    """A name as a terminal may print it."""
-    return "".join(character if character.isprintable() else "?" for character in name)[:100]
+def shown(name: str) -> str:
+    """A name that somebody chose as a terminal, a table or a page may show it: nothing that moves the cursor or turns the line around."""
+    return "".join(character if character.isprintable() else "?" for character in name)[:120]

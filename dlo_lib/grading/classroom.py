@@ -28,7 +28,7 @@ from dlo_lib.grading.batch import grade_lab, run_step
 from dlo_lib.grading.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.export import GradeTable, grades_folder
 from dlo_lib.grading.nbgrader_course import create_course, open_course
-from dlo_lib.grading.source import BEGIN, END, build_notebook, notebook_text, read_lab, source_folder
+from dlo_lib.grading.source import build_notebook, notebook_text, read_lab, source_folder
 
 MARKER = ".classroom"  # says that a folder is ours to remove
 STUDENTS = {"ada": 1.0, "blaise": 0.5, "chloe": 0.0}  # name → the part of the questions answered
@@ -115,16 +115,11 @@ def _answer(lab: LabInfo, path: Path, part: float) -> None:
     """Fill the first ``part`` of the questions in with the reference solution, as the student would in the notebook."""
     source = read_lab(source_folder(lab))
     questions = source.questions[: int(part * len(source.questions))]
-    answered = {question: _as_written(source.solution(question).source) for question in questions}
+    answered = {question: source.solution(question).answer for question in questions}
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         cell.source = answered.get(cell.id, cell.source)
     write_text(path, notebook_text(notebook))
-
-
-def _as_written(source: str) -> str:
-    """A solution without the marks around it."""
-    return "\n".join(line for line in source.splitlines() if BEGIN not in line and END not in line)
 
 
 def main(arguments: list[str] | None = None) -> None:

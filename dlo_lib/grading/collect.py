@@ -21,7 +21,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from dlo_lib.errors import no_space
 from dlo_lib.files import write_text
-from dlo_lib.grading.archive import Refused, opened, read_regular, same_name
+from dlo_lib.grading.archive import Refused, opened, read_regular, same_name, shown
 from dlo_lib.grading.arrivals import Arrival, Files, from_entries, from_exchange, utc_time
 from dlo_lib.grading.batch import released
 from dlo_lib.grading.course import LabInfo
@@ -98,7 +98,7 @@ class _Collector:
             if person is None:
                 strangers.append(self._stranger(arrival, reason))
             elif arrival.refused:
-                strangers.append(Item(arrival.claimed, State.REFUSED, notes=(f"{_line(arrival.source)}: {arrival.refused}",)))
+                strangers.append(Item(arrival.claimed, State.REFUSED, notes=(f"{shown(arrival.source)}: {arrival.refused}",)))
             else:
                 claims[person.id].append(arrival)
         items = [self._student(student, claims.get(student, [])) for student in sorted(self.by_id)]
@@ -120,11 +120,11 @@ class _Collector:
         try:
             files = arrival.files()
         except Refused as error:
-            return Item(_line(arrival.claimed), State.UNKNOWN, notes=(f"{_line(arrival.source)}: {reason}; {error}",))
+            return Item(shown(arrival.claimed), State.UNKNOWN, notes=(f"{shown(arrival.source)}: {reason}; {error}",))
         shutil.rmtree(place, ignore_errors=True)  # the same arrival, of an earlier collection
         self._write(files, place)
-        notes = (f"{_line(arrival.source)}: {reason}; {tr('kept in {folder}', folder=place.relative_to(self.root))}",)
-        return Item(_line(arrival.claimed), State.UNKNOWN, submitted=arrival.submitted, notes=notes)
+        notes = (f"{shown(arrival.source)}: {reason}; {tr('kept in {folder}', folder=place.relative_to(self.root))}",)
+        return Item(shown(arrival.claimed), State.UNKNOWN, submitted=arrival.submitted, notes=notes)
 
     def _student(self, student: str, arrivals: list[Arrival]) -> Item:
         place = Path(self.course.coursedir.format_path(self.course.coursedir.submitted_directory, student, self.lab.directory))
@@ -134,7 +134,7 @@ class _Collector:
             if reason := unfit(student):
                 raise Refused(reason)
             if len(arrivals) > 1:
-                both = ", ".join(_line(arrival.source) for arrival in arrivals)
+                both = ", ".join(shown(arrival.source) for arrival in arrivals)
                 raise Refused(tr("several submissions of one student: {both}; leave only one", both=both))
             files = arrivals[0].files()
         except Refused as error:
@@ -154,7 +154,7 @@ class _Collector:
             if _content(place) == files:
                 return self._look(student, place, State.UNCHANGED, arrival.notes)
             if before is not None and arrival.submitted is not None and arrival.submitted < before:
-                note = tr("{source} is older than what was received before, which stays", source=_line(arrival.source))
+                note = tr("{source} is older than what was received before, which stays", source=shown(arrival.source))
                 return self._look(student, place, State.KEPT, (*arrival.notes, note))
             state = State.REPLACED
         with tempfile.TemporaryDirectory(dir=self.root, prefix=".collect-") as folder:
@@ -196,9 +196,9 @@ class _Collector:
             found, _ = find_submission(place / self.lab.notebook, self.lab.directory)
             content = read_regular(found, MAX_BYTES)
         except (Invalid, Refused) as error:
-            names = ", ".join(sorted(_line(path.name) for path in place.iterdir())[:5])
+            names = ", ".join(sorted(shown(path.name) for path in place.iterdir())[:5])
             return replace(item, notes=(*notes, tr("{reason}; there are: {names}", reason=error, names=names)))
-        return replace(item, notebook=_line(found.name), renamed=found.name != self.lab.notebook, sha256=digest(content), size=len(content))
+        return replace(item, notebook=shown(found.name), renamed=found.name != self.lab.notebook, sha256=digest(content), size=len(content))
 
 
 def _content(folder: Path) -> Files | None:
@@ -228,7 +228,3 @@ def _safe(source: str) -> str:
     """A folder's name for an arrival of any name."""
     plain = re.sub(r"[^\w. ()-]", "_", source).strip(". ")[:80]
     return f"{plain or 'unnamed'}-{digest(source.encode('utf-8', 'surrogateescape'))[:6]}"
-
-
-def _line(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)[:120]

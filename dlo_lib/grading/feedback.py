@@ -27,7 +27,7 @@ from traitlets import default
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
-from dlo_lib.grading.archive import Refused, read_regular
+from dlo_lib.grading.archive import Refused, read_regular, shown
 from dlo_lib.grading.batch import released, run_step, submitted_students
 from dlo_lib.grading.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.feedback_page import CheckLine, Page, QuestionCard, ReceiptCard, feedback_html, receipt_html
@@ -137,7 +137,7 @@ def _ready_for_release(course: NbGraderAPI, lab: LabInfo, student: str, page: Pa
         found, _ = find_submission(notebook, lab.directory)
     except Invalid:
         return
-    if found.stem != lab.name:
+    if found.stem != lab.name and found.stem == shown(found.stem):  # nbgrader makes a key of the name, which not every name is fit for
         shutil.copyfile(page, page.with_name(f"{found.stem}.html"))
 
 
@@ -189,7 +189,7 @@ def receipt_card(notebook: Path, lab: LabInfo, student: str, late_seconds: float
         content = read_regular(found, MAX_BYTES)
     except (Invalid, Refused) as error:
         return ReceiptCard(student, lab.notebook, 0, submitted, late, "", tr("There is no receipt: {reason}.", reason=error))
-    return ReceiptCard(student, found.name, len(content), submitted, late, digest(content))
+    return ReceiptCard(student, shown(found.name), len(content), submitted, late, digest(content))
 
 
 def _card(lab: LabSource, question: str, report: QuestionReport | None, marks: _Marks, hints: dict[str, tuple[str, ...]]) -> QuestionCard:

@@ -67,6 +67,11 @@ class Cell:
             return self.id
         return self.id.removeprefix(TEST_PREFIX) if self.kind is CellKind.TEST else None
 
+    @property
+    def answer(self) -> str:
+        """The solution without the marks around it: what a student would write."""
+        return "\n".join(line for line in self.source.splitlines() if BEGIN not in line and END not in line)
+
 
 @dataclass(frozen=True)
 class LabSource:
