@@ -123,7 +123,7 @@ figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_star
 # the whole batch: the mean over all its valid targets (those that are not -100).
 #
 # This looks too simple to go wrong. It went wrong for years in trainers that thousands used. The cell shows two ways to be wrong, on
-# micro-batches of 8, 8 and 2 samples.
+# equal micro-batches and on unequal ones.
 
 # %% id="show_loss" tags=["demo"]
 torch.manual_seed(0)
@@ -139,19 +139,17 @@ def gradient(parts) -> torch.Tensor:
     return own.grad
 
 
-sizes = (8, 8, 2)
-cut = list(zip(samples.split(sizes), labels.split(sizes)))
 true = gradient([(samples, labels, 18)])
-wrong = {
-    "the mean of each, not divided": gradient([(x, y, len(y)) for x, y in cut]),
-    "the mean of each, divided by 3": gradient([(x, y, 3 * len(y)) for x, y in cut]),
-}
-for name, got in wrong.items():
-    angle = math.degrees(math.acos(F.cosine_similarity(got.flatten(), true.flatten(), dim=0)))
-    print(f"{name:32} {got.norm() / true.norm():.2f} times as long as the true gradient, {angle:.0f}° beside it")
+for sizes in ((6, 6, 6), (8, 8, 2)):
+    parts = list(zip(samples.split(sizes), labels.split(sizes)))
+    for name, by in {"means, added": 1, "means, added, divided by 3": 3}.items():
+        got = gradient([(x, y, by * len(y)) for x, y in parts])
+        cosine = F.cosine_similarity(got.flatten(), true.flatten(), dim=0)
+        print(f"{sizes}  {name:27} {got.norm() / true.norm():.2f} times as long as the true gradient, cosine {cosine:.2f}")
 
 # %% [markdown] id="loss_exercise"
 # The second is the treacherous one: right when all micro-batches are equal, wrong by a little when the last one is small or padding is unequal.
+# No test with equal micro-batches will find it.
 #
 # The last rank computes the losses. It knows the targets of all micro-batches from the beginning.
 
@@ -879,8 +877,18 @@ with tempfile.TemporaryDirectory() as out:
         print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
 # %% [markdown] id="scale_lesson"
-# Where does a pipeline belong on a machine? It sends little (activations at the cuts, twice for each micro-batch), so it is the first kind of model
-# parallelism to take when GPUs are far apart: between nodes. Tensor parallelism (lab 19) sends much more and stays inside a node.
+# Where does a pipeline belong on a machine? Count what a rank sends for each token, forward and backward: a pipeline its activations and their
+# gradients, at the cuts; tensor parallelism (lab 19) about eight times the hidden size in *every block*.
+
+# %% id="show_wire" tags=["demo"]
+from dlo_lib.models import model_config
+
+config, ranks = model_config("llama-3.2-3b"), 4
+print(f"pipeline, {ranks} ranks: {2 * config.hidden:,} numbers for each token")
+print(f"tensor parallelism: {8 * config.hidden * (ranks - 1) // ranks * config.num_layers:,} numbers for each token")
+
+# %% [markdown] id="wire_lesson"
+# So the pipeline is the model parallelism to take *between* nodes, where links are slow; tensor parallelism stays inside a node.
 
 # %% [markdown] id="quiz_text"
 # ## 12 · Quiz
