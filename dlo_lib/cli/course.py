@@ -117,15 +117,19 @@ def _show(inventory: Inventory) -> None:
         hours = f"{item.late / 3600:.1f} h" if item.late else ""
         table.add_row(escape(item.student), state, escape(name), hours, item.sha256[:12], escape("; ".join(item.notes)))
     console.print(table)
-    received = len(inventory.of(State.NEW, State.REPLACED, State.UNCHANGED, State.KEPT))
+    received = inventory.of(State.NEW, State.REPLACED, State.UNCHANGED, State.KEPT)
     missing, refused, unknown = (len(inventory.of(state)) for state in (State.MISSING, State.REFUSED, State.UNKNOWN))
     renamed, late = sum(1 for item in inventory.items if item.renamed), sum(1 for item in inventory.items if item.late)
     console.print(
         tr(
             "{received} received, {missing} missing, {renamed} renamed, {late} late, {refused} refused, {unknown} not of the roster",
-            received=received, missing=missing, renamed=renamed, late=late, refused=refused, unknown=unknown,
+            received=len(received), missing=missing, renamed=renamed, late=late, refused=refused, unknown=unknown,
         )
     )  # fmt: skip
+    if unread := [item.student for item in received if not item.sha256]:
+        console.print(
+            tr("received without a notebook that can be read: {students}", students=", ".join(unread)), soft_wrap=True, markup=False
+        )
 
 
 def feedback(

@@ -84,7 +84,7 @@ def grade_lab(
     _check_cells(course, source)
     students = submitted_students(course, lab)
     if not students:
-        raise UserError(f"no submission of {lab.directory} in {course.coursedir.root}: `nbgrader collect {lab.directory}` fetches them")
+        raise UserError(f"no submission of {lab.directory} in {course.coursedir.root}: `dlo collect {lab.directory}` fetches them")
     if chosen.only is not None and chosen.only not in students:
         raise UserError(tr("{student} has handed in nothing of {lab}", student=chosen.only, lab=lab.directory))
     sandbox = "none" if chosen.unsafe else required_isolation().name
@@ -217,7 +217,7 @@ def released(course: NbGraderAPI, lab: LabInfo) -> None:
     UserError: the gradebook does not know the lab."""
     with course.gradebook as gradebook:
         if lab.directory not in {assignment.name for assignment in gradebook.assignments}:
-            raise UserError(f"{lab.directory} is not in the gradebook: run `nbgrader generate_assignment {lab.directory}` first")
+            raise UserError(f"{lab.directory} is not in the gradebook: `dlo release {lab.directory}` comes first")
 
 
 def submitted_students(course: NbGraderAPI, lab: LabInfo) -> list[str]:

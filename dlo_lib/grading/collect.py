@@ -19,7 +19,7 @@ from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
-from dlo_lib.errors import no_space
+from dlo_lib.errors import UserError, no_space
 from dlo_lib.files import write_text
 from dlo_lib.grading.archive import Refused, opened, read_regular, same_name, shown
 from dlo_lib.grading.arrivals import Arrival, Files, from_entries, from_exchange, utc_time
@@ -42,11 +42,13 @@ def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> In
     """Collect ``lab`` from nbgrader's exchange, or from the folder or zip ``source``, into the course; the inventory is written too.
 
     Raises:
-        UserError: the lab was never released in this course, the source cannot be read, or it is an archive that must not be unpacked;
-            then nothing has changed.
+        UserError: the lab was never released in this course, nobody is in its roster, the source cannot be read, or it is an archive that
+            must not be unpacked; then nothing has changed.
     """
     released(course, lab)
     roster = read_roster(course)
+    if not roster:
+        raise UserError(tr("nobody is in the roster of {folder}: `dlo roster import` comes first", folder=course.coursedir.root))
     with course.gradebook as gradebook:
         due = gradebook.find_assignment(lab.directory).duedate
     collector = _Collector(course, lab, roster, due, exact=source is None)

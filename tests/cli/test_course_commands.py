@@ -158,8 +158,19 @@ def test_an_inventory_is_shown_and_counted(course: Path, dlo: Dlo, users: Path, 
     assert told["items"][0]["sha256"] == sha256(NOTEBOOK.encode()).hexdigest()
 
 
-def test_what_cannot_be_collected_is_refused(course: Path, dlo: Dlo, tmp_path: Path) -> None:
+def test_who_handed_in_no_notebook_is_named(course: Path, dlo: Dlo, users: Path, handed_in: Path) -> None:
+    dlo("roster", "import", users)
+    (handed_in / "chloe").mkdir()
+    (handed_in / "chloe" / "work.zip").write_bytes(b"PK")
+    shown = dlo("collect", "91", "--from", handed_in).out
+    assert "received without a notebook that can be read: chloe" in shown
+    assert "there are: work.zip" in " ".join(shown.split())
+
+
+def test_what_cannot_be_collected_is_refused(course: Path, dlo: Dlo, tmp_path: Path, users: Path) -> None:
     (tmp_path / "moodle.zip").write_bytes(b"no zip")
+    assert "nobody is in the roster" in dlo("collect", "91", "--from", tmp_path / "moodle.zip").refusal
+    dlo("roster", "import", users)
     assert "is not a zip that can be read" in dlo("collect", "91", "--from", tmp_path / "moodle.zip").refusal
     assert "give a folder, or the zip that Moodle made" in dlo("collect", "91", "--from", "nowhere").refusal
 

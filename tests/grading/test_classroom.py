@@ -260,7 +260,7 @@ def test_grading_without_a_course_or_submissions_names_the_cure(box: Classroom, 
     with pytest.raises(UserError, match="make one with"):
         grade_lab(lab, tmp_path)
     shutil.copytree(box.folder / "course", tmp_path / "course", symlinks=True, ignore=shutil.ignore_patterns("submitted"))
-    with pytest.raises(UserError, match="`nbgrader collect 07_sums` fetches them"):
+    with pytest.raises(UserError, match="`dlo collect 07_sums` fetches them"):
         grade_lab(lab, tmp_path / "course")
 
 
