@@ -43,7 +43,7 @@ class Kind(enum.Enum):
         return self in (Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER)
 
 
-_KIND, _SITE = 1, -2  # where a record holds them
+_KIND, _SEQUENCE, _SITE = 1, 4, -2  # where a call and its record hold them
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,10 @@ class Call(NamedTuple):
             return float(self.payload_bytes) if self.kind is not Kind.RECV and ranks > 1 else 0.0
         share = {Kind.ALL_REDUCE: 2.0, Kind.BARRIER: 0.0, Kind.MONITORED_BARRIER: 0.0, Kind.NEW_GROUP: 0.0}.get(self.kind, 1.0)
         return share * self.payload_bytes * (ranks - 1) / ranks
+
+    def numbered(self, number: int, sequence: int, issued: int) -> Call:
+        """The same in its place; a tenth of the cost of ``_replace``."""
+        return Call._make((number, *self[1:_SEQUENCE], sequence, *self[_SEQUENCE + 1 : -1], issued))
 
     def channel(self, rank: int) -> tuple:
         """What this call is counted on by ``rank``; a send and its receive are on the same channel."""

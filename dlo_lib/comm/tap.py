@@ -169,7 +169,7 @@ class Tap:
         channel = (kind.point_to_point and kind, *draft.channel(self.rank))
         with self._order:
             sequence = self._sequences[channel] = self._sequences.get(channel, 0) + 1
-            return draft._replace(number=next(self._numbers), sequence=sequence, issued=time.monotonic_ns())
+            return draft.numbered(next(self._numbers), sequence, time.monotonic_ns())
 
     def blocking(self, call: Call, action: Callable[[], Any]) -> Any:
         """Run what waits for ``call``, and tell the listeners before and after."""

@@ -130,14 +130,14 @@ def results(traced: bool) -> list:
         gathered = [torch.zeros(5) for _ in range(2)]
         dist.all_gather(gathered, x)
         y = functional.all_reduce(x, "max", dist.group.WORLD)
-        outs = [torch.zeros(1), torch.zeros(1)]
-        dist.all_to_all(outs, [torch.ones(1) * rank, torch.ones(1) * 10 * rank])
+        outs = torch.zeros(2)
+        dist.all_to_all_single(outs, torch.tensor([1.0, 10.0]) * rank)
         message = torch.full((2,), float(rank))
         for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, message.clone(), 1 - rank), dist.P2POp(dist.irecv, message, 1 - rank)]):
             work.wait()
         z = dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX, async_op=True)
         z.get_future().wait()
-    return [tensor.tolist() for tensor in (doubled, *gathered, y + 0, *outs, message)]
+    return [tensor.tolist() for tensor in (doubled, *gathered, y + 0, outs, message)]
 
 
 def test_no_result_changes():
