@@ -7,6 +7,7 @@ that student alone, by whoever reads it. Cost: each file is read once, never mor
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import unicodedata
@@ -58,6 +59,18 @@ def opened(path: Path) -> Iterator[list[Entry]]:
             yield _entries_of_zip(path, archive)
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise UserError(tr("{path} is not a zip that can be read: {reason}", path=path, reason=error)) from error
+
+
+def entries_of_packed(name: str, content: bytes) -> list[Entry]:
+    """The files of a zip that is held in memory.
+
+    Raises:
+        UserError: as :func:`opened`.
+    """
+    try:
+        return _entries_of_zip(Path(name), zipfile.ZipFile(io.BytesIO(content)))
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(tr("{path} is not a zip that can be read: {reason}", path=name, reason=error)) from error
 
 
 def entries_of_folder(folder: Path) -> list[Entry]:

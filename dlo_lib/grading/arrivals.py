@@ -19,14 +19,14 @@ from nbgrader.apps.api import NbGraderAPI
 from nbgrader.utils import parse_utc
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.archive import Entry, Refused, clash, entries_of_folder
+from dlo_lib.grading.archive import Entry, Refused, clash, entries_of_folder, entries_of_packed
 from dlo_lib.grading.course import LabInfo, source_labs
 from dlo_lib.grading.handed_in import MOST_BYTES, MOST_FILES, TIMESTAMP
 from dlo_lib.grading.intake import MAX_BYTES
 from dlo_lib.text import tr
 
 MOODLE = re.compile(r"(?P<name>.+?)_(?P<number>\d+)_assignsubmission_(?P<kind>file|onlinetext)(?:_(?P<rest>.*))?")
-EXCHANGE_FILES = (TIMESTAMP, "submission_secret.txt")
+EXCHANGE_FILES = (TIMESTAMP, "submission_secret.txt")  # which no student made
 
 Files = dict[str, bytes]  # path below the submission's folder → content
 
@@ -70,7 +70,21 @@ class Arrival:
             content = entry.read(MAX_BYTES if notebook else MOST_BYTES - size)
             number, size = number + (not notebook), size + (0 if notebook else len(content))
             files["/".join(entry.parts)] = content
-        return _notebook_on_top(files)
+        return _notebook_on_top(_unpacked(files))
+
+
+def _unpacked(files: Files) -> Files:
+    """With the notebook that a student packed: out of the only zip there is, when it holds one notebook. The zip stays beside it."""
+    packed = [name for name in files if name.lower().endswith(".zip")]
+    if len(packed) != 1 or any(name.endswith(".ipynb") for name in files):
+        return files
+    try:
+        found = [entry for entry in entries_of_packed(packed[0], files[packed[0]]) if entry.parts[-1].endswith(".ipynb")]
+    except UserError:
+        return files  # no zip that anybody should open: the inventory says that there is no notebook
+    if len(found) != 1 or clash(found):
+        return files
+    return {**files, found[0].parts[-1]: found[0].read(MAX_BYTES)}
 
 
 def _notebook_on_top(files: Files) -> Files:

@@ -22,7 +22,7 @@ from nbgrader.apps.api import NbGraderAPI
 from dlo_lib.errors import UserError, no_space
 from dlo_lib.files import write_text
 from dlo_lib.grading.archive import Refused, opened, read_regular, same_name, shown
-from dlo_lib.grading.arrivals import Arrival, Files, from_entries, from_exchange, utc_time
+from dlo_lib.grading.arrivals import EXCHANGE_FILES, Arrival, Files, from_entries, from_exchange, utc_time
 from dlo_lib.grading.batch import released
 from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.export import grades_folder
@@ -198,7 +198,7 @@ class _Collector:
             found, _ = find_submission(place / self.lab.notebook, self.lab.directory)
             content = read_regular(found, MAX_BYTES)
         except (Invalid, Refused) as error:
-            names = ", ".join(sorted(shown(path.name) for path in place.iterdir())[:5])
+            names = ", ".join(sorted(shown(path.name) for path in place.iterdir() if path.name not in EXCHANGE_FILES)[:5])
             return replace(item, notes=(*notes, tr("{reason}; there are: {names}", reason=error, names=names)))
         return replace(item, notebook=shown(found.name), renamed=found.name != self.lab.notebook, sha256=digest(content), size=len(content))
 

@@ -139,6 +139,41 @@ def test_a_submission_without_a_notebook_says_what_there_is(take: Callable[..., 
     assert "there are: small.ipynb, work.zip" in item.notes[0]
 
 
+def packed(files: Mapping[str, bytes]) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return content.getvalue()
+
+
+def test_a_notebook_that_a_student_packed_is_taken_out(take: Callable[..., Inventory], folder: Callable[..., Path], course: Path) -> None:
+    content = packed({"my work/small.ipynb": notebook(), "__MACOSX/my work/._small.ipynb": b"x", "my work/notes.txt": b"x"})
+    item = line(take(folder({"ada/My Work.ZIP": content})), "ada")
+    assert (item.notebook, item.sha256) == ("small.ipynb", hashlib.sha256(notebook()).hexdigest())
+    assert {Path(name).name for name in everything(course)} == {"small.ipynb", "My Work.ZIP"}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../../small.ipynb": b"{}"},
+        {"/small.ipynb": b"{}"},
+        {"a.ipynb": b"{}", "b.ipynb": b"{}"},
+        {f"{'x' * 300}.ipynb": b"{}"},
+        {"inner.zip": packed({"small.ipynb": b"{}"})},
+    ],
+    ids=["out of it", "absolute", "two", "long name", "zip in zip"],
+)
+def test_a_zip_that_is_not_one_notebook_is_left_as_it_is(
+    take: Callable[..., Inventory], folder: Callable[..., Path], course: Path, files: dict[str, bytes]
+) -> None:
+    item = line(take(folder({"ada/work.zip": packed(files)})), "ada")
+    assert (item.state, item.sha256) == (State.NEW, "")
+    assert item.notes == ("there is no notebook small.ipynb in what was handed in; there are: work.zip",)
+    assert set(everything(course)) == {f"submitted/ada/{LAB}/work.zip"}
+
+
 def test_collecting_again_changes_nothing(take: Callable[..., Inventory], folder: Callable[..., Path], course: Path) -> None:
     source = folder({"ada/small.ipynb": notebook(), "zoe/small.ipynb": notebook()})
     take(source)
