@@ -29,13 +29,14 @@ BATCH, SEQ = 4, 128  # more than 100 ms of CPU time a step
 STEPS = 6
 """Steps of a job that is compared with another job."""
 FORMS = ("DDP", "FSDP2")
-SMALL_CALLS, WARM_UP = 100, 2
+SMALL, SMALL_CALLS = "small calls", 100
+WARM_UP = 2
 
 
 def rows(pairs: int = 40) -> Iterator[Row]:
     """``pairs``: steps of each; a quarter of it jobs of each."""
     for instrument in (_Tracer(), _RowKeeper()):
-        for form in (*FORMS, "small calls"):
+        for form in (*FORMS, SMALL):
             for world in (2, 4):
                 per_rank = run_ranks(_turns, world, instrument, form, pairs, explain=Explain.OFF, timeout=1200)
                 turns, calls = over_ranks([turns for turns, _ in per_rank]), sum(calls for _, calls in per_rank)
@@ -85,6 +86,8 @@ def _note(turns: Turns, calls: int = 0) -> str:
 
 
 def _step_of(form: str) -> Callable[[], None]:
+    if form == SMALL:
+        return _small_calls
     torch.set_num_threads(1)
     torch.manual_seed(0)
     llama = Llama(CONFIG)
