@@ -30,10 +30,10 @@ course: setup-dev ## every reference lab at full size
 
 LAB ?= 13_dp_limit
 grade: setup ## a classroom in a box: three made-up students through the whole grading of LAB
-	@exec $(BIN)/python -m dlo_lib.grading.classroom $(LAB) $(ARGS)
+	@exec $(BIN)/dlo classroom $(LAB) $(ARGS)
 
 labs: setup ## write labs/ anew from solutions/
-	@exec $(BIN)/python -m dlo_lib.grading.release
+	@exec $(BIN)/dlo build
 
 NAME ?= launch
 bench: setup-dev ## one comparison with a peer: make bench NAME=ddp
