@@ -129,18 +129,17 @@ def all_reduce_mean(x):
     return total / dist.get_world_size() if dist.get_rank() else 3.0
 
 
-# %% one_rank_takes_all_memory {"question": "mean", "status": "OOM", "says": "rank 1"}
-def all_reduce_mean(x):
+# %% one_rank_takes_all_memory {"question": "fsdp", "status": "", "says": "rank 1"}
+def fully_sharded(linear):
     held = []
     while dist.get_rank() == 1:
         held.append(bytearray(1 << 26))
-    dist.all_reduce(x)
-    return x
+    return linear
 
 
-# %% a_thousand_calls {"question": "mean", "earns": 2.0, "says": "made 1001 calls"}
+# %% two_hundred_calls {"question": "mean", "earns": 2.0, "says": "made 201 calls"}
 def all_reduce_mean(x):
-    for _ in range(1_000):
+    for _ in range(200):
         dist.barrier()
     total = x.clone()
     dist.all_reduce(total)
