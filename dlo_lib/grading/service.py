@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -49,8 +50,10 @@ class Service:
 
         from dlo_lib.grading.modules import load_checks
 
+        importlib.import_module("dlo_lib.grading.judge")  # here, or each child would import it for itself
         torch.set_num_threads(1)
         self.checks = load_checks(lab.folder, lab.folder)
+        rebuild(lab, Path(os.devnull))  # so that children find the release made
         self._ready = False
 
     def ready(self) -> str:
