@@ -16,6 +16,7 @@ from pathlib import Path
 
 from nbgrader.api import Gradebook
 from nbgrader.apps.api import NbGraderAPI
+from sqlalchemy.exc import OperationalError
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.archive import same_name
@@ -79,7 +80,7 @@ def import_roster(course: NbGraderAPI, file: Path, dry_run: bool = False) -> lis
     """What importing ``file`` changes; unless ``dry_run``, it is changed, all of it or nothing.
 
     Raises:
-        UserError: the file cannot be read, or a line is wrong; every wrong line is named and nothing has changed.
+        UserError: the file cannot be read, a line is wrong (every such line is named), or the gradebook is in use; nothing has changed.
     """
     told = parse_roster(file)
     known = {person.id: person for person in read_roster(course)}
@@ -228,6 +229,10 @@ def _enter(gradebook: Gradebook, people: Iterable[Person]) -> None:
             else:
                 gradebook.db.add(Student(**told))
         gradebook.db.commit()
+    except OperationalError as error:
+        gradebook.db.rollback()
+        cure = tr("wait until nobody grades, and import again; nothing was changed")
+        raise UserError(tr("the gradebook cannot be written ({reason}): {cure}", reason=error.orig, cure=cure)) from error
     except BaseException:
         gradebook.db.rollback()
         raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -124,4 +126,13 @@ def test_a_failure_in_the_middle_enters_nobody(course: Path, tmp_path: Path, mon
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="pulled"):
         patch.setattr(Session, "commit", pulled)
         import_roster(open_course(course), table(tmp_path, "id\nx1\nx2\n"))
+    assert read_roster(open_course(course)) == before
+
+
+def test_a_gradebook_that_somebody_writes_is_left_alone(course: Path, tmp_path: Path) -> None:
+    before = read_roster(open_course(course))
+    with closing(sqlite3.connect(course / "gradebook.db")) as somebody:
+        somebody.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UserError, match=r"the gradebook cannot be written \(database is locked\): wait until nobody grades"):
+            import_roster(open_course(course), table(tmp_path, "id\nx1\n"))
     assert read_roster(open_course(course)) == before
