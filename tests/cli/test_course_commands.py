@@ -120,7 +120,7 @@ def test_outside_a_course_each_command_says_how_to_make_one(empty: Path, dlo: Dl
     assert f"no course in {tmp_path}: make one with `" in dlo(command, "91", "--course", tmp_path).refusal
 
 
-@pytest.mark.parametrize("command", ON_A_LAB)
+@pytest.mark.parametrize("command", [*ON_A_LAB, "build", "classroom"])
 def test_an_unknown_lab_offers_the_nearest(empty: Path, dlo: Dlo, command: str) -> None:
     assert 'unknown lab "smal": did you mean small?' in dlo(command, "smal").refusal
 
@@ -219,6 +219,18 @@ def test_a_kit_cannot_be_made_of_a_kit(empty: Path, dlo: Dlo, tmp_path: Path, mo
 
 def test_a_lab_that_students_have_is_not_proved_again_for_nothing(course: Path, dlo: Dlo) -> None:
     assert "91_small is released already" in dlo("release", "91").refusal
+
+
+def test_labs_are_written_from_their_sources_and_compared(empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(SMALL_COURSE, tmp_path / "checkout")
+    (tmp_path / "checkout" / "labs").mkdir()
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
+    before = dlo("build", "--check")
+    assert before.status == 1
+    assert "checks.py is missing: run `make labs`" in before.out
+    assert "91_small" in dlo("build").out
+    after = dlo("build", "--check", "small")
+    assert (after.status, after.out) == (0, "labs/ is in step with solutions/\n")
 
 
 @pytest.mark.slow
