@@ -104,7 +104,7 @@ def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
     create_course(folder, students=students)
     build_notebook(lab.folder)
     if not open_course(folder).generate_assignment(LAB)["success"]:
-        raise UserError(f"{LAB} cannot be released: `python -m dlo_lib.grading.release {LAB}` says why")
+        raise UserError(f"{LAB} cannot be released: `dlo release {LAB} --prove-only` says why")
     reference = {question: _answer(lab.solution(question).source) for question in lab.questions}
     planted = [read_mutant(file) for file in mutants_of(lab)]
     for number, student in enumerate(students):

@@ -3,14 +3,12 @@
 Ada hands in the reference solution, Blaise only its first half, Chloé the notebook as she got it. Release, fetch, submit, collect,
 grading, feedback and export are nbgrader's own steps on an exchange in the classroom's folder. One Unix user plays all parts: each student
 has a home of their own, and says who they are when they submit. What a run makes stays there to look at.
-``python -m dlo_lib.grading.classroom LAB [--folder FOLDER]``.
+``dlo classroom LAB``.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +17,15 @@ import nbformat
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.exchange.default import Exchange
 from nbgrader.utils import capture_log, temp_attrs
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 from dlo_lib.grading.batch import grade_lab, run_step
-from dlo_lib.grading.course import LabInfo, find_lab, source_labs
+from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.export import GradeTable, grades_folder
 from dlo_lib.grading.nbgrader_course import create_course, open_course
-from dlo_lib.grading.source import build_notebook, notebook_text, read_lab, source_folder
+from dlo_lib.grading.publish import publish
+from dlo_lib.grading.source import notebook_text, read_lab, source_folder
 
 MARKER = ".classroom"  # says that a folder is ours to remove
 STUDENTS = {"ada": 1.0, "blaise": 0.5, "chloe": 0.0}  # name → the part of the questions answered
@@ -58,10 +55,8 @@ def classroom(lab: LabInfo, folder: str | Path | None = None, advance: Callable[
     course = open_course(create_course(root / "course", root / "exchange", STUDENTS))
     course.config.ExchangeCollect.check_owner = False  # one Unix user plays all parts here
 
-    build_notebook(source_folder(lab))
-    run_step(course, "generate", course.generate_assignment(lab.directory))
+    publish(course, lab)
     done("release")
-    run_step(course, "release", course.release_assignment(lab.directory))
     for student, part in STUDENTS.items():
         home = root / "students" / student
         _as_student(course, lab, student, home, "FetchAssignment")
@@ -120,29 +115,3 @@ def _answer(lab: LabInfo, path: Path, part: float) -> None:
     for cell in notebook.cells:
         cell.source = answered.get(cell.id, cell.source)
     write_text(path, notebook_text(notebook))
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The command: run a classroom and show its grades."""
-    parser = argparse.ArgumentParser(prog="python -m dlo_lib.grading.classroom", description="three made-up students, graded")
-    parser.add_argument("lab", metavar="LAB", help="13_dp_limit, 13 or dp_limit")
-    parser.add_argument("--folder", type=Path, help="where to leave everything; default: below the state folder")
-    options = parser.parse_args(arguments)
-    lab = find_lab(options.lab, source_labs())
-    console = Console()
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("start", total=number_of_steps())
-        result = classroom(lab, options.folder, lambda step: progress.update(task, advance=1, description=step))
-    console.print(result.grades.shown())
-    for student, page in result.feedback.items():
-        console.print(f"feedback of {student}: {page}", soft_wrap=True)
-    console.print(f"table: {result.csv}", soft_wrap=True)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)

@@ -4,12 +4,11 @@ A course is a folder with an ``nbgrader_config.py`` of one call, :func:`configur
 gradebook, releases, submissions and feedback are its own. In it ``nbgrader autograde``, formgrader's buttons and ``dlo grade`` all judge
 submissions in other processes. ``stock/`` inside it is a second configuration, :func:`configure_stock`, in which nbgrader runs the
 notebooks itself, as a cross-check: it has a gradebook of its own and trusts the student's kernel.
-``python -m dlo_lib.grading.nbgrader_course FOLDER`` makes one.
+``dlo course FOLDER`` makes one.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import shutil
@@ -25,7 +24,7 @@ from nbgrader.preprocessors import Execute, SaveCells
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.course import course_root
 from dlo_lib.grading.environ import environment
@@ -139,23 +138,5 @@ def open_course(folder: str | Path, stock: bool = False) -> NbGraderAPI:
     folder = Path(folder).resolve()
     file = folder / STOCK_FOLDER / CONFIG_FILE if stock else folder / CONFIG_FILE
     if not file.is_file() or not (folder / SECRET_FILE).is_file():
-        raise UserError(f"no course in {folder}: make one with `python -m dlo_lib.grading.nbgrader_course {folder}`")
+        raise UserError(f"no course in {folder}: make one with `dlo course {folder}`")
     return NbGraderAPI(config=PyFileConfigLoader(file.name, path=str(file.parent)).load_config())
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """The command: make a course."""
-    parser = argparse.ArgumentParser(prog="python -m dlo_lib.grading.nbgrader_course", description="make an nbgrader course")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--exchange", type=Path, help="the folder that students fetch from and submit to")
-    options = parser.parse_args(arguments)
-    folder = create_course(options.folder, options.exchange)
-    print(f"The course is in {folder}. There: nbgrader generate_assignment LAB, nbgrader release_assignment LAB, later dlo grade LAB.")
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)

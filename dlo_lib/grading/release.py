@@ -2,19 +2,17 @@
 
 The notebook goes through nbgrader's own steps (solutions cleared, cells locked, checksums), so that ``nbgrader generate_assignment`` on the
 built notebook gives the same bytes. Beside it go ``checks.py``, ``reference.py``, ``lab.toml`` and the files ``lab.toml`` lists under
-``release``: nothing else, whatever lies in the source folder. ``python -m dlo_lib.grading.release [LAB ...] [--check]``.
+``release``: nothing else, whatever lies in the source folder. ``dlo build`` writes it.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
 from nbformat import NotebookNode
 from nbgrader.preprocessors import CheckCellMetadata, ClearOutput, ComputeChecksums, LockCells, NbGraderPreprocessor
 
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.errors import UserError
 from dlo_lib.files import write_aside
 from dlo_lib.grading.course import LAB_FILE, LabInfo, course_root, find_lab, source_labs
 from dlo_lib.grading.preprocessors import ClearLabSolutions
@@ -128,28 +126,3 @@ class RefuseLeaks(NbGraderPreprocessor):
         if extra := sorted(present_files(folder) - released_files(find_lab(assignment, source_labs())).keys()):
             raise UserError(f"the release of {assignment} would hold {extra[0]}: list it under release in {LAB_FILE}, or move it away")
         return nb, resources
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The command. Exit status 1 when ``--check`` finds a difference."""
-    parser = argparse.ArgumentParser(prog="python -m dlo_lib.grading.release", description="write labs/ from solutions/")
-    parser.add_argument("labs", nargs="*", metavar="LAB", help="13_dp_limit, 13 or dp_limit; all without")
-    parser.add_argument("--check", action="store_true", help="write nothing, say what differs")
-    options = parser.parse_args(arguments)
-    known = source_labs()
-    chosen = [find_lab(name, known) for name in options.labs]
-    if not options.check:
-        for lab in chosen or known:
-            print(f"released {release_lab(lab)}")
-        return 0
-    lines = [line for lab in chosen for line in check_in_step(lab)] if chosen else check_course_in_step()
-    print("\n".join(lines) or "labs/ is in step with solutions/")
-    return 1 if lines else 0
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)

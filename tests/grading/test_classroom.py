@@ -12,7 +12,7 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.batch import grade_lab, grade_lab_stock
-from dlo_lib.grading.classroom import Classroom, classroom, main, number_of_steps
+from dlo_lib.grading.classroom import Classroom, classroom, number_of_steps
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.nbgrader_course import open_course
 
@@ -269,8 +269,3 @@ def test_a_folder_that_is_no_classroom_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="choose an empty folder"):
         classroom(find_lab("sums", source_labs()), tmp_path)
     assert (tmp_path / "thesis.tex").exists()
-
-
-def test_an_unknown_lab_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean sums"):
-        main(["sum", "--folder", str(tmp_path / "box")])

@@ -11,7 +11,7 @@ import pytest
 from dlo_lib.errors import UserError
 from dlo_lib.grading.course import LabInfo, source_labs
 from dlo_lib.grading.nbgrader_course import create_course, open_course
-from dlo_lib.grading.release import check_course_in_step, check_in_step, main, release_lab, released_files
+from dlo_lib.grading.release import check_course_in_step, check_in_step, release_lab, released_files
 from dlo_lib.grading.source import build_notebook
 
 TOML = """
@@ -151,10 +151,3 @@ def test_releasing_again_mends_every_difference(lab: LabInfo) -> None:
     (released / "hidden.py").write_text("# slipped in")
     release_lab(lab)
     assert check_in_step(lab) == []
-
-
-def test_the_command_releases_all_labs_and_checks_them(lab: LabInfo, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--check"]) == 1
-    assert main([]) == 0
-    assert main(["--check", "sums"]) == 0
-    assert "in step" in capsys.readouterr().out
