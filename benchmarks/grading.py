@@ -32,7 +32,7 @@ from dlo_lib.grading.limits import descendants, resident_bytes
 from dlo_lib.grading.mutants import mutants_of, read_mutant
 from dlo_lib.grading.nbgrader_course import STOCK_FOLDER, create_course, open_course
 from dlo_lib.grading.release import release_notebook
-from dlo_lib.grading.source import BEGIN, END, LabSource, build_notebook, notebook_text, read_lab, source_folder
+from dlo_lib.grading.source import LabSource, build_notebook, notebook_text, read_lab, source_folder
 
 LAB = "13_dp_limit"
 SUBMISSIONS = 40
@@ -105,7 +105,7 @@ def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
     build_notebook(lab.folder)
     if not open_course(folder).generate_assignment(LAB)["success"]:
         raise UserError(f"{LAB} cannot be released: `dlo release {LAB} --prove-only` says why")
-    reference = {question: _answer(lab.solution(question).source) for question in lab.questions}
+    reference = {question: lab.solution(question).answer for question in lab.questions}
     planted = [read_mutant(file) for file in mutants_of(lab)]
     for number, student in enumerate(students):
         half = {question: reference[question] for question in lab.questions[: len(lab.questions) // 2]}
@@ -116,10 +116,6 @@ def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
             cell.source = answers.get(cell.id, cell.source)
         write_text(folder / "submitted" / student / LAB / lab.info.notebook, notebook_text(notebook))
     return folder
-
-
-def _answer(source: str) -> str:
-    return "\n".join(line for line in source.splitlines() if BEGIN not in line and END not in line)
 
 
 def _graded(course: Path, *options: str) -> Cost:

@@ -50,13 +50,15 @@ def release(
     from dlo_lib.grading.judge import zygote_for
     from dlo_lib.grading.nbgrader_course import open_course
     from dlo_lib.grading.proof import number_of_proofs, prove, refuse
-    from dlo_lib.grading.publish import check_unpublished, publish
+    from dlo_lib.grading.publish import check_exchange, check_unpublished, publish
     from dlo_lib.grading.source import read_lab, source_folder
 
     info = find_lab(lab, source_labs())
     opened = None if prove_only else open_course(course)
-    if opened is not None and not again:
-        check_unpublished(opened, info)
+    if opened is not None:
+        check_exchange(opened)  # before the minutes that the proofs take
+        if not again:
+            check_unpublished(opened, info)
     source = read_lab(source_folder(info))
     proofs = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
@@ -10,14 +11,25 @@ from nbgrader.utils import capture_log, temp_attrs
 from dlo_lib.errors import UserError
 from dlo_lib.grading.batch import run_step
 from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.nbgrader_course import CONFIG_FILE
 from dlo_lib.grading.source import build_notebook, source_folder
 from dlo_lib.text import tr
 
 
 def place_in_exchange(course: NbGraderAPI, lab: LabInfo) -> Path:
     """Where students fetch ``lab`` from."""
-    exchange = course.exchange.ReleaseAssignment(coursedir=course.coursedir, authenticator=course.authenticator, parent=course)
-    return Path(exchange.root) / course.coursedir.course_id / "outbound" / lab.directory
+    return _exchange_root(course) / course.coursedir.course_id / "outbound" / lab.directory
+
+
+def check_exchange(course: NbGraderAPI) -> None:
+    """Raises:
+    UserError: the exchange is not there and cannot be made, or cannot be written to."""
+    root = _exchange_root(course)
+    nearest = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        config = Path(course.coursedir.root) / CONFIG_FILE
+        cure = tr("set c.Exchange.root in {config} to a folder that you and your students can write to", config=config)
+        raise UserError(tr("the exchange {folder} cannot be written: {cure}", folder=root, cure=cure))
 
 
 def check_unpublished(course: NbGraderAPI, lab: LabInfo) -> None:
@@ -46,3 +58,8 @@ def publish(course: NbGraderAPI, lab: LabInfo, again: bool = False) -> Path:
         )
         run_step(course, "release", capture_log(exchange))
     return place_in_exchange(course, lab)
+
+
+def _exchange_root(course: NbGraderAPI) -> Path:
+    exchange = course.exchange.ReleaseAssignment(coursedir=course.coursedir, authenticator=course.authenticator, parent=course)
+    return Path(exchange.root)

@@ -221,6 +221,16 @@ def test_a_lab_that_students_have_is_not_proved_again_for_nothing(course: Path, 
     assert "91_small is released already" in dlo("release", "91").refusal
 
 
+def test_an_exchange_that_cannot_be_is_refused_before_anything_is_proved(empty: Path, dlo: Dlo, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with open("nbgrader_config.py", "a", encoding="utf-8") as config:
+        config.write(f"c.Exchange.root = {str(tmp_path / 'file' / 'exchange')!r}\n")
+    refusal = dlo("release", "91").refusal
+    assert (
+        f"the exchange {tmp_path / 'file' / 'exchange'} cannot be written: set c.Exchange.root in {empty / 'nbgrader_config.py'}" in refusal
+    )
+
+
 def test_labs_are_written_from_their_sources_and_compared(empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(SMALL_COURSE, tmp_path / "checkout")
     (tmp_path / "checkout" / "labs").mkdir()
