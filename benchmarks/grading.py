@@ -6,7 +6,7 @@ which grades in the course's ``stock/`` configuration with a gradebook of its ow
 CPU time is that of all processes of a command, as its control group counts it: workers in a sandbox are nobody's waited-for children.
 *The submission's own* CPU time is what its processes spend between being asked to run cells or answer a check and the answer, given cells
 included, their start not; the rest is the grader's. Memory is what the batch and its judging service hold that is no file's (RssAnon),
-after the last row against after a tenth of the rows, in a class of seven times as many.
+after the last row against after a tenth of the judged rows, in a class of seven times as many.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def rows(pairs: int = SUBMISSIONS) -> list[Row]:
         f"first row after {first} s, first judged row after {judged} s ({new.rows[0].second:.1f} s for a lab never proved), "
         f"then {statistics.median(gaps or [0.0]):.2f} s a row"
     )
-    early, late = large.rows[len(large.rows) // 10].held, large.rows[-1].held
-    memory = f"{len(large.rows)} submissions in {large.wall:.0f} s: {late >> 20} MiB after the last row, {early >> 20} MiB after a tenth"
+    held = [row.held for row in large.rows if row.judged]  # before the first of them the service has no twins
+    early, late = held[len(held) // 10], held[-1]
+    memory = f"{len(large.rows)} submissions in {large.wall:.0f} s: {late >> 20} MiB after the last, {early >> 20} MiB after a tenth"
     time_ratio, cpu_ratio = _spread([cost.wall / stock.wall for cost in ours]), _spread([cost.cpu / stock.cpu for cost in ours])
     growth = _spread([late / early])
     return [
