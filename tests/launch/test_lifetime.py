@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import jupyter_client
@@ -113,6 +114,15 @@ def test_a_broken_argument_list_names_the_function():
         run_ranks(two, 2, 1)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What a shell starts in the background ignores interrupts from birth, and then this test would wait for ever."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_ranks_and_the_next_call_works(tmp_path):
     main = threading.get_ident()
 
