@@ -109,7 +109,7 @@ def check_weight_of_a_sample(student, t):
         bool(abs(weights[0] - weights[-1]) < 1e-6 * abs(weights[0])),
         "a sample of the micro-batch of {small} weighs {ratio:.2f} times as much as one of the micro-batch of {large}: the mean of means is not "
         "the mean",
-        small=sizes[-1], large=sizes[0], ratio=weights[-1] / weights[0],
+        small=sizes[-1], large=sizes[0], ratio=weights[-1] / weights[0] if weights[0] else float("inf"),
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import jupyter_client
@@ -112,14 +111,6 @@ def test_a_broken_argument_list_names_the_function():
 
     with pytest.raises(RankFailure, match=r"^rank 0 raised TypeError: .*two\(\) missing 1 required positional argument: 'b'"):
         run_ranks(two, 2, 1)
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """What a shell starts in the background ignores interrupts from birth, and then this test would wait for ever."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")

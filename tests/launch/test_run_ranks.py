@@ -249,6 +249,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path):
     assert output == "main runs\ndone\n", errors
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ranks_and_server_go_with_their_parent(tmp_path, number):
     process = start_script(tmp_path, 1000)
