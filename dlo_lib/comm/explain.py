@@ -88,7 +88,7 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
     now = time.monotonic_ns()
     rows = [(tr("rank"), tr("what it does"), tr("call"), tr("where"), tr("since"))]
     for view in sorted(views.values(), key=lambda view: view.rank):
-        since = f"{(now - view.since) / 1e9:.1f} s"
+        since = f"{(now - view.since) / 1e9:.1f} s" if view.since else ""  # a rank that has not begun has no such moment
         call = view.waits_for
         if view.death is not None:
             rows.append((str(view.rank), tr("has died"), place(view.last, names), where(view.last, name_file), ""))
