@@ -1,0 +1,52 @@
+"""The tests' own clusters: they work, and they end with whoever used them, however that ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.fixtures import ELSEWHERE
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = """
+import sys, time
+from pathlib import Path
+from tests.cluster.fixtures import ELSEWHERE
+from tests.cluster.virtual_slurm import attached
+with attached(ELSEWHERE, Path(sys.argv[1])):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_ranks_of_two_nodes_see_their_host_names_and_their_gpus(elsewhere):
+    said = run("srun", "-N2", "--ntasks-per-node=2", "--gres=gpu:2", "sh", "-c", "echo $(hostname) $SLURM_LOCALID $CUDA_VISIBLE_DEVICES")
+    assert sorted(said.splitlines()) == ["big-1 0 0,1", "big-1 1 0,1", "big-2 0 0,1", "big-2 1 0,1"]
+
+
+def test_no_daemon_and_no_job_outlives_a_test_process_that_is_killed(tmp_path):
+    if missing := ELSEWHERE.missing():
+        pytest.skip(f"NOT TESTED HERE: a real SLURM ({missing})")
+    user = subprocess.Popen([sys.executable, "-c", USER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert user.stdout.readline() == "up\n"
+    conf = tmp_path / "cluster" / "etc" / "slurm.conf"
+    run("env", f"SLURM_CONF={conf}", "sbatch", "--output=/dev/null", "--wrap=sleep 600")
+    keeper = psutil.Process(int((tmp_path / "up").read_text()))
+    begun = time.monotonic()
+    while not any(process.cmdline()[:2] == ["sleep", "600"] for process in keeper.children(recursive=True)):
+        assert time.monotonic() - begun < 60, "the job has not begun"
+        time.sleep(0.05)
+    family = [keeper, *keeper.children(recursive=True)]
+    user.kill()
+    user.wait()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive

@@ -1,0 +1,364 @@
+"""A private SLURM cluster on this one machine, for tests: virtual nodes, pretend GPUs, accounting where it is asked for.
+
+A *keeper* process (this file, run as a program) starts every daemon in the foreground, as a child that dies with it, and is the reaper of all
+that they leave behind. It lives for as long as somebody holds a shared lock on ``users`` in the cluster's folder: the test processes do,
+and the kernel releases their locks however they end. Then it cancels the jobs and stops its daemons by their pids. Everything
+(key, sockets, configuration, spool, data base, logs) lies in that folder, nothing in /etc.
+
+Needs root, namespaces, and the Debian packages slurm-wlm and munge, with accounting also slurmdbd and mariadb-server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+START_S = 60  # far more than it takes: the machine may be busy
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes of one kind: ``names`` in the configuration's form is ``prefix[1-count]``."""
+
+    prefix: str
+    count: int
+    cores: int
+    gpus: int
+    features: str
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.prefix}{index}" for index in range(1, self.count + 1)]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What to raise. ``partitions``: name to (names of kinds of nodes, longest time); the first is the default one."""
+
+    name: str
+    nodes: tuple[Nodes, ...]
+    partitions: dict[str, tuple[tuple[str, ...], str]]
+    qos: dict[str, dict[str, str]] = field(default_factory=dict)
+    accounts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # account: its QOS, the first by default; none: no accounting
+
+    @property
+    def accounting(self) -> bool:
+        return bool(self.accounts)
+
+    def missing(self) -> str:
+        """What this machine lacks for it, as a few words; empty when nothing."""
+        if os.geteuid() != 0:
+            return "raising a SLURM cluster needs root"
+        programs = ["slurmctld", "slurmd", "munged", "sbatch", "unshare"] + ["slurmdbd", "mariadbd", "mariadb-install-db"] * self.accounting
+        absent = [program for program in programs if shutil.which(program, path=PATH) is None]
+        if absent:
+            return f"no {', '.join(absent)}: python3 deploy/system_packages.py names the packages"
+        namespaces = subprocess.run(["unshare", "--mount", "--uts", "--propagation", "private", "true"], capture_output=True)
+        return "" if namespaces.returncode == 0 else "namespaces are not allowed here: " + namespaces.stderr.decode().strip()
+
+
+@contextlib.contextmanager
+def attached(cluster: Cluster, folder: Path) -> Iterator[Path]:
+    """The cluster in ``folder``, raised when it is not up, and kept up by this process within the body; yields its slurm.conf."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "users").open("a") as users:
+        with (folder / "starting").open("a") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits for a keeper that is leaving; from here on one that is up stays up
+            if not _is_up(folder):
+                _start_keeper(cluster, folder)
+        yield folder / "cluster" / "etc" / "slurm.conf"
+
+
+def _is_up(folder: Path) -> bool:
+    up = folder / "up"
+    return up.exists() and Path(f"/proc/{up.read_text()}").exists()
+
+
+def _start_keeper(cluster: Cluster, folder: Path) -> None:
+    (folder / "up").unlink(missing_ok=True)
+    log = folder / "keeper.log"
+    with log.open("w") as output:
+        keeper = subprocess.Popen(
+            [sys.executable, __file__, str(folder), json.dumps(asdict(cluster))],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # an interrupt of the tests is none of it
+        )
+    deadline = time.monotonic() + START_S
+    while not (folder / "up").exists():
+        if keeper.poll() is not None or time.monotonic() > deadline:
+            keeper.terminate()
+            keeper.wait()
+            raise RuntimeError(f"the virtual SLURM cluster did not come up:\n{log.read_text()[-4000:]}")
+        time.sleep(0.05)
+
+
+class Keeper:
+    """The daemons of one cluster, and their end."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder / "cluster"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        self.etc, self.log = self.folder / "etc", self.folder / "log"
+        self.daemons: list[subprocess.Popen] = []  # in the order of their start
+        self.ports = iter(_free_ports(3 + sum(kind.count for kind in cluster.nodes)))
+        self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.etc / "slurm.conf")}
+        for name in ("etc", "log", "run", "dev", "sock"):
+            (self.folder / name).mkdir()
+        for name in ("state", "munge"):
+            (self.folder / name).mkdir(mode=0o700)
+
+    def start(self) -> None:
+        self._munge()
+        database, controller, store = next(self.ports), next(self.ports), next(self.ports)
+        self._configure(controller, database)
+        if self.cluster.accounting:
+            self._accounting(database, store)
+        self._daemon("slurmctld", "slurmctld", "-D")
+        for kind in self.cluster.nodes:
+            for node in kind.names:
+                # Its own host name and its own view of /etc/hosts: ranks find each other by names, as on distinct machines.
+                alone = f"mount --bind {self.etc}/hosts /etc/hosts && hostname {node} && exec slurmd -D -N {node}"
+                self._daemon(f"slurmd.{node}", "unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", alone)
+        wanted = sum(kind.count for kind in self.cluster.nodes)
+        self._until(lambda: len(set(self._says("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())) == wanted)
+
+    def stop(self) -> None:
+        """Jobs first, so that nobody restarts anything; then the daemons, the last first; then whatever they left."""
+        with contextlib.suppress(subprocess.TimeoutExpired, FileNotFoundError):
+            for partition in self.cluster.partitions:
+                subprocess.run(["scancel", f"--partition={partition}"], env=self.env, capture_output=True, timeout=10)
+            self._until(lambda: not self._says("squeue", "-h"), at_most=10, must=False)
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+        deadline = time.monotonic() + 10
+        for daemon in reversed(self.daemons):
+            try:
+                daemon.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        while children := _children():
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+    def _munge(self) -> None:
+        key = self.folder / "munge" / "key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        files = {"key-file": key, "socket": self.folder / "sock" / "munge.sock"}
+        files |= {name: self.folder / "munge" / name for name in ("pid-file", "seed-file", "log-file")}
+        # --force: pytest keeps its folders to their owner, munged wants its socket open to all.
+        self._daemon("munged", "munged", "-F", "--force", *(f"--{name}={path}" for name, path in files.items()))
+        self._until(lambda: (self.folder / "sock" / "munge.sock").exists())
+
+    def _configure(self, controller: int, database: int) -> None:
+        host = socket.gethostname().split(".")[0]
+        addresses = {
+            node: f"127.0.{7 + index}.{1 + at}" for index, kind in enumerate(self.cluster.nodes) for at, node in enumerate(kind.names)
+        }
+        for index in range(max(kind.gpus for kind in self.cluster.nodes)):
+            (self.folder / "dev" / f"nvidia{index}").symlink_to("/dev/null")  # gres wants a device node
+        lines = SLURM_CONF.format(
+            name=self.cluster.name, host=host, port=controller, d=self.folder, first=random.randrange(1_000, 60_000)
+        ).splitlines()
+        if self.cluster.accounting:
+            lines += ACCOUNTING_CONF.format(port=database, d=self.folder).splitlines()
+        else:
+            lines.append("AccountingStorageType=accounting_storage/none")
+        gres = ["AutoDetect=off"]
+        for weight, kind in enumerate(self.cluster.nodes, 1):  # the first kind is used up first
+            lines += [
+                f"NodeName={node} NodeAddr={addresses[node]} Port={next(self.ports)} Sockets=2 CoresPerSocket={kind.cores // 2} "
+                f"ThreadsPerCore=1 RealMemory=160000 Gres=gpu:{kind.gpus} Feature={kind.features} Weight={weight} State=UNKNOWN"
+                for node in kind.names
+            ]
+            gres.append(f"NodeName={','.join(kind.names)} Name=gpu File={self.folder}/dev/nvidia[0-{kind.gpus - 1}]")
+        default = "YES"
+        for name, (kinds, longest) in self.cluster.partitions.items():
+            nodes = ",".join(node for kind in self.cluster.nodes if kind.prefix in kinds for node in kind.names)
+            lines.append(f"PartitionName={name} Nodes={nodes} Default={default} DefaultTime=0:10:00 MaxTime={longest} State=UP")
+            default = "NO"
+        (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
+        (self.etc / "gres.conf").write_text("\n".join(gres) + "\n")
+        hosts = Path("/etc/hosts").read_text() + "".join(f"{address} {node}\n" for node, address in addresses.items())
+        (self.etc / "hosts").write_text(hosts)
+
+    def _accounting(self, port: int, store: int) -> None:
+        data, run = self.folder / "db", self.folder / "run"
+        install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"]
+        subprocess.run([*install, "--skip-test-db", "--user=root"], env=self.env, check=True, stdout=subprocess.DEVNULL)
+        small = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-flush-log-at-trx-commit=0"]
+        small += ["--innodb-lock-wait-timeout=900", "--skip-log-bin", "--performance-schema=OFF"]
+        where = [f"--datadir={data}", f"--socket={run}/db.sock", f"--pid-file={run}/mariadbd.pid", "--bind-address=127.0.0.1"]
+        self._daemon("mariadbd", "mariadbd", "--no-defaults", *where, f"--port={store}", "--user=root", *small)
+        sql = ["mariadb", "--no-defaults", "-uroot", f"--socket={run}/db.sock", "-e"]
+        self._until(lambda: subprocess.run([*sql, "select 1"], env=self.env, capture_output=True).returncode == 0)
+        password = secrets.token_hex(16)
+        grant = "".join(
+            f"create user slurm@'{host}' identified by '{password}'; grant all on slurm_acct_db.* to slurm@'{host}';"
+            for host in ("127.0.0.1", "localhost")
+        )
+        subprocess.run([*sql, f"create database slurm_acct_db; {grant}"], env=self.env, check=True)
+        conf = self.etc / "slurmdbd.conf"
+        conf.touch(mode=0o600)
+        host = socket.gethostname().split(".")[0]
+        conf.write_text(SLURMDBD_CONF.format(host=host, port=port, store=store, password=password, d=self.folder))
+        self._daemon("slurmdbd", "slurmdbd", "-D")
+        self._until(lambda: subprocess.run(["sacctmgr", "-nP", "show", "cluster"], env=self.env, capture_output=True).returncode == 0)
+        self._manage("add", "cluster", self.cluster.name)
+        for name, limits in self.cluster.qos.items():
+            self._manage("add", "qos", name, *(f"{limit}={value}" for limit, value in limits.items()))
+        for account, allowed in self.cluster.accounts.items():
+            self._manage("add", "account", account, f"qos={','.join(allowed)}", f"DefaultQOS={allowed[0]}")
+            self._manage("add", "user", "root", f"Account={account}")
+
+    def _manage(self, *words: str) -> None:
+        subprocess.run(["sacctmgr", "-i", *words], env=self.env, check=True, stdout=subprocess.DEVNULL)
+
+    def _daemon(self, name: str, *command: str) -> None:
+        with (self.log / name).open("w") as log:
+            self.daemons.append(
+                subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent)
+            )
+
+    def _says(self, *command: str) -> str:
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=20).stdout
+
+    def _until(self, done, at_most: float = START_S, must: bool = True) -> None:
+        deadline = time.monotonic() + at_most
+        while not done():
+            dead = [daemon.args for daemon in self.daemons if daemon.poll() is not None]
+            if (dead or time.monotonic() > deadline) and not must:
+                return
+            if dead or time.monotonic() > deadline:
+                logs = "".join(f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}\n" for log in self.log.iterdir())
+                raise RuntimeError(f"{'ended: ' + str(dead) if dead else 'too slow'}\n{logs}")
+            time.sleep(0.05)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below the ephemeral ones, so that nobody is given one in between."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(10_000, 20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            found += [port] * (port not in found)
+    return found
+
+
+SLURM_CONF = """\
+ClusterName={name}
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={d}/sock/munge.sock,cred_expire=5
+StateSaveLocation={d}/state
+SlurmdSpoolDir={d}/spool.%n
+SlurmctldPidFile={d}/run/slurmctld.pid
+SlurmdPidFile={d}/run/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+PropagateResourceLimits=NONE
+ReturnToService=2
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=2
+JobRequeue=1
+FirstJobId={first}
+InactiveLimit=0
+KillWait=3
+MinJobAge=3600
+SlurmctldTimeout=60
+SlurmdTimeout=60
+"""
+
+ACCOUNTING_CONF = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={d}/sock/munge.sock
+AccountingStorageTRES=gres/gpu
+AccountingStorageEnforce=associations,limits,qos
+"""
+
+SLURMDBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={d}/sock/munge.sock
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+PidFile={d}/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={store}
+StorageUser=slurm
+StoragePass={password}
+StorageLoc=slurm_acct_db
+"""
+
+
+def main(folder: Path, cluster: Cluster) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # job steps detach from their daemon: they come to us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    began = time.monotonic()
+    keeper = Keeper(cluster, folder)
+    with (folder / "users").open("a") as users:
+        try:
+            keeper.start()
+            print(f"up after {time.monotonic() - began:.1f} s", flush=True)
+            part = folder / "up.part"
+            part.write_text(str(os.getpid()))
+            part.rename(folder / "up")
+            fcntl.flock(users, fcntl.LOCK_EX)  # until the last test process has ended; a next one then waits for our end
+            (folder / "up").unlink()
+        finally:
+            keeper.stop()
+
+
+if __name__ == "__main__":
+    said = json.loads(sys.argv[2])
+    kinds = tuple(Nodes(**kind) for kind in said.pop("nodes"))
+    main(Path(sys.argv[1]), Cluster(nodes=kinds, **said))
