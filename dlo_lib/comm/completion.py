@@ -26,10 +26,11 @@ _LOOK_AGAIN_S = 0.01
 
 
 class CompletionClock:
-    """Tells ``noted(number, moment)`` when the call of that number was over, in ``time.monotonic_ns``."""
+    """Tells ``noted(number, moment)``, when it is stopped, when the call of that number was over, in ``time.monotonic_ns``."""
 
     def __init__(self, noted: Callable[[int, int], None]) -> None:
         self._noted = noted
+        self._over: list[tuple[int, int]] = []
         self._running: dict[int, Work] = {}
         self._on_device: list[tuple[int, torch.cuda.Event]] = []
         self._origin: tuple[torch.cuda.Event, int] | None = None
@@ -41,7 +42,7 @@ class CompletionClock:
             return
         if on_device and self._origin is None:
             self._origin = _event_now()
-        running, number = self._running, call.number
+        running, ended, number = self._running, self._over, call.number
 
         def over(_: object) -> None:
             if on_device:
@@ -49,7 +50,7 @@ class CompletionClock:
                 event.record()
                 self._on_device.append((number, event))
             else:
-                self._noted(number, time.monotonic_ns())
+                ended.append((number, time.monotonic_ns()))  # no more than that: the backend's thread has other work
             running.pop(number, None)
 
         running[number] = work
@@ -59,13 +60,14 @@ class CompletionClock:
             running.pop(number)
 
     def stop(self) -> None:
-        """Tell what is known only now, the times on the device."""
+        """Tell what is known by now; of calls that are over later nobody is told."""
+        for number, moment in self._over:
+            self._noted(number, moment)
         if self._origin is not None:
             torch.cuda.synchronize()
             event_then, then = self._origin
             for number, event in self._on_device:
                 self._noted(number, then + int(event_then.elapsed_time(event) * 1e6))
-        self._noted = _to_nobody
         if not self._running:
             atexit.unregister(self._let_finish)
 
@@ -74,10 +76,6 @@ class CompletionClock:
         the GIL ends the process with SIGABRT. So wait before."""
         while self._running and dist.is_initialized():
             time.sleep(_LOOK_AGAIN_S)
-
-
-def _to_nobody(number: int, moment: int) -> None:
-    """A call that is over after the clock was stopped."""
 
 
 def _event_now() -> tuple[torch.cuda.Event, int]:

@@ -14,11 +14,12 @@ detour through Python.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -26,12 +27,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from dlo_lib.comm.calls import Call
+from dlo_lib.comm.calls import Call, Kind, channel
 from dlo_lib.comm.held import Held
 from dlo_lib.comm.operators import OPERATORS, Reader, unknown_operators
 from dlo_lib.comm.sites import call_site
 
 _NOT_WAITED_IN = ("isend", "irecv", "batch_isend_irecv")
+_NO_PASS: tuple[int, list[Work]] = (-1, [])
 
 
 class TapUnavailable(RuntimeError):
@@ -75,12 +77,13 @@ class Tap:
         self.futures = Held[torch.futures.Future, Work]()
         """Works by a future made of them."""
         self.here = threading.local()
-        """Of this thread: ``inside``, the calls of C++ code that waits for them itself; ``in_ddp_hook``."""
+        """Of this thread: ``inside``, the calls of C++ code that waits for them itself; ``in_ddp_hook``; ``reducing``, a backward pass and
+        what DDP's reducer has issued in it."""
         self._listeners: tuple[Listener, ...] = ()
         self._timed: tuple[Timed, ...] = ()
         self._era = ""
         self._numbers = itertools.count(1)
-        self._sequences: dict[tuple, int] = {}
+        self._sequences: dict[Hashable, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
         self._order = threading.Lock()
         self._library: torch.library.Library | None = None
@@ -133,18 +136,25 @@ class Tap:
             members = self._members.get(name)
             if members is None:
                 members = self._members[name] = tuple(dist.get_process_group_ranks(group))
-            said = reader.read(arguments, len(members))
             site, in_torch = call_site()
-            in_backward = now_in_backward() != -1
-            by_reducer = in_backward and (getattr(here, "in_ddp_hook", False) or in_torch == "_engine_run_backward")
-            is_async = site.api in _NOT_WAITED_IN if reader.kind.point_to_point else said.is_async
+            backward = now_in_backward()
+            in_backward = backward != -1
+            from_engine = in_backward and in_torch == "_engine_run_backward"
+            by_reducer = from_engine or (in_backward and getattr(here, "in_ddp_hook", False))
+            said = reader.read(arguments, len(members), summed=from_engine)
             peer = members[said.root] if said.root >= 0 else -1
-            call = self.number(
-                Call(
-                    0, reader.kind, name, members, 0, peer, said.tag, said.dtype, said.shape, said.numel, said.payload_bytes,
-                    said.reduction, is_async, in_backward, by_reducer, said.send_splits, said.receive_splits, site,
-                )
-            )  # fmt: skip
+            is_async: bool = said.is_async
+            counted_on: Hashable = name
+            if reader.point_to_point:
+                is_async = site.api in _NOT_WAITED_IN
+                counted_on = (reader.kind, *channel(reader.kind, name, peer, said.tag, self.rank))
+            with self._order:
+                sequence = self._sequences[counted_on] = self._sequences.get(counted_on, 0) + 1
+                call = Call(
+                    next(self._numbers), reader.kind, name, members, sequence, peer, said.tag, said.dtype, said.shape, said.numel,
+                    said.payload_bytes, said.reduction, is_async, in_backward, by_reducer, said.send_splits, said.receive_splits, site,
+                    time.monotonic_ns(),
+                )  # fmt: skip
             self.issued(call)
             if not reader.returns_work:
                 return self.blocking(call, lambda: passes_on(keyset & below, *arguments))
@@ -156,20 +166,23 @@ class Tap:
             self._keep(work, call, said.tensors)
             for listener in self._timed:
                 listener.running(call, work, _on_device(group, said.tensors))
-            if call.by_reducer:
+            if by_reducer:
                 # The reducer waits in C++ at the end of backward; what is queued now runs just before, in this thread, where it is seen.
-                queue_callback(lambda: _wait(work))
+                if getattr(here, "reducing", _NO_PASS)[0] != backward:
+                    here.reducing = (backward, [])
+                    queue_callback(functools.partial(_wait_for_all, here.reducing[1]))
+                here.reducing[1].append(work)
             return result
 
         return kernel
 
-    def number(self, draft: Call) -> Call:
-        """Give a call its number, its place in the group's order and its moment, one thread at a time."""
-        kind = draft.kind
-        channel = (kind.point_to_point and kind, *draft.channel(self.rank))
+    def new_group(self, callers: tuple[int, ...], members: tuple[int, ...], name: str) -> Call:
+        """The call with which ``callers`` make a group of ``members``; it is counted under ``name``."""
+        site, _ = call_site()
         with self._order:
-            sequence = self._sequences[channel] = self._sequences.get(channel, 0) + 1
-            return draft.numbered(next(self._numbers), sequence, time.monotonic_ns())
+            sequence = self._sequences[name] = self._sequences.get(name, 0) + 1
+            number, now = next(self._numbers), time.monotonic_ns()
+        return Call(number, Kind.NEW_GROUP, name, callers, sequence, shape=members, site=site, issued=now)
 
     def blocking(self, call: Call, action: Callable[[], Any]) -> Any:
         """Run what waits for ``call``, and tell the listeners before and after."""
@@ -197,7 +210,7 @@ class Tap:
     def _keep(self, work: Work, call: Call, outputs: Sequence[Tensor]) -> None:
         """Remember ``call`` until it is waited for, by its work or by an output."""
         self.pending.keep(work, call)
-        if call.is_async:
+        if call.is_async and not call.by_reducer:
             if len(self.by_storage) > 4096:
                 self.by_storage.clear()
             for tensor in outputs:
@@ -209,5 +222,6 @@ def _on_device(group: ProcessGroup, tensors: Sequence[Tensor]) -> bool:
     return bool(tensors) and tensors[0].is_cuda and group._get_backend(tensors[0].device).name() != "gloo"
 
 
-def _wait(work: Work) -> None:
-    work.wait()
+def _wait_for_all(works: Sequence[Work]) -> None:
+    for work in works:
+        work.wait()

@@ -21,8 +21,6 @@ import torch.distributed.utils as dist_utils
 import torch.nn.parallel.distributed as torch_ddp
 from torch.distributed import Work
 
-from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.sites import call_site
 from dlo_lib.comm.tap import Tap
 
 
@@ -123,7 +121,7 @@ def _new_group(tap: Tap, original: Callable) -> Callable:
         if tap.rank not in callers:
             return original(ranks, *arguments, **keywords)
         name = "new_group" if callers == world else f"new_group of {members}"
-        call = tap.number(Call(0, Kind.NEW_GROUP, name, callers, 0, shape=members, site=call_site()[0]))
+        call = tap.new_group(callers, members, name)
         tap.issued(call)
         return tap.blocking(call, lambda: original(ranks, *arguments, **keywords))
 
