@@ -219,7 +219,8 @@ def test_the_solution_passes_in_the_notebook(lab: LabSource, name: str) -> None:
 def test_the_same_words_in_the_notebook(lab: LabSource, cheat: str) -> None:
     source, expected = CHEATS[cheat]
     for name, words in expected.items():
-        assert words in in_the_notebook(source, name)
+        told = in_the_notebook(source, name)
+        assert words in told, (name, told)
 
 
 HANGS = """class ShardedAdamW:
