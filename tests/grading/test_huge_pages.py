@@ -1,7 +1,6 @@
 """A process's memory in huge pages holds what it held, and is no more than it was."""
 
 import mmap
-import os
 import subprocess
 import sys
 import textwrap
