@@ -1,7 +1,10 @@
-"""Texts to train on: by name, in sequences, over ranks."""
+"""Texts to train on, by name, in sequences, over ranks; and small images."""
 
 from dlo_lib.data.batches import batches, collate
 from dlo_lib.data.documents import Layout, TokenDataset
+from dlo_lib.data.images import ImageData, LabelledImages, digits
+from dlo_lib.data.images_cifar import cifar10
+from dlo_lib.data.images_generated import Difficulty, Level, generated
 from dlo_lib.data.open import Split, open_dataset
 from dlo_lib.data.sampler import PADDING, RankSampler, Uneven
 from dlo_lib.data.tokens import BYTE_VOCABULARY, END_OF_TEXT, IGNORE_INDEX, decode, encode
@@ -11,14 +14,21 @@ __all__ = [
     "END_OF_TEXT",
     "IGNORE_INDEX",
     "PADDING",
+    "Difficulty",
+    "ImageData",
+    "LabelledImages",
     "Layout",
+    "Level",
     "RankSampler",
     "Split",
     "TokenDataset",
     "Uneven",
     "batches",
+    "cifar10",
     "collate",
     "decode",
+    "digits",
     "encode",
+    "generated",
     "open_dataset",
 ]

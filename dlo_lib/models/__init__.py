@@ -2,5 +2,6 @@
 
 from dlo_lib.models.configs import CONFIGS, model_config
 from dlo_lib.models.llama import Llama, LlamaConfig, RopeScaling
+from dlo_lib.models.resnet import ResNet
 
-__all__ = ["CONFIGS", "Llama", "LlamaConfig", "RopeScaling", "model_config"]
+__all__ = ["CONFIGS", "Llama", "LlamaConfig", "ResNet", "RopeScaling", "model_config"]
