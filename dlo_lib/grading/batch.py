@@ -21,7 +21,7 @@ from dlo_lib.files import write_text
 from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.entry import Entry
 from dlo_lib.grading.export import REPORTS, GradeTable, grades_folder, read_grades, write_results
-from dlo_lib.grading.handed_in import staged
+from dlo_lib.grading.handed_in import FOLDER, staged
 from dlo_lib.grading.isolation import required_isolation
 from dlo_lib.grading.judging import LOG_FILE, Job, JudgingService, read_secret
 from dlo_lib.grading.lock import only_grader
@@ -29,6 +29,7 @@ from dlo_lib.grading.nbgrader_course import open_course
 from dlo_lib.grading.release import release_notebook
 from dlo_lib.grading.report import GRADER_ERROR, Report
 from dlo_lib.grading.source import TEST_PREFIX, CellKind, LabSource, notebook_text, read_lab, source_folder
+from dlo_lib.grading.stale import remove_stale
 from dlo_lib.grading.status import Status
 from dlo_lib.grading.stored import Stored, lab_key, load, report_file, submission_key
 from dlo_lib.text import tr
@@ -88,6 +89,7 @@ def grade_lab(
     if chosen.only is not None and chosen.only not in students:
         raise UserError(tr("{student} has handed in nothing of {lab}", student=chosen.only, lab=lab.directory))
     sandbox = "none" if chosen.unsafe else required_isolation().name
+    remove_stale(FOLDER)
     with only_grader(grades_folder(course, lab)) as results:
         chosen_students = [chosen.only] if chosen.only is not None else students
         with Entry(course, lab) as entry:

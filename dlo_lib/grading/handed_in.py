@@ -10,26 +10,32 @@ import contextlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from nbgrader.utils import parse_utc
 
+from dlo_lib.grading.stale import locked_folder
+
 MOST_FILES, MOST_BYTES = 200, 64 << 20  # beside the notebook
 LONGEST_NAME = 200  # bytes, with its folders: a path may have 4096 where it is copied to
 TIMESTAMP = "timestamp.txt"
+FOLDER = "dlo-stage-"  # how its name begins, among temporary files
 
 
 @contextlib.contextmanager
 def staged(student: str, notebook: Path, rebuilt: Path) -> Iterator[Path]:
     """A folder that holds ``<student>/<lab>/``: ``rebuilt`` under the name of ``notebook``, and what else lay beside that."""
-    with tempfile.TemporaryDirectory(prefix="dlo-stage-") as name:
-        target = Path(name) / student / notebook.parent.name
+    folder, lock = locked_folder(FOLDER)
+    try:
+        target = folder / student / notebook.parent.name
         target.mkdir(parents=True)
         _copy_files(notebook, target)
         shutil.copyfile(rebuilt, target / notebook.name)
-        yield Path(name)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _copy_files(notebook: Path, target: Path) -> None:

@@ -12,7 +12,9 @@ which their process keeps.
 from __future__ import annotations
 
 import atexit
+import html
 import math
+import re
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
@@ -179,8 +181,13 @@ def verdict_output(question: QuestionReport | None, maximum: float) -> NotebookN
 
 def status_cell(report: Report) -> NotebookNode:
     """The first cell of a graded notebook: the judge's status word and warnings."""
-    lines = [tr("Status: **{status}**", status=report.status), *(f"- {warning}" for warning in report.warnings)]
+    lines = [tr("Status: **{status}**", status=report.status), *(f"- {_as_text(warning)}" for warning in report.warnings)]
     return new_markdown_cell("\n".join(lines), id=STATUS_CELL)
+
+
+def _as_text(text: str) -> str:
+    """In Markdown, as it stands: a name that a student has chosen is no heading, link or script."""
+    return re.sub(r"([\\`*_{}\[\]()#~|$!:])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def _lab(resources: dict) -> LabSource:

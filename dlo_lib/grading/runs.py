@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.wrong import Unmeasured, Wrong
 from dlo_lib.text import tr
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Run:
     """By rank, the calls that were completed, in the order of issue."""
     held: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
     """Bytes by mark and rank; None where this machine cannot tell."""
+    issued: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """Calls that a rank had issued when it came to a mark, the last time."""
 
     @property
     def world(self) -> int:
@@ -86,6 +90,16 @@ class Run:
         """Bytes of the largest full tensor of a single call: of all-gathers, of how much is asked to be whole at once."""
         return max((call.payload_bytes for call in self.calls(rank, kind)), default=0)
 
+    def calls_before(self, rank: int, mark: str) -> int:
+        """The calls that ``rank`` had issued when it came to ``mark("...")``, the last time: where the memory of that mark was read.
+
+        A mark in the middle of a scenario may have been sent by a student's cell, before its time.
+
+        Raises:
+            Wrong: it did not pass that mark.
+        """
+        return self._at(self.issued, rank, mark)
+
     def memory(self, rank: int, mark: str) -> int:
         """Bytes that the process of ``rank`` held at ``mark("...")`` of the scenario beyond a fresh one, read from outside.
 
@@ -95,9 +109,12 @@ class Run:
             Wrong: it did not pass that mark.
             Unmeasured: this machine cannot tell (macOS).
         """
-        at = self.held.get(mark, {})
-        if rank not in at:
-            raise Wrong(tr('rank {rank} did not come to "{mark}"', rank=rank, mark=mark), tr("a rank did not come to the end"))
-        if (held := at[rank]) is None:
+        if (held := self._at(self.held, rank, mark)) is None:
             raise Unmeasured(tr("memory cannot be measured on this machine: this counts when the lab is graded"))
         return held
+
+    def _at(self, by_mark: Mapping[str, Mapping[int, Value]], rank: int, mark: str) -> Value:
+        by_rank = by_mark.get(mark, {})
+        if rank not in by_rank:
+            raise Wrong(tr('rank {rank} did not come to "{mark}"', rank=rank, mark=mark), tr("a rank did not come to the end"))
+        return by_rank[rank]

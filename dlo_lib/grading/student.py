@@ -100,7 +100,10 @@ def finished_run(results: list[Any], service: Service, scenario: Scenario, nudge
     held = {
         name: {rank: memory for rank, memory in by_rank.items() if (name, rank) not in misplaced} for name, by_rank in service.held.items()
     }
-    return Run(results, traffic, held)
+    issued: dict[str, dict[int, int]] = {}
+    for (name, rank), calls in service.marked.items():
+        issued.setdefault(name, {})[rank] = calls
+    return Run(results, traffic, held, issued)
 
 
 def run_scenario(scenario: Scenario, student: Any, rank: int, world: int, inputs: Mapping[str, Any], link: Link) -> Any:
