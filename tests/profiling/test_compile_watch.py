@@ -1,0 +1,163 @@
+"""A watch tells what Dynamo did, with the line and the cause, and only while it is on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dlo_lib.profiling import compile_watch
+from dlo_lib.profiling.compile_reasons import BreakCause, GuardCause
+from dlo_lib.profiling.compile_watch import watch_compilation
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(function):
+    return torch.compile(function, backend="eager")
+
+
+def branching(x):
+    if x.sum() > 0:
+        return x + 1
+    return x - 1
+
+
+def printing(x):
+    print("a step")
+    return x * 2
+
+
+def number(x):
+    return x * x.sum().item()
+
+
+def selecting(x):
+    return x[x > 0].sum()
+
+
+def whole(x):
+    return torch.where(x.sum() > 0, x + 1, x - 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "cause", "source"),
+    [
+        (branching, BreakCause.BRANCH, "if x.sum() > 0:"),
+        (printing, BreakCause.OUTPUT, 'print("a step")'),
+        (number, BreakCause.SCALAR, "return x * x.sum().item()"),
+        (selecting, BreakCause.SHAPE, "return x[x > 0].sum()"),
+    ],
+)
+def test_a_break_is_told_with_its_line_its_cause_and_its_cure(function, cause, source):
+    with watch_compilation() as watch:
+        compiled(function)(torch.ones(4))
+    (broken,) = watch.report.breaks
+    assert broken.cause is cause
+    assert broken.source == source
+    assert broken.file == __file__
+    assert function.__code__.co_firstlineno < broken.line
+    assert cause.cure in str(watch.report)
+    assert source in str(watch.report)
+
+
+def test_a_whole_graph_has_no_break():
+    with watch_compilation() as watch:
+        compiled(whole)(torch.ones(4))
+    assert len(watch.report.graphs) == 1
+    assert not watch.report.breaks
+    assert not watch.report.recompilations
+    assert watch.report.graphs[0].function == "whole"
+    assert watch.report.seconds > 0
+
+
+def test_a_new_size_is_a_recompilation_and_a_third_is_not():
+    function = compiled(whole)
+    with watch_compilation() as watch:
+        for size in (3, 4, 5, 6):  # the second graph leaves the size open
+            function(torch.ones(size))
+    (again,) = watch.report.recompilations
+    assert again.cause is GuardCause.SIZE
+    assert again.function == "whole"
+    assert [graph.number for graph in watch.report.graphs] == [0, 1]
+
+
+def test_an_attribute_that_changes_recompiles_at_each_step():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.steps = 0
+
+        def forward(self, x):
+            self.steps += 1
+            return x * self.steps
+
+    module = compiled(Counting())
+    with watch_compilation() as watch:
+        for _ in range(4):
+            module(torch.ones(3))
+    assert [again.cause for again in watch.report.recompilations] == [GuardCause.ATTRIBUTE] * 3
+
+
+def test_what_happens_outside_of_a_watch_is_not_told():
+    compiled(branching)(torch.ones(4))
+    with watch_compilation() as watch:
+        compiled(branching)(torch.ones(4))
+    assert watch.report.graphs == ()
+    assert watch.report.breaks == ()
+    assert watch.report.seconds == 0
+
+
+def test_watches_nest():
+    with watch_compilation() as outer:
+        with watch_compilation() as inner:
+            compiled(whole)(torch.ones(4))
+        compiled(branching)(torch.ones(4))
+    assert len(inner.report.graphs) == 1
+    assert not inner.report.breaks
+    assert len(outer.report.graphs) == 3
+    assert len(outer.report.breaks) == 1
+
+
+def test_more_graphs_than_dynamo_remembers_are_all_told():
+    with watch_compilation() as watch:
+        for count in range(70):  # of itself it keeps 64
+            scope: dict = {}
+            exec(f"def f(x): return x + {count}", scope)
+            compiled(scope["f"])(torch.ones(2))
+    assert len(watch.report.graphs) == 70
+
+
+def test_a_watch_reports_although_the_code_raised():
+    def failing(x):
+        y = x + 1
+        raise ValueError(y.shape)
+
+    with pytest.raises(ValueError), watch_compilation() as watch:
+        compiled(whole)(torch.ones(3))
+        failing(torch.ones(3))
+    assert len(watch.report.graphs) == 1
+
+
+def test_a_release_without_the_list_of_breaks_says_so(monkeypatch):
+    import torch._dynamo.utils as utils
+
+    monkeypatch.delattr(utils, "graph_break_reasons")
+    with watch_compilation() as watch:
+        compiled(whole)(torch.ones(3))
+    assert watch.report.missing == ("where graphs break",)
+    assert "not known with this version of torch: where graphs break" in str(watch.report)
+
+
+def test_a_release_that_names_no_guard_says_so(monkeypatch):
+    function = compiled(whole)
+    monkeypatch.setattr(compile_watch, "_reason", lambda record: None)
+    with watch_compilation() as watch:
+        function(torch.ones(3))
+        function(torch.ones(4))
+    assert [again.cause for again in watch.report.recompilations] == [GuardCause.UNTOLD]
