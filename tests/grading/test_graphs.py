@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_inputs_of_the_judge_are_not_changed():
     assert torch.equal(mine, torch.zeros(3))
 
 
-GRAPH = {
+GRAPH: dict[str, Any] = {
     "inputs": [{"name": "x"}],
     "nodes": [{"name": "y", "kind": "function", "module": "torch", "op": "sin", "args": [{"ref": "x"}], "kwargs": {}}],
     "outputs": [{"ref": "y"}],

@@ -17,6 +17,7 @@ needs_a_compiler = pytest.mark.skipif(not any(map(shutil.which, compile_time.COM
 @pytest.mark.parametrize(("compile", "eager", "compiled"), [(30.0, 0.5, 0.25), (1.0, 0.375, 0.25), (7.5, 1.0, 0.999), (0.1, 5.0, 1.0)])
 def test_break_even_is_the_first_step_after_which_compiling_has_paid(compile, eager, compiled):
     steps = break_even_steps(compile, eager, compiled)
+    assert steps is not None
     assert compile + steps * compiled <= steps * eager * (1 + 1e-12)
     assert compile + (steps - 1) * compiled > (steps - 1) * eager
 
