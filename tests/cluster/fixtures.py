@@ -65,6 +65,7 @@ def log_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "DLO_SITE", "DLO_ACCOUNT"))]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("SLURM_CONF", str(conf))
+        monkeypatch.setenv("BASH_FUNC_module%%", '() { echo "module $*"; }')  # a function of every shell, where there are modules
 
     return to
 

@@ -1,9 +1,9 @@
 """A private SLURM cluster on this one machine, for tests: virtual nodes, pretend GPUs, accounting where it is asked for.
 
-A *keeper* process (this file, run as a program) starts every daemon in the foreground, as a child that dies with it, and is the reaper of all
-that they leave behind. It lives for as long as somebody holds a shared lock on ``users`` in the cluster's folder: the test processes do,
-and the kernel releases their locks however they end. Then it cancels the jobs and stops its daemons by their pids. Everything
-(key, sockets, configuration, spool, data base, logs) lies in that folder, nothing in /etc.
+A *keeper* process (this file, run as a program) starts every daemon in the foreground, as a child that dies with it, and is the reaper of
+all that they leave behind. It lives for as long as somebody holds a shared lock on ``users`` in the cluster's folder: the test processes
+do, and the kernel releases their locks however they end. Then it cancels the jobs and stops its daemons by their pids. Everything (key,
+sockets, configuration, spool, data base, logs) lies in that folder, nothing in /etc.
 
 Needs root, namespaces, and the Debian packages slurm-wlm and munge, with accounting also slurmdbd and mariadb-server.
 """

@@ -1,0 +1,125 @@
+"""What a job runs: Python on every rank, or a command once; and its arguments, a tuple for each element of a sweep."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlo_lib.errors import UserError
+from dlo_lib.text import tr
+
+TRAINING = "dlo_lib.train"
+"""The module that stops with a checkpoint when asked to, and goes on with ``--resume``."""
+
+Sweep = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+"""Values to combine in every way, or the combinations themselves."""
+
+
+@dataclass(frozen=True)
+class OnRanks:
+    """Python on every rank; ``program`` is what follows the interpreter: ``-m module`` or a file."""
+
+    program: tuple[str, ...]
+
+    @property
+    def trains(self) -> bool:
+        return self.program == ("-m", TRAINING)
+
+
+@dataclass(frozen=True)
+class Once:
+    """A command that runs once in each job, on its first node."""
+
+    command: tuple[str, ...]
+
+    @property
+    def trains(self) -> bool:
+        return False
+
+
+Work = OnRanks | Once
+
+
+def work_of(what: str | Path | Sequence[str]) -> Work:
+    """What is meant by a file, a module's name or a command.
+
+    Raises:
+        UserError: there is no such file or module.
+    """
+    if not isinstance(what, (str, Path)):
+        if not what:
+            raise UserError(tr("the command is empty: give the program and its arguments"))
+        return Once(tuple(map(str, what)))
+    text = str(what)
+    file = Path(text).expanduser()
+    if file.suffix in (".py", ".sh", ".bash", ".sbatch") or "/" in text:
+        if not file.is_file():
+            raise UserError(tr("no file {file} below {folder}: check the path", file=file, folder=Path.cwd()))
+        path = str(file.resolve())
+        return OnRanks((path,)) if file.suffix == ".py" else Once(("bash", path))
+    try:
+        found = importlib.util.find_spec(text) is not None
+    except (ModuleNotFoundError, ValueError):
+        found = False
+    if not found:
+        raise UserError(tr('no module "{name}" in this environment: give a module, a .py file, a shell script or a function', name=text))
+    return OnRanks(("-m", text))
+
+
+def combinations(sweep: Sweep | None) -> list[dict[str, Any]]:
+    """The settings of each element of a sweep; one empty for None.
+
+    >>> combinations({"lr": [0.1, 0.2], "seed": [0]})
+    [{'lr': 0.1, 'seed': 0}, {'lr': 0.2, 'seed': 0}]
+
+    Raises:
+        UserError: nothing to sweep over.
+    """
+    if sweep is None:
+        return [{}]
+    if isinstance(sweep, Mapping):
+        lone = [name for name, values in sweep.items() if isinstance(values, (str, bytes)) or not isinstance(values, Sequence)]
+        if lone:
+            raise UserError(tr('the sweep over "{name}" needs a list of values: write {name}=[...]', name=lone[0]))
+        elements = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
+    else:
+        elements = [dict(element) for element in sweep]
+    if not elements or not any(elements):
+        raise UserError(tr("the sweep is empty: give it at least one setting with one value"))
+    return elements
+
+
+def options(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings as a command line takes them; True is the option alone, False and None none.
+
+    >>> options({"lr": 0.1, "weight_decay": 0, "resume": True, "checkpointing": False})
+    ('--lr', '0.1', '--weight-decay', '0', '--resume')
+    """
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is not False and value is not None:
+            words += [flag, str(value)]
+    return tuple(words)
+
+
+def arguments(given: Sequence[object] | Mapping[str, Any]) -> tuple[str, ...]:
+    """Arguments of a program, as a sequence of words or as settings."""
+    return options(given) if isinstance(given, Mapping) else tuple(map(str, given))
+
+
+def name_of(what: str | Path | Sequence[str] | Callable[..., Any]) -> str:
+    """A short name for a job: the file's, the module's, the function's, the program's."""
+    if callable(what):
+        text = getattr(what, "__name__", type(what).__name__)
+    elif isinstance(what, (str, Path)):
+        text = Path(what).stem if Path(str(what)).suffix in (".py", ".sh", ".bash", ".sbatch") else str(what).rpartition(".")[2]
+    else:
+        text = Path(str(what[0])).name if what else ""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text) or "job"

@@ -1,0 +1,127 @@
+"""The job script says to SLURM what was asked for, each option with its reason, and is bash that bash accepts."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.cluster.request import allocate, make_request
+from dlo_lib.cluster.script import JobScript, Launcher
+from dlo_lib.cluster.site import site, sites
+from dlo_lib.cluster.work import Once, combinations, name_of, options, work_of
+from dlo_lib.errors import UserError
+
+SETTINGS = {"lr": [0.1, 0.01], "note": ["it's $HOME; `true`"]}
+
+
+def scripted(name: str, launcher: Launcher = Launcher.SRUN, **changes: object) -> JobScript:
+    allocation = allocate(site(name), make_request("1:00:00", gpus=2, account="abc"))
+    return replace(JobScript("run", allocation, work_of("dlo_lib.train"), launcher=launcher), **changes)
+
+
+def head(text: str) -> dict[str, str]:
+    """The options said to SLURM."""
+    lines = [line.removeprefix("#SBATCH ").partition("  #")[0].strip() for line in text.splitlines() if line.startswith("#SBATCH")]
+    return dict(line.removeprefix("--").partition("=")[::2] for line in lines)
+
+
+EVERY_KIND = {
+    "srun": {},
+    "torchrun": {"launcher": Launcher.TORCHRUN},
+    "requeue": {"requeue": True},
+    "sweep": {"elements": tuple(map(options, combinations(SETTINGS)))},
+    "folder": {"folder": Path("/a folder/of ours"), "python": "/a python/python", "names_out": True, "requeue": True},
+    "command": {"work": Once(("dlo", "grade", "it's"))},
+}
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("name", [*sites()])
+def test_bash_and_shellcheck_accept_every_script(kind, name, tmp_path):
+    file = tmp_path / "job.sh"
+    changes = EVERY_KIND[kind]
+    file.write_text(scripted(name, **changes).text())
+    assert subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True).stderr == ""
+    if shutil.which("shellcheck"):
+        done = subprocess.run(["shellcheck", "--exclude=SC1091,SC2016", str(file)], capture_output=True, text=True)
+        assert done.stdout == ""
+    lines = file.read_text().splitlines()
+    assert "set -euo pipefail" in lines
+    assert all("  # " in line for line in lines if line.startswith("#SBATCH")), "every option has its reason"
+
+
+def test_the_head_is_the_allocation():
+    assert head(scripted("jean-zay-a100").text()) == {
+        "job-name": "run",
+        "account": "abc@a100",
+        "constraint": "a100",
+        "nodes": "1",
+        "ntasks-per-node": "2",
+        "gres": "gpu:2",
+        "cpus-per-task": "8",
+        "hint": "nomultithread",
+        "time": "01:00:00",
+        "signal": "USR1@90",
+        "output": "run-%j.out",
+    }
+
+
+def test_torchrun_is_one_task_a_node_with_the_cores_of_all_its_ranks():
+    said = head(scripted("jean-zay-v100", Launcher.TORCHRUN).text())
+    assert (said["ntasks-per-node"], said["cpus-per-task"], said["gres"]) == ("1", "20", "gpu:2")
+
+
+def test_only_what_knows_how_to_stop_is_told_to():
+    assert "signal" not in head(scripted("jean-zay-v100", work=Once(("true",))).text())
+    assert "signal" not in head(scripted("jean-zay-v100", Launcher.TORCHRUN).text()), "torchrun would end its ranks"
+    assert head(scripted("jean-zay-v100", requeue=True).text())["signal"] == "B:USR1@90"
+    with pytest.raises(UserError, match="requeue does not go with torchrun"):
+        scripted("jean-zay-v100", Launcher.TORCHRUN, requeue=True).text()
+
+
+def test_arguments_of_a_sweep_arrive_as_they_are(tmp_path):
+    echo = Once(("printf", "%s\\n", "first"))
+    text = scripted("local", work=echo, elements=EVERY_KIND["sweep"]["elements"], folder=tmp_path, python="python").text()
+    done = subprocess.run(["bash", "-c", text], env={"SLURM_ARRAY_TASK_ID": "1", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["first", "--lr", "0.01", "--note", "it's $HOME; `true`"], done.stderr
+    assert (tmp_path / "ends" / "1").read_text() == "0\n"
+
+
+def test_how_a_script_ends_is_left_behind(tmp_path):
+    for command, code in ((("false",), 1), (("bash", "-c", "exit 7"), 7), (("no-such-program",), 127)):
+        text = scripted("local", work=Once(command), folder=tmp_path, python="python").text()
+        subprocess.run(["bash", "-c", text], capture_output=True)
+        assert (tmp_path / "ends" / "0").read_text() == f"{code}\n"
+
+
+def test_a_sweep_combines_all_values_or_takes_the_settings_given():
+    assert combinations({"a": [1, 2], "b": ["x", "y"]}) == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}]
+    assert combinations([{"a": 1}, {"a": 2, "b": 3}]) == [{"a": 1}, {"a": 2, "b": 3}]
+    for nothing in ({}, [], {"a": []}):
+        with pytest.raises(UserError, match="the sweep is empty"):
+            combinations(nothing)
+    for lone in ({"lr": 0.1}, {"lr": "0.1"}):
+        with pytest.raises(UserError, match=r'the sweep over "lr" needs a list of values: write lr=\[...\]'):
+            combinations(lone)
+
+
+def test_what_is_meant_by_a_file_a_module_and_a_command(tmp_path):
+    (tmp_path / "my train.py").touch()
+    (tmp_path / "go.sh").touch()
+    assert work_of("dlo_lib.train").program == ("-m", "dlo_lib.train")
+    assert work_of(tmp_path / "my train.py").program == (str(tmp_path / "my train.py"),)
+    assert work_of(str(tmp_path / "go.sh")).command == ("bash", str(tmp_path / "go.sh"))
+    assert work_of(["dlo", "grade"]).command == ("dlo", "grade")
+    assert [name_of(what) for what in ("dlo_lib.train", tmp_path / "my train.py", ["/bin/dlo"], test_the_head_is_the_allocation)] == [
+        "train",
+        "my-train",
+        "dlo",
+        "test_the_head_is_the_allocation",
+    ]
+    for absent, says in (("dlo_lib.trein", "no module"), ("nowhere.py", "no file"), ([], "the command is empty")):
+        with pytest.raises(UserError, match=says):
+            work_of(absent)

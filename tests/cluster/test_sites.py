@@ -1,0 +1,112 @@
+"""Sites are data: every packaged one describes nodes that exist, one's own are found, and a file that is wrong says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.cluster.site import Scheduler, site, sites
+from dlo_lib.errors import UserError
+
+OWN = """
+title = "our machine room"
+scheduler = "slurm"
+gpus_per_node = 2
+cores_per_gpu = 16
+gpu = "a100-80"
+partition = "training"
+
+[[qos]]
+name = "normal"
+time = "1-00:00:00"
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_own_sites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("DLO_SITES", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "cores_of_a_node", "card", "suffix"),
+    [
+        ("jean-zay-v100", 4, 40, "v100-16", "@v100"),
+        ("jean-zay-v100-32g", 4, 40, "v100-32", "@v100"),
+        ("jean-zay-v100-8gpu", 8, 24, "v100-32", "@v100"),
+        ("jean-zay-a100", 8, 64, "a100-80", "@a100"),
+        ("jean-zay-h100", 4, 96, "h100-80", "@h100"),
+    ],
+)
+def test_nodes_of_jean_zay(name, gpus, cores_of_a_node, card, suffix):
+    found = site(name)
+    assert (found.gpus_per_node, found.gpus_per_node * found.cores_per_gpu, found.account_suffix) == (gpus, cores_of_a_node, suffix)
+    assert found.gpu is not None
+    assert found.gpu.name == card
+    assert found.hint == "nomultithread"
+    assert not found.network
+
+
+def test_newer_processors_of_jean_zay_need_modules_of_their_own():
+    assert {name: one.modules for name, one in sites().items() if one.modules} == {
+        "jean-zay-a100": ("arch/a100",),
+        "jean-zay-h100": ("arch/h100",),
+    }
+
+
+def test_local_is_this_machine():
+    assert site("local").scheduler is Scheduler.LOCAL
+
+
+@pytest.mark.parametrize("where", ["config", "DLO_SITES", "path"])
+def test_ones_own_site_is_found(where, tmp_path, monkeypatch):
+    folder = tmp_path / "config" / "dlo" / "sites" if where == "config" else tmp_path / "sites"
+    folder.mkdir(parents=True)
+    (folder / "ours.toml").write_text(OWN)
+    if where == "DLO_SITES":
+        monkeypatch.setenv("DLO_SITES", f"/nowhere:{folder}")
+    ours = site(folder / "ours.toml" if where == "path" else "ours")
+    assert (ours.name, ours.partition, ours.qos[0].time.days) == ("ours", "training", 1)
+
+
+def test_a_site_may_extend_another(tmp_path):
+    file = tmp_path / "course.toml"
+    file.write_text('extends = "jean-zay-a100"\ntitle = "our course"\nreservation = "course-2026"\n')
+    course, base = site(file), site("jean-zay-a100")
+    assert (course.reservation, course.constraint, course.qos) == ("course-2026", base.constraint, base.qos)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("gpus_per_node = 2", "gpus_per_node = 0.5"), "gpus_per_node is 0.5: it must be int"),
+        (("cores_per_gpu = 16", "cores_per_gpu = 0"), "cores_per_gpu is 0: it must be at least 1"),
+        (("partition", "particion"), 'unknown key "particion": did you mean partition'),
+        (('gpu = "a100-80"', 'gpu = "a100-81"'), 'unknown GPU "a100-81": did you mean a100-80'),
+        (("1-00:00:00", "one day"), 'time is "one day": write it as hours:minutes:seconds'),
+        (('scheduler = "slurm"', 'scheduler = "pbs"'), "pbs"),
+        (('title = "our machine room"', ""), "lacks title"),
+        (('title = "our', "title = our"), "is no TOML file that can be read"),
+        (("title", 'extends = "ours.toml"\ntitle'), "no site at"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_it(change, says, tmp_path):
+    file = tmp_path / "ours.toml"
+    file.write_text(OWN.replace(*change))
+    with pytest.raises(UserError, match="ours.toml") as error:
+        site(file)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_site_that_extends_itself_is_said(tmp_path):
+    file = tmp_path / "loop.toml"
+    file.write_text(f'extends = "{file}"\n')
+    with pytest.raises(UserError, match="extends itself"):
+        site(file)
+
+
+def test_an_unknown_site_offers_the_nearest():
+    with pytest.raises(UserError, match='unknown site "jeanzay-a100": did you mean jean-zay-a100'):
+        site("jeanzay-a100")
