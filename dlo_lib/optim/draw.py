@@ -1,0 +1,38 @@
+"""Figures of learning rates: schedules over the steps of a run, and what a range test saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dlo_lib.drawing import new_figure
+from dlo_lib.optim.schedules import MomentumSchedule, Schedule
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLES = (
+    ("#4c78a8", "-"), ("#e4572e", "--"), ("#59a14f", "-."), ("#b07aa1", ":"), ("#9c755f", "-"), ("#f1a208", "--"), ("#666666", "-."),
+)  # fmt: skip
+"""Colour and dashes of the lines, in order: told apart without colours too."""
+
+
+def draw_schedules(schedules: Mapping[str, Schedule], steps: int) -> Figure:
+    """The factor of each schedule over ``steps`` steps, and below it the momentum of those that say one."""
+    with_momentum = {name: schedule for name, schedule in schedules.items() if isinstance(schedule, MomentumSchedule)}
+    figure = new_figure(9, 5.2 if with_momentum else 3.4)
+    panels = figure.subplots(2 if with_momentum else 1, 1, sharex=True, squeeze=False, height_ratios=[2, 1] if with_momentum else [1])[:, 0]
+    for number, (name, schedule) in enumerate(schedules.items()):
+        colour, dashes = STYLES[number % len(STYLES)]
+        panels[0].plot([schedule(step) for step in range(steps)], color=colour, linestyle=dashes, label=name)
+        if name in with_momentum:
+            panels[1].plot([with_momentum[name].momentum(step) for step in range(steps)], color=colour, linestyle=dashes)
+    panels[0].set(ylabel="learning rate / peak", ylim=(-0.03, 1.05))
+    panels[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    if with_momentum:
+        panels[1].set(ylabel="momentum")
+    panels[-1].set(xlabel="step")
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    return figure
