@@ -15,6 +15,8 @@ algorithm 2.1 and section 5.4. Cost: N^3 / 3 for the Cholesky factor of K, N^2 f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -85,6 +87,11 @@ def fit(points: Tensor, values: Tensor) -> GaussianProcess:
     standard deviation 1, which is what the starts and the bounds (lengths 0.01 to 10, noise from 1e-8) are for.
     """
     points, values = points.double(), values.double()
+    with _one_thread():
+        return _most_probable(points, values)
+
+
+def _most_probable(points: Tensor, values: Tensor) -> GaussianProcess:
     candidates = [Kernel(length, 1.0, noise) for length in _LENGTHS for noise in _NOISES]
     start = max(candidates, key=lambda kernel: GaussianProcess.of(kernel, points, values).log_likelihood)
     logs = torch.tensor([start.length, start.variance, start.noise], dtype=torch.float64).log().requires_grad_()
@@ -102,6 +109,17 @@ def fit(points: Tensor, values: Tensor) -> GaussianProcess:
     with torch.no_grad():
         found = Kernel(*_bounded(logs).tolist()) if bool(logs.isfinite().all()) else start
     return max((GaussianProcess.of(kernel, points, values) for kernel in (found, start)), key=lambda process: process.log_likelihood)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Matrices of a search are small: a team of threads was seen to take 30 times as long over them on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _scalar(value: float) -> Tensor:
