@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dlo_lib.drawing import new_figure
+from dlo_lib.errors import UserError
+from dlo_lib.optim.finder import RangeTest
 from dlo_lib.optim.schedules import MomentumSchedule, Schedule
 
 if TYPE_CHECKING:
@@ -35,4 +37,30 @@ def draw_schedules(schedules: Mapping[str, Schedule], steps: int) -> Figure:
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
+    return figure
+
+
+def draw_range_test(test: RangeTest) -> Figure:
+    """The losses and the smoothed curve against the learning rate, with what it suggests."""
+    figure = new_figure(9, 3.6)
+    axes = figure.subplots()
+    curve = test.smoothed
+    axes.plot(test.lrs, test.losses, color="#bbbbbb", linewidth=1, label="loss")
+    axes.plot(test.lrs, curve, color=STYLES[0][0], linewidth=2, label="smoothed")
+    axes.set_xscale("log")
+    span = curve[0] - min(curve)
+    if span > 0:  # a loss that broke would leave nothing else to see
+        axes.set_ylim(min(curve) - 0.15 * span, curve[0] + 1.5 * span)
+    try:
+        found = test.suggestion()
+    except UserError as error:
+        axes.set_title(str(error), fontsize=9)
+    else:
+        marks = {"begins to fall": found.begins, "falls fastest": found.steepest, "peak to use": found.peak, "stops falling": found.bottom}
+        for (name, lr), (colour, dashes) in zip(marks.items(), STYLES[1:]):
+            axes.axvline(lr, color=colour, linestyle=dashes, label=f"{name}: {lr:.2g}")
+        axes.set_title(found.reason, fontsize=9)
+    axes.set(xlabel="learning rate", ylabel="loss")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

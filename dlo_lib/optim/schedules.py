@@ -276,6 +276,31 @@ class ExpRange(Triangular):
         return self.gamma**step
 
 
+class Course(enum.Enum):
+    """Schedules by name, for a run whose number of steps is known."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+    WSD = "wsd"
+
+    def over(self, steps: int, warmup: int) -> Schedule:
+        """The schedule of ``steps`` steps, of which ``warmup`` rise; WSD falls in the last fifth, or in what the warm-up leaves of it.
+
+        Raises:
+            UserError: the warm-up leaves nothing.
+        """
+        if self is Course.CONSTANT:
+            return WarmUp(warmup, Constant())
+        left = steps - warmup
+        if left < 1:
+            raise UserError(f"warmup takes {warmup} of {steps} steps: leave some to the {self.value} schedule")
+        if self is Course.WSD:
+            decay = min(left, max(1, round(steps / 5)))
+            return WarmUpStableDecay(warmup, left - decay, decay)
+        return WarmUp(warmup, Linear(left) if self is Course.LINEAR else Cosine(left))
+
+
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise UserError(f"{name} is {value}: use at least {least}")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 from dlo_lib.errors import UserError
 from dlo_lib.optim import Precision
+from dlo_lib.optim.schedules import Course
 from dlo_lib.parallel.pipeline.build import ScheduleKind
 from dlo_lib.profiling.settings import OptimizerStep, Parallel, named
 
@@ -46,7 +47,9 @@ class TrainConfig:
     batch: Annotated[int, Option("sequences in a micro-batch of one rank")] = 8
     accumulation: Annotated[int, Option("micro-batches in a step of one rank, or of one pipeline", also="micro-batches")] = 1
     steps: Annotated[int, Option("optimiser steps in the whole run", same_on_resume=False)] = 100
-    lr: Annotated[float, Option("learning rate, constant after the warm-up")] = 1e-3
+    lr: Annotated[float, Option("largest learning rate")] = 1e-3
+    lr_schedule: Annotated[Course, Option("how the learning rate goes on after the warm-up")] = Course.CONSTANT
+    lr_steps: Annotated[int, Option("steps until its end, warm-up included; 0: those of the run")] = 0
     warmup: Annotated[int, Option("steps over which the learning rate rises linearly")] = 10
     weight_decay: Annotated[float, Option("AdamW's weight decay, for matrices only")] = 0.1
     clip: Annotated[float, Option("largest 2-norm of the gradient; 0 does not clip")] = 1.0
@@ -61,15 +64,25 @@ class TrainConfig:
     log_every: Annotated[int, Option("steps between lines of metrics; each waits for the device", same_on_resume=False)] = 10
 
     def __post_init__(self) -> None:
-        for name, kind in (("parallel", Parallel), ("schedule", ScheduleKind), ("precision", Precision), ("optimizer_step", OptimizerStep)):
+        kinds = {
+            "parallel": Parallel,
+            "schedule": ScheduleKind,
+            "lr_schedule": Course,
+            "precision": Precision,
+            "optimizer_step": OptimizerStep,
+        }
+        for name, kind in kinds.items():
             object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))
         object.__setattr__(self, "out", Path(self.out))
         for name in ("seq", "batch", "accumulation", "steps", "keep", "log_every"):
             self._at_least(name, 1)
-        for name in ("warmup", "weight_decay", "clip", "checkpoint_every", "seed", "shard_size"):
+        for name in ("warmup", "weight_decay", "clip", "checkpoint_every", "seed", "shard_size", "lr_steps"):
             self._at_least(name, 0)
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
+        if self.lr_schedule is not Course.CONSTANT:  # written down: a longer run must not change the steps behind it
+            object.__setattr__(self, "lr_steps", self.lr_steps or self.steps)
+        self.learning_rate(1)
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -77,8 +90,8 @@ class TrainConfig:
             raise UserError(f"{name.replace('_', '-')} is {value}: use at least {least}")
 
     def learning_rate(self, step: int) -> float:
-        """Of the ``step``-th step, from 1: a linear warm-up, then constant."""
-        return self.lr * min(1.0, step / self.warmup) if self.warmup else self.lr
+        """Of the ``step``-th step, from 1; no step is taken with the 0 at either end of a schedule."""
+        return self.lr * self.lr_schedule.over(self.lr_steps + 1, self.warmup)(step)
 
     def plain(self) -> dict[str, Any]:
         """The options as JSON holds them."""
@@ -90,8 +103,9 @@ class TrainConfig:
     def differences(self, before: dict[str, Any]) -> list[str]:
         """What differs from the options of an earlier run and would change the numbers, as ``name (before, now)``."""
         now = self.plain()
+        then = {**{option.name: _plain(option.default) for option in fields(self)}, **before}  # an older run knew fewer options
         fixed = [name for name, option in options().items() if option.same_on_resume]
-        return [f"{name.replace('_', '-')} ({before.get(name)}, now {now[name]})" for name in fixed if before.get(name) != now[name]]
+        return [f"{name.replace('_', '-')} ({then[name]}, now {now[name]})" for name in fixed if then[name] != now[name]]
 
 
 def options() -> dict[str, Option]:

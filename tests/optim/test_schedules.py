@@ -14,6 +14,7 @@ from dlo_lib.optim.schedules import (
     Constant,
     Cosine,
     CosineRestarts,
+    Course,
     Exponential,
     ExpRange,
     Linear,
@@ -180,10 +181,22 @@ def test_schedules_are_drawn_together_and_momentum_below():
     assert len(draw_schedules({"cosine": Cosine(10)}, 10).axes) == 1
 
 
+@pytest.mark.parametrize("course", Course)
+@pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 5), (20, 18), (1, 0)])
+def test_a_schedule_by_name_fills_its_steps(course, steps, warmup):
+    schedule = course.over(steps, warmup)
+    assert [schedule(step) for step in range(warmup)] == pytest.approx([step / warmup for step in range(warmup)])
+    assert schedule(warmup) == 1.0
+    assert schedule(steps) == (1.0 if course is Course.CONSTANT else 0.0)
+    if steps > warmup + 2 and course is not Course.CONSTANT:
+        assert 0 < schedule(steps - 1) < 0.6
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: WarmUp(-1, Constant()), "warm-up steps is -1: use at least 0"),
+        (lambda: Course.COSINE.over(10, 10), "warmup takes 10 of 10 steps: leave some to the cosine schedule"),
         (lambda: Step(0), "every is 0"),
         (lambda: Cosine(0), "steps is 0"),
         (lambda: Linear(0), "steps is 0"),

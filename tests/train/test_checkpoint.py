@@ -127,6 +127,7 @@ def test_another_world_size_is_refused(small_run):
     [
         ({"lr": 0.5}, r"another lr \(0.01, now 0.5\)"),
         ({"batch": 1, "seed": 3}, r"another batch \(2, now 1\), seed \(0, now 3\)"),
+        ({"lr_schedule": "cosine", "lr_steps": 9}, r"another lr-schedule \(constant, now cosine\), lr-steps \(0, now 9\)"),
         ({"precision": "bf16"}, r"another precision \(fp32, now bf16\)"),
     ],
 )
@@ -135,6 +136,13 @@ def test_options_that_change_the_numbers_are_refused(small_run, changes, says):
     train(config)
     with pytest.raises(UserError, match=f"{says}: use the same, or start anew from its weights with --model"):
         train(replace(config, resume=True, **changes))
+
+
+def test_a_run_of_before_an_option_was_known_had_its_default(small_run):
+    config = small_run(steps=1, warmup=0)
+    older = {name: value for name, value in config.plain().items() if not name.startswith("lr_")}
+    assert config.differences(older) == []
+    assert replace(config, lr_schedule="linear").differences(older) == ["lr-schedule (constant, now linear)", "lr-steps (0, now 1)"]
 
 
 def test_options_that_change_no_number_may_change(small_run):

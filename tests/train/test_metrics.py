@@ -32,6 +32,12 @@ def test_a_line_says_what_was_learned_and_how_fast(small_run):
         assert line.loss_scale is None
 
 
+def test_the_learning_rate_follows_its_schedule_and_no_step_is_taken_with_none(small_run):
+    config = small_run(steps=5, warmup=2, lr_schedule="linear")
+    train(config)
+    assert [line.lr / config.lr for line in read_metrics(config.out)] == pytest.approx([1 / 2, 1, 3 / 4, 2 / 4, 1 / 4])
+
+
 def test_mfu_is_taken_against_the_gpu_that_is_there(small_run, small_model, monkeypatch):
     monkeypatch.setattr(report, "_gpu", lambda device, precision: gpu("h100-80"))
     config = small_run(steps=1, precision="bf16")
