@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dlo_lib.cli import course, make
+from dlo_lib.cli import course, jobs, make
 from dlo_lib.cli.grade import grade
 from dlo_lib.errors import UserError
 
@@ -82,6 +82,7 @@ def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="anot
 
 
 app.command()(course.receipt)
+app.add_typer(jobs.jobs, name="jobs")
 for command in (make.course, course.release, course.kit, course.collect, grade, course.feedback, course.export, course.similar):
     app.command(rich_help_panel=INSTRUCTORS)(command)
 app.add_typer(course.roster, name="roster", rich_help_panel=INSTRUCTORS)

@@ -84,8 +84,11 @@ class Runner:
         try:
             while job.poll() is None:
                 self._sleep()
-        finally:
+        except _Stopped:
             self._end(job)
+            (self._folder / "ends" / str(element)).unlink(missing_ok=True)  # it was ended: that is not how it ends
+            raise
+        self._end(job)
 
     def _sleep(self) -> None:
         if os.getppid() != self._parent:

@@ -40,7 +40,7 @@ class JobScript:
     elements: the arguments of each element of a sweep, one without a sweep. at_once: elements that may run at the same time; None: all.
     requeue: stopped by the time limit, it goes back into the queue. warning: seconds before the limit at which it is told.
     folder: where the job leaves its output and how it ended. python: the interpreter; None: the one of the environment it activates.
-    head: lines above all else. passes_arguments: those of the script itself are passed on. names_out: ``--out`` is the element's folder.
+    head: lines above all else. passes_arguments: those of the script itself are passed on. out: ``--out`` of the program, in bash.
     """
 
     name: str
@@ -56,7 +56,7 @@ class JobScript:
     python: str | None = None
     head: tuple[str, ...] = ()
     passes_arguments: bool = False
-    names_out: bool = False
+    out: str = ""
 
     @property
     def is_array(self) -> bool:
@@ -90,7 +90,7 @@ class JobScript:
             arguments=shlex.join(self.arguments),
             elements=[shlex.join(element) for element in self.elements] if any(self.elements) else [],
             passes_arguments=self.passes_arguments,
-            names_out=self.names_out,
+            out=self.out,
             meets=slurm and self._torchrun,
             launch=launch,
             requeue=self.requeue and slurm,
@@ -144,13 +144,13 @@ class JobScript:
 
     def _variables(self, slurm: bool) -> list[tuple[str, str, str]]:
         """Exported to the ranks: name, value, reason."""
-        site = self.allocation.site
+        site, ranks = self.allocation.site, self.allocation.ranks
         rows = [("PYTHONUNBUFFERED", "1", "what a rank prints is seen at once")]
         if slurm and isinstance(self.work, OnRanks):
             rows.append(("SRUN_CPUS_PER_TASK", '"${SLURM_CPUS_PER_TASK:-1}"', "srun no longer takes it from the job (SLURM 22.05)"))
         if self._torchrun:
-            cores = str(self.allocation.cores) if slurm else f"$((($(nproc) + {self.allocation.ranks - 1}) / {self.allocation.ranks}))"
-            rows.append(("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-{cores}}}"', "each rank its cores; torchrun would give it one"))
+            share = "SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:-1}" if slurm else f"($(nproc) + {ranks - 1}) / {ranks}"
+            rows.append(("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "else torchrun gives a rank one"))
         if slurm and not site.network:
             rows.append(("HF_HUB_OFFLINE", "1", "compute nodes reach nothing outside: look for no newer files"))
         if slurm and site.interface:

@@ -66,7 +66,7 @@ def queue(job: int) -> dict[int, ElementStatus]:
     for line in done.stdout.splitlines():
         index, state, reason, start, elapsed = line.split("|")
         element = int(index) if index.isdigit() else 0
-        reason = "" if reason == "None" else reason
+        reason = "" if reason in ("None", "NonZeroExitCode") else reason  # its state says as much
         found[element] = ElementStatus(element, of_slurm(state), reason, "" if start == "N/A" else start, elapsed)
     return found
 

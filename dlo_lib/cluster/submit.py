@@ -184,7 +184,7 @@ def _bytes_of(work: Work) -> bytes:
 def _in_folder(prepared: _Prepared, folder: Path) -> JobScript:
     script = replace(prepared.script, folder=folder)
     if script.work.trains and "--out" not in script.arguments:
-        script = replace(script, names_out=True)
+        script = replace(script, out='"$DLO_OUT"')
     return script
 
 

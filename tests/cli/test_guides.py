@@ -14,7 +14,7 @@ import dlo_lib
 from dlo_lib.cli.app import app
 
 ROOT = Path(dlo_lib.__file__).parents[1]
-GUIDES = ["README.md", "solutions/README.md", "Makefile"]
+GUIDES = ["README.md", "solutions/README.md", "slurm/README.md", "Makefile"]
 CODE = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"(?:^|[\s/`(])dlo ((?:[a-z]+|--?[a-z])[^#|`;&]*)")
 
@@ -37,7 +37,7 @@ def test_commands_and_options_of_the_guides_exist(guide: str) -> None:
         name, *rest = words.split()
         command = top.commands.get(name)
         assert command is not None, f"{guide}: dlo {words}"
-        if isinstance(command, TyperGroup):
+        if isinstance(command, TyperGroup) and rest:  # alone, a group does what is most often wanted
             command = command.commands.get(rest[0])
             assert command is not None, f"{guide}: dlo {words}"
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}

@@ -34,7 +34,7 @@ EVERY_KIND = {
     "torchrun": {"launcher": Launcher.TORCHRUN},
     "requeue": {"requeue": True},
     "sweep": {"elements": tuple(map(options, combinations(SETTINGS)))},
-    "folder": {"folder": Path("/a folder/of ours"), "python": "/a python/python", "names_out": True, "requeue": True},
+    "folder": {"folder": Path("/a folder/of ours"), "python": "/a python/python", "out": '"$DLO_OUT"', "requeue": True},
     "command": {"work": Once(("dlo", "grade", "it's"))},
 }
 

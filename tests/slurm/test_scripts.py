@@ -1,0 +1,137 @@
+"""The job scripts of slurm/: a cluster accepts each as it is, and each trains for real on virtual nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.cluster import ready_made, slurm
+from dlo_lib.cluster.states import State
+from dlo_lib.train import newest, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "slurm"
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.sbatch"))
+SMALL = ["--model", "tiny", "--data", "arithmetic", "--seq", "32", "--batch", "2", "--steps", "2", "--log-every", "1"]
+NODES = {  # what the head of each script says to add for other nodes
+    "v100": ["--account=abc@v100"],
+    "a100": ["--constraint=a100", "--cpus-per-task=8", "--account=abc@a100", "--nodes=1"],
+    "h100": ["--constraint=h100", "--cpus-per-task=24", "--account=abc@h100", "--nodes=1"],
+    "8 v100": ["--partition=gpu_p2", "--cpus-per-task=3", "--account=abc@v100", "--nodes=1"],
+}
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to submit from, with an environment to activate."""
+    activate = tmp_path / "env" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
+    monkeypatch.setenv("DLO_ENV", str(tmp_path / "env"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sbatch(*words: str) -> int:
+    done = subprocess.run(["sbatch", "--parsable", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def states_of(jobs: list[int]) -> list[State]:
+    return [row.state for job in jobs for row in slurm.queue(job).values()]
+
+
+def until_over(jobs: list[int], folder: Path) -> None:
+    """Poll the queue until all of them have completed."""
+    begun = time.monotonic()
+    while not all(state.over for state in states_of(jobs)):
+        assert time.monotonic() - begun < 300, printed(folder)
+        time.sleep(0.3)
+    assert set(states_of(jobs)) == {State.COMPLETED}, printed(folder)
+
+
+def printed(folder: Path) -> str:
+    return "".join(f"== {path.name}\n{path.read_text()}\n" for path in sorted(folder.glob("*.out")))
+
+
+def test_the_scripts_are_those_of_the_template():
+    written = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
+    assert written == ready_made.scripts(), "python -m dlo_lib.cluster.ready_made slurm writes them anew"
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, "chain.sh"])
+def test_bash_and_shellcheck_accept_each(name):
+    assert subprocess.run(["bash", "-n", FOLDER / name], capture_output=True, text=True).stderr == ""
+    if shutil.which("shellcheck"):
+        assert subprocess.run(["shellcheck", "--exclude=SC1091", FOLDER / name], capture_output=True, text=True).stdout == ""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    assert "\nset -euo pipefail\n" in text
+    assert not re.search(r"/home/|/root/|/work/|/linkhome|/gpfs", text), "no personal paths"
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_a_cluster_with_jean_zays_names_accepts_each_as_it_is(jean_zay, nodes):
+    for name in SCRIPTS:
+        done = subprocess.run(["sbatch", "--test-only", *NODES[nodes], FOLDER / name], capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+def test_another_cluster_accepts_each_with_its_own_partition_and_nodes(elsewhere):
+    own = ["--partition=training", "--gres=gpu:2", "--cpus-per-task=8"]
+    for name in SCRIPTS:
+        done = subprocess.run(["sbatch", "--test-only", *own, FOLDER / name], capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+@pytest.mark.slow
+def test_each_script_trains_on_virtual_nodes(jean_zay, at_home):
+    two = ["--ntasks-per-node=2", "--gres=gpu:2"]
+    one = ["--ntasks-per-node=1", "--gres=gpu:1"]
+    ddp = ["--parallel", "ddp"]
+    account = "--account=abc@v100"
+    runs = {
+        "train": ([], SMALL),
+        "one_node": (two, [*SMALL, *ddp]),
+        "many_nodes": (one, [*SMALL, *ddp]),
+        "torchrun": (one, [*SMALL, *ddp]),
+        "requeue": (one, [*SMALL, "--resume"]),
+    }
+    jobs = [
+        sbatch(account, *options, str(FOLDER / f"{name}.sbatch"), *words, "--out", f"out/{name}") for name, (options, words) in runs.items()
+    ]
+    sweep = sbatch(account, "--array=0,3", str(FOLDER / "sweep.sbatch"), *SMALL)
+    until_over([*jobs, sweep], at_home)
+    for name, (options, _) in runs.items():
+        assert [line.step for line in read_metrics(at_home / "out" / name)] == [1, 2], name
+        nodes = 2 if name in ("many_nodes", "torchrun") else 1
+        assert newest(at_home / "out" / name).world_size == (2 if options is two else nodes)
+    rates = {element: newest(at_home / f"runs/sweep-{sweep}" / element).config["lr"] for element in ("0", "3")}
+    assert rates == {"0": 3e-4, "3": 1e-2}
+
+
+@pytest.mark.slow
+def test_a_chain_goes_on_link_by_link(jean_zay, at_home):
+    words = ["--account=abc@v100", str(FOLDER / "train.sbatch"), *SMALL, "--resume", "--out", "out"]
+    done = subprocess.run([FOLDER / "chain.sh", "2", *words], capture_output=True, text=True)
+    first, second = map(int, done.stdout.split())
+    assert slurm.queue(second)[0].state is State.PENDING
+    assert slurm.queue(second)[0].reason == "Dependency"
+    until_over([first, second], at_home)
+    assert "finished at step 2" in (at_home / f"train-{first}.out").read_text()
+    assert [line.step for line in read_metrics(at_home / "out")] == [1, 2]
+
+
+def test_a_chain_of_no_length_says_how_it_is_used():
+    done = subprocess.run([FOLDER / "chain.sh", "two"], capture_output=True, text=True, env={**os.environ, "PATH": "/usr/bin:/bin"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")
