@@ -27,7 +27,14 @@ from dlo_lib.hpo.plain import EveryTrial, Grid
 from dlo_lib.hpo.population import PopulationBased
 from dlo_lib.hpo.table import Policy
 
-POLICIES: dict[str, Any] = {kind.__name__: kind for kind in (EveryTrial, Grid, SuccessiveHalving, Hyperband, Asha, PopulationBased)}
+POLICIES: dict[str, Any] = {
+    "EveryTrial": EveryTrial,
+    "Grid": Grid,
+    "SuccessiveHalving": SuccessiveHalving,
+    "Hyperband": Hyperband,
+    "Asha": Asha,
+    "PopulationBased": PopulationBased,
+}
 
 
 class Sampler(enum.Enum):

@@ -1,0 +1,77 @@
+"""Optuna's dashboard of a search, inside a notebook: served by a thread of the kernel, so nothing is left when the kernel ends.
+
+It shows and changes nothing: it listens on this machine only, where other users may look too, so requests other than reading are refused.
+A kernel on another machine: open the link after ``ssh -L PORT:127.0.0.1:PORT host``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from dlo_lib.errors import UserError
+from dlo_lib.hpo.journal import Journal
+from dlo_lib.text import tr
+
+HOST = "127.0.0.1"
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Silent(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """A line for each request would fill the notebook."""
+
+
+class Dashboard:
+    """The dashboard of the search at ``path``, from now until :meth:`stop`. A notebook shows it where it is the value of a cell.
+
+    Raises:
+        UserError: there is no search at ``path``, or the package optuna-dashboard is not installed.
+    """
+
+    def __init__(self, path: str | Path, *, height: int = 600) -> None:
+        try:
+            from optuna_dashboard import wsgi
+        except ImportError as error:
+            raise UserError(tr("the dashboard is not installed: pip install optuna-dashboard")) from error
+        journal = Journal(path)
+        if not journal.path.is_file():
+            raise UserError(tr("there is no search at {path}: make it first", path=journal.path))
+        self.height = height
+        self._server = make_server(HOST, 0, _reading(wsgi(journal.storage())), _Server, _Silent)
+        self.url = f"http://{HOST}:{self._server.server_port}/dashboard"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="optuna-dashboard", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close it; the port is free again."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _repr_html_(self) -> str:
+        link = f"<a href='{self.url}' target='_blank'>{self.url}</a>"
+        return f"{link}<iframe src='{self.url}' width='100%' height='{self.height}' style='border:0'></iframe>"
+
+
+def _reading(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [("Content-Type", "text/plain"), ("Allow", "GET, HEAD")])
+            return [b"this dashboard shows, and changes nothing"]
+        return app(environ, start_response)
+
+    return serve
