@@ -95,7 +95,7 @@ class Job:
         while not self.done:
             if deadline is not None and time.monotonic() > deadline:
                 raise JobFailed(tr("{job} is not over after {seconds:g} s: {state}", job=self.name, seconds=timeout, state=self.state))
-            time.sleep(self._pace(poll))
+            time.sleep(self.pace(poll))
         return self._completed()
 
     def __await__(self) -> Generator[Any, None, Job]:
@@ -103,10 +103,11 @@ class Job:
 
     async def _over(self) -> Job:
         while not await asyncio.to_thread(lambda: self.done):
-            await asyncio.sleep(self._pace(None))
+            await asyncio.sleep(self.pace())
         return self._completed()
 
-    def _pace(self, poll: float | None) -> float:
+    def pace(self, poll: float | None = None) -> float:
+        """Seconds between two questions: ``poll``, ``$DLO_POLL_S``, or what a controller does not feel."""
         chosen = os.environ.get("DLO_POLL_S")
         default = LOCAL_POLL_S if self.record.scheduler is Scheduler.LOCAL else SLURM_POLL_S
         return poll if poll is not None else float(chosen) if chosen else default
@@ -217,7 +218,7 @@ class Job:
             else:
                 over = self.status()[element].state.over
                 if not over:
-                    time.sleep(min(1.0, self._pace(None)))
+                    time.sleep(min(1.0, self.pace()))
 
     def _log(self, element: int) -> Path:
         if not 0 <= element < self.elements:

@@ -48,7 +48,7 @@ class Turn:
 @dataclass(frozen=True)
 class Record:
     """What is known of a job. settings: of each element of a sweep. outs: where each element leaves its metrics. submitted: UTC, ISO 8601.
-    over: the statuses, once all have ended.
+    card: of the site that was asked for, also where this machine runs it. over: the statuses, once all have ended.
     """
 
     digest: str
@@ -59,6 +59,7 @@ class Record:
     settings: tuple[dict[str, Any], ...]
     outs: tuple[str, ...]
     submitted: str
+    card: str | None = None
     turns: tuple[Turn, ...] = ()
     over: tuple[ElementStatus, ...] | None = None
 

@@ -49,6 +49,7 @@ class _Prepared:
     settings: tuple[dict[str, Any], ...]
     call: bytes | None
     digest: str
+    card: str | None
 
 
 def submit(
@@ -97,7 +98,8 @@ def submit(
     """
     asked = {"gpus": gpus, "nodes": nodes, "cores": cores, "account": account, "qos": qos, "reservation": reservation}
     settings = combinations(sweep)
-    allocation = allocate(_site(site), make_request(time, elements=len(settings), **asked))
+    wanted = _site(site)
+    allocation = allocate(wanted, make_request(time, elements=len(settings), **asked))
     if not dry_run:
         allocation = _checked(allocation)
     prepared = _prepare(
@@ -115,6 +117,7 @@ def submit(
         given,
         settings,
         after,
+        None if wanted.gpu is None else wanted.gpu.name,
     )
     folder = records.jobs_dir() / prepared.digest[:16]
     if dry_run:
@@ -155,6 +158,7 @@ def _prepare(
     given: Sequence[object] | Mapping[str, Any],
     settings: list[dict[str, Any]],
     after: Job | None,
+    card: str | None,
 ) -> _Prepared:
     call: bytes | None = None
     if callable(what):
@@ -172,7 +176,7 @@ def _prepare(
         script = replace(script, arguments=words, elements=tuple(map(options, settings)))
         content = [_bytes_of(script.work)]
     whole = digest([script.text(), str(Path.cwd()), None if after is None else after.record.digest, *content])
-    return _Prepared(replace(script, name=f"{script.name}-{whole[: records.SHORT]}"), tuple(settings), call, whole)
+    return _Prepared(replace(script, name=f"{script.name}-{whole[: records.SHORT]}"), tuple(settings), call, whole, card)
 
 
 def _bytes_of(work: Work) -> bytes:
@@ -207,6 +211,7 @@ def _leave(prepared: _Prepared, folder: Path) -> None:
             settings=tuple({key: _plain(value) for key, value in settings.items()} for settings in prepared.settings),
             outs=tuple(str(_out(script, element, folder, number)) for number, element in enumerate(script.elements)),
             submitted=datetime.now(UTC).isoformat(timespec="microseconds"),
+            card=prepared.card,
         ),
     )
 

@@ -86,16 +86,18 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
             for parameters in state.optimizer.param_groups:
                 parameters["lr"] = config.learning_rate(state.step)
             try:
-                result = train_step(
-                    state.spread,
-                    state.optimizer,
-                    [next(stream) for _ in range(config.accumulation)],
-                    precision=config.precision,
-                    scaler=state.scaler,
-                    max_norm=config.clip or None,
-                    group=state.group,
-                    sync_each=FORMS[config.parallel].sharded >= Sharded.GRADIENTS,
-                )
+                with report.clock() as clock:
+                    result = train_step(
+                        state.spread,
+                        state.optimizer,
+                        [next(stream) for _ in range(config.accumulation)],
+                        precision=config.precision,
+                        scaler=state.scaler,
+                        max_norm=config.clip or None,
+                        group=state.group,
+                        sync_each=FORMS[config.parallel].sharded >= Sharded.GRADIENTS,
+                        on_phase=clock.on_phase,
+                    )
             except torch.OutOfMemoryError as error:
                 raise UserError(
                     f"the GPU of rank {here.rank} is full in step {state.step}: "

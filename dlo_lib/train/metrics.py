@@ -29,7 +29,8 @@ class Metrics:
     step: from 1. loss: mean over the step's valid tokens of all ranks, in nats. lr: of this step. grad_norm: before clipping; None when
     nothing is clipped. tokens: valid ones learned from since the run began, on all ranks. tokens_per_second: of all ranks. step_seconds:
     wall time. peak_bytes: of rank 0, on the GPU or of the process. mfu: share of the GPU's peak that went into model FLOPs; None on other
-    devices. loss_scale: of the fp16 scaler after the step, or None.
+    devices. loss_scale: of the fp16 scaler after the step, or None. gpu: the card, by its name in ``dlo_lib.hardware``; None where it is
+    none of these. load_seconds to communication_seconds: where the time of this one step went on rank 0 (``train.clock``), or None.
     """
 
     step: int
@@ -42,6 +43,12 @@ class Metrics:
     peak_bytes: int
     mfu: float | None = None
     loss_scale: float | None = None
+    gpu: str | None = None
+    load_seconds: float | None = None
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    optimizer_seconds: float | None = None
+    communication_seconds: float | None = None
 
 
 def read_metrics(out: str | Path) -> list[Metrics]:
@@ -86,7 +93,7 @@ class MetricsWriter:
             self._file.flush()
             if self._board is not None:
                 for name, value in values.items():
-                    if value is not None and name != "step":
+                    if isinstance(value, (int, float)) and name != "step":
                         self._board.add_scalar(f"train/{name}", value, metrics.step)
                 self._board.flush()
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from dlo_lib.launch import Place
 from dlo_lib.optim import Precision, StepResult
 from dlo_lib.profiling import mfu
 from dlo_lib.text import tr
+from dlo_lib.train.clock import NoClock, StepClock
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.disk import writing
 from dlo_lib.train.metrics import Metrics, MetricsWriter, peak_memory
@@ -34,6 +36,10 @@ class Quiet:
 
     def __exit__(self, *error: object) -> None:
         return None
+
+    def clock(self) -> NoClock:
+        """For the step that is about to be taken: a context around its reading and itself."""
+        return NoClock()
 
     def after_step(self, result: StepResult, tokens: Tensor) -> None:
         """To be called after each step, with the tokens learned from so far, ().
@@ -56,7 +62,9 @@ class Reporter(Quiet):
 
     def __init__(self, config: TrainConfig, place: Place, state: TrainState) -> None:
         self._config, self._place, self._state = config, place, state
+        self._card = _card(place.device)
         self._gpu = _gpu(place.device, config.precision)
+        self._clock: StepClock | None = None
         if place.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place.device)
         with writing(config.out):
@@ -89,10 +97,17 @@ class Reporter(Quiet):
         self._progress.__exit__(*error)
         self._metrics.__exit__(*error)
 
+    def clock(self) -> NoClock:
+        self._clock = StepClock(self._place.device) if self._is_due(self._state.step) else None
+        return self._clock or NoClock()
+
+    def _is_due(self, step: int) -> bool:
+        return step % self._config.log_every == 0 or step == self._config.steps
+
     def after_step(self, result: StepResult, tokens: Tensor) -> None:
         step = self._state.step
         self._progress.advance(step)
-        if step % self._config.log_every and step != self._config.steps:
+        if not self._is_due(step):
             return
         loss, all_tokens = float(result.loss), int(tokens)  # waits for the device: the clock below is that of finished work
         seconds = time.perf_counter() - self._since
@@ -108,10 +123,16 @@ class Reporter(Quiet):
             peak_bytes=peak_memory(self._place.device),
             mfu=None if self._gpu is None else self._mfu(rate, self._gpu),
             loss_scale=None if self._state.scaler is None else self._state.scaler.get_scale(),
+            gpu=None if self._card is None else self._card.name,
+            **self._split(),
         )
         self._metrics.write(metrics)
         self._progress.show(metrics)
         self._since, self._since_step, self._since_tokens = time.perf_counter(), step, all_tokens
+
+    def _split(self) -> dict[str, float | None]:
+        split = self._clock.split() if self._clock is not None else None
+        return {} if split is None else {f"{part}_seconds": seconds for part, seconds in asdict(split).items()}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -137,12 +158,17 @@ class Reporter(Quiet):
             )
 
 
-def _gpu(device: torch.device, precision: Precision) -> Gpu | None:
-    """The one whose peak MFU is measured against, if it is known and computes in that precision."""
+def _card(device: torch.device) -> Gpu | None:
+    """The one that this is, if it is known."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
-    gpu = recognise(properties.name, properties.total_memory)
+    return recognise(properties.name, properties.total_memory)
+
+
+def _gpu(device: torch.device, precision: Precision) -> Gpu | None:
+    """The one whose peak MFU is measured against, if it is known and computes in that precision."""
+    gpu = _card(device)
     return gpu if gpu is not None and precision.value in gpu.peak_flops else None
 
 

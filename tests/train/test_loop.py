@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.train import TrainConfig, TrainResult, loop, read_metrics, train
 
-TIMES = ("tokens_per_second", "step_seconds", "peak_bytes", "mfu")
+MACHINE = ("_seconds", "tokens_per_second", "peak_bytes", "mfu", "gpu")
 
 
 def numbers(out) -> list[dict]:
     """The metrics of a run, but for what depends on the machine."""
-    return [{name: value for name, value in asdict(line).items() if name not in TIMES} for line in read_metrics(out)]
+    return [{name: value for name, value in asdict(line).items() if not name.endswith(MACHINE)} for line in read_metrics(out)]
 
 
 def on(world_size: int, *configs: TrainConfig) -> list[TrainResult]:

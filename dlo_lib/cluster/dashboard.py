@@ -1,0 +1,129 @@
+"""What the metrics of a job say, in one figure: loss, throughput, where the time of a step goes, memory against what the card offers.
+
+The line of memory is the usable memory of the card that the run was on, which the metrics name; of the site's own card, drawn thinner,
+where it ran on something else, such as this machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlo_lib.cluster.job import Job, settings_text
+from dlo_lib.drawing import new_figure
+from dlo_lib.errors import UserError
+from dlo_lib.hardware import Gpu, gpu
+from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dlo_lib.train.metrics import Metrics
+
+GIB = 2**30
+# Colours that stay apart for colour-blind readers (after Okabe and Ito, 2008).
+PARTS = {
+    "load": "#999999",
+    "forward": "#56B4E9",
+    "backward": "#0072B2",
+    "optimizer": "#E69F00",
+    "communication": "#D55E00",
+}
+_LIMIT = "#B00020"
+Runs = dict[int, "list[Metrics]"]
+
+
+def plot_dashboard(job: Job) -> Figure:
+    """The figure for a job, with a curve for each element that has metrics.
+
+    Raises:
+        UserError: there are no metrics yet.
+    """
+    elements = range(job.elements)
+    runs = {element: lines for element in elements if (lines := job.metrics(element))}
+    if not runs:
+        raise UserError(tr("{job} has written no metrics yet; its state is {state}", job=job.name, state=job.state))
+    settings = job.record.settings
+    labels = {element: settings_text(settings[element]) or job.name for element in runs}
+    figure = new_figure(11, 6.5)
+    (loss, rate), (split, memory) = figure.subplots(2, 2)
+    _curves(loss, runs, labels, "loss", tr("loss (nats)"))
+    _curves(rate, runs, labels, "tokens_per_second", tr("tokens/s, all ranks"))
+    rate.set_ylim(bottom=0)
+    _split(split, runs, labels)
+    _memory(memory, job, runs, labels)
+    if len(runs) > 1:
+        handles, names = loss.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(runs)), frameon=False, fontsize=8)
+    for axes in (loss, rate, split, memory):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _curves(axes: Axes, runs: Runs, labels: dict[int, str], name: str, title: str) -> None:
+    for element, lines in runs.items():
+        points = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
+        axes.plot(*zip(*points), label=labels[element], marker="." if len(points) < 3 else "")
+    axes.set(xlabel=tr("step"), ylabel=title)
+
+
+def _split(axes: Axes, runs: Runs, labels: dict[int, str]) -> None:
+    """A bar for each element: the mean over its lines, the first left out, as it warms up what later ones find warm."""
+    base = [0.0] * len(runs)
+    means = {element: _mean_parts(lines) for element, lines in runs.items()}
+    if not any(means.values()):
+        axes.text(0.5, 0.5, tr("not measured: forwards and backwards\nof a pipeline alternate"), ha="center", va="center", color="#777777")
+        axes.set_axis_off()
+        return
+    places = range(len(runs))
+    for part, colour in PARTS.items():
+        heights = [mean.get(part, 0.0) * 1e3 for mean in means.values()]
+        axes.bar(places, heights, bottom=base, color=colour, label=tr(part), width=0.6)
+        base = [below + height for below, height in zip(base, heights)]
+    axes.set_xticks(places, [labels[element] for element in runs], fontsize=8)
+    axes.set_xlim(-0.8, len(runs) - 0.2)
+    axes.set_ylabel(tr("one step of rank 0 (ms)"))
+    handles, names = axes.get_legend_handles_labels()
+    axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PARTS), frameon=False, fontsize=8, columnspacing=1)
+
+
+def _mean_parts(lines: list[Metrics]) -> dict[str, float]:
+    warm = [line for line in lines if line.load_seconds is not None][-max(1, len(lines) - 1) :]
+    found = {part: [value for line in warm if (value := getattr(line, f"{part}_seconds")) is not None] for part in PARTS}
+    return {part: sum(values) / len(values) for part, values in found.items() if values}
+
+
+def _memory(axes: Axes, job: Job, runs: Runs, labels: dict[int, str]) -> None:
+    """The peak over the micro-batch when a sweep varies it, else a bar for each element."""
+    settings = job.record.settings
+    peaks = {element: max(line.peak_bytes for line in lines) / GIB for element, lines in runs.items()}
+    batches = [batch for element in runs if isinstance(batch := settings[element].get("batch"), int)]
+    if len(batches) == len(runs) and len(set(batches)) > 1:
+        axes.plot(batches, list(peaks.values()), "o", color=PARTS["backward"])
+        axes.set_xlabel(tr("sequences in a micro-batch of one rank"))
+        axes.set_xlim(left=0)
+    else:
+        axes.bar(range(len(runs)), list(peaks.values()), color=PARTS["backward"], width=0.6)
+        axes.set_xticks(range(len(runs)), [labels[element] for element in runs], fontsize=8)
+        axes.set_xlim(-0.8, len(runs) - 0.2)
+    cards = {line.gpu for lines in runs.values() for line in lines if line.gpu is not None}
+    for name in sorted(cards):
+        _limit(axes, gpu(name), "--", tr("usable on {card}: {gib:.1f} GiB"))
+    if not cards and (planned := _card_of_site(job)) is not None:
+        _limit(axes, planned, ":", tr("would be usable on {card}: {gib:.1f} GiB"))
+    axes.set_ylabel(tr("peak memory of rank 0 (GiB)"))
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
+
+
+def _limit(axes: Axes, card: Gpu, style: str, label: str) -> None:
+    usable = card.usable_bytes / GIB
+    axes.axhline(usable, color=_LIMIT, linestyle=style, linewidth=1.5)
+    said = label.format(card=card.title, gib=usable)
+    where = {"xycoords": ("axes fraction", "data"), "xytext": (0, 3), "textcoords": "offset points"}
+    axes.annotate(said, (0.02, usable), **where, color=_LIMIT, fontsize=8)  # type: ignore[arg-type]
+    axes.set_ylim(top=max(axes.get_ylim()[1], usable * 1.05))
+
+
+def _card_of_site(job: Job) -> Gpu | None:
+    card = job.record.card
+    return None if card is None else gpu(card)

@@ -1,0 +1,72 @@
+"""The parts of a step add up to the step, waits for other ranks are counted once and beside the phase they fall into."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlo_lib.launch import run_ranks
+from dlo_lib.optim import Phase
+from dlo_lib.train import read_metrics, train
+from dlo_lib.train.clock import StepClock
+
+PARTS = ("load", "forward", "backward", "optimizer", "communication")
+
+
+def test_each_line_says_where_the_time_of_its_step_went(small_run):
+    config = small_run(steps=5, log_every=2)
+    train(config)
+    for line in read_metrics(config.out):
+        parts = [getattr(line, f"{part}_seconds") for part in PARTS]
+        assert all(part > 0 for part in parts[:4])
+        assert parts[4] == 0, "one rank waits for nobody"
+        assert line.gpu is None
+
+
+def test_a_rank_that_waits_for_a_slower_one_counts_it_as_communication():
+    def ranks() -> tuple[float, float, float]:
+        clock = StepClock(torch.device("cpu"))
+        with clock:
+            clock.on_phase(Phase.FORWARD)
+            clock.on_phase(Phase.BACKWARD)
+            if dist.get_rank() == 1:
+                time.sleep(0.5)
+            works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(3)]
+            for work in works:
+                work.wait()
+            clock.on_phase(Phase.OPTIMIZER)
+            clock.on_phase(Phase.END)
+        split = clock.split()
+        return split.communication, split.backward, split.optimizer
+
+    (waited, computed, _), (waited_late, slept, _) = run_ranks(ranks, 2)
+    assert waited > 0.3 > computed + waited_late
+    assert slept >= 0.5
+
+
+def test_phases_that_alternate_are_not_split():
+    clock = StepClock(torch.device("cpu"))
+    with clock:
+        clock.on_phase(Phase.OPTIMIZER)
+        clock.on_phase(Phase.END)
+    assert clock.split() is None
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_parts_are_those_of_its_stream():
+    clock = StepClock(torch.device("cuda"))
+    with clock:
+        clock.on_phase(Phase.FORWARD)
+        matrix = torch.randn(4096, 4096, device="cuda")
+        for _ in range(20):
+            matrix = (matrix @ matrix).tanh()
+        clock.on_phase(Phase.BACKWARD)
+        clock.on_phase(Phase.OPTIMIZER)
+        clock.on_phase(Phase.END)
+    torch.cuda.synchronize()
+    split = clock.split()
+    assert split.forward > 10 * split.backward
+    assert split.communication is None
