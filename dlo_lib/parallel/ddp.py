@@ -21,6 +21,7 @@ import functools
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.buckets import broadcast_packed
 from dlo_lib.parallel.comm_hooks import CommHook, sum_hook
 from dlo_lib.parallel.join import Joining, Phase
@@ -138,14 +140,9 @@ class DDP(nn.Module):
                     leaf.register_hook(functools.partial(_call_begin, weakref.ref(self._reducer)))
         return output
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside add to the local gradients without communication; the next one outside averages the sum."""
-        before, self._reducer.sync = self._reducer.sync, False
-        try:
-            yield
-        finally:
-            self._reducer.sync = before
+        return without_sync(self._reducer)
 
     def finish_grad_sync(self) -> None:
         """Average what is not averaged yet; nothing is left to do after a backward pass outside ``no_sync``."""

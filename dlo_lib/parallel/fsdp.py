@@ -18,9 +18,9 @@ by one as in PyTorch's `fully_shard`, so an optimiser may treat matrices as such
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.buckets import broadcast_packed
 from dlo_lib.parallel.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.fsdp_state import full_state_dict, load_full_state_dict
@@ -155,14 +156,9 @@ class FSDP(nn.Module):
                 unit.free()
         return out
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside add to local, whole gradients; the next one outside averages the sum."""
-        before, self._reduction.sync = self._reduction.sync, False
-        try:
-            yield
-        finally:
-            self._reduction.sync = before
+        return without_sync(self._reduction)
 
     def finish_grad_sync(self) -> None:
         """Average what is not averaged yet; nothing is left to do after a backward pass outside ``no_sync``."""

@@ -13,15 +13,13 @@ Paper: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Paral
 from __future__ import annotations
 
 import enum
-import functools
-import weakref
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.backward_pass import BackwardPass, used_on_any_rank
 from dlo_lib.parallel.buckets import Bucket, Slot, cut_into_buckets
 from dlo_lib.parallel.comm_hooks import CommHook, GradBucket
 from dlo_lib.parallel.join import Joining, Phase
@@ -65,7 +63,7 @@ class Reducer:
         self._comm_hook = comm_hook
         self._static = StaticGraph([name for name, _ in named_params]) if static_graph else None
         self._world_size = self._divisor = dist.get_world_size(group)
-        self._end_of_backward: weakref.ref[Callable[[], None]] | None = None  # set while a backward pass runs
+        self._pass = BackwardPass()
         self._launched = 0  # buckets[:launched] are on their way
         self._arrivals: list[int] | None = []  # the order of the first pass; None once the buckets follow it
         self._make_buckets(list(reversed(range(len(named_params)))))  # the last layer's gradient comes first
@@ -103,13 +101,10 @@ class Reducer:
 
     def begin(self) -> None:
         """Once in each backward, at the latest with its first gradient."""
-        if self._end_of_backward is not None and self._end_of_backward() is not None:
-            return
-        self.recover()
-        end = functools.partial(self.finish)  # kept alive by the engine alone, so its death tells of an interrupted backward
-        self._end_of_backward = weakref.ref(end)
-        torch.autograd.Variable._execution_engine.queue_callback(end)
-        self.announce()
+        if not self._pass.running:
+            self.recover()
+            self._pass.begin(self.finish)
+            self.announce()
 
     def announce(self) -> None:
         """Tell ranks that have run out of batches that gradients follow."""
@@ -135,17 +130,17 @@ class Reducer:
         bucket.work = self._comm_hook(GradBucket(bucket, self._launched - 1, self._launched == len(self._buckets), self._group))
 
     def recover(self) -> None:
-        """After an exception inside backward: the engine has dropped our callback without calling it.
+        """After an exception inside backward.
 
         The other ranks may have come further or not so far. So this one issues what it still owes them, and since its gradients
         are missing there, it sends NaN: nobody steps on a sum that is not one without seeing it.
         """
-        if self._end_of_backward is not None and self._end_of_backward() is None:
+        if self._pass.interrupted:
             self.finish(End.INTERRUPTED)
 
     def finish(self, end: End = End.COMPLETE) -> None:
         """Launch the buckets that lack gradients, wait for all, and leave the averages in ``.grad``."""
-        self._end_of_backward = None
+        self._pass.end()
         self.unsynced = False
         absent: list[Slot] = []
         try:
@@ -200,9 +195,8 @@ class Reducer:
     def _used_anywhere(self, absent: list[Slot]) -> set[int] | None:
         """Indices of parameters that got a gradient on some rank; None where this rank need not know."""
         missing = {slot.index for slot in absent}
-        flags = [int(index in self._slots and index not in missing) for index in range(len(self._named_params))]
-        used = torch.tensor(flags, dtype=torch.int32, device=self._device)
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
+        flags = [index in self._slots and index not in missing for index in range(len(self._named_params))]
+        used = used_on_any_rank(flags, [self._group], self._device)
         if not absent and self._static is None:
             return None  # spares an accelerator the wait for the host to read
         return {index for index, flag in enumerate(used.tolist()) if flag}

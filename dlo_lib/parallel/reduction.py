@@ -11,8 +11,6 @@ Cost: B_g (N-1)/N bytes per rank and pass. Memory: two packs, and 1/N of all gra
 
 from __future__ import annotations
 
-import functools
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -21,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.backward_pass import BackwardPass, used_on_any_rank
 
 
 class Slot(Protocol):
@@ -86,7 +85,7 @@ class Reduction(Generic[S]):
         """False inside ``no_sync``."""
         self._packs, self._groups, self._device = packs, groups, device
         self._find_unused, self._on_end, self._on_complete = find_unused, on_end, on_complete or self.reduce
-        self._end_of_backward: weakref.ref[Callable[[], None]] | None = None  # set while a backward pass runs
+        self._pass = BackwardPass()
         self._unreduced: set[Pack[S]] = set()  # have computed, and their gradients are not on their way yet
         self._reducing: list[Pack[S]] = []  # on their way; all but the last have been waited for
         self._absent: list[S] = []
@@ -120,15 +119,13 @@ class Reduction(Generic[S]):
 
     def begin(self) -> None:
         """Once in each backward, at the latest with its first gradient."""
-        if self._end_of_backward is None or self._end_of_backward() is None:
+        if not self._pass.running:
             self.recover()
-            end = functools.partial(self._finish)  # kept alive by the engine alone, so its death tells of an interrupted backward
-            self._end_of_backward = weakref.ref(end)
-            torch.autograd.Variable._execution_engine.queue_callback(end)
+            self._pass.begin(self._finish)
 
     def recover(self) -> None:
-        """After an exception inside backward: the engine has dropped our callback without calling it. Its gradients are dropped."""
-        if self._end_of_backward is not None and self._end_of_backward() is None:
+        """After an exception inside backward: its gradients are dropped."""
+        if self._pass.interrupted:
             for pack in self._reducing[-1:]:
                 pack.settle_reduce()
             for pack in self._packs:
@@ -162,18 +159,16 @@ class Reduction(Generic[S]):
             )
 
     def _end_pass(self) -> None:
-        self._end_of_backward = None
+        self._pass.end()
         for pack in self._packs:
             pack.end_pass()
         self._on_end()
 
     def _unused_everywhere(self) -> set[S]:
-        """Parameters without gradient on all ranks: none can know by itself, so it costs one small all-reduce."""
+        """Parameters without gradient on all ranks."""
         slots: Iterable[S] = [slot for pack in self._packs for slot in pack.trained]
         missing = set(self._absent)
-        used = torch.tensor([slot not in missing for slot in slots], dtype=torch.int32, device=self._device)
-        for ranks in self._groups:
-            dist.all_reduce(used, dist.ReduceOp.MAX, group=ranks)
+        used = used_on_any_rank([slot not in missing for slot in slots], self._groups, self._device)
         if not missing:
             return set()  # spares an accelerator the wait for the host to read
         return {slot for slot, flag in zip(slots, used.tolist()) if not flag}

@@ -15,9 +15,9 @@ Paper: S. Rajbhandari et al., ZeRO (arXiv:1910.02054), section 5.2.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.buckets import broadcast_packed
 from dlo_lib.parallel.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.partition import FlatBucket, Partition, Place, Split
@@ -207,14 +208,9 @@ class ShardedDDP(nn.Module):
     def _end_pass(self) -> None:
         self._sent = 0
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside add to local, whole gradients; the next one outside averages the sum."""
-        before, self._reduction.sync = self._reduction.sync, False
-        try:
-            yield
-        finally:
-            self._reduction.sync = before
+        return without_sync(self._reduction)
 
     def finish_grad_sync(self) -> None:
         """Average what is not averaged yet; nothing is left to do after a backward pass outside ``no_sync``."""
