@@ -1,0 +1,34 @@
+"""Gradients are divided by two, whatever the number of ranks."""
+
+QUESTION = "execute"
+LOSES = 3
+FAILS = "check_same_step"
+SAYS = "the gradient pieces of unit"
+
+
+def execute(table, shards, x, grad, forward, backward):
+    world = dist.get_world_size()
+    whole, inputs, gradients, reduced = {}, {}, {}, {}
+
+    def arrived(k):
+        weights, message = whole[k]
+        message.wait()
+        return weights
+
+    for action, k in table:
+        if action == "gather":
+            weights = shards[k].new_empty(world * shards[k].numel())
+            whole[k] = weights, dist.all_gather_into_tensor(weights, shards[k], async_op=True)
+        elif action == "forward":
+            inputs[k] = x
+            x = forward(k, arrived(k), x)
+        elif action == "backward":
+            grad, gradients[k] = backward(k, arrived(k), inputs.pop(k), grad)
+        elif action == "free":
+            del whole[k]
+        elif action == "reduce":
+            piece = torch.empty_like(shards[k])
+            reduced[k] = piece, dist.reduce_scatter_tensor(piece, gradients.pop(k) / 2, async_op=True)
+    for _, message in reduced.values():
+        message.wait()
+    return x, [reduced[k][0] for k in range(len(shards))]
