@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlo_lib.comm.vocabulary import what, where
+from dlo_lib.grading.cells import Origin, TakenCell
 from dlo_lib.grading.codec import NotPlain, unpack
 from dlo_lib.grading.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.host import Zygote
-from dlo_lib.grading.intake import Origin, TakenCell
 from dlo_lib.grading.outcome import Ended, Status
 from dlo_lib.grading.remote import Worker, after
 from dlo_lib.grading.student import as_wrong, finished_run

@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.grading.cells import Origin as Origin  # what is taken in, for those who open notebooks
 from dlo_lib.grading.cells import Submission, as_dict, take, whole
-from dlo_lib.grading.cells import TakenCell as TakenCell
 from dlo_lib.grading.source import LabSource
 from dlo_lib.text import tr
 

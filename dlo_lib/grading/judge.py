@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.attempt import Attempt, RemoteStudent
+from dlo_lib.grading.cells import Origin, Submission, TakenCell
 from dlo_lib.grading.contract import Check
 from dlo_lib.grading.course import course_root, find_lab, labs
 from dlo_lib.grading.host import Zygote
-from dlo_lib.grading.intake import Invalid, Origin, Submission, TakenCell, open_notebook, read_notebook
+from dlo_lib.grading.intake import Invalid, open_notebook, read_notebook
 from dlo_lib.grading.lab_zygote import zygote_for as zygote_for
 from dlo_lib.grading.modules import LabChecks, load_checks
 from dlo_lib.grading.mutants import Mutant, read_mutant

@@ -17,10 +17,11 @@ from nbgrader.apps.api import NbGraderAPI
 import dlo_lib
 from dlo_lib.files import write_text
 from dlo_lib.grading.batch import released, submitted_students
+from dlo_lib.grading.cells import Origin, take
 from dlo_lib.grading.course import LabInfo
 from dlo_lib.grading.export import grades_folder
 from dlo_lib.grading.fingerprints import fingerprints, hashes
-from dlo_lib.grading.intake import Invalid, Origin, find_submission, read_notebook, take
+from dlo_lib.grading.intake import Invalid, find_submission, read_notebook
 from dlo_lib.grading.release import released_files
 from dlo_lib.grading.source import CellKind, LabSource, read_lab, source_folder
 from dlo_lib.grading.tables import csv_text

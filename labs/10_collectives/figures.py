@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+
+from dlo_lib.drawing import new_figure
 
 COLOURS = {"ring": "#0072B2", "tree": "#D55E00", "gloo": "#777777"}
 STAR, GREY, COMPLETE = "#B00020", "#666666", "#009E73"
 SHADES = ("#f4f4f4", "#d6e6f2", "#a9cce3", "#5fa2ce", "#9fd8c4")  # of a chunk with no, one, two, three shares; and complete
 
 Timing = tuple[str, int, int, float]
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a cell shows what it returns, and would show again what is still open
-    return figure
 
 
 def _clean(axes: Axes, title: str, x: str, y: str) -> None:
@@ -42,14 +37,14 @@ def _busiest(axes: Axes, busiest: Mapping[str, Mapping[int, float]]) -> None:
 
 def busiest(busiest: Mapping[str, Mapping[int, float]]) -> Figure:
     """What passes through the busiest rank, against the number of ranks."""
-    figure = _figure(5.6, 3.2)
+    figure = new_figure(5.6, 3.2)
     _busiest(figure.subplots(), busiest)
     return figure
 
 
 def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mapping[int, float]]) -> Figure:
     """What each rank has sent, with 2 (N-1)/N as lines; and the busiest rank of two algorithms."""
-    figure = _figure(11, 3.4)
+    figure = new_figure(11, 3.4)
     left, right = figure.subplots(1, 2)
     place, ticks = 0.0, []
     for world, shares in sent.items():
@@ -69,7 +64,7 @@ def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mappin
 
 def ring(ranks: int) -> Figure:
     """Reduce-scatter and all-gather on a ring: whose shares a rank has in its hands, for each chunk, step by step."""
-    figure = _figure(11, 5.2)
+    figure = new_figure(11, 5.2)
     rows = figure.subplots(2, ranks)
     holds = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # by rank and chunk: whose shares
     everyone = set(range(ranks))
@@ -111,7 +106,7 @@ def _hands(axes: Axes, holds: list[list[set[int]]], arrived: set[tuple[int, int]
 
 def tree(ranks: int) -> Figure:
     """A broadcast from rank 0 by doubling: who has the tensor after each round, and who sends to whom."""
-    figure = _figure(6.4, 3.4)
+    figure = new_figure(6.4, 3.4)
     axes = figure.subplots()
     have, rounds = 1, 0
     while have < ranks:
@@ -153,7 +148,7 @@ def _bytes(size: float) -> str:
 
 def timed(timings: Sequence[Timing]) -> Figure:
     """Seconds against bytes, a panel for each number of ranks."""
-    figure = _figure(11, 3.6)
+    figure = new_figure(11, 3.6)
     worlds = sorted({ranks for _, _, ranks, _ in timings})
     for axes, world in zip(figure.subplots(1, len(worlds), sharey=True), worlds):
         _timed(axes, timings, world, list(COLOURS), "-")
@@ -166,7 +161,7 @@ def fitted(
     timings: Sequence[Timing], sizes: Sequence[int], lines: Mapping[tuple[str, int], Sequence[float]], crossing: float | None
 ) -> Figure:
     """The model's lines beside the measured points; the crossover of the largest number of ranks."""
-    figure = _figure(12, 3.8)
+    figure = new_figure(12, 3.8)
     worlds = sorted({ranks for _, _, ranks, _ in timings})
     for axes, world in zip(figure.subplots(1, len(worlds), sharey=True), worlds):
         _timed(axes, timings, world, ("ring", "tree"), "")
@@ -189,7 +184,7 @@ def at_scale(
     tensors: Mapping[str, float],
 ) -> Figure:
     """Ring and tree by the model on several links, with the crossovers and some tensors of training."""
-    figure = _figure(11.5, 4.4)
+    figure = new_figure(11.5, 4.4)
     for axes, (link, curves) in zip(figure.subplots(1, len(links), sharey=True), links.items()):
         for name, seconds in curves.items():
             axes.plot(sizes, list(seconds), color=COLOURS[name], linewidth=2, label=name)

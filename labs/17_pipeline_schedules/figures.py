@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dlo_lib.drawing import new_figure
 from dlo_lib.parallel.pipeline.draw import draw
 from dlo_lib.parallel.pipeline.simulate import Simulation
 
@@ -28,9 +28,7 @@ STYLES = [
 
 
 def _axes(width: float = 9, height: float = 3.8) -> Axes:
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a cell shows what it returns, and would show again what is still open
-    axes = figure.subplots()
+    axes = new_figure(width, height).subplots()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)

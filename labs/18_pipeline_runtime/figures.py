@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from matplotlib import pyplot
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
+from dlo_lib.drawing import new_figure
 from dlo_lib.parallel.pipeline.draw import COLOURS, draw_actions
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
 from dlo_lib.parallel.pipeline.table import Action, B, F, Schedule
@@ -22,15 +22,9 @@ STYLES = {"with flush": ("#000000", "-"), "2BW": ("#0072B2", "--"), "PipeDream":
 Span = tuple[float, float]
 
 
-def _figure(width: float, height: float) -> Figure:
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a cell shows what it returns, and would show again what is still open
-    return figure
-
-
 def stage_costs(costs: Sequence[float], cuts: Mapping[str, Sequence[int]]) -> Figure:
     """What each stage computes, piece by piece, for several cuts of the same row of pieces (embedding, blocks, head)."""
-    figure = _figure(4.8 * len(cuts) + 1.2, 3.4)
+    figure = new_figure(4.8 * len(cuts) + 1.2, 3.4)
     panels = figure.subplots(1, len(cuts), sharey=True, squeeze=False)[0]
     for axes, (name, starts) in zip(panels, cuts.items()):
         totals = []
@@ -57,7 +51,7 @@ def stage_costs(costs: Sequence[float], cuts: Mapping[str, Sequence[int]]) -> Fi
 
 def one_rank() -> Figure:
     """What goes in and out of a rank: activations from the left, gradients from the right."""
-    figure = _figure(9.5, 2.3)
+    figure = new_figure(9.5, 2.3)
     axes = figure.subplots()
     axes.set(xlim=(0, 12), ylim=(0.3, 3))
     axes.set_axis_off()
@@ -114,7 +108,7 @@ def schedules(tables: Sequence[Schedule]) -> Figure:
 
 def losses(curves: Mapping[float, Mapping[str, Sequence[tuple[float, float]]]]) -> Figure:
     """The loss over time by scheme, a panel for each learning rate."""
-    figure = _figure(10, 3.4)
+    figure = new_figure(10, 3.4)
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     for axes, (lr, by_scheme) in zip(panels, curves.items()):
         for name, line in by_scheme.items():
@@ -136,7 +130,7 @@ def _measured(schedule: Schedule, spans: Sequence[Sequence[Span]]) -> Simulation
 
 def _stacked(drawn: Sequence[tuple[Simulation, str]], unit: str, end: float | None = None) -> Figure:
     ranks = drawn[0][0].schedule.ranks
-    figure = _figure(11, (0.42 * ranks + 0.6) * len(drawn) + 0.5)
+    figure = new_figure(11, (0.42 * ranks + 0.6) * len(drawn) + 0.5)
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (simulation, title) in zip(panels, drawn):
         draw_actions(axes, simulation)

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 from torch import Tensor
 
+from dlo_lib.drawing import new_figure
+
 RANKS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
 COMPUTE, SEND, WAIT, GREY = "#0072B2", "#E69F00", "#B00020", "#666666"
 STYLES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
 KIB = 1024
-
-
-def _figure(width: float, height: float) -> Figure:
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a cell shows what it returns, and would show again what is still open
-    return figure
 
 
 def _clean(ax: Axes, **labels) -> None:
@@ -34,7 +29,7 @@ def _clean(ax: Axes, **labels) -> None:
 
 def drift(silent: Sequence[Sequence[tuple]], talking: Sequence[Sequence[tuple]]) -> Figure:
     """Loss on the own part and on all samples, and the distance of the weights from rank 0's; without and with exchange."""
-    figure = _figure(10, 5.6)
+    figure = new_figure(10, 5.6)
     axes = figure.subplots(2, 2, sharey="row", sharex=True)
     for column, (name, ranks) in enumerate({"ranks that do not talk": silent, "gradients averaged": talking}.items()):
         above, below = axes[0][column], axes[1][column]
@@ -56,7 +51,7 @@ def plans(cases: Mapping[str, tuple[Sequence[int], Sequence[Sequence[int]]]]) ->
 
     The machine: 1 ms of backward a layer; a message takes 1 ms, and 1 ms more for each 64 KiB.
     """
-    figure = _figure(10, 1.5 * len(cases) + 0.3)
+    figure = new_figure(10, 1.5 * len(cases) + 0.3)
     axes = figure.subplots(len(cases), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (title, (nbytes, buckets)) in zip(axes, cases.items()):
         _plan(ax, nbytes, buckets)
@@ -86,7 +81,7 @@ def _plan(ax: Axes, nbytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> 
 
 def messages(seconds: Mapping[int, float]) -> Figure:
     """Time of the same bytes in more and more messages."""
-    figure = _figure(8, 3.4)
+    figure = new_figure(8, 3.4)
     ax = figure.subplots()
     ax.plot(list(seconds), [1e3 * second for second in seconds.values()], "o-", color=COMPUTE)
     for count, second in seconds.items():
@@ -103,7 +98,7 @@ def messages(seconds: Mapping[int, float]) -> Figure:
 
 def waiting(seconds: Mapping[int, float], after_backward: float) -> Figure:
     """Communication that did not hide behind backward, by bucket size."""
-    figure = _figure(8, 3.6)
+    figure = new_figure(8, 3.6)
     ax = figure.subplots()
     limits = [limit / KIB for limit in seconds]
     ax.plot(limits, [1e3 * second for second in seconds.values()], "o-", color=COMPUTE, label="buckets, during backward")
@@ -119,7 +114,7 @@ def waiting(seconds: Mapping[int, float], after_backward: float) -> Figure:
 
 def shares(epochs: Sequence[Sequence[Sequence[int]]], length: int) -> Figure:
     """Who sees which sample, one row an epoch."""
-    figure = _figure(10, 0.7 * len(epochs) + 1.1)
+    figure = new_figure(10, 0.7 * len(epochs) + 1.1)
     ax = figure.subplots()
     for row, ranks in enumerate(epochs):
         seen: set[int] = set()
@@ -140,7 +135,7 @@ def shares(epochs: Sequence[Sequence[Sequence[int]]], length: int) -> Figure:
 
 def spread(estimates: Mapping[int, Tensor]) -> Figure:
     """Standard deviations estimated from 2 samples a rank, over more and more ranks; the true one is 1."""
-    figure = _figure(8, 3.4)
+    figure = new_figure(8, 3.4)
     ax = figure.subplots()
     names = [f"{ranks}\n({2 * ranks})" for ranks in estimates]
     ax.boxplot([found.numpy() for found in estimates.values()], showfliers=False, whis=(5, 95), medianprops={"color": WAIT})
@@ -157,7 +152,7 @@ def spread(estimates: Mapping[int, Tensor]) -> Figure:
 
 def training(together: Mapping[str, Sequence], alone: Mapping[str, Sequence]) -> Figure:
     """Loss and accuracy of 4 ranks over those of one process."""
-    figure = _figure(10, 3.6)
+    figure = new_figure(10, 3.6)
     left, right = figure.subplots(1, 2)
     for ax, kind, ylabel in ((left, "loss", "loss of the batch, after its step"), (right, "accuracy", "accuracy on all samples")):
         ax.plot(alone[kind], color=RANKS[1], lw=5, alpha=0.6, label="one process")

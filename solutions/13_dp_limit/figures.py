@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from dlo_lib.drawing import new_figure
 from dlo_lib.hardware import Gpu
 from dlo_lib.models import LlamaConfig
 from dlo_lib.models.llama import Block, rope_frequencies
@@ -34,7 +35,7 @@ MOMENTS = {
 
 
 def _axes(width: float = 9, height: float = 3.8, columns: int = 1):
-    return Figure(figsize=(width, height), layout="constrained").subplots(1, columns)
+    return new_figure(width, height).subplots(1, columns)
 
 
 def _clean(ax: Axes, **labels) -> Figure:

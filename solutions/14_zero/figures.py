@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dlo_lib.drawing import new_figure
 from dlo_lib.profiling import Part
 from dlo_lib.profiling.plot import COLOURS
 
@@ -24,9 +24,7 @@ LIMIT, GREY = "#B00020", "#666666"
 
 
 def _axes(width: float, height: float) -> Axes:
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a cell shows what it returns, and would show again what is still open
-    return figure.subplots()
+    return new_figure(width, height).subplots()
 
 
 def _clean(ax: Axes, **labels) -> Figure:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dlo_lib.optim.step import IGNORE_INDEX, summed_cross_entropy
-from dlo_lib.parallel.pipeline.deferred import WeightPart, _add_weight_gradients
+from dlo_lib.parallel.pipeline.deferred import WeightPart, add_weight_gradients
 from dlo_lib.parallel.pipeline.partition import partition
 from dlo_lib.parallel.pipeline.schedules import one_f_one_b
 from dlo_lib.parallel.pipeline.simulate import simulate
@@ -112,7 +112,7 @@ def linear_backward(grad_y: Tensor, x: Tensor, weight: nn.Parameter, bias: nn.Pa
     layer = nn.Linear(1, 1)
     layer.weight, layer.bias = weight, bias
     part = WeightPart()
-    part.add(lambda: _add_weight_gradients(layer, x.flatten(0, -2), grad_y.flatten(0, -2)))
+    part.add(lambda: add_weight_gradients(layer, x.flatten(0, -2), grad_y.flatten(0, -2)))
     later.append(part.run)
     return grad_y @ weight.detach()
 

@@ -86,7 +86,7 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None
         if any(ctx.needs_input_grad[1:3]):
-            add = functools.partial(_add_weight_gradients, ctx.layer, x.flatten(0, -2), grad.flatten(0, -2))
+            add = functools.partial(add_weight_gradients, ctx.layer, x.flatten(0, -2), grad.flatten(0, -2))
             if ctx.split.part is None:
                 add()
             else:
@@ -95,7 +95,7 @@ class _Linear(torch.autograd.Function):
 
 
 @torch.no_grad()
-def _add_weight_gradients(layer: nn.Linear, x: Tensor, grad: Tensor) -> None:
+def add_weight_gradients(layer: nn.Linear, x: Tensor, grad: Tensor) -> None:
     """weight.grad += grad^T x, in one pass over the sum where the dtypes allow; bias.grad += the sum of grad."""
     weight, bias = layer.weight, layer.bias
     if weight.requires_grad:
