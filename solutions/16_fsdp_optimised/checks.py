@@ -38,7 +38,8 @@ def read_plan(student, t, units: int, reshard: bool = True) -> Table:
     got = student.plan(units, reshard) if not reshard else student.plan(units)
     t.that(type(got) is list, "plan({units}) should be a list of pairs", units=units)
     for action in got:
-        good = type(action) is tuple and len(action) == 2 and action[0] in KINDS and type(action[1]) is int and 0 <= action[1] < units
+        pair = type(action) is tuple and [type(part) for part in action] == [str, int]
+        good = pair and action[0] in KINDS and 0 <= action[1] < units
         t.that(
             bool(good), 'plan({units}) has {action}: an action is ("gather", k) or one of the other four kinds', units=units, action=action
         )
