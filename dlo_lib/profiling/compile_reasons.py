@@ -41,6 +41,10 @@ class BreakCause(Enum):
         "the code asks for it: torch.compiler.disable or graph_break",
         "leave it, or remove the mark",
     )
+    LIMIT = (
+        "the same code was compiled too often (recompile_limit, 8 by default): for inputs that no graph fits it runs eagerly",
+        "read which guards failed, and keep them from failing",
+    )
     OTHER = (
         "the compiler met Python that it does not trace",
         "read the compiler's own words, and TORCH_LOGS=graph_breaks",
@@ -94,6 +98,7 @@ class GuardCause(Enum):
 
 # The first that is found counts: `.item()` may be called within a branch, and a message of a jump names the variable's type.
 BREAKS = (
+    (BreakCause.LIMIT, r"(?:recompile|cache_size)_limit|recompile limit"),
     (BreakCause.ASKED_FOR, r"torch\.compiler\.disable|_dynamo\.disable|graph_break\(\)|Call to `torch\._dynamo\.graph_break"),
     (BreakCause.OUTPUT, r"builtin operator `?print|builtin:? print|BuiltinVariable\(print\)|logging|warnings"),
     (BreakCause.SHAPE, r"nonzero|[Dd]ynamic shape operator|dynamic output shape|masked_select|\bunique\b|capture_dynamic_output_shape"),

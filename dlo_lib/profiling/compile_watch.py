@@ -59,10 +59,18 @@ class Recompilation:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was compiled. ``seconds`` of compiling, in all; ``hits`` and ``misses``: graphs that Inductor's cache had, or had not."""
+    """What was compiled.
+
+    Attributes:
+        left: functions left to Python as a whole, as where a loop holds a break.
+        seconds: of compiling, in all.
+        hits, misses: graphs that Inductor's cache had, or had not.
+        missing: what this version of torch does not tell.
+    """
 
     graphs: tuple[Graph, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
+    left: tuple[GraphBreak, ...] = ()
     recompilations: tuple[Recompilation, ...] = ()
     seconds: float = 0.0
     hits: int = 0
@@ -76,6 +84,9 @@ class CompileReport:
         lines = [f"{head}, {self.seconds:.2f} s of compiling"]
         for broken in self.breaks:
             lines += [f"graph break at {_place(broken.file, broken.line)}: {broken.source}", *_advice(broken.cause)]
+            lines += [f"    compiler: {broken.words}"] if broken.cause is BreakCause.OTHER else []
+        for broken in self.left:
+            lines += [f"left to Python as a whole, for {_place(broken.file, broken.line)}: {broken.source}", *_advice(broken.cause)]
             lines += [f"    compiler: {broken.words}"] if broken.cause is BreakCause.OTHER else []
         for again in self.recompilations:
             lines += [f"{again.function} ({_place(again.file, again.line)}) compiled again: {again.guard}", *_advice(again.cause)]
@@ -138,6 +149,7 @@ def _difference(before: _Records, after: _Records, missing: tuple[str, ...]) -> 
     return CompileReport(
         graphs=tuple(_graph(record) for record in made if record.graph_op_count),
         breaks=tuple(_breaks(reason for reason in after.breaks if id(reason) not in reasons)),
+        left=tuple(_left(record) for record in records if record.fail_type == "Unsupported"),
         recompilations=tuple(_recompilation(record) for record in made if record.cache_size),
         seconds=sum(map(_seconds, records)),
         hits=after.counted.get(HITS, 0) - before.counted.get(HITS, 0),
@@ -163,17 +175,25 @@ def _reason(record: Any) -> str | None:
     return getattr(record, "recompile_reason", None)
 
 
+def _left(record: Any) -> GraphBreak:
+    file, line = record.fail_user_frame_filename or "", record.fail_user_frame_lineno or 0
+    return _broken(file, line, record.fail_reason or "")
+
+
 def _breaks(reasons: Iterable[Any]) -> Iterator[GraphBreak]:
     """Each place once: a frame that is traced again after a break may report the same one twice."""
     seen = set()
     for reason in reasons:
         stack = list(reason.user_stack)
         file, line = (stack[-1].filename, stack[-1].lineno or 0) if stack else ("", 0)
-        words = reason.reason.strip().splitlines()
-        found = GraphBreak(break_cause(reason.reason), file, line, linecache.getline(file, line).strip(), words[0] if words else "")
+        found = _broken(file, line, reason.reason)
         if (file, line, found.cause) not in seen:
             seen.add((file, line, found.cause))
             yield found
+
+
+def _broken(file: str, line: int, words: str) -> GraphBreak:
+    return GraphBreak(break_cause(words), file, line, linecache.getline(file, line).strip(), words.strip().partition("\n")[0])
 
 
 def _seconds(record: Any) -> float:

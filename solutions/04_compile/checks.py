@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.contract import Run, Wrong, check
+from dlo_lib.grading.contract import Wrong, check
 from dlo_lib.grading.graphs import Recorded
 from dlo_lib.grading.quiz import quiz_complete
-from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.models.llama import rotation
 
 from .hints import HINTS as HINTS
@@ -18,9 +17,23 @@ from .scenarios import (
     compiled_clip,
     compiled_mean,
     compiled_model,
-    compiled_on_lengths,
     compiled_route,
     compiled_twice,
+)
+from .shared import (
+    adamw_case,
+    as_cheap,
+    as_soon,
+    clip_case,
+    drawn_counts,
+    lengths_recorded,
+    listed,
+    llama_case,
+    mean_case,
+    nearest,
+    one_graph,
+    padded_right,
+    the_graph_gives,
 )
 from .twins import (
     after_adamw,
@@ -29,46 +42,11 @@ from .twins import (
     bytes_one_by_one,
     cheapest_of_all,
     clipped,
-    cost,
     drawn_operations,
     mean_of,
     pooled,
     routed,
 )
-
-SLACK = 1e-9
-BREAKS = (
-    "{call} became {number} graphs: in between Python had to look at a value (an `if` on a tensor, .item(), print, x[mask]). "
-    "`explain({call}, ...)` shows the line."
-)
-
-# -- what is asked for
-
-
-def one_graph(t, run: Run, call: str) -> Recorded:
-    """What was recorded, if it is one graph that was run."""
-    recorded = Recorded.read(run.results[0])
-    number = len(recorded.graphs)
-    t.that(bool(number > 0 and recorded.calls), "{call}: nothing became a graph. At a break within a loop the compiler leaves the whole function to Python", call=call)
-    t.that(bool(number == 1), BREAKS, call=call, number=number)
-    return recorded
-
-
-def nearest(outputs: list[Tensor], want: Tensor) -> Tensor | None:
-    """Of the outputs of a graph, that which is meant by ``want``."""
-    alike = [output for output in outputs if output.shape == want.shape and output.dtype == want.dtype]
-    return min(alike, key=lambda output: float((output.double() - want.double()).abs().nan_to_num(1e30).sum()), default=None)
-
-
-def the_graph_gives(t, recorded: Recorded, inputs: dict[str, Tensor], want: Tensor, call: str) -> None:
-    """The graph alone, run on other inputs, gives what the function should give there."""
-    same = nearest(recorded.replayed(recorded.calls[0], inputs), want)
-    message = (
-        "{call} is one graph, but for other inputs that graph gives something else: what depends on values, or sizes, "
-        "was decided once and for all while the graph was made"
-    )
-    t.that(same is not None and torch.allclose(same, want, rtol=1e-4, atol=1e-5), message, call=call)
-
 
 # -- 1 · traffic
 
@@ -97,12 +75,6 @@ def check_at_once(student, t):
 # -- 2 · clip
 
 
-def clip_case(t, above: bool) -> dict[str, Tensor]:
-    gradient = t.normal(t.integer(4, 9), 5)
-    factor = t.uniform(0.2, 0.8) if above else t.uniform(1.2, 3.0)
-    return {"gradient": gradient, "limit": gradient.norm() * factor}
-
-
 @check("clip", points=2, seconds=30)
 def check_clip(student, t):
     "One graph, right on both sides of the limit"
@@ -116,12 +88,6 @@ def check_clip(student, t):
 
 
 # -- 3 · mean
-
-
-def mean_case(t, rows: int, width: int) -> dict[str, Tensor]:
-    mask = t.integers(0, 1, rows, width).bool()
-    mask[0, 0] = True
-    return {"losses": t.normal(rows, width).abs(), "mask": mask}
 
 
 @check("mean", points=2, seconds=30)
@@ -144,7 +110,9 @@ def check_route(student, t):
     "One graph, whichever expert each token goes to"
     number, width, out, experts = t.integer(5, 9), t.integer(2, 5), t.integer(2, 5), t.integer(2, 4)
     weights = t.normal(experts, width, out)
-    first, *others = [{"tokens": t.normal(number, width), "experts": weights, "choice": t.integers(0, experts - 1, number)} for _ in range(3)]
+    first, *others = [
+        {"tokens": t.normal(number, width), "experts": weights, "choice": t.integers(0, experts - 1, number)} for _ in range(3)
+    ]
     others.append({**others[0], "choice": torch.full((number,), experts - 1)})  # some experts get nothing
     for other in others:
         t.close(student.route(**other), routed(**other), "route with choice {choice}", choice=other["choice"].tolist(), atol=1e-5)
@@ -179,12 +147,6 @@ def check_blocks_share(student, t):
 # -- 6 · dynamic
 
 
-def lengths_recorded(student, t) -> tuple[Recorded, int, int]:
-    batch, width = t.integer(2, 4), t.integer(2, 5)
-    lengths = t.shuffled([5, 7, 11, 13])
-    return Recorded.read(student.ranks(compiled_on_lengths, [{"batches": [t.normal(batch, n, width) for n in lengths]}]).results[0]), batch, width
-
-
 @check("dynamic", points=2, seconds=30)
 def check_one_graph_for_all_lengths(student, t):
     "Four lengths, one graph, which fits a fifth"
@@ -199,20 +161,6 @@ def check_one_graph_for_all_lengths(student, t):
 # -- 7 · pad
 
 
-def padded_right(student, t, length: int, buckets: list[int]) -> None:
-    """The smallest bucket, the same tokens, and nothing to learn in the padding."""
-    tokens, targets = t.integers(1, 99, 3, length), t.integers(0, 99, 3, length)
-    bucket = min(each for each in buckets if each >= length)
-    call = f"pad_to_bucket of length {length}, buckets {buckets}"
-    got_tokens, got_targets = t.items(student.pad_to_bucket(tokens, targets, buckets), 2, call)
-    for got, name in ((got_tokens, "tokens"), (got_targets, "targets")):
-        t.tensor(got, "{call}: the {name}", shape=(3, bucket), dtype=torch.int64, call=call, name=name)
-    kept = torch.equal(got_tokens[:, :length], tokens) and torch.equal(got_targets[:, :length], targets)
-    t.that(kept, "{call}: the tokens and targets that there were must stay in front", call=call)
-    t.that(bool((got_targets[:, length:] == -100).all()), "{call}: a padded token has the target -100: there is nothing to learn from it", call=call)  # fmt: skip
-    t.that(bool(((got_tokens[:, length:] >= 0) & (got_tokens[:, length:] < 100)).all()), "{call}: the padding is no token", call=call)
-
-
 @check("pad", points=2)
 def check_pad(student, t):
     "The smallest bucket that fits, and padding that teaches nothing"
@@ -222,25 +170,6 @@ def check_pad(student, t):
 
 
 # -- 8 · buckets
-
-
-def as_cheap(student, t, counts: dict[int, int], compile_seconds: float, token_seconds: float, least: float) -> None:
-    """The buckets hold every length and cost no more than the cheapest do."""
-    call = "choose_buckets for {lengths} lengths"
-    got = student.choose_buckets(counts, compile_seconds, token_seconds)
-    t.that(type(got) is list and all(type(each) is int for each in got), call + ": a list of whole numbers is wanted", lengths=len(counts))
-    t.that(bool(got) and max(got) >= max(counts), call + ": the longest sequence fits no bucket", lengths=len(counts))
-    found = cost(got, counts, compile_seconds, token_seconds)
-    t.that(
-        bool(found <= least * (1 + SLACK)),
-        call + ": your {buckets} buckets cost {found:.4g} s, {least:.4g} s are possible. Weigh each bucket's compilation against the padding it saves.",
-        lengths=len(counts), buckets=len(got), found=found, least=least,
-    )  # fmt: skip
-
-
-def drawn_counts(t, number: int, longest: int) -> dict[int, int]:
-    lengths = t.shuffled(range(3, longest))[:number]
-    return {length: t.integer(1, 60) for length in lengths}
 
 
 @check("buckets", points=4)
@@ -257,12 +186,6 @@ def check_cheapest(student, t):
 # -- 9 · optimizer
 
 
-def adamw_case(t, rows: int, width: int) -> dict[str, Tensor]:
-    step, lr = torch.tensor(float(t.integer(1, 50))), torch.tensor(t.uniform(1e-3, 1e-1))
-    moments = {"first": 0.1 * t.normal(rows, width), "second": 0.01 * t.normal(rows, width).square()}
-    return {"parameter": t.normal(rows, width), "gradient": t.normal(rows, width), **moments, "step": step, "lr": lr}
-
-
 @check("optimizer", points=2)
 def check_adamw_values(student, t):
     "Five steps with a changing learning rate, as torch takes them"
@@ -272,7 +195,9 @@ def check_adamw_values(student, t):
     got, first, second = parameter, torch.zeros_like(parameter), torch.zeros_like(parameter)
     for number, (gradient, rate) in enumerate(zip(gradients, rates), 1):
         taken = student.adamw(got, gradient, first, second, torch.tensor(float(number)), torch.tensor(rate))
-        got, first, second = (t.tensor(each, "a result of adamw", shape=parameter.shape) for each in t.items(taken, 3, "the results of adamw"))
+        got, first, second = (
+            t.tensor(each, "a result of adamw", shape=parameter.shape) for each in t.items(taken, 3, "the results of adamw")
+        )
         want = after_adamw(parameter, gradients[:number], rates[:number], settings)
         t.close(got, want, "the parameter after step {number} (weight decay shrinks the parameter itself, it is not in the gradient)", number=number, atol=1e-5)  # fmt: skip
 
@@ -289,14 +214,6 @@ def check_adamw_graph(student, t):
 
 
 # -- 10 · blocks
-
-
-def llama_case(t) -> tuple[Llama, dict]:
-    config = LlamaConfig(vocab_size=31, hidden=12, intermediate=20, num_layers=t.integer(3, 4), num_heads=2, num_kv_heads=1, head_dim=6)
-    model = Llama(config)
-    state = {name: value + 0.1 * t.normal(*value.shape) for name, value in model.state_dict().items()}
-    model.load_state_dict(state)
-    return model, {"config": config, "state": state, "tokens": t.integers(0, 30, 2, t.integer(5, 9))}
 
 
 @check("blocks", points=3, seconds=40)
@@ -318,7 +235,7 @@ def check_blocks(student, t):
     t.that(graphs == 1, own, number=number, graphs=graphs)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     for index, call in enumerate(recorded.calls):
-        given = [arg.get("value") for arg in call.get("args", []) if type(arg) is dict]
+        given = [arg.get("value") for arg in listed(call, "args")]
         hidden = next((arg for arg in given if isinstance(arg, Tensor) and arg.dim() == 3), None)
         t.that(hidden is not None, "the graph of block {index} was not given the hidden state", index=index)
         with torch.no_grad():
@@ -328,16 +245,6 @@ def check_blocks(student, t):
 
 
 # -- 11 · break-even
-
-
-def as_soon(student, t, compile_seconds: float, eager: float, compiled: float) -> None:
-    """Whole eighths of seconds, so that nothing is rounded."""
-    steps, most = 0, 100_000
-    while steps <= most and compile_seconds + steps * compiled > steps * eager:
-        steps += 1
-    got = student.break_even(compile_seconds, eager, compiled)
-    call = f"break_even({compile_seconds:g}, {eager:g}, {compiled:g})"
-    t.equal(got, steps if steps <= most else None, call)
 
 
 @check("break_even", points=2)
@@ -352,7 +259,11 @@ def check_break_even(student, t):
 def check_best_mode(student, t):
     "The mode that takes least for a number of steps"
     for steps in (1, t.integer(20, 200), 100_000):
-        modes = {"eager": (0.0, t.uniform(0.9, 1.1)), "default": (t.uniform(8, 20), t.uniform(0.6, 0.8)), "max-autotune": (t.uniform(90, 200), 0.5)}
+        modes = {
+            "eager": (0.0, t.uniform(0.9, 1.1)),
+            "default": (t.uniform(8, 20), t.uniform(0.6, 0.8)),
+            "max-autotune": (t.uniform(90, 200), 0.5),
+        }
         modes = {name: modes[name] for name in t.shuffled(list(modes))}
         want = min(modes, key=lambda name: modes[name][0] + steps * modes[name][1])
         got = student.best_mode(modes, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ BLUE, ORANGE, GREEN, GREY, LIGHT = "#4c78a8", "#e4572e", "#59a14f", "#666666", "
 MIB = 2**20
 
 
-def _plain(axes: Axes, grid: str = "y") -> Axes:
+def _plain(axes: Axes, grid: Literal["x", "y"] = "y") -> Axes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis=grid, alpha=0.25)
     axes.set_axisbelow(True)
@@ -59,9 +60,9 @@ def idea() -> Figure:
         _arrow(left, place + 0.66, 0.7, 1.52, ORANGE)
     right.add_patch(FancyBboxPatch((0.08, 0.1), 3.72, 0.5, boxstyle="round,pad=0.05", color=BLUE))
     right.text(1.95, 0.35, "one loop, six operations in registers", ha="center", va="center", color="white", fontsize=9)
-    for place, name in ((0.5, "x"), (1.3, "bias"), (2.1, "y")):
-        _arrow(right, place, 1.52, 0.7, GREY)
-        right.text(place + 0.08, 1.1, name, fontsize=9)
+    for at, name in ((0.5, "x"), (1.3, "bias"), (2.1, "y")):
+        _arrow(right, at, 1.52, 0.7, GREY)
+        right.text(at + 0.08, 1.1, name, fontsize=9)
     _arrow(right, 3.4, 0.7, 1.52, ORANGE)
     right.text(3.48, 1.1, "result", fontsize=9)
     figure.legend(handles=[Patch(color=GREY, label="read"), Patch(color=ORANGE, label="written")], loc="outside lower center", ncols=2, frameon=False)  # fmt: skip
@@ -73,7 +74,7 @@ def _arrow(axes: Axes, x: float, begin: float, end: float, colour: str) -> None:
 
 
 def pieces(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> Figure:
-    """Graphs and what lies between them: (graphs, breaks) of each function, as it was given and as it is now."""
+    """Graphs and what lies between them: (graphs, times that Python takes over) of each function, as it was given and as it is now."""
     figure = new_figure(9, 0.55 * 2 * len(before) + 0.9)
     axes = figure.subplots()
     rows = [(f"{name}, {when}", counts[name]) for name in before for when, counts in (("given", before), ("yours", after))]
@@ -122,15 +123,19 @@ def optimizers(seconds: Mapping[str, float]) -> Figure:
     return figure
 
 
-def depth(whole: Mapping[int, float], by_block: Mapping[int, float]) -> Figure:
-    """Seconds of compiling against the number of blocks."""
-    figure = new_figure(8, 3.4)
-    axes = _plain(figure.subplots())
-    axes.plot(list(whole), list(whole.values()), marker="o", color=GREY, label="as a whole")
-    axes.plot(list(by_block), list(by_block.values()), marker="s", color=BLUE, label="block by block")
-    axes.set_xticks(list(whole))
-    axes.set(xlabel="blocks", ylabel="s of compiling", ylim=(0, None), title="Equal blocks share one graph")
-    axes.legend(frameon=False)
+def depth(operations: Mapping[str, Mapping[int, int]], seconds: Mapping[str, float], blocks: int, compiled_with: str) -> Figure:
+    """Operations in all graphs against the number of blocks; seconds of compiling for one depth."""
+    figure = new_figure(10, 3.2)
+    left, right = figure.subplots(1, 2)
+    for (name, line), (colour, marker) in zip(operations.items(), ((GREY, "o"), (BLUE, "s"))):
+        _plain(left).plot(list(line), list(line.values()), marker=marker, color=colour, label=name)
+        left.set_xticks(list(line))
+    left.set(xlabel="blocks", ylabel="operations in the graphs", ylim=(0, None), title="Equal blocks share one graph")
+    left.legend(frameon=False)
+    bars = _plain(right, "x").barh(list(seconds), list(seconds.values()), color=[GREY, BLUE])
+    right.bar_label(bars, fmt="%.1f s", padding=3)
+    right.invert_yaxis()
+    right.set(xlabel=f"s of compiling, forward ({compiled_with})", xlim=(0, 1.2 * max(seconds.values())), title=f"{blocks} blocks")
     return figure
 
 

@@ -10,8 +10,9 @@ import torch
 from dlo_lib.grading.contract import check
 from dlo_lib.grading.quiz import Answer, quiz_right
 
-from .checks import as_cheap, as_soon, compiled_model, compiled_twice, drawn_counts, lengths_recorded, llama_case, mean_case, padded_right
 from .quiz import QUIZ
+from .scenarios import compiled_model, compiled_twice
+from .shared import as_cheap, as_soon, drawn_counts, lengths_recorded, listed, llama_case, mean_case, padded_right
 from .twins import bytes_at_once, bytes_one_by_one, cheapest, clipped, mean_of
 
 # -- 1 · traffic
@@ -22,7 +23,7 @@ def check_an_operand_twice(student, t):
     "An operand that an operation uses twice is read once"
     operations = [("sum", ["x", "y"]), ("square", ["sum", "sum"])]
     sizes = dict.fromkeys(("x", "y", "sum", "square"), t.integer(10, 99))
-    got = student.eager_bytes(operations, sizes, 4)
+    got = t.number(student.eager_bytes(operations, sizes, 4), "eager_bytes")
     t.that(bool(got == bytes_one_by_one(operations, sizes, 4)), "x * x reads x once: it is one tensor.")
 
 
@@ -32,7 +33,7 @@ def check_kept_results(student, t):
     operations, outputs = [("a", ["x", "bias"]), ("b", ["a", "y"]), ("c", ["b", "a"])], ["a", "c"]
     rows, width = t.integer(3, 30), t.integer(3, 30)
     sizes = dict.fromkeys(("x", "y", "a", "b", "c"), rows * width) | {"bias": width, "unused": t.integer(5, 50)}
-    got = student.fused_bytes(operations, sizes, outputs, 4)
+    got = t.number(student.fused_bytes(operations, sizes, outputs, 4), "fused_bytes")
     message = "A kernel writes every tensor that is asked for, each once, and reads only inputs that some operation uses."
     t.that(bool(got == bytes_at_once(operations, sizes, outputs, 4)), message)
 
@@ -82,7 +83,7 @@ def check_calls_are_counted(student, t):
 def check_only_the_length(student, t):
     "The batch stays a constant"
     recorded, _, _ = lengths_recorded(student, t)
-    opened = [given.get("size") for graph in recorded.graphs for given in graph.get("inputs", []) if type(given) is dict]
+    opened = [given.get("size") for graph in recorded.graphs for given in listed(graph, "inputs")]
     dims = {size[1] for size in opened if type(size) is list and len(size) == 2 and type(size[1]) is int}
     t.that(dims <= {1}, "Leave open what changes, and no more: what is constant the compiler can use.")
 

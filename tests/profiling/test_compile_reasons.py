@@ -20,6 +20,8 @@ from dlo_lib.profiling.compile_reasons import BreakCause, GuardCause, break_caus
         ("builtin: print [<class 'ConstantVariable'>] False", BreakCause.OUTPUT),
         ("Attempted to call function marked as skipped", BreakCause.FOREIGN),
         ("Call to `torch._dynamo.graph_break()`", BreakCause.ASKED_FOR),
+        ("Dynamo recompile limit exceeded", BreakCause.LIMIT),
+        ("torch._dynamo hit config.cache_size_limit (8)", BreakCause.LIMIT),
         ("words of a later release", BreakCause.OTHER),
     ],
 )

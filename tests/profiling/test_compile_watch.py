@@ -104,6 +104,31 @@ def test_an_attribute_that_changes_recompiles_at_each_step():
     assert [again.cause for again in watch.report.recompilations] == [GuardCause.ATTRIBUTE] * 3
 
 
+def test_a_break_within_a_loop_leaves_the_whole_function_to_python():
+    def looping(x):
+        total = x.new_zeros(())
+        for number in range(3):
+            total = total + x[x > number].sum()
+        return total
+
+    with watch_compilation() as watch:
+        compiled(looping)(torch.ones(4))
+    (left,) = watch.report.left
+    assert left.cause is BreakCause.SHAPE
+    assert left.source == "total = total + x[x > number].sum()"
+    assert "left to Python as a whole" in str(watch.report)
+    assert watch.report.graphs == ()
+
+
+def test_past_the_limit_of_recompilations_the_report_says_that_it_runs_eagerly():
+    function = torch.compile(lambda x: x + x.shape[0], backend="eager", dynamic=False)
+    with watch_compilation() as watch:
+        for size in range(2, 14):
+            function(torch.ones(size))
+    assert len(watch.report.graphs) == torch._dynamo.config.recompile_limit
+    assert {left.cause for left in watch.report.left} == {BreakCause.LIMIT}
+
+
 def test_what_happens_outside_of_a_watch_is_not_told():
     compiled(branching)(torch.ones(4))
     with watch_compilation() as watch:

@@ -1,0 +1,143 @@
+"""What the visible and the hidden checks share: how the inputs are drawn, and how a graph is proved to be the whole function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.contract import Run
+from dlo_lib.grading.graphs import Recorded
+from dlo_lib.models import Llama, LlamaConfig
+
+from .scenarios import compiled_on_lengths
+from .twins import cost
+
+SLACK = 1e-9
+BREAKS = (
+    "{call} became {number} graphs: in between Python had to look at a value (an `if` on a tensor, .item(), print, x[mask]). "
+    "`explain({call}, ...)` shows the line."
+)
+
+# -- a graph is the whole function
+
+
+def one_graph(t, run: Run, call: str) -> Recorded:
+    """What was recorded, if it is one graph that was run."""
+    recorded = Recorded.read(run.results[0])
+    number = len(recorded.graphs)
+    t.that(
+        bool(number > 0 and recorded.calls),
+        "{call}: nothing became a graph. At a break within a loop the compiler leaves the whole function to Python",
+        call=call,
+    )
+    t.that(bool(number == 1), BREAKS, call=call, number=number)
+    return recorded
+
+
+def listed(recorded: Mapping[str, object], name: str) -> list[dict]:
+    """The dicts in a list of what was recorded; nothing of it is sure."""
+    found = recorded.get(name)
+    return [each for each in found if type(each) is dict] if type(found) is list else []
+
+
+def nearest(outputs: list[Tensor], want: Tensor) -> Tensor | None:
+    """Of the outputs of a graph, that which is meant by ``want``."""
+    alike = [output for output in outputs if output.shape == want.shape and output.dtype == want.dtype]
+    return min(alike, key=lambda output: float((output.double() - want.double()).abs().nan_to_num(1e30).sum()), default=None)
+
+
+def the_graph_gives(t, recorded: Recorded, inputs: dict[str, Tensor], want: Tensor, call: str) -> None:
+    """The graph alone, run on other inputs, gives what the function should give there."""
+    same = nearest(recorded.replayed(recorded.calls[0], inputs), want)
+    message = (
+        "{call} is one graph, but for other inputs that graph gives something else: what depends on values, or sizes, "
+        "was decided once and for all while the graph was made"
+    )
+    t.that(same is not None and torch.allclose(same, want, rtol=1e-4, atol=1e-5), message, call=call)
+
+
+# -- cases
+
+
+def clip_case(t, above: bool) -> dict[str, Tensor]:
+    gradient = t.normal(t.integer(4, 9), 5)
+    factor = t.uniform(0.2, 0.8) if above else t.uniform(1.2, 3.0)
+    return {"gradient": gradient, "limit": gradient.norm() * factor}
+
+
+def mean_case(t, rows: int, width: int) -> dict[str, Tensor]:
+    mask = t.integers(0, 1, rows, width).bool()
+    mask[0, 0] = True
+    return {"losses": t.normal(rows, width).abs(), "mask": mask}
+
+
+def drawn_counts(t, number: int, longest: int) -> dict[int, int]:
+    lengths = t.shuffled(range(3, longest))[:number]
+    return {length: t.integer(1, 60) for length in lengths}
+
+
+def adamw_case(t, rows: int, width: int) -> dict[str, Tensor]:
+    step, lr = torch.tensor(float(t.integer(1, 50))), torch.tensor(t.uniform(1e-3, 1e-1))
+    moments = {"first": 0.1 * t.normal(rows, width), "second": 0.01 * t.normal(rows, width).square()}
+    return {"parameter": t.normal(rows, width), "gradient": t.normal(rows, width), **moments, "step": step, "lr": lr}
+
+
+def llama_case(t) -> tuple[Llama, dict]:
+    config = LlamaConfig(vocab_size=31, hidden=12, intermediate=20, num_layers=t.integer(3, 4), num_heads=2, num_kv_heads=1, head_dim=6)
+    model = Llama(config)
+    state = {name: value + 0.1 * t.normal(*value.shape) for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    return model, {"config": config, "state": state, "tokens": t.integers(0, 30, 2, t.integer(5, 9))}
+
+
+def lengths_recorded(student, t) -> tuple[Recorded, int, int]:
+    batch, width = t.integer(2, 4), t.integer(2, 5)
+    lengths = t.shuffled([5, 7, 11, 13])
+    return (
+        Recorded.read(student.ranks(compiled_on_lengths, [{"batches": [t.normal(batch, n, width) for n in lengths]}]).results[0]),
+        batch,
+        width,
+    )
+
+
+# -- measures
+
+
+def padded_right(student, t, length: int, buckets: list[int]) -> None:
+    """The smallest bucket, the same tokens, and nothing to learn in the padding."""
+    tokens, targets = t.integers(1, 99, 3, length), t.integers(0, 99, 3, length)
+    bucket = min(each for each in buckets if each >= length)
+    call = f"pad_to_bucket of length {length}, buckets {buckets}"
+    got_tokens, got_targets = t.items(student.pad_to_bucket(tokens, targets, buckets), 2, call)
+    for got, name in ((got_tokens, "tokens"), (got_targets, "targets")):
+        t.tensor(got, "{call}: the {name}", shape=(3, bucket), dtype=torch.int64, call=call, name=name)
+    kept = torch.equal(got_tokens[:, :length], tokens) and torch.equal(got_targets[:, :length], targets)
+    t.that(kept, "{call}: the tokens and targets that there were must stay in front", call=call)
+    t.that(bool((got_targets[:, length:] == -100).all()), "{call}: a padded token has the target -100: there is nothing to learn from it", call=call)  # fmt: skip
+    t.that(bool(((got_tokens[:, length:] >= 0) & (got_tokens[:, length:] < 100)).all()), "{call}: the padding is no token", call=call)
+
+
+def as_cheap(student, t, counts: dict[int, int], compile_seconds: float, token_seconds: float, least: float) -> None:
+    """The buckets hold every length and cost no more than the cheapest do."""
+    call = "choose_buckets for {lengths} lengths"
+    got = student.choose_buckets(counts, compile_seconds, token_seconds)
+    t.that(type(got) is list and all(type(each) is int for each in got), call + ": a list of whole numbers is wanted", lengths=len(counts))
+    t.that(bool(got) and max(got) >= max(counts), call + ": the longest sequence fits no bucket", lengths=len(counts))
+    found = cost(got, counts, compile_seconds, token_seconds)
+    t.that(
+        bool(found <= least * (1 + SLACK)),
+        call + ": your {buckets} buckets cost {found:.4g} s, {least:.4g} s are possible. Weigh each bucket's compilation against the padding it saves.",
+        lengths=len(counts), buckets=len(got), found=found, least=least,
+    )  # fmt: skip
+
+
+def as_soon(student, t, compile_seconds: float, eager: float, compiled: float) -> None:
+    """Whole eighths of seconds, so that nothing is rounded."""
+    steps, most = 0, 100_000
+    while steps <= most and compile_seconds + steps * compiled > steps * eager:
+        steps += 1
+    got = student.break_even(compile_seconds, eager, compiled)
+    call = f"break_even({compile_seconds:g}, {eager:g}, {compiled:g})"
+    t.equal(got, steps if steps <= most else None, call)
