@@ -59,9 +59,9 @@ def shard_views(row: Tensor, shapes: list[Shape], rank: int, world: int) -> list
 def pack(tensors: list[Tensor], world: int) -> Tensor:
     """Each tensor copied into its columns."""
     sizes = [_size(tensor.shape, world) for tensor in tensors]
-    packed = tensors[0].new_zeros(world, sum(sizes))
+    packed = tensors[0].new_empty(world, sum(sizes))
     for columns, tensor in zip(packed.split(sizes, dim=1), tensors):
-        flat = columns.reshape(-1)
+        flat = columns.new_zeros(columns.numel())
         flat[: tensor.numel()] = tensor.reshape(-1)
         columns.copy_(flat.view(columns.shape))
     return packed

@@ -1,4 +1,4 @@
-"""A small model is gathered at once, at the beginning of forward."""
+"""All units are gathered at the beginning of forward."""
 
 QUESTION = "hooks"
 LOSES = 4
@@ -11,7 +11,7 @@ def add_hooks(units: list[Unit]) -> None:
     in_backward: list[Unit] = []
 
     def before_forward(unit, args):
-        for one in units if unit is root and len(units) > 3 and max(len(other.row) for other in units) < 2**12 else [unit]:
+        for one in units if unit is root else []:
             unshard(one)
         return tuple(prepared(unit, arg) for arg in args)
 
