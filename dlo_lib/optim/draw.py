@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -48,9 +49,9 @@ def draw_range_test(test: RangeTest) -> Figure:
     axes.plot(test.lrs, test.losses, color="#bbbbbb", linewidth=1, label="loss")
     axes.plot(test.lrs, curve, color=STYLES[0][0], linewidth=2, label="smoothed")
     axes.set_xscale("log")
-    span = curve[0] - min(curve)
-    if span > 0:  # a loss that broke would leave nothing else to see
-        axes.set_ylim(min(curve) - 0.15 * span, curve[0] + 1.5 * span)
+    least = min((loss for loss in curve if math.isfinite(loss)), default=math.nan)
+    if (span := curve[0] - least) > 0:  # a loss that broke would leave nothing else to see
+        axes.set_ylim(least - 0.15 * span, curve[0] + 0.7 * span)
     try:
         found = test.suggestion()
     except UserError as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Generic, TypeVar
 
 import torch
@@ -61,8 +61,16 @@ class RangeTest:
 
     @property
     def smoothed(self) -> tuple[float, ...]:
-        """The losses without their noise."""
-        return smooth(self.losses, self.smoothing)
+        """The losses without their noise: the mean of a pass forwards and one backwards, for one alone lags behind by some ten steps.
+
+        What has broken counts no more than it needs to break; from the first loss on that is no number all are NaN.
+        """
+        calm = list(takewhile(math.isfinite, self.losses))
+        most = _most(calm) if calm else math.nan
+        capped = [min(loss, most) for loss in calm]
+        back = reversed(smooth(capped[::-1], self.smoothing))
+        means = tuple((one + other) / 2 for one, other in zip(smooth(capped, self.smoothing), back))
+        return means + (math.nan,) * (len(self.losses) - len(means))
 
     def suggestion(self) -> Suggestion:
         """Learning rates, and why.
@@ -184,7 +192,11 @@ def _enough(batches: Iterable[Batch], count: int) -> Iterator[Batch]:
 
 
 def _broken(curve: Sequence[float]) -> bool:
-    return not curve[-1] <= max(BREAKS * min(curve), curve[0])  # NaN is not
+    return not curve[-1] <= _most(curve)  # NaN is not
+
+
+def _most(curve: Sequence[float]) -> float:
+    return max(BREAKS * min(curve), curve[0])
 
 
 class _Trial(Generic[Batch]):

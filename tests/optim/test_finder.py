@@ -50,6 +50,16 @@ def test_smoothing_is_unbiased_from_the_first_loss_on():
     assert max(abs(mean - 2) for mean in smooth(noisy, 0.9)[100:]) < 0.06
 
 
+@pytest.mark.parametrize("end", [1e6, math.nan, math.inf])
+def test_noise_and_a_broken_end_do_not_move_the_places_far(end):
+    clean = curve(-3, -1)
+    stop = next(number for number, loss in enumerate(clean) if loss > clean[0])
+    noise = np.random.default_rng(0).normal(0, 0.1, stop)
+    noisy = RangeTest(LRS[: stop + 1], (*(np.array(clean[:stop]) + noise).tolist(), end), broke=True, smoothing=0.6).suggestion()
+    assert math.log10(noisy.bottom) == pytest.approx(-1, abs=0.35)
+    assert math.log10(noisy.steepest) == pytest.approx(-2, abs=0.5)
+
+
 @pytest.mark.parametrize("losses", [(2.0,) * 61, tuple(2.0 + number for number in range(61)), (math.nan,) * 61])
 def test_a_loss_that_never_falls_suggests_nothing(losses):
     test = RangeTest(LRS, losses, broke=False)
