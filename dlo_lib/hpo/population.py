@@ -23,7 +23,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from dlo_lib.hpo.table import Begin, Decision, Row, best_first, idle
 
-_FACTORS = (0.8, 1.2)
+FACTORS = (0.8, 1.2)
 _NEW_CATEGORY = 0.25
 
 
@@ -75,7 +75,7 @@ def _perturbed(value: Any, distribution: BaseDistribution, generator: random.Ran
     if isinstance(distribution, CategoricalDistribution):
         return generator.choice(distribution.choices) if generator.random() < _NEW_CATEGORY else value
     assert isinstance(distribution, (FloatDistribution, IntDistribution))
-    factor, step = generator.choice(_FACTORS), distribution.step
+    factor, step = generator.choice(FACTORS), distribution.step
     moved = value * factor
     if step is not None:
         steps = round((moved - distribution.low) / step)

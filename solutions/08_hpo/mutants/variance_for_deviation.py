@@ -1,0 +1,16 @@
+"""The variance is returned, not its root."""
+
+QUESTION = "process"
+LOSES = 2
+FAILS = "check_doubt"
+SAYS = "the standard deviation"
+
+
+def posterior(points, values, new, length, noise):
+    def kernel(a, b):
+        return torch.exp(-(a[:, None] - b[None]).square().sum(-1) / (2 * length**2))
+
+    covariance = kernel(points, points) + noise * torch.eye(len(points), dtype=points.dtype)
+    across = kernel(points, new)
+    weights = torch.linalg.solve(covariance, across)
+    return weights.T @ values, (1 - (across * weights).sum(0)).clamp(min=0)
