@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.cluster import local, records, shipped, slurm
+from dlo_lib.cluster import local, records, shipped, slurm, turns
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, summary
@@ -67,8 +67,7 @@ class Job:
             return record, list(record.over)
         found: dict[int, ElementStatus] = {}
         for turn in record.turns:  # a later one has what it took over from those before
-            ask = local.statuses if record.scheduler is Scheduler.LOCAL else _slurm_statuses
-            found |= ask(self.folder, record, turn)
+            found |= turns.statuses(self.folder, record, turn)
         return record, [found[element] for element in sorted(found)]
 
     @property
@@ -180,7 +179,7 @@ class Job:
         before = self.record.turns
         with records.holding(self.folder):
             if self.record.turns == before:  # else another process has just done it
-                start_turn(self.folder, again)
+                turns.start(self.folder, again)
         return self
 
     def forget(self) -> None:
@@ -277,43 +276,6 @@ class Job:
 def settings_text(settings: dict[str, Any]) -> str:
     """``lr=0.1 seed=0``."""
     return " ".join(f"{name}={value}" for name, value in settings.items())
-
-
-def start_turn(folder: Path, elements: tuple[int, ...], after: Job | None = None) -> None:
-    """Submit these elements of the job in ``folder``, which is held, to begin when ``after`` has completed."""
-    record = records.read(folder)
-    records.clear(folder, elements)
-    if record.scheduler is Scheduler.LOCAL:
-        turn = local.start(folder, elements, after.folder if after is not None else None)
-    else:
-        some = [f"--array={','.join(map(str, elements))}"] if len(elements) < len(record.settings) else []
-        if after is not None:
-            some += [f"--dependency=afterok:{after.record.turns[-1].number}", "--kill-on-invalid-dep=yes"]
-        turn = records.Turn(slurm.submit(folder / records.SCRIPT, *some), elements)
-    records.add_turn(folder, turn)
-
-
-def _slurm_statuses(folder: Path, record: Record, turn: records.Turn) -> dict[int, ElementStatus]:
-    """From the queue while it knows, else from how the script ended, else from the accounting."""
-    found = slurm.queue(turn.number)
-    if any(one.state is State.PENDING for one in found.values()):
-        starts = slurm.expected_starts(turn.number)
-        found |= {key: replace(one, start=starts.get(key, "")) for key, one in found.items() if one.state is State.PENDING}
-    missing = [element for element in turn.elements if element not in found]
-    ended = {element: code for element in missing if (code := records.exit_code(folder, element)) is not None}
-    known = slurm.history(turn.number) if len(ended) < len(missing) else {}
-    for element in missing:
-        if element in ended:
-            state = State.COMPLETED if ended[element] == 0 else State.FAILED
-            found[element] = ElementStatus(element, state, exit_code=ended[element])
-        else:
-            unknown = ElementStatus(element, State.LOST, tr("SLURM no longer knows of it"))
-            found[element] = known.get(element, unknown)
-    codes = {element: records.exit_code(folder, element) for element in turn.elements}
-    return {
-        element: replace(found[element], exit_code=codes[element]) if found[element].state.over else found[element]
-        for element in turn.elements
-    }
 
 
 def jobs() -> list[Job]:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from dlo_lib.cluster.records import Record, Turn, exit_code, mark, marked
+from dlo_lib.cluster.records import Turn, exit_code, mark, marked
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.text import tr
 
@@ -43,7 +43,7 @@ def cancel(folder: Path, turn: Turn, elements: tuple[int, ...]) -> None:
         time.sleep(0.05)
 
 
-def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:
+def statuses(folder: Path, turn: Turn) -> dict[int, ElementStatus]:
     """How the elements of a turn are."""
     alive = _is_alive(turn)  # before the marks are read: a runner that ends in between has left its own
     return {element: _status(folder, element, alive) for element in turn.elements}

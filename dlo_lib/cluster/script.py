@@ -22,6 +22,8 @@ from dlo_lib.cluster.work import OnRanks, Work
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
+STOPPED = 75
+"""What a script ends with when its run was told of the limit and stopped with a checkpoint: "try again" (sysexits.h)."""
 WARNING_S = 90
 """How long before the time limit a run is asked to stop: time for the step and the checkpoint."""
 
@@ -63,6 +65,16 @@ class JobScript:
         return len(self.elements) > 1
 
     @property
+    def _in_time(self) -> bool:
+        """Whether there is time before the warning."""
+        return self.allocation.time.total_seconds() > self.warning
+
+    @property
+    def _is_told(self) -> bool:
+        """Whether the script itself is told of the limit, and then says how the run ended; else at most the ranks are."""
+        return self.requeue or (self.work.trains and self.folder is not None and self._in_time and not self._torchrun)
+
+    @property
     def _torchrun(self) -> bool:
         """Whether torchrun starts the ranks; without SLURM it does wherever there are several."""
         local = self.allocation.site.scheduler is Scheduler.LOCAL
@@ -76,6 +88,9 @@ class JobScript:
         """
         if self.requeue and self.launcher is Launcher.TORCHRUN:
             raise UserError(tr("requeue does not go with torchrun, which ends its ranks at any signal: use srun"))
+        if self.requeue and not self._in_time:
+            limit = slurm_duration(self.allocation.time)
+            raise UserError(tr("the run would be told {warning} s before {limit}: use a longer time=", warning=self.warning, limit=limit))
         site = self.allocation.site
         slurm = site.scheduler is Scheduler.SLURM
         launch = shlex.join(self.work.command) if not isinstance(self.work, OnRanks) else self._ranks(slurm)
@@ -93,7 +108,9 @@ class JobScript:
             out=self.out,
             meets=slurm and self._torchrun,
             launch=launch,
-            requeue=self.requeue and slurm,
+            requeue=self.requeue,
+            is_told=self._is_told and slurm,
+            stopped=STOPPED,
         )
 
     def _options(self) -> list[tuple[str, str]]:
@@ -102,7 +119,7 @@ class JobScript:
         torchrun = self._torchrun
         tasks = want.ranks_per_node if isinstance(self.work, OnRanks) and not torchrun else 1
         cores = want.cores * want.ranks_per_node if torchrun else want.cores
-        told = f"{self.warning} s before the limit {'this script' if self.requeue else 'each rank'} is told: a checkpoint, and stop"
+        told = f"{self.warning} s before the limit {'this script' if self._is_told else 'each rank'} is told: a checkpoint, and stop"
         starts = (
             "one launcher, which starts the ranks" if torchrun else "one rank per GPU" if isinstance(self.work, OnRanks) else "one process"
         )
@@ -122,14 +139,14 @@ class JobScript:
             (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
             (f"--time={slurm_duration(want.time)}", "a short job begins earlier: it fits into gaps"),
             (f"--array={chosen}", "one job for each element of the sweep"),
-            (f"--signal={'B:' if self.requeue else ''}USR1@{self.warning}", told),
+            (f"--signal={'B:' if self._is_told else ''}USR1@{self.warning}", told),
             ("--requeue", "the same job may go back into the queue"),
             ("--open-mode=append", "and its output goes on where it stopped"),
             (f"--output={self._output()}", "what it prints, errors too"),
         ]
         left_out = {
             "--array": not self.is_array,
-            "--signal": not (self.requeue or self.work.trains) or torchrun,
+            "--signal": not (self.requeue or (self.work.trains and self._in_time)) or torchrun,
             "--requeue": not self.requeue,
             "--open-mode": not self.requeue,
             "--gres": want.gpus_per_node == 0,
@@ -153,6 +170,8 @@ class JobScript:
             rows.append(("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "else torchrun gives a rank one"))
         if slurm and not site.network:
             rows.append(("HF_HUB_OFFLINE", "1", "compute nodes reach nothing outside: look for no newer files"))
+        if slurm and site.data not in ("", "$DSDIR"):
+            rows.append(("DSDIR", f'"{site.data}"', "where models and data sets lie for everybody"))
         if slurm and site.interface:
             rows.append(("GLOO_SOCKET_IFNAME", site.interface, "the network between the nodes"))
         return rows + [(name, shlex.quote(value), "the site's") for name, value in site.environment.items() if slurm]

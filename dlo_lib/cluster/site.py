@@ -54,7 +54,7 @@ class Site:
     account_variable: the environment variable with the project's name. qos: the first is what a job has that asks for none.
     modules: loaded in the job before anything else. min_torch: the oldest PyTorch for this card. arch: its CUDA architecture.
     environment: variables that a job is given. network: whether compute nodes reach the internet. interface: the network's, for gloo.
-    work, scratch, data: where environments, large files, and models and data sets lie, with variables such as ``$WORK``.
+    work, scratch: where there is room for files, with variables such as ``$WORK``. data: where models and data sets lie for everybody.
     """
 
     name: str

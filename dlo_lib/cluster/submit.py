@@ -17,9 +17,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.cluster import records, shipped, slurm
+from dlo_lib.cluster import records, shipped, slurm, turns
 from dlo_lib.cluster.digest import digest
-from dlo_lib.cluster.job import Job, start_turn
+from dlo_lib.cluster.job import Job
 from dlo_lib.cluster.request import Allocation, allocate, make_request
 from dlo_lib.cluster.script import WARNING_S, JobScript, Launcher
 from dlo_lib.cluster.site import Scheduler, Site, sites
@@ -135,7 +135,7 @@ def _submit_or_find(prepared: _Prepared, folder: Path, after: Job | None) -> Job
     elif job.record.scheduler is Scheduler.LOCAL:
         lost = tuple(status.element for status in job.look()[1] if status.state is State.LOST)
         if lost:  # they ended with the process that ran them: there is no queue that would have kept them
-            start_turn(folder, lost)
+            turns.start(folder, lost)
     return job
 
 
@@ -146,7 +146,7 @@ def _first_turn(job: Job, after: Job | None) -> None:
         records.add_turn(job.folder, records.Turn(number, everything))
         return
     try:
-        start_turn(job.folder, everything, after=after)
+        turns.start(job.folder, everything, None if after is None else after.folder)
     except UserError:
         records.forget(job.folder)  # it was refused: there is no job
         raise
@@ -171,6 +171,8 @@ def _prepare(
             script = replace(script, elements=((),) * len(settings))
     else:
         words = arguments(given)
+        if len(settings) > 1 and _names_out(words):
+            raise UserError(tr("the elements of a sweep cannot share one --out: leave it out, and each has a folder of its own"))
         if script.work.trains:
             words += ("--resume",) * ("--resume" not in words)  # so that what is submitted again goes on
         script = replace(script, arguments=words, elements=tuple(map(options, settings)))
@@ -187,9 +189,13 @@ def _bytes_of(work: Work) -> bytes:
 
 def _in_folder(prepared: _Prepared, folder: Path) -> JobScript:
     script = replace(prepared.script, folder=folder)
-    if script.work.trains and "--out" not in script.arguments:
+    if script.work.trains and not any(_names_out(words) for words in (script.arguments, *script.elements)):
         script = replace(script, out='"$DLO_OUT"')
     return script
+
+
+def _names_out(words: tuple[str, ...]) -> bool:
+    return any(word == "--out" or word.startswith("--out=") for word in words)
 
 
 def _leave(prepared: _Prepared, folder: Path) -> None:
@@ -220,6 +226,7 @@ def _out(script: JobScript, element: tuple[str, ...], folder: Path, number: int)
     """Where an element leaves its metrics: what ``--out`` says, or its folder."""
     words = script.arguments + element
     told = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--out"]
+    told += [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
     return Path.cwd() / told[-1] if told else folder / "out" / str(number)
 
 
@@ -259,13 +266,24 @@ def _checked(allocation: Allocation) -> Allocation:
         return here
     from dlo_lib.cluster.pytorch import check_pytorch
 
-    if said := check_pytorch(where):
-        print(said)
+    for said in (check_pytorch(where), _said_of_folder(where)):
+        if said:
+            print(said)
     mine = slurm.accounts() if allocation.account else ()
     if mine and allocation.account not in mine:
         said = tr('account "{account}" is not one of yours: use {mine}', account=allocation.account, mine=tr(" or ").join(mine))
         raise UserError(said)
     return allocation
+
+
+def _said_of_folder(where: Site) -> str:
+    """A warning when jobs are noted where the site has little room, as in most homes."""
+    roomy = [Path(os.path.expandvars(folder)) for folder in (where.work, where.scratch) if folder]
+    folder = records.jobs_dir().resolve()
+    if not any(place.is_dir() for place in roomy) or any(folder.is_relative_to(place.resolve()) for place in roomy if place.is_dir()):
+        return ""
+    advice = "jobs leave their files in {folder}, where {site} may have little room: set DLO_HOME={work}/dlo"
+    return tr(advice, folder=folder, site=where.name, work=where.work)
 
 
 def _here(allocation: Allocation) -> Allocation:

@@ -275,6 +275,21 @@ def test_stopped_by_the_time_limit_a_run_goes_on_from_its_checkpoint_to_the_same
     assert [line.step for line in job.metrics()] == list(range(1, 10))
 
 
+def test_a_run_that_stopped_before_its_limit_has_not_completed(jean_zay, tmp_path):
+    job = cluster.submit(["bash", "-c", "[ -e again ] || exit 75"], **V100)
+    until(lambda: job.done, job)
+    assert [(status.state, status.reason) for status in job.status()] == [(State.TIMEOUT, "stopped before the limit, with a checkpoint")]
+    (tmp_path / "again").touch()
+    job.resubmit().wait(timeout=60)
+
+
+def test_elements_of_a_sweep_do_not_share_a_folder(jean_zay):
+    with pytest.raises(UserError, match="the elements of a sweep cannot share one --out: leave it out"):
+        cluster.submit("dlo_lib.train", {"out": "runs/one"}, sweep={"lr": [1, 2]}, **V100)
+    job = cluster.submit(shell("true"), sweep={"out": ["here", "there"]}, **V100)
+    assert [job.out(element) for element in (0, 1)] == [Path.cwd() / "here", Path.cwd() / "there"]
+
+
 OTHER_SITE = """
 title = "another cluster"
 scheduler = "slurm"
@@ -320,3 +335,13 @@ def test_the_accounting_is_asked_for_what_left_no_trace(jean_zay, monkeypatch):
     monkeypatch.setattr(slurm, "queue", lambda number: {})
     until(lambda: bool(slurm.history(job.record.turns[0].number)), job)
     assert job.status()[0].state is State.FAILED
+
+
+def test_a_home_with_little_room_is_warned_of(jean_zay, tmp_path, monkeypatch, capsys):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("WORK", str(tmp_path / "work"))
+    cluster.submit(shell("true"), name="elsewhere", **V100)
+    assert "where jean-zay-v100 may have little room: set DLO_HOME=$WORK/dlo" in capsys.readouterr().out
+    monkeypatch.setenv("DLO_HOME", str(tmp_path / "work" / "dlo"))
+    cluster.submit(shell("true"), name="there", **V100)
+    assert "little room" not in capsys.readouterr().out

@@ -79,6 +79,11 @@ def test_only_what_knows_how_to_stop_is_told_to():
     assert "signal" not in head(scripted("jean-zay-v100", work=Once(("true",))).text())
     assert "signal" not in head(scripted("jean-zay-v100", Launcher.TORCHRUN).text()), "torchrun would end its ranks"
     assert head(scripted("jean-zay-v100", requeue=True).text())["signal"] == "B:USR1@90"
+    assert head(scripted("jean-zay-v100", folder=Path("/job")).text())["signal"] == "B:USR1@90", "it then says how the run ended"
+    short = allocate(site("jean-zay-v100"), make_request("1"))
+    assert "signal" not in head(scripted("jean-zay-v100", allocation=short).text()), "there is no time before it"
+    with pytest.raises(UserError, match="the run would be told 90 s before 00:01:00: use a longer time="):
+        scripted("jean-zay-v100", allocation=short, requeue=True).text()
     with pytest.raises(UserError, match="requeue does not go with torchrun"):
         scripted("jean-zay-v100", Launcher.TORCHRUN, requeue=True).text()
 
@@ -125,3 +130,13 @@ def test_what_is_meant_by_a_file_a_module_and_a_command(tmp_path):
     for absent, says in (("dlo_lib.trein", "no module"), ("nowhere.py", "no file"), ([], "the command is empty")):
         with pytest.raises(UserError, match=says):
             work_of(absent)
+
+
+def test_a_site_says_where_its_data_lie_and_which_network_to_take(tmp_path):
+    (tmp_path / "ours.toml").write_text(
+        'extends = "jean-zay-a100"\ndata = "/data/models"\ninterface = "ib0"\nenvironment = { A = "b c" }\n'
+    )
+    text = scripted(str(tmp_path / "ours.toml")).text()
+    for line in ('export DSDIR="/data/models"', "export GLOO_SOCKET_IFNAME=ib0", "export A='b c'", "export HF_HUB_OFFLINE=1"):
+        assert f"\n{line} " in text
+    assert "DSDIR" not in scripted("jean-zay-a100").text(), "there it is set for everybody"

@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 START_S = 60  # far more than it takes: the machine may be busy
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -164,6 +165,12 @@ class Keeper:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
 
+    def reap(self) -> None:
+        """Take leave of what the daemons left to us and has ended."""
+        for child in set(_children()) - {daemon.pid for daemon in self.daemons}:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+
     def _munge(self) -> None:
         key = self.folder / "munge" / "key"
         key.write_bytes(secrets.token_bytes(1024))
@@ -259,6 +266,15 @@ class Keeper:
             time.sleep(0.05)
 
 
+def _held(file: TextIO) -> bool:
+    """Whether nobody else had the file, and we have it now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -286,7 +302,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={d}/sock/munge.sock,cred_expire=5
+AuthInfo=socket={d}/sock/munge.sock,cred_expire=15
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/spool.%n
 SlurmctldPidFile={d}/run/slurmctld.pid
@@ -352,7 +368,9 @@ def main(folder: Path, cluster: Cluster) -> None:
             part = folder / "up.part"
             part.write_text(str(os.getpid()))
             part.rename(folder / "up")
-            fcntl.flock(users, fcntl.LOCK_EX)  # until the last test process has ended; a next one then waits for our end
+            while not _held(users):  # until the last test process has ended; a next one then waits for our end
+                keeper.reap()
+                time.sleep(0.2)
             (folder / "up").unlink()
         finally:
             keeper.stop()
