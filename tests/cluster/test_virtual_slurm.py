@@ -44,16 +44,20 @@ def test_no_daemon_and_no_job_outlives_a_test_process_that_is_killed(tmp_path):
     if missing := ELSEWHERE.missing():
         pytest.skip(f"NOT TESTED HERE: a real SLURM ({missing})")
     user = subprocess.Popen([sys.executable, "-c", USER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert user.stdout.readline() == "up\n"
-    conf = tmp_path / "cluster" / "etc" / "slurm.conf"
-    run("env", f"SLURM_CONF={conf}", "sbatch", "--output=/dev/null", "--wrap=sleep 600")
-    keeper = psutil.Process(int((tmp_path / "up").read_text()))
-    begun = time.monotonic()
-    while not any(map(is_the_job, keeper.children(recursive=True))):
-        assert time.monotonic() - begun < 120, (conf.parents[1] / "log" / "slurmctld").read_text()
-        time.sleep(0.05)
-    family = [keeper, *keeper.children(recursive=True)]
-    user.kill()
-    user.wait()
+    try:
+        assert user.stdout.readline() == "up\n"
+        conf = tmp_path / "cluster" / "etc" / "slurm.conf"
+        folder = conf.parents[1].resolve()
+        run("env", f"SLURM_CONF={conf}", "sbatch", "--output=/dev/null", "--wrap=sleep 600")
+        keeper = psutil.Process(int((tmp_path / "up").read_text()))
+        begun = time.monotonic()
+        while not any(map(is_the_job, keeper.children(recursive=True))):
+            assert time.monotonic() - begun < 120, (folder / "log" / "slurmctld").read_text()
+            time.sleep(0.05)
+        family = [keeper, *keeper.children(recursive=True)]
+    finally:
+        user.kill()
+        user.wait()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
+    assert not folder.exists()

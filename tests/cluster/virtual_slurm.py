@@ -3,7 +3,7 @@
 A *keeper* process (this file, run as a program) starts every daemon in the foreground, as a child that dies with it, and is the reaper of
 all that they leave behind. It lives for as long as somebody holds a shared lock on ``users`` in the cluster's folder: the test processes
 do, and the kernel releases their locks however they end. Then it cancels the jobs and stops its daemons by their pids. Everything (key,
-sockets, configuration, spool, data base, logs) lies in that folder, nothing in /etc.
+sockets, configuration, spool, data base, logs) lies in a folder of its own in /tmp, which goes with it; nothing in /etc.
 
 Needs root, namespaces, and the Debian packages slurm-wlm and munge, with accounting also slurmdbd and mariadb-server.
 """
@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -116,9 +117,12 @@ class Keeper:
     """The daemons of one cluster, and their end."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder / "cluster"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
+        self.cluster, self.link = cluster, folder / "cluster"
+        # A short name: a job step's socket lies there, and the name of a socket has at most 107 letters.
+        self.folder = Path(tempfile.mkdtemp(prefix="dlo-slurm-", dir="/tmp"))
+        self.folder.chmod(0o755)  # munged wants its socket open to all
+        self.link.unlink(missing_ok=True)
+        self.link.symlink_to(self.folder)
         self.etc, self.log = self.folder / "etc", self.folder / "log"
         self.daemons: list[subprocess.Popen] = []  # in the order of their start
         self.ports = iter(_free_ports(3 + sum(kind.count for kind in cluster.nodes)))
@@ -164,6 +168,8 @@ class Keeper:
                     os.kill(child, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
+        self.link.unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def reap(self) -> None:
         """Take leave of what the daemons left to us and has ended."""
@@ -177,8 +183,7 @@ class Keeper:
         key.chmod(0o400)
         files = {"key-file": key, "socket": self.folder / "sock" / "munge.sock"}
         files |= {name: self.folder / "munge" / name for name in ("pid-file", "seed-file", "log-file")}
-        # --force: pytest keeps its folders to their owner, munged wants its socket open to all.
-        self._daemon("munged", "munged", "-F", "--force", *(f"--{name}={path}" for name, path in files.items()))
+        self._daemon("munged", "munged", "-F", *(f"--{name}={path}" for name, path in files.items()))
         self._until(lambda: (self.folder / "sock" / "munge.sock").exists())
 
     def _configure(self, controller: int, database: int) -> None:
@@ -302,7 +307,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={d}/sock/munge.sock,cred_expire=15
+AuthInfo=socket={d}/sock/munge.sock,cred_expire=10
 StateSaveLocation={d}/state
 SlurmdSpoolDir={d}/spool.%n
 SlurmctldPidFile={d}/run/slurmctld.pid
