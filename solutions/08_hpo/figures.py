@@ -156,11 +156,14 @@ def optuna_slices(study: Any) -> Figure:
     import warnings
 
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
     from optuna.visualization.matplotlib import plot_slice
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna says that these plots are experimental
         charts = plot_slice(study)
+    for axes in charts.flat:
+        axes.xaxis.set_minor_formatter(NullFormatter())  # labels of minor ticks would lie on each other
     figure = charts.flat[0].figure
     figure.set_size_inches(9, 3.4)
     figure.set_layout_engine("constrained")
@@ -169,8 +172,9 @@ def optuna_slices(study: Any) -> Figure:
 
 
 def _plain_numbers(axes: Axes, which: str) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -23,7 +23,7 @@ def landscape(learning_rate: float, weight_decay: float) -> float:
     """The loss of a training that does not take place: a narrow valley in the learning rate, a shallow one in the weight decay."""
     u = math.log(learning_rate / LEARNING_RATE[0]) / math.log(LEARNING_RATE[1] / LEARNING_RATE[0])
     v = math.log(weight_decay / WEIGHT_DECAY[0]) / math.log(WEIGHT_DECAY[1] / WEIGHT_DECAY[0])
-    valley = math.exp(-(((u - 0.63 + 0.12 * (v - 0.5)) / 0.11) ** 2))
+    valley = math.exp(-(((u - 0.63 + 0.12 * (v - 0.5)) / 0.08) ** 2))
     shallow = math.exp(-(((v - 0.4) / 0.3) ** 2))
     diverged = 1.5 / (1 + math.exp(-60 * (u - 0.86)))
     return 2.3 - 1.8 * valley - 0.3 * valley * shallow + diverged

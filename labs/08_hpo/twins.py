@@ -1,0 +1,53 @@
+"""What the checks compare with: the library's Gaussian process, rungs and brackets, and the cases that they draw."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.twins import twin
+from dlo_lib.hpo.expected_improvement import expected_improvement
+from dlo_lib.hpo.gaussian_process import GaussianProcess, Kernel
+
+LENGTHS, NOISE = [0.05, 0.1, 0.2, 0.4, 0.8], 1e-4
+
+
+@twin
+def predicted(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation, by the library's process."""
+    return GaussianProcess.of(Kernel(length, 1.0, noise), points, values).predict(new)
+
+
+@twin
+def likelihoods(points: Tensor, values: Tensor, lengths: tuple[float, ...], noise: float) -> list[float]:
+    """log p(values) for each length."""
+    return [GaussianProcess.of(Kernel(length, 1.0, noise), points, values).log_likelihood for length in lengths]
+
+
+@twin
+def improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
+    """Expected Improvement."""
+    return expected_improvement(mean, std, best)
+
+
+@twin
+def improvements(points: Tensor, values: Tensor, candidates: Tensor) -> Tensor:
+    """EI at ``candidates`` after standardised ``values``, with the most probable of LENGTHS."""
+    told = likelihoods(points, values, tuple(LENGTHS), NOISE)
+    mean, std = predicted(points, values, candidates, LENGTHS[told.index(max(told))], NOISE)
+    return expected_improvement(mean, std, float(values.min()))
+
+
+# -- what is drawn
+
+
+def cube(t, count: int, dimensions: int) -> Tensor:
+    """Points (count, dimensions) of the unit cube, fp64."""
+    return (t.integers(0, 10**6, count, dimensions).double() + 0.5) / (10**6 + 1)
+
+
+def wavy(t, points: Tensor) -> Tensor:
+    """Standardised values of a smooth function at ``points``."""
+    directions = t.normal(points.shape[1], dtype=torch.float64)
+    values = torch.sin(t.uniform(2, 6) * (points @ directions) + t.uniform(0, 6)) + t.uniform(-1, 1) * points[:, 0]
+    return (values - values.mean()) / values.std(correction=0)
