@@ -29,7 +29,7 @@ from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.models.llama import Block
 
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
-STEPS = int(os.environ.get("DLO_STEPS", 12))  # of the training near the end
+STEPS = int(os.environ.get("DLO_STEPS", 10))  # of the training near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 512))  # ranks of the measurement at true size
 lab = Lab(globals())
 
