@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from dlo_lib.grading.judging import Judges
 
 
 def grade(
@@ -23,6 +26,12 @@ def grade(
     resume: Annotated[bool, typer.Option("--resume", help="keep every row whose submission and lab are unchanged")] = False,
     only: Annotated[str | None, typer.Option(help="grade one student again and keep the other rows")] = None,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="grade without a sandbox; every row is marked UNSANDBOXED")] = False,
+    on_slurm: Annotated[bool, typer.Option("--slurm", help="judge on the nodes of a cluster, as an array of jobs")] = False,
+    array: Annotated[int, typer.Option(help="with --slurm: elements of the array", min=1)] = 20,
+    cores: Annotated[int, typer.Option(help="with --slurm: of an element", min=1)] = 2,
+    limit: Annotated[str, typer.Option("--time", help="with --slurm: time limit of an element")] = "2:00:00",
+    site: Annotated[str | None, typer.Option(help="with --slurm: a site's name or file; $DLO_SITE without")] = None,
+    account: Annotated[str, typer.Option(help="with --slurm: the account to charge; $DLO_ACCOUNT without")] = "",
 ) -> None:
     """Grade what was collected for a lab (instructors): one row for each student, whatever was handed in.
 
@@ -35,8 +44,14 @@ def grade(
     began = time.monotonic()
     info = find_lab(lab, source_labs())
     leave_grammars_out()
-    service = None if resume else begun(info, course, unsafe)  # it imports torch while this process imports nbgrader
+    service = None if resume or on_slurm else begun(info, course, unsafe)  # it imports torch while this process imports nbgrader
     from dlo_lib.grading.batch import Done, Options, grade_lab
+
+    judges: Judges | None = service
+    if on_slurm:
+        from dlo_lib.cli.grade_slurm import Wanted, array_of_judges
+
+        judges = array_of_judges(info, course, Wanted(array, cores, limit, site, account), unsafe)
 
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -49,6 +64,6 @@ def grade(
             progress.console.print(f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}")
 
         options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe)
-        table = grade_lab(info, course, show, options, service)
+        table = grade_lab(info, course, show, options, judges)
     console.print(table.shown())
     console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)

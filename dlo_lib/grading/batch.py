@@ -23,7 +23,7 @@ from dlo_lib.grading.entry import Entry
 from dlo_lib.grading.export import REPORTS, GradeTable, grades_folder, read_grades, write_results
 from dlo_lib.grading.handed_in import FOLDER, staged
 from dlo_lib.grading.isolation import required_isolation
-from dlo_lib.grading.judging import LOG_FILE, Job, JudgingService, read_secret
+from dlo_lib.grading.judging import LOG_FILE, Job, Judges, JudgingService, read_secret
 from dlo_lib.grading.lock import only_grader
 from dlo_lib.grading.nbgrader_course import open_course
 from dlo_lib.grading.release import release_notebook
@@ -67,12 +67,12 @@ def grade_lab(
     folder: str | Path = ".",
     advance: Advance | None = None,
     options: Options | None = None,
-    service: JudgingService | None = None,
+    judges: Judges | None = None,
 ) -> GradeTable:
     """Grade the collected submissions of ``lab`` in the course of ``folder``: gradebook, graded notebooks, and ``grades/<lab>/``.
 
     Args:
-        service: one that was started beforehand for this lab and course; its maker closes it.
+        judges: started beforehand for this lab and course, or on other machines; their maker ends them.
 
     Raises:
         UserError: ``folder`` is no course of ours, the lab was never released there or has other questions since, nothing was collected,
@@ -93,7 +93,7 @@ def grade_lab(
     with only_grader(grades_folder(course, lab)) as results:
         chosen_students = [chosen.only] if chosen.only is not None else students
         with Entry(course, lab) as entry:
-            batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, service)
+            batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, judges)
             for number, (student, report) in enumerate(batch.run(chosen_students), 1):
                 if advance is not None:
                     advance(Done(student, report.status, report.points, batch.lab.points, number, len(chosen_students)))
@@ -105,7 +105,7 @@ def grade_lab(
 class _Batch:
     """One run over a class."""
 
-    def __init__(self, entry: Entry, lab: LabSource, folder: Path, sandbox: str, options: Options, started: JudgingService | None) -> None:
+    def __init__(self, entry: Entry, lab: LabSource, folder: Path, sandbox: str, options: Options, started: Judges | None) -> None:
         self.entry, self.lab, self.folder, self.options, self.started = entry, lab, folder, options, started
         root = Path(entry.coursedir.root)
         self.course, self.log = root, root / LOG_FILE
@@ -123,20 +123,20 @@ class _Batch:
             return
         for job in todo:
             job.report.unlink(missing_ok=True)  # an earlier verdict must not stand for one that does not come
-        with nullcontext(self.started) if self.started else JudgingService(self.lab.info, self.course, self.options.unsafe) as service:
+        with nullcontext(self.started) if self.started else JudgingService(self.lab.info, self.course, self.options.unsafe) as judges:
             judged, again = [], []
-            for job, code in service.looked_at(todo, self.options.jobs):
+            for job, code in judges.looked_at(todo, self.options.jobs):
                 if code == 0:
                     yield self._write(job)
                 else:
                     judged.append(job)
             order = {job: place for place, job in enumerate(todo)}
-            for job, _ in service.judged(sorted(judged, key=order.__getitem__), self.options.jobs) if judged else ():
+            for job, _ in judges.judged(sorted(judged, key=order.__getitem__), self.options.jobs) if judged else ():
                 if self._starved(job):
                     again.append(job)
                 else:
                     yield self._write(job)
-            for job, _ in service.judged(sorted(again, key=order.__getitem__), 1) if again else ():
+            for job, _ in judges.judged(sorted(again, key=order.__getitem__), 1) if again else ():
                 yield self._write(job)
 
     def _job(self, student: str) -> Job:

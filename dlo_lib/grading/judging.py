@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.course import LabInfo, source_folder
@@ -52,6 +52,18 @@ class Job:
 def read_secret(course: Path) -> str:
     """The class secret of the course in ``course``."""
     return (course / SECRET_FILE).read_text(encoding="ascii").strip()
+
+
+class Judges(Protocol):
+    """Who judges the submissions of a batch."""
+
+    def looked_at(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, int]]:
+        """Each job with 0 when there was nothing to run and its report is written, 3 when it is to be judged."""
+        ...
+
+    def judged(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, int]]:
+        """Each job with its exit status, as they end: 0 when its report is written."""
+        ...
 
 
 class Gone(Exception):
@@ -96,7 +108,7 @@ class JudgingService:
         Raises:
             UserError: the reference solution does not score full marks.
         """
-        self._ready()
+        self.prove()
         yield from self._run("judge", jobs, at_once, alone=at_once == 1)
 
     @property
@@ -148,7 +160,12 @@ class JudgingService:
         with self._process.stdin as pipe:
             pipe.write(json.dumps(self._settings).encode())
 
-    def _ready(self) -> None:
+    def prove(self) -> None:
+        """Know that the reference solution scores full marks: from the record, else it is judged, and that is recorded.
+
+        Raises:
+            UserError: it does not.
+        """
         while True:
             try:
                 self._send({"do": "ready"})
@@ -180,7 +197,7 @@ class JudgingService:
             except Gone:
                 self._start_again()
                 if what == "judge":
-                    self._ready()
+                    self.prove()
                 waiting.extendleft(reversed(running.values()))
                 running.clear()
                 continue

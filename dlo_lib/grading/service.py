@@ -130,13 +130,13 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
     running: dict[int, dict[str, Any]] = {}  # by pidfd
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    gathering: Iterator[bool] = iter(())
+    gathering: Iterator[bool] | None = None
     more = False
     try:
         while True:
             ready = poll.poll(0 if more else 1000)
-            if not ready:
-                more = next(gathering, False)
+            if more and not ready:
+                more = next(gathering or iter(()), False)
             for descriptor, _ in ready:
                 if descriptor in running:
                     poll.unregister(descriptor)
@@ -148,9 +148,10 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
                 job = json.loads(message)
                 if job["do"] == "ready":
                     _tell(control, ready=service.ready())
-                    gc.collect()
-                    gc.freeze()  # else each judge's collector would write to all that it shares with this process
-                    gathering, more = collapse(), True
+                    if gathering is None:
+                        gc.collect()
+                        gc.freeze()  # else each judge's collector would write to all that it shares with this process
+                        gathering, more = collapse(), True
                 else:
                     handle = _fork(service, job, control)
                     running[handle] = {**job, "until": time.monotonic() + MOST_SECONDS}

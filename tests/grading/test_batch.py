@@ -85,7 +85,7 @@ def undisturbed(class_: Path, service: JudgingService, tmp_path_factory: pytest.
     """The class graded in one go."""
     course = tmp_path_factory.mktemp("undisturbed") / "course"
     shutil.copytree(class_, course, symlinks=True)
-    grade_lab(find_lab("91", source_labs()), course, options=Options(jobs=2, unsafe=True), service=service)
+    grade_lab(find_lab("91", source_labs()), course, options=Options(jobs=2, unsafe=True), judges=service)
     return course
 
 

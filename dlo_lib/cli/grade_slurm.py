@@ -1,0 +1,75 @@
+"""`dlo grade --slurm`: the judges of a class are an array of jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlo_lib import cluster
+from dlo_lib.cluster import slurm
+from dlo_lib.errors import UserError
+from dlo_lib.grading.array import ArrayOfJudges, Elements
+from dlo_lib.grading.course import LabInfo
+from dlo_lib.text import tr
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What each element gets, and where."""
+
+    elements: int
+    cores: int = 2
+    time: str = "2:00:00"
+    site: str | None = None
+    account: str = ""
+
+
+def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) -> ArrayOfJudges:
+    """Judges on the nodes of a cluster.
+
+    Raises:
+        UserError: there is no SLURM here.
+    """
+    if not slurm.is_available():
+        raise UserError(tr("there is no SLURM on this machine: leave --slurm out, and the class is judged here"))
+
+    def start(command: Sequence[str], elements: int) -> Elements:
+        job = cluster.submit(
+            list(command),
+            gpus=0,
+            cores=wanted.cores,
+            time=wanted.time,
+            site=wanted.site,
+            account=wanted.account,
+            sweep=[{"element": number} for number in range(elements)],
+            name=f"dlo-grade-{lab.directory}",
+        )
+        assert isinstance(job, cluster.Job)
+        return SlurmElements(job)
+
+    return ArrayOfJudges(lab, course, start, wanted.elements, unsafe=unsafe)
+
+
+class SlurmElements:
+    """The elements of a submitted array."""
+
+    def __init__(self, job: cluster.Job) -> None:
+        self.job = job
+
+    def over(self) -> dict[int, bool]:
+        """Those that are over, and whether they completed."""
+        return {status.element: status.state is cluster.State.COMPLETED for status in self.job.status() if status.state.over}
+
+    def cancelled(self) -> bool:
+        """All that did not complete were cancelled."""
+        left = {status.state for status in self.job.status()} - {cluster.State.COMPLETED}
+        return left == {cluster.State.CANCELLED}
+
+    def again(self, element: int) -> None:
+        """Back into the queue."""
+        self.job.requeue(element)
+
+    def cancel(self) -> None:
+        """End what runs, take back what waits."""
+        self.job.cancel()
