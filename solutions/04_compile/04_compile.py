@@ -5,8 +5,8 @@
 # pieces and write them so that they are one graph. Stop it from compiling the same thing again and again. Compile an optimiser, and a model by
 # blocks. And find out after how many steps all of this has paid.
 #
-# You need no GPU. On a processor the compiler writes C++ and calls a C++ compiler; where there is none, the lab runs all the same, and says
-# what you will not see.
+# You need no GPU. On a processor the compiler writes C++ and calls a C++ compiler (`apt-get install g++`, or `module load gcc`); where there is
+# none, the lab runs all the same, and says what you will not see.
 #
 # It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
@@ -49,8 +49,8 @@ from dlo_lib.profiling.compile_code import generated_code, moved_eagerly
 from dlo_lib.profiling.compile_time import Backend, compile_times, compiled_in_new_process, usable_backend
 
 choice = usable_backend(DEVICE)
-BACKEND = choice.backend.value
-FUSES = choice.backend is Backend.INDUCTOR
+BACKEND = os.environ.get("DLO_BACKEND", choice.backend.value)
+FUSES = BACKEND == Backend.INDUCTOR.value
 here = tempfile.TemporaryDirectory()  # the compiler's cache, empty: what is measured below is a cold start
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(here.name, "cache")
 print(f"torch {torch.__version__} on {DEVICE}, {torch.get_num_threads()} threads, backend {BACKEND}: {choice.why}")
@@ -76,7 +76,7 @@ print(f"{moved.kernels} operations move {moved.bytes / 2**20:.0f} MiB; the three
 if code:
     kernel = code.kernels[0]
     print(f"compiled: {len(code.kernels)} kernel, which reads {kernel.reads} tensors and writes {kernel.writes}; {first_seconds:.1f} s until it ran")
-figures.chain(chain.eager, chain.compiled, moved.bytes, once, compiled_with=BACKEND)
+figures.chain(chain.eager, chain.compiled, moved.bytes, once if FUSES else moved.bytes, compiled_with=BACKEND)
 
 # %% [markdown] id="why_questions"
 # The arithmetic is the same. Before you go on:

@@ -43,7 +43,7 @@ def idea() -> Figure:
     """Operations between memory and registers: one by one, and fused."""
     figure = new_figure(10, 3.2)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    operations = ["x + bias", "gelu", "sigmoid(y)", "·", "· 0.5", "+ y"]
+    operations = ["x + bias", "gelu", "sigmoid(y)", "product", "· 0.5", "+ y"]
     reads = [2, 1, 1, 2, 1, 2]
     for axes, title in ((left, "one by one: through memory each time"), (right, "fused: once in, once out")):
         axes.axis("off")
