@@ -9,6 +9,7 @@ A row writes one line of JSON, ``sweep-<row>.json``: form, batch, peak bytes, se
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.deferred_init import deferred_init
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.profiling import Part, measure_memory
+from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.train.metrics import peak_memory
 
 SEQ, WORLD = 512, 8
@@ -44,6 +46,12 @@ Point = tuple[int, float, float]
 # -- memory, at true size
 
 
+@functools.cache
+def measured(model: str, form: str, batch: int, checkpointing: bool = False) -> MemoryReport:
+    """A training step on fake tensors, of one of 8 ranks."""
+    return measure_memory(model, batch, SEQ, parallel=form, world_size=WORLD, checkpointing=checkpointing)
+
+
 def memory(model: str, points: int, share: float) -> dict[str, list[tuple[int, float]]]:
     """Batch and peak bytes of one of 8 ranks: measured on fake tensors; compiled blocks keep ``share`` of the activations.
 
@@ -56,7 +64,7 @@ def memory(model: str, points: int, share: float) -> dict[str, list[tuple[int, f
         chosen = sorted({batches[round(i * (len(batches) - 1) / max(1, points - 1))] for i in range(points)} | {batches[0], batches[-1]})
         found[form] = []
         for batch in chosen:
-            report = measure_memory(model, batch, SEQ, parallel=form, world_size=WORLD)
+            report = measured(model, form, batch)
             found[form].append((batch, report.peak_bytes))
             if form == "fsdp":
                 activations.append((batch, report.at_peak[Part.ACTIVATIONS]))
@@ -70,7 +78,7 @@ def on_line(points: list[tuple[int, float]], batch: int) -> float:
     return low + (batch - first) * (high - low) / (last - first)
 
 
-def with_seconds(measured: dict[str, list[tuple[int, float]]], model: str) -> dict[str, list[Point]]:
+def with_seconds(peaks: dict[str, list[tuple[int, float]]], model: str) -> dict[str, list[Point]]:
     """The same points with modelled seconds of a step on a node of 8 A100: what each sequence costs, and what a step costs once.
 
     Each sequence: 6 operations a parameter and token, at 40 % of the peak. Once: the messages that nothing hides (the first gather and the last
@@ -81,7 +89,7 @@ def with_seconds(measured: dict[str, list[tuple[int, float]]], model: str) -> di
     block = parameters / config.num_layers
     each = 6 * parameters * SEQ / (0.4 * 312e12)
     runs = {}
-    for form, points in measured.items():
+    for form, points in peaks.items():
         owned = parameters if form == "ddp" else parameters / WORLD
         exposed = 25 * 2**20 if form == "ddp" else 2 * block + 4 * block
         once = exposed / 100e9 + 28 * owned / 1.6e12

@@ -297,12 +297,14 @@ lab.check("checkpoint")
 # a block again need **one more gather**? Guess first, then see what the tracer has counted.
 
 # %% id="show_checkpoint" tags=["demo"]
+import sweep
+
 plain, again = (sharded_work.flops(wrapper) for wrapper in (lambda block, x: block(x), Checkpoint.apply))
 print(f"FLOPs of a step: {again / plain:.2f} times those without checkpointing")
 for checkpointing in (False, True):
     trace = run_ranks(sharded_work.llama_step, 2, checkpointing, trace=True).trace
     print(f"gathers of a step {'with' if checkpointing else 'without'} checkpointing: {trace.count('all_gather', rank=0)}")
-peaks = {checkpointing: sharded_work.true_size(MODEL, "fsdp", 8, checkpointing) for checkpointing in (False, True)}
+peaks = {checkpointing: sweep.measured(MODEL, "fsdp", 16, checkpointing) for checkpointing in (False, True)}
 figures.checkpointing(peaks, MODEL)
 
 # %% [markdown] id="checkpoint_lesson"
@@ -499,16 +501,14 @@ lab.check("sweep")
 
 # %% [markdown] id="sweep_memory"
 # Memory at true size on one of 8 ranks: measured for DDP and FSDP. For FSDP + compile the measured activations of FSDP are scaled by the share that you have just seen; the compiler itself does
-# not run on fake tensors of this size. (About 30 s.)
+# not run on fake tensors of this size. (About 20 s.)
 
 # %% id="run_sweep_memory" tags=["demo"]
-import sweep
-
 memory = sweep.memory(MODEL, POINTS, share)
 figures.sweep_memory(memory, MODEL)
 
 # %% [markdown] id="sweep_speed"
-# Time on real ranks, at small size: two processes, a small Llama, all three forms. (Another 30 s, most of it the compiler's first time.)
+# Time on real ranks, at small size: two processes, a small Llama, all three forms. (About 30 s, most of it the compiler's first time.)
 
 # %% id="run_sweep_speed" tags=["demo"]
 speed = {form: run_ranks(sweep.measure, 2, form, batches, BACKEND)[0] for form, batches in sweep.SMALL.items()}

@@ -23,8 +23,6 @@ from dlo_lib.models.llama import Block, rotation
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.hybrid import hybrid_groups
 from dlo_lib.parallel.wire import Collectives
-from dlo_lib.profiling import measure_memory
-from dlo_lib.profiling.report import MemoryReport
 
 UNITS, WIDTH, ROWS = 6, 512, 768
 UNIT_BYTES = 4 * WIDTH * WIDTH
@@ -225,11 +223,6 @@ def flops(wrapper: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> in
             y = wrapper(lambda x, block=block: block(x, cos, sin), y)
         y.sum().backward()
     return counter.get_total_flops()
-
-
-def true_size(model: str, parallel: str, world: int, checkpointing: bool) -> MemoryReport:
-    """A measured step of 16 sequences of 512 tokens."""
-    return measure_memory(model, 16, 512, parallel=parallel, world_size=world, checkpointing=checkpointing)
 
 
 def kept_for_backward(model: str) -> dict[str, float]:
