@@ -15,6 +15,12 @@ from .hints import HINTS as HINTS
 from .quiz import QUIZ
 from .twins import LENGTHS, NOISE, cube, improvement, improvements, likelihoods, predicted, wavy
 
+
+def whole(*values: object) -> bool:
+    """Whether all of these are whole numbers: what is compared below is no tensor."""
+    return all(type(value) is int for value in values)
+
+
 # -- 1 · scale
 
 
@@ -205,7 +211,7 @@ def check_survivors(student, t):
         got = t.items(student.survivors(losses, keep), keep, "survivors(losses, {keep})", keep=keep)
         want = torch.tensor(losses).argsort()[:keep].tolist()
         t.that(
-            got == want,
+            whole(*got) and got == want,
             "survivors(losses, {keep}) is {got}, expected {want}: the lowest losses, the best first.",
             keep=keep,
             got=got,
@@ -221,6 +227,7 @@ def begun(student, t, most: int, eta: int) -> tuple[list[tuple[int, int]], list[
     want = [(bracket[0].trials, bracket[0].resource) for bracket in known_brackets(most, eta)]
     got = t.items(student.brackets(most, eta), len(want), "brackets({most}, {eta})", most=most, eta=eta)
     pairs = [tuple(t.items(pair, 2, "a bracket of brackets({most}, {eta})", most=most, eta=eta)) for pair in got]
+    t.that(whole(*(number for pair in pairs for number in pair)), "brackets({most}, {eta}) should hold whole numbers", most=most, eta=eta)
     return pairs, want
 
 
@@ -274,7 +281,7 @@ def check_best_goes_on(student, t):
         got = student.promotion([rung, {}, {}], [[], [], []], eta)
         best = ranked(rung)[0]
         t.that(
-            type(got) is tuple and len(got) == 2 and got == (best, 0),
+            type(got) is tuple and whole(*got) and got == (best, 0),
             "eta = {eta}, {count} trials have reported on rung 0, nobody has gone on: trial {best} is the best of them. You return {got}.",
             eta=eta, count=len(rung), best=best, got=got,
         )  # fmt: skip
@@ -290,7 +297,7 @@ def check_top_first(student, t):
     got = student.promotion([low, high, {}], [t.shuffled(gone), [], []], 3)
     best = ranked(high)[0]
     t.that(
-        type(got) is tuple and got == (best, 1),
+        type(got) is tuple and whole(*got) and got == (best, 1),
         "Trial {best} may leave rung 1, and another one rung 0: the higher rung comes first. You return {got}.",
         best=best,
         got=got,
@@ -394,7 +401,7 @@ def check_exploit(student, t):
         want = [best[case["picks"][member]] if member in worst else member for member in range(len(case["losses"]))]
         got, _ = generation(student, t, case)
         t.that(
-            got == want,
+            whole(*got) and got == want,
             "The parents are {got}, expected {want}: {count} members of {size} are the worst, and only these are replaced.",
             got=got, want=want, count=len(worst), size=len(want),
         )  # fmt: skip

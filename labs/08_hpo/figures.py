@@ -151,22 +151,17 @@ def population(history: Sequence[Sequence[float]], families: Sequence[Sequence[i
     return figure
 
 
-def optuna_slices(study: Any) -> Figure:
-    """Optuna's own slice plot: the value of each trial against each hyperparameter."""
+def optuna_timeline(study: Any) -> Figure:
+    """Optuna's own picture of when each trial began and ended, and how."""
     import warnings
 
     from matplotlib import pyplot
-    from matplotlib.ticker import NullFormatter
-    from optuna.visualization.matplotlib import plot_slice
+    from optuna.visualization.matplotlib import plot_timeline
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna says that these plots are experimental
-        charts = plot_slice(study)
-    for axes in charts.flat:
-        axes.xaxis.set_minor_formatter(NullFormatter())  # labels of minor ticks would lie on each other
-    figure = charts.flat[0].figure
-    figure.set_size_inches(9, 3.4)
-    figure.set_layout_engine("constrained")
+        figure = plot_timeline(study).figure
+    figure.set_size_inches(9, 3.8)
     pyplot.close(figure)
     return figure
 

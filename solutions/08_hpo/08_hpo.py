@@ -648,10 +648,11 @@ print(f"best: trial {best.number}, learning rate {best.params['learning_rate']:.
 draw_trials(table)
 
 # %% [markdown] id="dashboard_text"
-# The file is an Optuna study, so Optuna's tools read it: its plots, and a dashboard. The dashboard is served by a thread of this kernel, and is gone with it.
+# The file is an Optuna study, so Optuna's tools read it: its plots (here: when each trial lived; one that waits for its promotion lives on), and a dashboard. The
+# dashboard is served by a thread of this kernel, and is gone with it.
 
 # %% id="show_optuna" tags=["demo"]
-figures.optuna_slices(Search.join(journal).study)
+figures.optuna_timeline(Search.join(journal).study)
 
 # %% id="show_dashboard" tags=["demo"]
 from dlo_lib.hpo import Dashboard
