@@ -91,9 +91,9 @@ class Job:
             JobFailed: an element ended otherwise, or ``timeout`` passed.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.done:
+        while not self._is_over():
             if deadline is not None and time.monotonic() > deadline:
-                raise JobFailed(tr("{job} is not over after {seconds:g} s: {state}", job=self.name, seconds=timeout, state=self.state))
+                raise JobFailed(tr("{job} is not over after {seconds:g} s", job=self.name, seconds=timeout))
             time.sleep(self.pace(poll))
         return self._completed()
 
@@ -101,9 +101,16 @@ class Job:
         return self._over().__await__()
 
     async def _over(self) -> Job:
-        while not await asyncio.to_thread(lambda: self.done):
+        while not await asyncio.to_thread(self._is_over):
             await asyncio.sleep(self.pace())
         return self._completed()
+
+    def _is_over(self) -> bool:
+        """Whether it is known to be; somebody who waits does not mind that SLURM is silent for a while."""
+        try:
+            return self.done
+        except slurm.NoAnswer:
+            return False
 
     def pace(self, poll: float | None = None) -> float:
         """Seconds between two questions: ``poll``, ``$DLO_POLL_S``, or what a controller does not feel."""
@@ -160,10 +167,10 @@ class Job:
         if record.scheduler is Scheduler.LOCAL:
             raise UserError(tr("there is no queue on this machine: resubmit() runs again what did not complete"))
         turn = next(turn for turn in reversed(record.turns) if element in turn.elements)
-        with records.holding(self.folder):
-            records.clear(self.folder, (element,))
-            records.write(self.folder, replace(record, over=None))
+        records.clear(self.folder, (element,))
         slurm.requeue(turn.number, element if len(record.settings) > 1 else None)
+        with records.holding(self.folder):  # after it, or a look in between would note the old end again
+            records.write(self.folder, replace(records.read(self.folder), over=None))
 
     def resubmit(self) -> Job:
         """Submit again what is over and did not complete. Training goes on from its newest checkpoint.

@@ -20,6 +20,10 @@ _ANSWER_S = 60
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
+class NoAnswer(UserError):
+    """SLURM's controller is busy or away; a while later it will answer."""
+
+
 def is_available() -> bool:
     """Whether this machine belongs to a cluster: the commands alone may be installed anywhere. A controller that is down is one."""
     return shutil.which("sbatch") is not None and "configuration source" not in _call("scontrol", "ping").stderr
@@ -61,7 +65,7 @@ def queue(job: int) -> dict[int, ElementStatus]:
     if done.returncode:
         if "Invalid job id" in done.stderr:
             return {}
-        raise UserError(tr("squeue does not answer: {why}", why=_said(done)))
+        raise NoAnswer(tr("squeue does not answer: {why}", why=_said(done)))
     found = {}
     for line in done.stdout.splitlines():
         index, state, reason, start, elapsed = line.split("|")
@@ -128,7 +132,7 @@ def _call(*command: str) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError as error:
         raise UserError(tr("no {program} here: SLURM's commands are on a cluster's login nodes", program=command[0])) from error
     except subprocess.TimeoutExpired as error:
-        raise UserError(tr("{program} has not answered for {seconds} s: try again later", program=command[0], seconds=_ANSWER_S)) from error
+        raise NoAnswer(tr("{program} has not answered for {seconds} s: try again later", program=command[0], seconds=_ANSWER_S)) from error
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:

@@ -234,6 +234,21 @@ def test_awaiting_a_job_leaves_the_kernel_free(jean_zay):
     assert list(job.follow()) == ["over\n"]
 
 
+def test_who_waits_does_not_mind_a_controller_that_is_silent_for_a_while(jean_zay, monkeypatch):
+    job = cluster.submit(shell("true"), name="patience", **V100)
+    real, asked = slurm.queue, []
+
+    def queue(number: int) -> dict:
+        asked.append(number)
+        if len(asked) < 3:
+            raise slurm.NoAnswer("squeue does not answer")
+        return real(number)
+
+    monkeypatch.setattr(slurm, "queue", queue)
+    job.wait(timeout=60)
+    assert len(asked) >= 3
+
+
 WAITS_FOR_ITS_SIGNAL = """
 import os, sys, threading
 from dlo_lib.train import loop, signals

@@ -379,6 +379,8 @@ def main(folder: Path, cluster: Cluster) -> None:
             (folder / "up").unlink()
         finally:
             keeper.stop()
+            used = os.times()
+            print(f"down; daemons and jobs took {used.children_user + used.children_system:.0f} s of CPU", flush=True)
 
 
 if __name__ == "__main__":
