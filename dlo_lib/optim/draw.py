@@ -51,7 +51,7 @@ def draw_range_test(test: RangeTest) -> Figure:
     axes.set_xscale("log")
     least = min((loss for loss in curve if math.isfinite(loss)), default=math.nan)
     if (span := curve[0] - least) > 0:  # a loss that broke would leave nothing else to see
-        axes.set_ylim(least - 0.15 * span, curve[0] + 0.7 * span)
+        axes.set_ylim(min(least, *test.losses) - 0.1 * span, curve[0] + 0.7 * span)
     try:
         found = test.suggestion()
     except UserError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
@@ -37,6 +38,9 @@ class Board:
 def serve_board(folder: str | Path, *, height: int = 600) -> Board:
     """TensorBoard on the runs below ``folder``, on a free port of this machine, read anew every few seconds.
 
+    Also tells ``%tensorboard`` where its program is, which it does not find by itself when a kernel runs in an environment that is not
+    activated (``$TENSORBOARD_BINARY``).
+
     Raises:
         UserError: the package tensorboard is missing.
     """
@@ -44,6 +48,9 @@ def serve_board(folder: str | Path, *, height: int = 600) -> Board:
         from tensorboard import program
     except ImportError as error:
         raise UserError("the dashboard needs the package tensorboard: pip install tensorboard") from error
+    binary = Path(sys.executable).with_name("tensorboard")
+    if binary.exists():
+        os.environ.setdefault("TENSORBOARD_BINARY", str(binary))
     board = program.TensorBoard()
     board.configure(argv=[None, "--logdir", str(folder), "--port", "0", "--reload_interval", "5", "--load_fast", "false"])
     return Board(board.launch(), height)

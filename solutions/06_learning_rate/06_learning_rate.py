@@ -464,13 +464,13 @@ from statistics import mean, stdev
 STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}  # two-sided, 95 %
 
 
-def versus(name, ours, other, theirs):
-    """The mean difference of pairs with its 95 % interval, and what may be said of it."""
-    pairs = [100 * (a - b) for a, b in zip(ours, theirs)]
+def versus(name, ours, other, theirs, unit="points", scale=100):
+    """The mean difference of pairs with its 95 % interval, and what may be said of it; more is better."""
+    pairs = [scale * (a - b) for a, b in zip(ours, theirs)]
     half = STUDENT_T.get(len(pairs), 2.2) * stdev(pairs) / math.sqrt(len(pairs))
     low, high = mean(pairs) - half, mean(pairs) + half
     verdict = f"{name} is better" if low > 0 else f"{other} is better" if high < 0 else f"{len(pairs)} repeats show no difference"
-    return f"{name} - {other}: {mean(pairs):+.1f} points, 95 % between {low:+.1f} and {high:+.1f}: {verdict}"
+    return f"{name} - {other}: {mean(pairs):+.2g} {unit}, 95 % between {low:+.2g} and {high:+.2g}: {verdict}"
 
 
 for name, accuracies in runs.items():
@@ -541,7 +541,7 @@ else:
 # %% [markdown] id="snapshots_text"
 # ## 7 · Snapshot ensembles: train one, get M
 #
-# An ensemble of models is better than one, and costs as many trainings. Unless one run gives them all: with **warm restarts** the rate falls along a cosine
+# Models that err in different places are better together than alone, but cost as many trainings. Unless one run gives them all: with **warm restarts** the rate falls along a cosine
 # M times; each time it has come down the model is good, and is kept; then the rate jumps up and throws the model elsewhere.
 #
 # - `snapshot_steps`: after which steps, counted from 1, a snapshot is taken. A cycle has ceil(steps / snapshots) steps; the last one may have fewer, and ends with the run.
@@ -575,21 +575,38 @@ def restarting(step):
     return cosine_factor(step % ends[0], ends[0])
 
 
-results = {"last member alone": [], "ensemble": [], "one cosine, same steps": []}
+def log_likelihood(probabilities):
+    """The mean log-probability of the right class: it also counts how sure a model is, and of what."""
+    return probabilities.gather(-1, DATA.test.labels[:, None]).clamp(min=1e-12).log().mean().item()
+
+
+names = ("last member alone", "ensemble", "one cosine, same steps")
+results, likelihoods = ({name: [] for name in names} for _ in range(2))
 for seed in range(SEEDS):
-    members = []
+    members, single = [], []
 
     def keep(step, model, members=members):
         if step in ends:
             members.append(test_logits(model))
 
+    def keep_last(step, model, single=single):
+        if step == TOTAL:
+            single.append(test_logits(model))
+
     train(restarting, PEAK, TOTAL, seed, after_step=keep)
-    results["last member alone"].append(accuracy_of(members[-1]))
-    results["ensemble"].append(accuracy_of(ensemble(torch.stack(members))))
-    results["one cosine, same steps"].append(train(lambda step: cosine_factor(step, TOTAL), PEAK, TOTAL, seed))
-print(versus("ensemble", results["ensemble"], "last member", results["last member alone"]))
-print(versus("ensemble", results["ensemble"], "one cosine", results["one cosine, same steps"]))
+    train(lambda step: cosine_factor(step, TOTAL), PEAK, TOTAL, seed, after_step=keep_last)
+    for name, logits in zip(names, (members[-1:], members, single)):
+        together = ensemble(torch.stack(logits))
+        results[name].append(accuracy_of(together))
+        likelihoods[name].append(log_likelihood(together))
+for other in (names[0], names[2]):
+    print("accuracy:      ", versus("ensemble", results["ensemble"], other, results[other]))
+    print("log-likelihood:", versus("ensemble", likelihoods["ensemble"], other, likelihoods[other], "nats", 1))
 figures.spread(results, f"{MEMBERS} snapshots in {TOTAL} steps, {SEEDS} seeds")
+
+# %% [markdown] id="snapshots_after"
+# On so few test images one in two hundred is hard to tell from luck. The log-likelihood sees more: members that disagree make the ensemble less sure where it is wrong.
+# Read what the cell says of both.
 
 # %% [markdown] id="scale_text"
 # ## 8 · At scale

@@ -31,11 +31,11 @@ def _panels(count: int = 1, width: float = 9, height: float = 3.4) -> list[Axes]
 
 def by_rate(losses: Mapping[float, Sequence[float]], accuracy: Mapping[float, float]) -> Figure:
     """Losses over the steps, a line for each learning rate; and the accuracy at the end against the rate."""
-    left, right = _panels(2)
+    left, right = _panels(2, 9, 4)
     for (rate, curve), (colour, dashes, _) in zip(losses.items(), STYLES):
         left.plot(curve, color=colour, linestyle=dashes, label=f"{rate:g}")
     left.set(xlabel="step", ylabel="training loss", ylim=(0, 4), title="one model, one batch order")
-    left.legend(title="learning rate", frameon=False, fontsize=8)
+    left.legend(title="learning rate", frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=5)
     right.plot(list(accuracy), [100 * value for value in accuracy.values()], color="black", marker="o")
     right.set_xscale("log")
     right.set(xlabel="learning rate", ylabel="test accuracy (%)", ylim=(0, 102), title="after as many steps")
