@@ -208,4 +208,6 @@ def _advice(cause: BreakCause | GuardCause) -> list[str]:
 
 
 def _place(file: str, line: int) -> str:
+    if "ipykernel" in file:  # a notebook's cells are files with a number for a name
+        return f"line {line} of a cell"
     return f"{PurePath(file).name or 'unknown'}:{line}"

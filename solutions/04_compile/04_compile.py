@@ -50,7 +50,7 @@ from dlo_lib.profiling.compile_time import Backend, compile_times, compiled_in_n
 
 choice = usable_backend(DEVICE)
 BACKEND = os.environ.get("DLO_BACKEND", choice.backend.value)
-FUSES = BACKEND == Backend.INDUCTOR.value
+FUSES = Backend(BACKEND) is Backend.INDUCTOR
 here = tempfile.TemporaryDirectory()  # the compiler's cache, empty: what is measured below is a cold start
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(here.name, "cache")
 print(f"torch {torch.__version__} on {DEVICE}, {torch.get_num_threads()} threads, backend {BACKEND}: {choice.why}")
@@ -269,9 +269,25 @@ figures.pieces(
     {name: (len(report.graphs), len(report.breaks) + len(report.left)) for name, report in after.items()},
 )
 
+# %% [markdown] id="break_cost_text"
+# What does a break cost? `gated` again, with one in its middle (`graph_break()` asks for it):
+
+# %% id="show_break_cost" tags=["demo"]
+def gated_in_two(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
+    """`gated`, cut in two."""
+    activated = F.gelu(x + bias)
+    torch._dynamo.graph_break()
+    return activated * torch.sigmoid(y) * 0.5 + y
+
+
+compiled_whole, compiled_in_two = torch.compile(gated, backend=BACKEND), torch.compile(gated_in_two, backend=BACKEND)
+compiled_whole(x, bias, y)
+cut = compile_times(lambda: compiled_whole(x, bias, y), lambda: compiled_in_two(x, bias, y), STEPS)
+print(f"one graph {1e3 * cut.eager:.1f} ms, cut in two {1e3 * cut.compiled:.1f} ms: `activated` goes to memory and back")
+
 # %% [markdown] id="breaks_lesson"
-# `torch.compile(..., fullgraph=True)` makes a break an error: use it for what must be one graph. Not every break is worth a fight. One between
-# two large matrix products costs microseconds; one in each block of a small model costs most of the gain.
+# A break costs what could have been fused across it. Where nothing could be, as between two large matrix products, it is hardly worth a fight.
+# `torch.compile(..., fullgraph=True)` makes a break an error: use it for what must be one graph.
 
 # %% [markdown] id="state_text"
 # ## 5 · Python numbers that change

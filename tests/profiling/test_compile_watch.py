@@ -8,7 +8,7 @@ from torch import nn
 
 from dlo_lib.profiling import compile_watch
 from dlo_lib.profiling.compile_reasons import BreakCause, GuardCause
-from dlo_lib.profiling.compile_watch import watch_compilation
+from dlo_lib.profiling.compile_watch import CompileReport, GraphBreak, watch_compilation
 
 
 @pytest.fixture(autouse=True)
@@ -186,3 +186,9 @@ def test_a_release_that_names_no_guard_says_so(monkeypatch):
         function(torch.ones(3))
         function(torch.ones(4))
     assert [again.cause for again in watch.report.recompilations] == [GuardCause.UNTOLD]
+
+
+def test_a_line_of_a_notebook_is_a_line_of_a_cell():
+    place = ("/tmp/ipykernel_12/3672487079.py", 3, "if n > limit:", "generic_jump TensorVariable()")
+    report = CompileReport(breaks=(GraphBreak(BreakCause.BRANCH, *place),))
+    assert "graph break at line 3 of a cell: if n > limit:" in str(report)
