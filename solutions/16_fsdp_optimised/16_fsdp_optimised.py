@@ -319,7 +319,7 @@ figures.checkpointing(peaks, MODEL)
 # - `step()` takes each gradient to its master (fp32, CPU) and **sets the parameter's own `.grad` to `None`**, steps, and copies the masters into the parameters, in place,
 #   rounded to their dtype. A parameter without gradient is left alone.
 #
-# Why masters? A bf16 number has 8 significant bits. An update of less than 1/256 of the weight is rounded away: always, however many there are.
+# Why masters? A bf16 number has 8 significant bits. An update of less than 1/512 of the weight is rounded away: always, however many there are.
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
 class HostOptimizer:

@@ -147,13 +147,14 @@ def timed(model: nn.Module, config: LlamaConfig, batch: int, seq: int, device: t
 
 
 def measure(form: str, batches: tuple[int, ...], backend: str) -> list[tuple[int, float]]:
-    """Batch and sequences a second of all ranks, of the small model on this rank's processor."""
+    """Batch and sequences a second of all ranks, of the small model; on GPUs where there is one for each rank."""
     torch.set_num_threads(1)
     torch.manual_seed(dist.get_rank())
-    model = wrapped(form, SMALL_MODEL, torch.device("cpu"), backend)
+    device = place().device
+    model = wrapped(form, SMALL_MODEL, device, backend)
     found = []
     for batch in batches:
-        seconds = timed(model, SMALL_MODEL, batch, SMALL_SEQ, torch.device("cpu"), 4)
+        seconds = timed(model, SMALL_MODEL, batch, SMALL_SEQ, device, 4)
         found.append((batch, batch * dist.get_world_size() / seconds))
     return found
 
