@@ -40,6 +40,7 @@ class FileLock:
         """Give it back, once for each time that it was taken."""
         self._depth -= 1
         if self._depth == 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # also for a copy that a child forked meanwhile may have
             os.close(self._file)
         self._threads.release()
 

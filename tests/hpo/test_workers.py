@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import urllib.error
@@ -11,12 +12,13 @@ import urllib.request
 import pytest
 from optuna.distributions import FloatDistribution
 
+from dlo_lib import cluster
 from dlo_lib.errors import UserError
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.dashboard import Dashboard
 from dlo_lib.hpo.definition import Definition
 from dlo_lib.hpo.search import Search
-from dlo_lib.hpo.workers import run_workers
+from dlo_lib.hpo.workers import run_workers, take_part
 
 SPACE = {"x": FloatDistribution(0.001, 1, log=True)}
 
@@ -27,6 +29,22 @@ def test_processes_share_a_search_and_each_task_is_done_once(tmp_path):
     done = run_workers(tmp_path / "s.journal", lambda task: task.params["x"] + 1 / task.resource, workers=2)
     assert len(done) == 2
     assert sum(done) == sum(len(row.reports) for row in search.table())
+
+
+@pytest.mark.slow
+def test_a_job_array_is_workers_on_one_search(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "DLO_SITE"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(cluster.slurm, "is_available", lambda: False)  # the same call, here
+    monkeypatch.setenv("DLO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DLO_POLL_S", "0.1")
+    path = tmp_path / "s.journal"
+    search = Search.make(path, Definition(SPACE, Asha(9, 1, 9)))
+    shared = {"path": str(path), "objective": lambda task: task.params["x"] + 1 / task.resource}
+    job = cluster.submit(take_part, shared, gpus=0, sweep={"worker": range(2)})
+    job.wait(timeout=300)
+    assert sum(job.results()) == sum(len(row.reports) for row in search.table())
+    assert len(search.table()) == 9
 
 
 def test_workers_without_a_search_are_told_so(tmp_path):
