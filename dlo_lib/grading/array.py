@@ -78,50 +78,57 @@ class ArrayOfJudges:
         Raises:
             UserError: the reference solution does not score full marks, SLURM refuses the array, or somebody has cancelled it.
         """
-        waiting = dict(enumerate(jobs))
+        waiting = list(jobs)
         with JudgingService(self.lab, self._course, self.unsafe) as service:
             service.prove()
         for left in self._grades.glob(f"{QUEUE}*"):  # of a batch that was killed; its elements end when they find nothing there
             WorkQueue(left).remove()
-        queue = WorkQueue.of(self._grades / f"{QUEUE}{secrets.token_hex(4)}", list(waiting.values()))
+        queue = WorkQueue.of(self._grades / f"{QUEUE}{secrets.token_hex(4)}", waiting)
         write_settings(queue, self.lab, self._course, self.unsafe)
         try:
-            elements = self._start([sys.executable, "-m", "dlo_lib.grading.element", str(queue.folder)], min(self._elements, len(waiting)))
+            started = min(self._elements, len(waiting))
+            elements = self._start([sys.executable, "-m", "dlo_lib.grading.element", str(queue.folder)], started)
             try:
-                yield from self._collected(queue, elements, waiting)
+                yield from collected(queue, elements, started, waiting, self._poll)
             finally:
                 elements.cancel()
         finally:
             queue.remove()
 
-    def _collected(self, queue: WorkQueue, elements: Elements, waiting: dict[int, Job]) -> Iterator[tuple[Job, int]]:
-        turns, strikes, given_up = Counter(range(min(self._elements, len(waiting)))), Counter[int](), set[int]()
-        while waiting:
-            over = elements.over()  # before the look at what is finished: the last one of an element is there when that is over
-            for number, code in list(queue.finished()):
-                if (job := waiting.pop(number, None)) is not None:
-                    yield job, code
-            if waiting and elements.cancelled():
-                raise UserError(tr("the array was cancelled: the same command with --resume judges the other {count}", count=len(waiting)))
-            lost = [element for element, well in over.items() if not well and element not in given_up]
-            for element in lost:
-                for number in queue.held_by(element):
-                    strikes[number] += 1
-                    if strikes[number] == MOST_STRIKES:
-                        queue.give_up(element, number)
-                if turns[element] == MOST_TURNS:
-                    given_up.add(element)
-                    queue.give_back(element)
-                else:
-                    turns[element] += 1
-                    elements.again(element)
-            if len(over) == len(turns) and not lost and waiting.keys() - dict(queue.finished()).keys():  # nobody runs, and there is work
-                able = next((element for element in over if element not in given_up and turns[element] < MOST_TURNS), None)
-                if able is None:
-                    break
-                turns[able] += 1
-                elements.again(able)
-            if waiting:
-                time.sleep(self._poll)
-        for job in waiting.values():
-            yield job, 1
+
+def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence[Job], poll: float) -> Iterator[tuple[Job, int]]:
+    """The ``jobs`` of a queue with their exit statuses, as the ``started`` elements end them; lost elements are sent again.
+
+    Raises:
+        UserError: somebody has cancelled the array.
+    """
+    waiting, turns, strikes, given_up = dict(enumerate(jobs)), Counter(range(started)), Counter[int](), set[int]()
+    while waiting:
+        over = elements.over()  # before the look at what is finished: the last one of an element is there when that is over
+        for number, code in list(queue.finished()):
+            if (job := waiting.pop(number, None)) is not None:
+                yield job, code
+        if waiting and elements.cancelled():
+            raise UserError(tr("the array was cancelled: the same command with --resume judges the other {count}", count=len(waiting)))
+        lost = [element for element, well in over.items() if not well and element not in given_up]
+        for element in lost:
+            for number in queue.held_by(element):
+                strikes[number] += 1
+                if strikes[number] == MOST_STRIKES:
+                    queue.give_up(element, number)
+            if turns[element] == MOST_TURNS:
+                given_up.add(element)
+                queue.give_back(element)
+            else:
+                turns[element] += 1
+                elements.again(element)
+        if len(over) == len(turns) and not lost and waiting.keys() - dict(queue.finished()).keys():  # nobody runs, and there is work
+            able = next((element for element in over if element not in given_up and turns[element] < MOST_TURNS), None)
+            if able is None:
+                break
+            turns[able] += 1
+            elements.again(able)
+        if waiting:
+            time.sleep(poll)
+    for job in waiting.values():
+        yield job, 1

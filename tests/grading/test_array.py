@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their he
 from small_class import make_checkout, make_class, results, rows
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.array import MOST_STRIKES, MOST_TURNS, QUEUE, ArrayOfJudges
+from dlo_lib.grading.array import MOST_STRIKES, MOST_TURNS, QUEUE, ArrayOfJudges, collected
 from dlo_lib.grading.batch import Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.element import work
@@ -180,13 +180,11 @@ class Scripted:
     def cancel(self) -> None: ...
 
 
-def collected(folder: Path, act: Callable[[WorkQueue, int], dict[int, bool]], count: int = 3) -> tuple[dict[str, int], Scripted]:
+def statuses(folder: Path, act: Callable[[WorkQueue, int], dict[int, bool]], count: int = 3) -> tuple[dict[str, int], Scripted]:
     """The exit status of each submission, by one element that does as it is told."""
     queue = WorkQueue.of(folder / "queue", jobs(count))
     elements = Scripted(act, queue)
-    judges = ArrayOfJudges.__new__(ArrayOfJudges)
-    judges._elements, judges._poll = 1, 0.0
-    return {job.student: code for job, code in judges._collected(queue, elements, dict(enumerate(jobs(count))))}, elements
+    return {job.student: code for job, code in collected(queue, elements, 1, jobs(count), poll=0.0)}, elements
 
 
 def test_a_submission_that_takes_its_element_down_again_and_again_is_given_up(tmp_path: Path) -> None:
@@ -197,13 +195,13 @@ def test_a_submission_that_takes_its_element_down_again_and_again_is_given_up(tm
             queue.finish(ticket, 0)
         return {0: True}
 
-    codes, elements = collected(tmp_path, act)
+    codes, elements = statuses(tmp_path, act)
     assert codes == {"s0": 0, "s1": 1, "s2": 0}
     assert elements.turns == 1 + MOST_STRIKES
 
 
 def test_when_no_element_stays_alive_every_submission_is_told_of_all_the_same(tmp_path: Path) -> None:
-    codes, elements = collected(tmp_path, lambda queue, look: {0: False})
+    codes, elements = statuses(tmp_path, lambda queue, look: {0: False})
     assert codes == {"s0": 1, "s1": 1, "s2": 1}
     assert elements.turns == MOST_TURNS
 
@@ -216,7 +214,5 @@ def test_a_cancelled_array_says_how_to_go_on(tmp_path: Path) -> None:
     queue = WorkQueue.of(tmp_path / "queue", jobs(3))
     elements = Scripted(act, queue)
     elements.ended = True
-    judges = ArrayOfJudges.__new__(ArrayOfJudges)
-    judges._elements, judges._poll = 1, 0.0
     with pytest.raises(UserError, match="--resume judges the other 2"):
-        list(judges._collected(queue, elements, dict(enumerate(jobs(3)))))
+        list(collected(queue, elements, 1, jobs(3), poll=0.0))
