@@ -14,6 +14,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
@@ -186,6 +187,16 @@ def test_divergence_is_a_failed_trial_and_the_objectives_own_mistake_is_not(tmp_
     assert other.work(by_x) == 2, "the trial was given back"
 
 
+@pytest.fixture
+def one_thread():
+    """Optuna's Gaussian process, too, takes many times as long with a team of threads on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("sampler", Sampler)
 def test_what_is_proposed_depends_on_the_table_alone(tmp_path, sampler):
     space = {**SPACE, "width": IntDistribution(8, 64, step=8), "kind": CategoricalDistribution(("a", "b"))}
