@@ -42,7 +42,7 @@ def landscape(searches: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
             tried, [0.02] * len(tried), "|", color="black", ms=14, mew=1.6, transform=axes.get_xaxis_transform(), clip_on=False, zorder=4
         )
         axes.set(xscale="log", yscale="log", xlabel="learning rate")
-        axes.set_title(f"{name}: {len(points)} trainings, {len(set(tried))} learning rates", fontsize=10, loc="left")
+        axes.set_title(f"{name}: {len(points)} trainings, {len({u for u, _ in points})} learning rates", fontsize=10, loc="left")
     charts[0].set_ylabel("weight decay")
     figure.colorbar(mesh, ax=charts, label="loss")
     return figure
