@@ -70,6 +70,10 @@ class SlurmElements:
         """Back into the queue."""
         self.job.requeue(element)
 
+    def last_words(self, element: int) -> str:
+        """The last line of its log."""
+        return self.job.logs(element, 1).strip() or tr("it has printed nothing: dlo jobs show {job}", job=self.job.name)
+
     def cancel(self) -> None:
         """End what runs, take back what waits."""
         self.job.cancel()

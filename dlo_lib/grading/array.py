@@ -45,6 +45,10 @@ class Elements(Protocol):
         """Put one that is over back into the queue of the cluster."""
         ...
 
+    def last_words(self, element: int) -> str:
+        """The last line that it has printed."""
+        ...
+
     def cancel(self) -> None:
         """End those that run, and take back those that wait."""
         ...
@@ -76,7 +80,8 @@ class ArrayOfJudges:
         """Each job with its exit status, as they end: 0 when its report is written.
 
         Raises:
-            UserError: the reference solution does not score full marks, SLURM refuses the array, or somebody has cancelled it.
+            UserError: the reference solution does not score full marks, SLURM refuses the array, somebody has cancelled it, or
+                its elements do not stay alive.
         """
         waiting = list(jobs)
         with JudgingService(self.lab, self._course, self.unsafe) as service:
@@ -100,7 +105,7 @@ def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence
     """The ``jobs`` of a queue with their exit statuses, as the ``started`` elements end them; lost elements are sent again.
 
     Raises:
-        UserError: somebody has cancelled the array.
+        UserError: somebody has cancelled the array, or no element stays alive.
     """
     waiting, turns, strikes, given_up = dict(enumerate(jobs)), Counter(range(started)), Counter[int](), set[int]()
     while waiting:
@@ -125,10 +130,12 @@ def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence
         if len(over) == len(turns) and not lost and waiting.keys() - dict(queue.finished()).keys():  # nobody runs, and there is work
             able = next((element for element in over if element not in given_up and turns[element] < MOST_TURNS), None)
             if able is None:
-                break
+                words = elements.last_words(next(iter(over)))
+                text = (
+                    "no element of the array stays alive ({words}): mend that, and the same command with --resume judges the other {count}"
+                )
+                raise UserError(tr(text, words=words, count=len(waiting)))
             turns[able] += 1
             elements.again(able)
         if waiting:
             time.sleep(poll)
-    for job in waiting.values():
-        yield job, 1

@@ -22,7 +22,7 @@ from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.environ import environment
 from dlo_lib.grading.source import read_lab, source_folder
 
-GRADE = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "grade", "91", "--unsafe"]
+GRADE = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "grade", "91"]
 SLURM = ["--slurm", "--array", "2", "--cores", "1", "--time", "10", "--site", "jean-zay-v100", "--account", "abc"]
 
 
@@ -59,7 +59,7 @@ def test_an_array_gives_the_rows_of_one_machine_also_when_an_element_is_requeued
     assert grading.returncode == 0, errors
     assert said.count(" s  ada  12/12  GRADED") == 1
     by_array = results(course)
-    grade_lab(find_lab("91", source_labs()), course, options=Options(jobs=2, unsafe=True))
+    grade_lab(find_lab("91", source_labs()), course, options=Options(jobs=2))
     assert results(course) == by_array
 
 

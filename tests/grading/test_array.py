@@ -91,6 +91,9 @@ class Processes:
     def cancelled(self) -> bool:
         return False
 
+    def last_words(self, element: int) -> str:
+        return ""
+
     def again(self, element: int) -> None:
         self.running[element] = self._start(element)
 
@@ -177,6 +180,9 @@ class Scripted:
     def again(self, element: int) -> None:
         self.turns += 1
 
+    def last_words(self, element: int) -> str:
+        return "no disk"
+
     def cancel(self) -> None: ...
 
 
@@ -200,9 +206,11 @@ def test_a_submission_that_takes_its_element_down_again_and_again_is_given_up(tm
     assert elements.turns == 1 + MOST_STRIKES
 
 
-def test_when_no_element_stays_alive_every_submission_is_told_of_all_the_same(tmp_path: Path) -> None:
-    codes, elements = statuses(tmp_path, lambda queue, look: {0: False})
-    assert codes == {"s0": 1, "s1": 1, "s2": 1}
+def test_when_no_element_stays_alive_it_says_why(tmp_path: Path) -> None:
+    queue = WorkQueue.of(tmp_path / "queue", jobs(3))
+    elements = Scripted(lambda queue, look: {0: False}, queue)
+    with pytest.raises(UserError, match=r"no disk.*--resume judges the other 3"):
+        list(collected(queue, elements, 1, jobs(3), poll=0.0))
     assert elements.turns == MOST_TURNS
 
 
