@@ -250,9 +250,8 @@ def _checked(allocation: Allocation) -> Allocation:
         UserError: the site would refuse the job, or could not run it.
     """
     where = allocation.site
-    if where.scheduler is Scheduler.LOCAL:
-        if slurm.is_available():
-            print(tr("this machine has SLURM: on a login node run nothing long, say site= instead"))
+    if where.scheduler is Scheduler.LOCAL and slurm.is_available():
+        print(tr("this machine has SLURM: on a login node run nothing long, say site= instead"))
         return _here(allocation)
     if not slurm.is_available():
         here = _here(allocation)
@@ -266,7 +265,7 @@ def _checked(allocation: Allocation) -> Allocation:
         return here
     from dlo_lib.cluster.pytorch import check_pytorch
 
-    for said in (check_pytorch(where), _said_of_folder(where)):
+    for said in (check_pytorch(where) if allocation.gpus_per_node else "", _said_of_folder(where)):
         if said:
             print(said)
     mine = slurm.accounts() if allocation.account else ()

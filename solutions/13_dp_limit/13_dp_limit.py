@@ -563,28 +563,26 @@ figures.training(curves, memory, predicted)
 # %% [markdown] id="scale_text"
 # ## 11 · At scale
 #
-# On a cluster the same script trains the true model, one process per GPU. The cell writes the command for SLURM, and runs the *same options* here
-# with two processes and a small model, started by `torchrun` instead of `srun`.
+# On a cluster the same program trains the true model, one process per GPU. `cluster.submit` is one call for both: with `dry_run` it shows the
+# script that SLURM would get, and without SLURM it runs here, with the *same options*, two processes and a small model. It returns at once; what
+# the job writes is read from its metrics, not from its log. The same call made again finds the same job.
 #
 # Before you send the job, ask your own functions which GPU to ask for.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
+from dlo_lib import cluster
 
 flags = ["--parallel", "ddp", "--precision", "bf16", "--optimizer-step", "fused", "--batch", "1"]
 large = ["--model", MODEL, "--seq", str(SEQ), "--steps", "100"]
 little = ["--model", "tiny", "--seq", "64", "--steps", "4", "--log-every", "2"]
 
-print("On the cluster, 2 nodes of 4 GPUs:")
-print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", *large, *flags)
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
 print("GPUs that it fits:", ", ".join(name for name, card in gpus().items() if fits(config, card, 1, SEQ, step="fused")) or "none")
-with tempfile.TemporaryDirectory() as out:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
-    here = subprocess.run([*torchrun, *little, *flags, "--out", out], capture_output=True, text=True)
-    print("Here, 2 ranks of the small model:" if here.returncode == 0 else here.stderr[-2000:])
-    for line in read_metrics(out):
-        print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s, gradient norm {line.grad_norm:.2f}")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+for line in job.metrics():
+    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s, gradient norm {line.grad_norm:.2f}")
+job.dashboard()
 
 # %% [markdown] id="quiz_text"
 # ## 12 · Quiz

@@ -534,17 +534,17 @@ figures.break_even(sweep.with_rates(winners, runs), list(runs), MODEL)
 # %% [markdown] id="scale"
 # ## 10 · At scale
 #
-# The sweep is one job array: one task a point, in parallel, and a table at the end that nobody types. `sweep.sbatch` in the folder of this lab is the job; without SLURM the
-# same script runs here, on two processes.
+# The sweep is one job array: one element a point, in parallel, and a table at the end that nobody types. `cluster.submit` makes it of the file `sweep.py` beside this notebook,
+# and shows the script instead of sending it with `dry_run`. Without SLURM the same call runs here: one point, the tiny model, two processes.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
+from dlo_lib import cluster
 
-print(f"On the cluster: sbatch --account=ACCOUNT --array=0-{len(sweep.ROWS) - 1} --export=ALL,DLO_SWEEP_MODEL={MODEL} sweep.sbatch")
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "sweep.py"]
-here = subprocess.run([*torchrun, "--row", "4", "--model", "tiny"], capture_output=True, text=True)
-print("Here, row 4 with the tiny model:", here.stdout if here.returncode == 0 else here.stderr[-2000:])
+every_row = {"row": list(range(len(sweep.ROWS)))}
+script = cluster.submit("sweep.py", {"model": MODEL}, gpus=8, site="jean-zay-a100", account="abc", sweep=every_row, dry_run=True)
+print("For SLURM:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("sweep.py", {"model": "tiny"}, gpus=2, sweep={"row": [4]}).wait()
+print(*sweep.table(job), sep="\n")
 
 # %% [markdown] id="quiz_text"
 # ## 11 · Quiz

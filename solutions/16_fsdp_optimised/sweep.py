@@ -1,9 +1,9 @@
 """The sweep of this lab: DDP, FSDP and FSDP with torch.compile over sequences of 512 tokens; in the notebook, and as one job array on a cluster.
 
-    sbatch --account=ACCOUNT --array=0-10 sweep.sbatch                                   one row a task, on the GPUs of a node
+    cluster.submit("sweep.py", {"model": ...}, gpus=8, sweep={"row": range(11)})         one row an element, on the GPUs of a node
     torchrun --standalone --nproc-per-node=2 sweep.py --row 4 --model tiny               one row here
 
-A row writes one line of JSON, ``sweep-<row>.json``: form, batch, peak bytes, seconds a step.
+A row prints one line of JSON: form, batch, peak bytes, seconds a step; ``table`` reads them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dlo_lib.cluster import Job
 from dlo_lib.launch import init_process_group, place
 from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.models.counts import parameters_by_part
@@ -159,11 +160,24 @@ def measure(form: str, batches: tuple[int, ...], backend: str) -> list[tuple[int
     return found
 
 
+def table(job: Job) -> list[str]:
+    """What the elements of the submitted sweep have printed, a line each."""
+    lines = []
+    for element in range(job.elements):
+        said = [json.loads(line) for line in job.logs(element).splitlines() if line.startswith("{")]
+        lines += [
+            f"{row['form']:>14}  batch {row['batch']:>2} on {row['ranks']} ranks: {row['peak_bytes'] / 2**30:.2f} GiB, {row['seconds']:.2f} s a step, "
+            f"{row['sequences_per_second']:.1f} sequences/s"
+            for row in said
+        ]
+    return lines
+
+
 def main() -> None:
     """One row of the sweep, on the ranks that torchrun or srun has started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--row", type=int, default=int(os.environ.get("SLURM_ARRAY_TASK_ID", 0)), choices=range(len(ROWS)))
-    parser.add_argument("--model", default=os.environ.get("DLO_SWEEP_MODEL", "llama-3.2-3b"))
+    parser.add_argument("--row", type=int, default=0, choices=range(len(ROWS)))
+    parser.add_argument("--model", default="llama-3.2-3b")
     chosen = parser.parse_args()
     form, batch = ROWS[chosen.row]
     here, config = place(), model_config(chosen.model)
@@ -179,7 +193,6 @@ def main() -> None:
             "sequences_per_second": round(batch * here.world_size / seconds, 2),
         }
         if here.rank == 0:
-            Path(f"sweep-{chosen.row}.json").write_text(json.dumps(line) + "\n", encoding="utf-8")
             print(json.dumps(line))
 
 
