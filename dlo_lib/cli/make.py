@@ -61,8 +61,14 @@ def build(
     known = source_labs()
     chosen = [find_lab(name, known) for name in labs or ()]
     if not check:
+        unfinished: list[UserError] = []
         for lab in chosen or known:
-            console.print(tr("written: {folder}", folder=release_lab(lab)), soft_wrap=True)
+            try:
+                console.print(tr("written: {folder}", folder=release_lab(lab)), soft_wrap=True)
+            except UserError as error:  # the other labs are written all the same
+                unfinished.append(error)
+        if unfinished:
+            raise UserError("; ".join(map(str, unfinished)))
         return
     lines = [line for lab in chosen for line in check_in_step(lab)] if chosen else check_course_in_step()
     print("\n".join(lines) or tr("labs/ is in step with solutions/"))

@@ -243,6 +243,20 @@ def test_labs_are_written_from_their_sources_and_compared(empty: Path, dlo: Dlo,
     assert (after.status, after.out) == (0, "labs/ is in step with solutions/\n")
 
 
+def test_an_unfinished_lab_does_not_keep_the_others_from_being_written(
+    empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "checkout"
+    shutil.copytree(SMALL_COURSE, root)
+    shutil.copytree(root / "solutions" / "91_small", root / "solutions" / "90_begun")
+    (root / "solutions" / "90_begun" / "91_small.py").unlink()
+    (root / "labs").mkdir()
+    monkeypatch.setenv("DLO_COURSE", str(root))
+    built = dlo("build")
+    assert "no 90_begun.py in" in built.refusal
+    assert (root / "labs" / "91_small" / "small.ipynb").is_file()
+
+
 @pytest.mark.slow
 def test_a_lab_is_released_only_when_it_is_proved(empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "checkout"
