@@ -114,7 +114,7 @@ time.sleep(600)
 def test_no_process_outlives_the_kernel_and_the_same_call_goes_on(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL, COMMAND], env=environment, stdout=subprocess.PIPE, text=True)
-    runner = psutil.Process(int(kernel.stdout.readline()))
+    runner = psutil.Process(next(int(line) for line in kernel.stdout if line.strip().isdigit()))  # after it has said where it runs
     pids = tmp_path / "pids"
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     family = [runner, *runner.children(recursive=True), *(psutil.Process(int(pid)) for pid in pids.read_text().split())]
