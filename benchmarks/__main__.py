@@ -20,7 +20,7 @@ from benchmarks.paired import Row
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError, unknown_name
 
 _WIDTH = 180  # of a table in a file
-HARNESS = {"paired", "peaks", "__main__"}
+HARNESS = {"paired", "peaks", "sleeping", "__main__"}
 
 
 def names() -> list[str]:

@@ -26,7 +26,6 @@ from dlo_lib.cli.grade_slurm import SlurmElements
 from dlo_lib.errors import UserError
 from dlo_lib.grading.array import collected
 from dlo_lib.grading.course import find_lab, source_labs
-from dlo_lib.grading.element import work
 from dlo_lib.grading.judging import Job
 from dlo_lib.grading.source import read_lab, source_folder
 from dlo_lib.grading.work_queue import WorkQueue
@@ -53,7 +52,7 @@ def _sleeping(folder: Path, count: int) -> Row:
     seconds = [min(25.0, draw.lognormvariate(1.5, 0.7)) for _ in range(count)]
     jobs = [Job(f"s{number}", Path(str(length)), Path("nowhere"), "") for number, length in enumerate(seconds)]
     queue, began = WorkQueue.of(folder / "queue", jobs), time.perf_counter()
-    command = [sys.executable, "-c", "import sys; from benchmarks.array import sleep; sleep(sys.argv[1], sys.argv[-1])", str(queue.folder)]
+    command = [sys.executable, "-m", "benchmarks.sleeping", str(queue.folder)]
     sweep = [{"element": number} for number in range(SLOTS)]
     job = cluster.submit(command, gpus=0, cores=1, time=30, sweep=sweep, name="sleep", **SITE)  # type: ignore[arg-type]
     assert isinstance(job, cluster.Job)
@@ -61,16 +60,6 @@ def _sleeping(folder: Path, count: int) -> Row:
     wall = time.perf_counter() - began
     assert done == [0] * count
     return _row("array, made-up run times", wall, seconds, SLOTS)
-
-
-def sleep(folder: str, element: str) -> None:
-    """An element that judges nothing: a submission's "notebook" is how many seconds it takes."""
-
-    def judge(job: Job) -> int:
-        time.sleep(float(str(job.notebook)))
-        return 0
-
-    work(WorkQueue(Path(folder)), int(element), judge)
 
 
 def _real(folder: Path, count: int) -> Row:
