@@ -56,7 +56,7 @@ def _sleeping(folder: Path, count: int) -> Row:
     sweep = [{"element": number} for number in range(SLOTS)]
     job = cluster.submit(command, gpus=0, cores=1, time=30, sweep=sweep, name="sleep", **SITE)  # type: ignore[arg-type]
     assert isinstance(job, cluster.Job)
-    done = [code for _, code in collected(queue, SlurmElements(job), SLOTS, jobs, POLL)]
+    done = [code for _, code in collected(queue, SlurmElements(job), SLOTS, jobs)]
     wall = time.perf_counter() - began
     assert done == [0] * count
     return _row("array, made-up run times", wall, seconds, SLOTS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dlo_lib import cluster
 from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
-from dlo_lib.grading.array import ArrayOfJudges, Elements
+from dlo_lib.grading.array import ArrayOfJudges, Elements, End
 from dlo_lib.grading.course import LabInfo
 from dlo_lib.text import tr
 
@@ -51,20 +51,26 @@ def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) ->
     return ArrayOfJudges(lab, course, start, wanted.elements, unsafe=unsafe)
 
 
+_ENDS = {cluster.State.COMPLETED: End.WELL, cluster.State.CANCELLED: End.CANCELLED}
+
+
 class SlurmElements:
     """The elements of a submitted array."""
 
     def __init__(self, job: cluster.Job) -> None:
         self.job = job
 
-    def over(self) -> dict[int, bool]:
-        """Those that are over, and whether they completed."""
-        return {status.element: status.state is cluster.State.COMPLETED for status in self.job.status() if status.state.over}
+    def ended(self) -> dict[int, End]:
+        """How each ended that is over; nobody is known to be while SLURM does not answer."""
+        try:
+            statuses = self.job.status()
+        except slurm.NoAnswer:
+            return {}
+        return {status.element: _ENDS.get(status.state, End.LOST) for status in statuses if status.state.over}
 
-    def cancelled(self) -> bool:
-        """All that did not complete were cancelled."""
-        left = {status.state for status in self.job.status()} - {cluster.State.COMPLETED}
-        return left == {cluster.State.CANCELLED}
+    def pace(self) -> float:
+        """One that the cluster's controller does not feel, or ``$DLO_POLL_S``."""
+        return self.job.pace()
 
     def again(self, element: int) -> None:
         """Back into the queue."""

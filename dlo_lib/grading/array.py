@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
@@ -30,15 +31,23 @@ MOST_TURNS = 4  # of one element
 MOST_STRIKES = 2  # elements that a submission may take down with it
 
 
+class End(Enum):
+    """How an element is over."""
+
+    WELL = "it came to its end"
+    LOST = "killed, preempted, out of time, or with its node"
+    CANCELLED = "by somebody who wants it no more"
+
+
 class Elements(Protocol):
     """The elements of a submitted array."""
 
-    def over(self) -> dict[int, bool]:
-        """Those that do not run and will not begin by themselves, and whether each came to its end."""
+    def ended(self) -> dict[int, End]:
+        """Those that do not run and will not begin by themselves. Asks the cluster, once."""
         ...
 
-    def cancelled(self) -> bool:
-        """Somebody has cancelled all of them."""
+    def pace(self) -> float:
+        """Seconds between two such questions."""
         ...
 
     def again(self, element: int) -> None:
@@ -63,12 +72,11 @@ class ArrayOfJudges:
 
     Args:
         start: submits the array.
-        poll: seconds between two looks.
     """
 
-    def __init__(self, lab: LabInfo, course: Path, start: Start, elements: int, *, unsafe: bool = False, poll: float = 2.0) -> None:
+    def __init__(self, lab: LabInfo, course: Path, start: Start, elements: int, *, unsafe: bool = False) -> None:
         self.lab, self.unsafe = lab, unsafe
-        self._course, self._start, self._elements, self._poll = course.resolve(), start, elements, poll
+        self._course, self._start, self._elements = course.resolve(), start, elements
         self._grades = self._course / "grades" / lab.directory
 
     def looked_at(self, jobs: Iterable[Job], at_once: int) -> Iterator[tuple[Job, int]]:
@@ -94,28 +102,32 @@ class ArrayOfJudges:
             started = min(self._elements, len(waiting))
             elements = self._start([sys.executable, "-m", "dlo_lib.grading.element", str(queue.folder)], started)
             try:
-                yield from collected(queue, elements, started, waiting, self._poll)
+                yield from collected(queue, elements, started, waiting)
             finally:
                 elements.cancel()
         finally:
             queue.remove()
 
 
-def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence[Job], poll: float) -> Iterator[tuple[Job, int]]:
-    """The ``jobs`` of a queue with their exit statuses, as the ``started`` elements end them; lost elements are sent again.
+def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence[Job]) -> Iterator[tuple[Job, int]]:
+    """The ``jobs`` of a queue with their exit statuses, as the ``started`` elements end them; lost elements are sent again, cancelled ones
+    leave what they had to the others.
 
     Raises:
         UserError: somebody has cancelled the array, or no element stays alive.
     """
     waiting, turns, strikes, given_up = dict(enumerate(jobs)), Counter(range(started)), Counter[int](), set[int]()
     while waiting:
-        over = elements.over()  # before the look at what is finished: the last one of an element is there when that is over
+        over = elements.ended()  # before the look at what is finished: the last one of an element is there when that is over
         for number, code in list(queue.finished()):
             if (job := waiting.pop(number, None)) is not None:
                 yield job, code
-        if waiting and elements.cancelled():
+        if waiting and len(over) == started and set(over.values()) - {End.WELL} == {End.CANCELLED}:
             raise UserError(tr("the array was cancelled: the same command with --resume judges the other {count}", count=len(waiting)))
-        lost = [element for element, well in over.items() if not well and element not in given_up]
+        for element in (element for element, end in over.items() if end is End.CANCELLED and element not in given_up):
+            given_up.add(element)
+            queue.give_back(element)
+        lost = [element for element, end in over.items() if end is End.LOST and element not in given_up]
         for element in lost:
             for number in queue.held_by(element):
                 strikes[number] += 1
@@ -127,7 +139,7 @@ def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence
             else:
                 turns[element] += 1
                 elements.again(element)
-        if len(over) == len(turns) and not lost and waiting.keys() - dict(queue.finished()).keys():  # nobody runs, and there is work
+        if len(over) == started and not lost and waiting.keys() - dict(queue.finished()).keys():  # nobody runs, and there is work
             able = next((element for element in over if element not in given_up and turns[element] < MOST_TURNS), None)
             if able is None:
                 words = elements.last_words(next(iter(over)))
@@ -138,4 +150,4 @@ def collected(queue: WorkQueue, elements: Elements, started: int, jobs: Sequence
             turns[able] += 1
             elements.again(able)
         if waiting:
-            time.sleep(poll)
+            time.sleep(elements.pace())

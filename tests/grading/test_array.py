@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their he
 from small_class import make_checkout, make_class, results, rows
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.array import MOST_STRIKES, MOST_TURNS, QUEUE, ArrayOfJudges, collected
+from dlo_lib.grading.array import MOST_STRIKES, MOST_TURNS, QUEUE, ArrayOfJudges, End, collected
 from dlo_lib.grading.batch import Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.element import work
@@ -85,11 +85,15 @@ class Processes:
         self.turns[number] += 1
         return subprocess.Popen([*self.command, "--element", str(number)])
 
-    def over(self) -> dict[int, bool]:
-        return {number: process.returncode == 0 for number, process in enumerate(self.running) if process.poll() is not None}
+    def ended(self) -> dict[int, End]:
+        return {
+            number: End.LOST if process.returncode else End.WELL
+            for number, process in enumerate(self.running)
+            if process.poll() is not None
+        }
 
-    def cancelled(self) -> bool:
-        return False
+    def pace(self) -> float:
+        return 0.05
 
     def last_words(self, element: int) -> str:
         return ""
@@ -106,12 +110,12 @@ class Processes:
 class Mortal(Processes):
     """The first element is killed as soon as it holds a submission, once."""
 
-    def over(self) -> dict[int, bool]:
+    def ended(self) -> dict[int, End]:
         queue = WorkQueue(Path(self.command[-1]))
         if self.turns[0] == 1 and queue.held_by(0):
             self.running[0].kill()
             self.running[0].wait()
-        return super().over()
+        return super().ended()
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +158,7 @@ def test_an_array_gives_the_rows_of_one_machine(by_one_machine: Path, course: Pa
         started.append(elements(command, count))
         return started[-1]
 
-    judges = ArrayOfJudges(info, course, start, 2, unsafe=True, poll=0.05)
+    judges = ArrayOfJudges(info, course, start, 2, unsafe=True)
     seen = []
     grade_lab(info, course, lambda row: seen.append(row.student), Options(unsafe=True), judges)
     assert results(course) == results(by_one_machine)
@@ -167,15 +171,15 @@ def test_an_array_gives_the_rows_of_one_machine(by_one_machine: Path, course: Pa
 class Scripted:
     """Elements that judge nothing: ``act`` says, at each look, what becomes of the queue, and returns who is over."""
 
-    def __init__(self, act: Callable[[WorkQueue, int], dict[int, bool]], queue: WorkQueue) -> None:
-        self.act, self.queue, self.looks, self.turns, self.ended = act, queue, 0, 1, False
+    def __init__(self, act: Callable[[WorkQueue, int], dict[int, End]], queue: WorkQueue) -> None:
+        self.act, self.queue, self.looks, self.turns = act, queue, 0, 1
 
-    def over(self) -> dict[int, bool]:
+    def ended(self) -> dict[int, End]:
         self.looks += 1
         return self.act(self.queue, self.looks)
 
-    def cancelled(self) -> bool:
-        return self.ended
+    def pace(self) -> float:
+        return 0.0
 
     def again(self, element: int) -> None:
         self.turns += 1
@@ -186,20 +190,20 @@ class Scripted:
     def cancel(self) -> None: ...
 
 
-def statuses(folder: Path, act: Callable[[WorkQueue, int], dict[int, bool]], count: int = 3) -> tuple[dict[str, int], Scripted]:
+def statuses(folder: Path, act: Callable[[WorkQueue, int], dict[int, End]], count: int = 3) -> tuple[dict[str, int], Scripted]:
     """The exit status of each submission, by one element that does as it is told."""
     queue = WorkQueue.of(folder / "queue", jobs(count))
     elements = Scripted(act, queue)
-    return {job.student: code for job, code in collected(queue, elements, 1, jobs(count), poll=0.0)}, elements
+    return {job.student: code for job, code in collected(queue, elements, 1, jobs(count))}, elements
 
 
 def test_a_submission_that_takes_its_element_down_again_and_again_is_given_up(tmp_path: Path) -> None:
-    def act(queue: WorkQueue, look: int) -> dict[int, bool]:
+    def act(queue: WorkQueue, look: int) -> dict[int, End]:
         while (ticket := queue.take(0)) is not None:
             if ticket.number == 1:
-                return {0: False}
+                return {0: End.LOST}
             queue.finish(ticket, 0)
-        return {0: True}
+        return {0: End.WELL}
 
     codes, elements = statuses(tmp_path, act)
     assert codes == {"s0": 0, "s1": 1, "s2": 0}
@@ -208,19 +212,35 @@ def test_a_submission_that_takes_its_element_down_again_and_again_is_given_up(tm
 
 def test_when_no_element_stays_alive_it_says_why(tmp_path: Path) -> None:
     queue = WorkQueue.of(tmp_path / "queue", jobs(3))
-    elements = Scripted(lambda queue, look: {0: False}, queue)
+    elements = Scripted(lambda queue, look: {0: End.LOST}, queue)
     with pytest.raises(UserError, match=r"no disk.*--resume judges the other 3"):
-        list(collected(queue, elements, 1, jobs(3), poll=0.0))
+        list(collected(queue, elements, 1, jobs(3)))
     assert elements.turns == MOST_TURNS
 
 
 def test_a_cancelled_array_says_how_to_go_on(tmp_path: Path) -> None:
-    def act(queue: WorkQueue, look: int) -> dict[int, bool]:
+    def act(queue: WorkQueue, look: int) -> dict[int, End]:
         queue.finish(queue.take(0), 0)
-        return {}
+        return {0: End.CANCELLED}
 
     queue = WorkQueue.of(tmp_path / "queue", jobs(3))
     elements = Scripted(act, queue)
-    elements.ended = True
     with pytest.raises(UserError, match="--resume judges the other 2"):
-        list(collected(queue, elements, 1, jobs(3), poll=0.0))
+        list(collected(queue, elements, 1, jobs(3)))
+    assert elements.looks == 1
+
+
+def test_one_cancelled_element_is_not_sent_again_and_leaves_its_work_to_the_others(tmp_path: Path) -> None:
+    queue = WorkQueue.of(tmp_path / "queue", jobs(3))
+
+    def act(queue: WorkQueue, look: int) -> dict[int, End]:
+        if look == 1:
+            queue.take(1)
+        if look == 2:
+            while (ticket := queue.take(0)) is not None:
+                queue.finish(ticket, 0)
+        return {1: End.CANCELLED}
+
+    elements = Scripted(act, queue)
+    assert {job.student: code for job, code in collected(queue, elements, 2, jobs(3))} == {"s0": 0, "s1": 0, "s2": 0}
+    assert elements.turns == 1
