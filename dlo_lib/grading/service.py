@@ -135,8 +135,8 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
     try:
         while True:
             ready = poll.poll(0 if more else 1000)
-            if more and not ready:
-                more = next(gathering or iter(()), False)
+            if not ready and gathering is not None:
+                more = next(gathering, False)
             for descriptor, _ in ready:
                 if descriptor in running:
                     poll.unregister(descriptor)
