@@ -87,6 +87,7 @@ class Reader:
         self.returns_work = bool(schema.returns)
         self._local, self._locals = self._tensors(operator.local, types)
         self._full, self._fulls = self._tensors(operator.full, types)
+        self._output, self._outputs = self._tensors(next((name for name in types if name.startswith("output")), operator.local), types)
         self._root = next((self.places[name] for name in ("root_rank", "dst", "src") if name in self.places), None)
         self._tag = self.places.get("tag")
         self._reduction = self.places.get("reduce_op")
@@ -118,6 +119,10 @@ class Reader:
             sends,
             receives,
         )
+
+    def outputs(self, arguments: tuple) -> Sequence[Tensor]:
+        """The tensors that the call fills."""
+        return self._outputs(arguments[self._output])
 
     def _read_splits(self, arguments: tuple, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Elements to and from each member of an all-to-all."""

@@ -139,9 +139,10 @@ class Tap:
             site, in_torch = call_site()
             backward = now_in_backward()
             in_backward = backward != -1
-            from_engine = in_backward and in_torch == "_engine_run_backward"
-            by_reducer = from_engine or (in_backward and getattr(here, "in_ddp_hook", False))
-            said = reader.read(arguments, len(members), summed=from_engine)
+            # C++ in backward that all-reduces is DDP's reducer; the backward of functional collectives makes other calls.
+            from_reducer = in_backward and in_torch == "_engine_run_backward" and reader.kind is Kind.ALL_REDUCE
+            by_reducer = from_reducer or (in_backward and getattr(here, "in_ddp_hook", False))
+            said = reader.read(arguments, len(members), summed=from_reducer)
             peer = members[said.root] if said.root >= 0 else -1
             is_async: bool = said.is_async
             counted_on: Hashable = name
@@ -163,7 +164,9 @@ class Tap:
                 self.waits(call)
             result = passes_on(keyset & below, *arguments)
             work = unbox_work(result[1] if isinstance(result, tuple) else result)
-            self._keep(work, call, said.tensors)
+            self.pending.keep(work, call)
+            if is_async and not by_reducer:
+                self._keep_by_storage(call, reader.outputs(arguments))
             for listener in self._timed:
                 listener.running(call, work, _on_device(group, said.tensors))
             if by_reducer:
@@ -207,14 +210,12 @@ class Tap:
         for listener in self._listeners:
             listener.waited(call, failed)
 
-    def _keep(self, work: Work, call: Call, outputs: Sequence[Tensor]) -> None:
-        """Remember ``call`` until it is waited for, by its work or by an output."""
-        self.pending.keep(work, call)
-        if call.is_async and not call.by_reducer:
-            if len(self.by_storage) > 4096:
-                self.by_storage.clear()
-            for tensor in outputs:
-                self.by_storage[tensor.untyped_storage().data_ptr()] = call
+    def _keep_by_storage(self, call: Call, outputs: Sequence[Tensor]) -> None:
+        """Remember ``call`` until an output is waited for."""
+        if len(self.by_storage) > 4096:
+            self.by_storage.clear()
+        for tensor in outputs:
+            self.by_storage[tensor.untyped_storage().data_ptr()] = call
 
 
 def _on_device(group: ProcessGroup, tensors: Sequence[Tensor]) -> bool:

@@ -16,6 +16,13 @@ from dlo_lib.comm.tap import TapUnavailable
 from dlo_lib.comm.trace import Event, NotTraced, Trace, trace_collectives
 from dlo_lib.launch import Explain, run_ranks
 
+if hasattr(functional, "all_gather_single"):
+    _all_gather, _reduce_scatter = functional.all_gather_single, functional.reduce_scatter_single
+    _all_gather_autograd = functional.all_gather_single_autograd
+else:  # the names of torch 2.11
+    _all_gather, _reduce_scatter = functional.all_gather_tensor, functional.reduce_scatter_tensor
+    _all_gather_autograd = functional.all_gather_tensor_autograd
+
 
 def net() -> nn.Module:
     torch.manual_seed(0)
@@ -114,6 +121,26 @@ def test_fsdp2():
         assert trace.bytes("reduce_scatter") == whole
 
 
+def functional_collectives() -> Trace:
+    world = dist.group.WORLD
+    with trace_collectives() as trace:
+        functional.all_reduce(torch.ones(6), "sum", world).tolist()
+        functional.all_reduce_coalesced([torch.ones(6), torch.ones(2)], "sum", world)[1].tolist()
+        functional.broadcast(torch.ones(2), 0, world).tolist()
+        _all_gather(torch.ones(2), 0, world).tolist()
+        _reduce_scatter(torch.ones(4), "sum", 0, world).tolist()
+        functional.all_to_all_single(torch.ones(4), None, None, world).tolist()
+    return trace
+
+
+def test_every_functional_collective_is_seen_to_be_waited_for():
+    for trace in run_ranks(functional_collectives, 2):
+        assert [event.call.site.line for event in trace.events if event.waited_until is None] == []
+        assert [event.call.kind for event in trace.events] == [
+            Kind.ALL_REDUCE, Kind.ALL_REDUCE, Kind.BROADCAST, Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL,
+        ]  # fmt: skip
+
+
 def functional_and_dtensor() -> Trace:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -132,6 +159,29 @@ def test_functional_collectives_and_dtensor():
         assert trace.bytes("all_reduce") == 24
         assert trace.bytes("all_gather") == 8 * 4 * 4
         assert all(event.waited_until is not None for event in trace.events)
+
+
+def backward_of_functional_collectives() -> Trace:
+    x = torch.ones(4, requires_grad=True)
+    with trace_collectives() as trace:
+        used = x * 2
+        used.register_hook(lambda gradient: dist.barrier())
+        gathered = _all_gather_autograd(used, 0, dist.group.WORLD)
+        (gathered * torch.arange(8.0)).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [float(4 * (4 * dist.get_rank() + place)) for place in range(4)]
+    return trace
+
+
+def test_the_backward_of_functional_collectives_is_not_taken_for_that_of_ddp():
+    for trace in run_ranks(backward_of_functional_collectives, 2):
+        _, scattered, barrier = trace.events
+        assert scattered.call.kind is Kind.REDUCE_SCATTER
+        assert barrier.call.kind is Kind.BARRIER
+        assert scattered.call.in_backward
+        assert not scattered.call.by_reducer
+        assert scattered.call.reduction == "SUM"
+        assert scattered.waited_until < barrier.issued, "it is waited for where its result is used, not at the end of backward"
 
 
 def our_ddp() -> Trace:
