@@ -533,27 +533,22 @@ figures.training(together[0], alone)
 # ## 10 · At scale
 #
 # The library's DDP is yours with more care: gradients are views of the buckets (no copy back), the buckets follow the order in which gradients really
-# came in the first step, parameters that no rank uses keep `None`. On a cluster it is started by SLURM; the cell runs the same options
-# here with two processes.
+# came in the first step, parameters that no rank uses keep `None`.
+#
+# On a cluster it is a job, one process for each GPU. `cluster.submit` is one call for both: with `dry_run` it shows the script that SLURM would get, and
+# without SLURM it runs here, with the *same options*, two processes and a small model. What the job writes is read from its metrics, not from its log.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
-import tempfile
-
-from dlo_lib.train import read_metrics
+from dlo_lib import cluster
 
 flags = ["--parallel", "ddp", "--batch", "4", "--accumulation", "2"]
 large = ["--model", "llama-3.2-1b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-print("On the cluster, 2 nodes of 4 GPUs:")
-print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", *large, *flags)
-with tempfile.TemporaryDirectory() as out:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
-    here = subprocess.run([*torchrun, *little, *flags, "--out", out], capture_output=True, text=True)
-    print("Here, 2 ranks of the small model:" if here.returncode == 0 else here.stderr[-2000:])
-    for line in read_metrics(out):
-        print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+for line in job.metrics():
+    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
 # %% [markdown] id="quiz_text"
 # ## 11 · Quiz

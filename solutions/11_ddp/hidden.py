@@ -10,21 +10,10 @@ import torch
 from dlo_lib.grading.contract import check, scenario
 from dlo_lib.grading.quiz import Answer, quiz_right
 
-from .checks import (
-    QUIZ,
-    accuracies,
-    averaged,
-    branches,
-    bucket_case,
-    epoch_of,
-    moments,
-    moments_case,
-    predictions,
-    replicas,
-    run_steps,
-    same_gradients,
-    same_moments,
-)
+from .checks import branches, bucket_case, replicas, run_steps, same_gradients
+from .quiz import QUIZ
+from .samples import epoch_of, moments_case, predictions, same_moments
+from .scenarios import accuracies, averaged, moments
 
 
 @check("replicate", points=1, seconds=20)

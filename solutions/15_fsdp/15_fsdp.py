@@ -713,26 +713,20 @@ figures.true_size({world: report.at_peak for world, report in reports.items()}, 
 # gradients while they are in backward. (The tied embedding is by far the largest.) More ranks then bring speed, not room. (Activation checkpointing is on already; lab 16 is about what comes next:
 # prefetch, `reshard_after_forward`, hybrid sharding, `torch.compile`.)
 #
-# `dlo_lib.train` has FSDP as one word. On a cluster it is a job; here the same options run on two processes.
+# `dlo_lib.train` has FSDP as one word. On a cluster it is a job: `cluster.submit` with `dry_run` shows the script that SLURM would get. Without SLURM the same call, with the *same
+# options*, runs here on two processes and a small model.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
-import tempfile
-
-from dlo_lib.train import read_metrics
+from dlo_lib import cluster
 
 flags = ["--parallel", "fsdp", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-print("On the cluster, 2 nodes of 4 GPUs:")
-print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", *large, *flags)
-with tempfile.TemporaryDirectory() as out:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
-    here = subprocess.run([*torchrun, *little, *flags, "--out", out], capture_output=True, text=True)
-    print("Here, 2 ranks of the small model:" if here.returncode == 0 else here.stderr[-2000:])
-    for line in read_metrics(out):
-        print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+for line in job.metrics():
+    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
 # %% [markdown] id="quiz_text"
 # ## 14 · Quiz

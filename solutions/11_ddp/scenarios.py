@@ -1,0 +1,83 @@
+"""What runs beside the student's code on every rank. Nothing here knows a right answer."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from dlo_lib.grading.contract import scenario
+
+
+@scenario
+def replicated(student, rank, world, weight, mean, frozen):
+    """A module with this rank's values: what it holds after ``replicate``."""
+    module = torch.nn.Sequential(torch.nn.Linear(*reversed(weight.shape), bias=False), torch.nn.BatchNorm1d(weight.shape[0]))
+    module[0].weight.data.copy_(weight)
+    module[0].weight.requires_grad_(not frozen)
+    module[1].running_mean.copy_(mean)
+    module[1].num_batches_tracked.fill_(rank + 3)
+    student.replicate(module)
+    return [module[0].weight.data, module[1].running_mean, module[1].num_batches_tracked]
+
+
+@scenario
+def averaged(student, rank, world, grads):
+    """A module whose gradients are ``grads``, None for a frozen parameter: what ``average_gradients`` makes of them."""
+    module = torch.nn.ParameterList()
+    for grad in grads:
+        parameter = torch.nn.Parameter(torch.zeros(3) if grad is None else torch.zeros_like(grad), requires_grad=grad is not None)
+        parameter.grad = grad
+        module.append(parameter)
+    student.average_gradients(module)
+    return [parameter.grad for parameter in module]
+
+
+@scenario
+def steps_of(student, rank, world, weights, batches, limit, order=None, unused=(), frozen=(), marked=False):
+    """Steps of a sum of branches, one for each weight, in ``order``: the gradients after each. ``marked``: a barrier before the last one."""
+
+    class Branches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            made = [torch.nn.Parameter(weight.clone(), requires_grad=i not in frozen) for i, weight in enumerate(weights)]
+            self.weights = torch.nn.ParameterList(made)
+
+        def forward(self, x):
+            used = [i for i in (order or range(len(weights))) if i not in unused]
+            return sum(torch.tanh(x @ self.weights[i]).sum(1) for i in used)
+
+    net = Branches()
+    model = student.DataParallel(net, limit)
+    if marked:
+        net.weights[0].register_hook(lambda grad: dist.barrier())
+    found = []
+    for x in batches:
+        for parameter in net.parameters():
+            parameter.grad = None
+        model(x).square().mean().backward()
+        model.finish()
+        found.append([None if parameter.grad is None else parameter.grad.clone() for parameter in net.parameters()])
+    return found
+
+
+@scenario
+def accumulated(student, rank, world, weight, batches, limit):
+    """The gradient after ``accumulate`` over micro-batches."""
+    net = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
+    net.weight.data.copy_(weight)
+    model = student.DataParallel(net, limit)
+    student.accumulate(model, [lambda x=x: torch.tanh(model(x)).square().mean() for x in batches])
+    return net.weight.grad
+
+
+@scenario
+def accuracies(student, rank, world, logits, labels):
+    """The metric on this rank."""
+    return student.global_accuracy(logits, labels)
+
+
+@scenario
+def moments(student, rank, world, x):
+    """The statistics on this rank."""
+    mean, var = student.global_moments(x)
+    return [mean, var]
