@@ -132,12 +132,11 @@ class Unit:
         if self.state is not State.SHARDED:
             return
         self.state, self._version = State.GATHERING, self.shards._version
-        self._by_rank = self.layout.pool.take(self.ranks * self.shards.numel(), self.compute_dtype)
         if self._kept is not None and self.layout.smaller_group is not None:
             mine, group = self._kept, self.layout.smaller_group
         else:
             mine, group = self.shards.to(self.layout.device, self.compute_dtype), self.layout.group
-        self._gathered = self.layout.wire.all_gather(self._by_rank, mine, group)
+        self._gathering = self.layout.wire.gather_rows(mine, group, self.layout.pool)
 
     @torch.no_grad()
     def unshard(self) -> None:
@@ -147,13 +146,17 @@ class Unit:
                 return
             self.free()  # an optimiser has stepped meanwhile
         self.start_gather()
-        self._gathered()
+        self._gathering.wait()
         for slot in self.slots:
             _grow(slot.parts)
-        parts = [slot.parts for slot in self.slots]
-        torch.split_with_sizes_copy(self._by_rank.view(self.ranks, -1), self._sizes, dim=1, out=parts)
-        self.layout.pool.give(self._by_rank)
-        del self._by_rank, self._gathered
+        first = 0
+        for some in self._gathering.rows:
+            rows = some.view(-1, self.shards.numel())
+            parts = [slot.parts[first : first + len(rows)] for slot in self.slots]
+            torch.split_with_sizes_copy(rows, self._sizes, dim=1, out=parts)
+            first += len(rows)
+        self.layout.pool.give(self._gathering.lent)
+        del self._gathering
         self._kept = None
         self._put(whole=True)
         self.state = State.WHOLE

@@ -7,13 +7,14 @@ messages from rank to rank every byte goes once from where it is to where it bel
     all-gather         every rank sends its shard to each of the others                        (N-1) B/N = B f bytes, as in a ring
     reduce-scatter     every rank sends each of the others the part that is theirs, and sums those that it receives   B f bytes again
 
-Memory: the reduce-scatter holds what it receives, B f bytes, beside the input; gloo's holds a copy of the input.
+Memory: what is received, B f bytes for either; gloo's own all-gather holds B twice, its reduce-scatter a copy of the input.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -28,12 +29,26 @@ Wait = Callable[[], object]
 """Waits until an exchange has ended."""
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """Shards on their way. After ``wait()`` they are in ``rows``, in the order of ranks, any number of them to a tensor."""
+
+    rows: tuple[Tensor, ...]
+    wait: Wait
+    lent: Tensor
+    """The pool's; to be given back when the rows have been copied."""
+
+
 class Wire(ABC):
-    """Two exchanges of flat tensors; both begin at once, and end in the call that is returned."""
+    """Exchanges of flat tensors; they begin at once, and end in the ``Wait`` that is returned."""
 
     @abstractmethod
     def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
         """Fill ``whole``, (ranks * n,), with everyone's ``mine``, (n,), in the order of ranks."""
+
+    @abstractmethod
+    def gather_rows(self, mine: Tensor, group: dist.ProcessGroup, pool: Pool) -> Gathering:
+        """The same for who copies them elsewhere: in memory that ``pool`` lends, and this rank's own may be ``mine`` itself."""
 
     @abstractmethod
     def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
@@ -45,6 +60,10 @@ class Collectives(Wire):
 
     def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
         return _all_gather(whole, mine, group=group, async_op=True).wait
+
+    def gather_rows(self, mine: Tensor, group: dist.ProcessGroup, pool: Pool) -> Gathering:
+        whole = pool.take(dist.get_world_size(group) * mine.numel(), mine.dtype)
+        return Gathering((whole,), self.all_gather(whole, mine, group), whole)
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
         return _reduce_scatter(mine, whole, group=group, async_op=True).wait
@@ -60,6 +79,13 @@ class DirectMessages(Wire):
         if own.data_ptr() != mine.data_ptr():  # it may be sent from its place
             own.copy_(mine)
         return wait
+
+    def gather_rows(self, mine: Tensor, group: dist.ProcessGroup, pool: Pool) -> Gathering:
+        ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+        received = pool.take((ranks - 1) * mine.numel(), mine.dtype)
+        others = received.view(ranks - 1, -1)
+        wait = _exchange(lambda target: mine, lambda source: others[source - (source > rank)], group)
+        return Gathering((others[:rank], mine, others[rank:]), wait, received)
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
