@@ -25,6 +25,7 @@ from torch import Tensor
 HEAD = struct.Struct(">QQ")
 MAX_JSON, MAX_TENSORS = 1 << 20, 256 << 20  # bytes the judge accepts from a student's process
 MAX_DEPTH, MAX_ITEMS = 24, 100_000
+MAX_COLLISIONS = 8  # keys of a dict that share their hash with another: thousands would make it quadratic
 MAX_SPREAD = 4  # a strided tensor may span so many times its elements; beyond that it is made contiguous
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
@@ -63,14 +64,21 @@ def unpack(frame: bytes | bytearray) -> Any:
     try:
         length, _ = HEAD.unpack_from(frame)
         tree = json.loads(bytes(frame[HEAD.size : HEAD.size + length]))
-        blob = bytes(frame[HEAD.size + length :])
-        return _Decoder(safetensors.torch.load(blob) if blob else {}).decode(tree, 0)
+        return _Decoder(_tensors(bytes(frame[HEAD.size + length :]))).decode(tree, 0)
     except NotPlain:
         raise
     except (RecursionError, MemoryError) as error:
         raise NotPlain("nested too deep or too large") from error
     except Exception as error:
         raise NotPlain(f"undecodable ({type(error).__name__})") from error
+
+
+def _tensors(blob: bytes) -> dict[str, Tensor]:
+    if not blob:
+        return {}
+    if int.from_bytes(blob[:8], "little") > MAX_JSON:  # the head of safetensors, which names them: a million take a minute to read
+        raise NotPlain("too many tensors")
+    return safetensors.torch.load(blob)
 
 
 def through(value: Any) -> Any:
@@ -167,10 +175,13 @@ class _Decoder:
         return tuple(self.decode(list(node["$tuple"]), depth))
 
     def _dict(self, node: dict[str, Any], depth: int) -> dict[Any, Any]:
-        return {_encode_key(self.decode(key, depth)): self.decode(item, depth) for key, item in node["$dict"]}
+        pairs = [(_encode_key(self.decode(key, depth)), self.decode(item, depth)) for key, item in node["$dict"]]
+        if len({hash(key) for key, _ in pairs}) < len(pairs) - MAX_COLLISIONS:
+            raise NotPlain("a dict whose keys collide")
+        return dict(pairs)
 
     def _tensor(self, node: dict[str, Any], depth: int) -> Tensor:
-        tensor, stride = self.tensors[node["$tensor"]], node["stride"]
+        tensor, stride = self.tensors.pop(node["$tensor"]), node["stride"]  # each once: a thousand copies of one would be all memory
         if (
             tensor.dtype not in DTYPES.values()
             or len(stride) != tensor.dim()

@@ -46,6 +46,7 @@ REFUSED = {
     "personality": (135, 92),
     # memory that belongs to no process: nobody would see it grow
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+    "memfd_secret": (447, 447),
 }  # fmt: skip
 ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279)}  # glibc and libffi fall back; clone's flags can be read, clone3's cannot
 ONLY_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134}

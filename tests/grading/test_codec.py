@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from collections import OrderedDict
 from typing import Any
 
@@ -144,6 +145,37 @@ def test_a_frame_that_says_it_is_huge_is_refused_before_it_is_read() -> None:
         frame_length(HEAD.pack(1 << 60, 0))
     assert frame_length(HEAD.pack(1 << 60, 0), limited=False) == HEAD.size + (1 << 60)
     assert frame_length(b"\0" * 3) is None
+
+
+def tensors_in(head: dict[str, Any], data: bytes = b"") -> bytes:
+    text = json.dumps(head).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def test_one_tensor_makes_one_value_however_often_it_is_named() -> None:
+    blob = tensors_in({"t0": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}, bytes(16))
+    once = {"$tensor": "t0", "stride": [1, 2]}
+    for tree, good in ((once, True), ([once] * 2, False)):
+        text = json.dumps(tree).encode()
+        data = HEAD.pack(len(text), len(blob)) + text + blob
+        if good:
+            assert unpack(data).stride() == (1, 2)
+        else:
+            with pytest.raises(NotPlain):
+                unpack(data)
+
+
+def test_a_million_tensors_are_refused_before_they_are_read() -> None:
+    blob = tensors_in({f"t{number}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for number in range(20_000)})
+    with pytest.raises(NotPlain, match="too many tensors"):
+        unpack(HEAD.pack(4, len(blob)) + b"null" + blob)
+
+
+def test_a_dict_whose_keys_all_meet_in_one_place_is_refused() -> None:
+    modulus = (1 << 61) - 1  # of Python's hash of numbers
+    assert unpack(frame({"$dict": [[number, 0] for number in range(3000)]})) == dict.fromkeys(range(3000), 0)
+    with pytest.raises(NotPlain, match="collide"):
+        unpack(frame({"$dict": [[number * modulus, 0] for number in range(3000)]}))
 
 
 def test_no_number_is_lost() -> None:

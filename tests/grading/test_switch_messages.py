@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 import socket
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +16,11 @@ import torch
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.codec import HEAD, MAX_TENSORS, NotPlain
-from dlo_lib.grading.contract import Nudge
-from dlo_lib.grading.switch import exchange
+from dlo_lib.grading.contract import Nudge, Wrong
+from dlo_lib.grading.switch import exchange, service
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.request import Request, read
+from dlo_lib.grading.switch.service import Service
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 
 CALL: dict[str, Any] = {
@@ -124,6 +128,76 @@ def test_bytes_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotPlain, match="endless communication"):
         for seq in range(1, 10):
             switch.issue(request(0, seq))
+
+
+class Hosted:
+    """Ranks without processes."""
+
+    def memory(self, rank: int) -> int | None:
+        return None
+
+    def other(self, rank: int, frame: Frame) -> bool | None:
+        return None
+
+    def gone(self, rank: int, exchange: Exchange) -> None: ...
+
+    def look(self, exchange: Exchange) -> bool:
+        return True
+
+
+def test_results_that_no_rank_reads_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that meet are done, and wait for nobody; what they made would be kept for ranks that never take it."""
+    monkeypatch.setattr(service, "MAX_HELD", 8 << 20)
+    size = 1 << 18
+    shape = [["float32", [size]]]
+
+    def post(line: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the switch hangs up
+            for seq in range(1, 100):
+                for piece in frame({**CALL, "seq": seq, "sent": shape, "expected": shape}, [torch.zeros(size)]):
+                    line.sendall(piece)
+
+    pairs = [socket.socketpair() for _ in range(2)]
+    ranks = [threading.Thread(target=post, args=(theirs,)) for _, theirs in pairs]
+    for rank in ranks:
+        rank.start()
+    try:
+        with pytest.raises(Wrong, match="sent to the ranks and not read"):
+            Service([ours for ours, _ in pairs], Hosted(), str).run()
+    finally:
+        for ours, _ in pairs:
+            ours.close()
+        for rank in ranks:
+            rank.join()
+        for _, theirs in pairs:
+            theirs.close()
+
+
+def test_a_message_is_held_against_those_that_wait_and_not_all_against_all() -> None:
+    """Thousands that never fit would otherwise keep the judge for hours."""
+    asked = 0
+
+    class Peer(int):
+        def __eq__(self, rank: object) -> bool:
+            nonlocal asked
+            asked += 1
+            return int(self) == rank
+
+        __hash__ = int.__hash__
+
+    def message(rank: int, **changes: Any) -> Request:
+        made = read(framed({**CALL, "members": [0, 1, 2], "reduction": "", **changes}, 0 if rank == 0 else 8), rank, 3)
+        assert isinstance(made, Request)
+        return made
+
+    switch, many = Exchange(3, str), 40
+    for seq in range(1, many + 1):
+        receive = message(0, kind="recv", peer=2, sent=[], seq=seq)
+        assert switch.issue(replace(receive, peer=Peer(2))) == []
+    asked = 0
+    for seq in range(1, many + 1):
+        assert switch.issue(message(1, kind="send", peer=0, expected=[], seq=seq)) == []
+    assert asked <= many * many
 
 
 def test_a_call_that_never_met_its_partners_did_not_pass() -> None:

@@ -192,13 +192,14 @@ class Exchange:
         to = request.peer if request.kind is Kind.SEND else request.rank
         key = (request.group, to, request.tag)
         sends, receives = self._sends[key], self._receives[key]
-        (sends if request.kind is Kind.SEND else receives).append(request)
-        for receive in receives:
-            for send in sends:
-                if receive.kind is Kind.RECV_ANY or receive.peer == send.rank:
-                    receives.remove(receive)
-                    sends.remove(send)
-                    return [self._deliver(send, []), self._deliver(receive, send.sent, send.rank)]
+        # Those that wait did not fit each other: only the new one can make a pair.
+        sending = request.kind is Kind.SEND
+        for waiting in receives if sending else sends:
+            send, receive = (request, waiting) if sending else (waiting, request)
+            if receive.kind is Kind.RECV_ANY or receive.peer == send.rank:
+                (receives if sending else sends).remove(waiting)
+                return [self._deliver(send, []), self._deliver(receive, send.sent, send.rank)]
+        (sends if sending else receives).append(request)
         return []
 
     def _deliver(self, request: Request, tensors: Sequence[Tensor], source: int = -1) -> Delivery:

@@ -16,7 +16,7 @@ from typing import Protocol
 from dlo_lib.comm.vocabulary import NameFile
 from dlo_lib.grading.codec import NotPlain
 from dlo_lib.grading.contract import Nudge, Wrong
-from dlo_lib.grading.switch.exchange import Delivery, Exchange
+from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange
 from dlo_lib.grading.switch.request import End, Mark, Request, Wait, read
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 from dlo_lib.text import tr
@@ -176,6 +176,8 @@ class Service:
         seat = self._seats[delivery.rank]
         head = {"done": delivery.seq, "source": delivery.source, "sizes": [tensor.nbytes for tensor in delivery.tensors]}
         self._sent(seat, seat.outbox.put(frame(head, delivery.tensors)))
+        if sum(seat.outbox.size for seat in self._seats) > MAX_HELD:
+            raise NotPlain(f"endless communication: {MAX_HELD >> 20} MiB were sent to the ranks and not read")
 
     def _sent(self, seat: _Seat, alive: bool) -> None:
         if seat.line not in self._selector.get_map():

@@ -118,18 +118,16 @@ class Outbox:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._pieces: deque[memoryview] = deque()
+        self.size = 0
+        """Bytes not sent yet."""
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
-    @property
-    def size(self) -> int:
-        """Bytes not sent yet."""
-        return sum(piece.nbytes for piece in self._pieces)
-
     def put(self, pieces: Sequence[memoryview]) -> bool:
         """Add a frame and send what can be sent; False when the other end is gone."""
         self._pieces += pieces
+        self.size += sum(piece.nbytes for piece in pieces)
         return self.flush()
 
     def flush(self) -> bool:
@@ -142,6 +140,7 @@ class Outbox:
                 sent = 0
             except OSError:
                 return False
+            self.size -= sent
             if sent < head.nbytes:
                 self._pieces.appendleft(head[sent:])
                 if sent < min(WINDOW, head.nbytes):
