@@ -151,7 +151,7 @@ class RemoteStudent:
 
     def _wrong(self, fault: Fault, rank: int | None = None) -> Exception:
         if _out_of_memory(fault):
-            return Ended(Status.OOM, tr("out of memory: {text}", text=fault.text))
+            return Ended(Status.OOM, tr("out of memory: {text}", text=fault.text), tr("out of memory"))
         broken = self._attempt.faults.get(self._question)
         if fault.kind == "Missing" and broken is not None:
             return as_wrong(broken)  # the cell that should define the name failed: that is what to tell
@@ -212,7 +212,8 @@ class JudgedRanks:
             return True
         places = "; ".join(exchange.place(rank) for rank in range(len(self._workers)))
         busy = [rank for rank in late if exchange.views[rank].waits_for is None] or late
-        raise Ended(Status.TIMEOUT, tr("no answer in time from rank {late}: {places}", late=", ".join(map(str, busy)), places=places))
+        words = tr("no answer in time from rank {late}", late=", ".join(map(str, busy)))
+        raise Ended(Status.TIMEOUT, f"{words}: {places}", words)
 
     @property
     def _failed(self) -> bool:
@@ -224,7 +225,8 @@ def _on(rank: int, ended: Ended, exchange: Exchange) -> Ended:
     last = exchange.views[rank].last
     after_call = tr(" after its {what} ({where})", what=what(last), where=where(last, _cell)) if last is not None else ""
     text = tr("rank {rank}: {message}{after_call}", rank=rank, message=ended, after_call=after_call)
-    return Ended(ended.status, f"{text}; {others}" if others else text)
+    words = tr("rank {rank}: {message}", rank=rank, message=ended.words)
+    return Ended(ended.status, f"{text}; {others}" if others else text, words)
 
 
 def _cell(file: str) -> str:

@@ -18,7 +18,8 @@ from dlo_lib.grading.source import Cell, CellKind, LabSource
 from dlo_lib.text import tr
 
 MAX_CELLS = 5_000
-MAX_OWN = 4 << 20  # characters of all cells that a student added
+MAX_OWN = 4 << 20  # characters of all cells that a student added, and as many of all answers
+MAX_PARSED = 1 << 18  # of one text: a tree takes a thousand times the room
 
 
 class Origin(Enum):
@@ -60,9 +61,9 @@ class _Rebuild:
     def __init__(self, lab: LabSource) -> None:
         self.lab = lab
         self.source: dict[str, Cell] = {cell.id: cell for cell in lab.cells}
-        self.answers: dict[str, str] = {}
+        self.answers: dict[str, list[str]] = {}
         self.extras: dict[str | None, list[TakenCell]] = {}
-        self.own = 0
+        self.own = {Origin.ANSWER: 0, Origin.EXTRA: 0}
         self.seen: set[str] = set()
         self.warnings: list[str] = []
 
@@ -84,7 +85,7 @@ class _Rebuild:
                 self.warnings.append(tr("TAMPER(test cell `{cell}` was missing): the source's is used", cell=cell.id))
             if cell.kind is CellKind.SOLUTION and cell.id not in self.seen:
                 self.warnings.append(tr("cell `{cell}` was missing", cell=cell.id))
-        attempted = {question for question, text in self.answers.items() if _plain(text) != _plain(self.source[question].released)}
+        attempted = {name for name in self.answers if _plain(self._answer(self.source[name])) != _plain(self.source[name].released)}
         attempted |= self._answered_elsewhere()
         cells_in_order = tuple(self._in_order())
         own = [cell.source for cell in cells_in_order if cell.origin is not Origin.GIVEN]
@@ -92,23 +93,32 @@ class _Rebuild:
         return Submission(cells_in_order, frozenset(attempted), references, tuple(dict.fromkeys(self.warnings)))
 
     def _add(self, cell: TakenCell, behind: str | None) -> None:
-        self.own += len(cell.source)
-        if self.own <= MAX_OWN:
+        if self._room(cell.source, Origin.EXTRA):
             self.extras.setdefault(behind, []).append(cell)
-        else:
-            self.warnings.append(tr("cells of your own hold more than 4 MB of code: the rest was left out"))
+
+    def _room(self, text: str, origin: Origin) -> bool:
+        """Whether ``text`` can be taken too; else that is noted."""
+        self.own[origin] += len(text)
+        if self.own[origin] > MAX_OWN:
+            whose = tr("your answers") if origin is Origin.ANSWER else tr("cells of your own")
+            self.warnings.append(tr("{whose} hold more than 4 MB of code: the rest was left out", whose=whose))
+        return self.own[origin] <= MAX_OWN
+
+    def _answer(self, cell: Cell) -> str:
+        return "\n\n".join(self.answers.get(cell.id, [cell.released]))
 
     def _identity(self, cell: Mapping[str, Any], text: str) -> str | None:
         grading = as_dict(as_dict(cell.get("metadata")).get("nbgrader"))
         for name in (grading.get("grade_id"), cell.get("id")):
             if type(name) is str and name in self.source:
                 return name
-        if cell["cell_type"] != "code" or not text.strip():
+        if cell["cell_type"] != "code" or not text.strip() or self.own[Origin.EXTRA] + len(text) > MAX_OWN:
             return None
+        plain = _plain(text)
         for known in self.lab.cells:
             if known.id in self.seen or known.kind is CellKind.TEXT:
                 continue
-            if _plain(known.released) == _plain(text):
+            if _plain(known.released) == plain:
                 return known.id
             if known.kind is CellKind.SOLUTION and _defines(text, _defined(known.released)):
                 self.warnings.append(tr("cell `{cell}` was found by the names it defines: its metadata was lost", cell=known.id))
@@ -121,8 +131,8 @@ class _Rebuild:
         if known.kind is CellKind.SOLUTION:
             if again:
                 self.warnings.append(tr("cell `{cell}` appears twice: both are run, in order", cell=known.id))
-                text = f"{self.answers[known.id]}\n\n{text}"
-            self.answers[known.id] = text
+            if self._room(text, Origin.ANSWER):
+                self.answers.setdefault(known.id, []).append(text)
         elif known.kind is CellKind.TEST:
             grading = as_dict(as_dict(cell.get("metadata")).get("nbgrader"))
             honest = grading.get("grade") is True and grading.get("points") == known.points and _plain(text) == _plain(known.source)
@@ -143,7 +153,7 @@ class _Rebuild:
             if cell.kind is CellKind.GIVEN:
                 yield TakenCell(cell.id, Origin.GIVEN, cell.source)
             elif cell.kind is CellKind.SOLUTION:
-                yield TakenCell(cell.id, Origin.ANSWER, self.answers.get(cell.id, cell.released))
+                yield TakenCell(cell.id, Origin.ANSWER, self._answer(cell))
             yield from self.extras.get(cell.id, [])
 
 
@@ -174,6 +184,8 @@ def _defined(text: str) -> frozenset[str]:
 
 
 def _parsed(text: str) -> ast.Module:
+    if len(text) > MAX_PARSED:
+        return ast.Module([], [])
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -14,11 +14,12 @@ from dlo_lib.text import tr
 
 
 class Ended(Exception):
-    """The student's process did not live to answer: TIMEOUT, OOM or KERNEL_DIED."""
+    """The student's process did not live to answer: TIMEOUT, OOM or KERNEL_DIED. ``words``: ``message`` without what that process chose."""
 
-    def __init__(self, status: Status, message: str) -> None:
+    def __init__(self, status: Status, message: str, words: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.words = message if words is None else words
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str,
     except NotPlain as error:
         return Status.WRONG, tr("what came back is not plain data: {reason}", reason=error), tr("what came back is not plain data")
     except Ended as error:
-        return error.status, str(error), str(error)
+        return error.status, str(error), error.words
     except Exception as error:  # noqa: BLE001  a check that fails by itself is the course's mistake, never the student's
         return _our_mistake(f"{type(error).__name__}: {error}")
     if not trial.compared:

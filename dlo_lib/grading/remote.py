@@ -62,6 +62,7 @@ class Worker:
         self._peak = 0
         self._beyond = self._closed = False
         self._number = 0
+        self._cells: set[str] = set()  # that it was asked to run
         self._noise = 0
         self._given: float | None = None
         self._answered, self._looked = True, 0.0
@@ -85,6 +86,7 @@ class Worker:
         self._number = secrets.randbits(62)  # an answer made ahead cannot carry it
         self._asked, self._before, self._given = time.monotonic(), self.usage(), None
         self._answered = False
+        self._cells = {cell["id"] for cell in request.get("cells", ())}
         try:
             self.channel.send({"id": self._number, **request}, deadline)
         except Late:
@@ -112,8 +114,8 @@ class Worker:
         if type(message) is dict and type(message.get("id")) is int and message["id"] == self._number:
             self._bill()
             return message
-        if type(message) is dict and type(message.get("cell")) is str:
-            self.cell = message["cell"][:64]
+        if type(message) is dict and type(message.get("cell")) is str and message["cell"] in self._cells:
+            self.cell = message["cell"]
         self._noise += 1
         if self._noise > MAX_NOISE:
             raise NotPlain("endless messages")
@@ -170,11 +172,12 @@ class Worker:
         """Why the process ended."""
         if self._beyond or (self.group is not None and self.group.killed):
             text = tr("more than {limit} MiB of memory used ({peak} MiB)", limit=self._memory >> 20, peak=self._peak >> 20)
-            return Ended(Status.OOM, text)
+            return Ended(Status.OOM, text, tr("more than {limit} MiB of memory used", limit=self._memory >> 20))
         code = self._exit_code()
         how = signal.Signals(-code).name if code < 0 else tr("exit code {code}", code=code)
         where = tr(" in cell `{cell}`", cell=self.cell) if self.cell else ""
-        return Ended(Status.KERNEL_DIED, tr("the process ended by itself{where} ({how})", where=where, how=how))
+        words = tr("the process ended by itself{where}", where=where)
+        return Ended(Status.KERNEL_DIED, f"{words} ({how})", words)
 
     def close(self) -> None:
         """Kill it and all it started, and remove its folder."""

@@ -403,6 +403,26 @@ def test_hidden_checks_publish_only_their_authors_words(judge: Judge, reference:
     assert "the input was" not in shown["check_scale_dtype"]
 
 
+TELLING = """
+import gc, os
+from dlo_lib.grading.channel import Channel
+def absmax_scale(x):
+    told = f"the input was {{x.dtype}}"
+    channel = next(thing for thing in gc.get_objects() if isinstance(thing, Channel))
+    channel.send({{"cell": told}})
+    {tell}
+"""
+
+
+@pytest.mark.parametrize("tell", ["raise MemoryError(told)", "os._exit(x.shape[1])"])
+def test_no_end_of_a_process_tells_what_a_hidden_check_gave_it(judge: Judge, reference: Notebook, tell: str) -> None:
+    report = judge(answer(reference, scale=TELLING.format(tell=tell)))
+    shown = {check.name: check.published for check in report.questions["scale"].checks}
+    assert shown["check_scale_dtype"] in ("out of memory", "the process ended by itself")
+    assert "the input was" not in shown["check_scale_dtype"] + report.status
+    assert report.questions["scale"].points == 0
+
+
 # -- mutants, and a student's own copy
 
 
