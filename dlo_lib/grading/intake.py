@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.grading.cells import Submission, as_dict, take, whole
+from dlo_lib.grading.limits import at_most_further
 from dlo_lib.grading.source import LabSource
 from dlo_lib.text import tr
 
 MAX_BYTES = 100 << 20
+MAX_MEMORY = 1536 << 20  # to take a file apart: one of that size that is all text needs up to 9 bytes for each of its own
 MAX_FILES = 50  # that are looked at for a renamed notebook
 SAVED_AS = (".ipynb", ".ipynb.txt", ".ipynb.json", ".json")
 
@@ -114,7 +116,10 @@ def read_notebook(path: Path) -> dict[str, Any]:
     if not raw.strip():
         raise Invalid(tr("the file is empty: save the notebook and hand it in again"))
     try:
-        notebook = json.loads(raw.decode(json.detect_encoding(raw)))  # UTF-8, or UTF-16 and UTF-32 as some editors save it
+        with at_most_further(MAX_MEMORY):
+            notebook = json.loads(raw.decode(json.detect_encoding(raw)))  # UTF-8, or UTF-16 and UTF-32 as some editors save it
+    except MemoryError:
+        raise Invalid(tr("takes far more memory than a notebook does: clear the outputs and hand it in again")) from None
     except RecursionError:
         raise Invalid(tr("nested too deep to be a notebook")) from None
     except UnicodeDecodeError:

@@ -61,6 +61,27 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
+@contextlib.contextmanager
+def at_most_further(size: int) -> Iterator[None]:
+    """Meanwhile this process, with all its threads, may take only ``size`` bytes of memory beyond what it has, else ``MemoryError``.
+
+    Where the kernel does not say what a process has, as on macOS, nothing is limited.
+    """
+    try:
+        limit = data_bytes() + size
+    except FileNotFoundError:
+        yield
+        return
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if before != resource.RLIM_INFINITY:
+        limit = min(limit, before)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))
+
+
 def usage(keeper: int, shared: int) -> Usage:
     """Of all processes below ``keeper``; ``shared``: bytes that each has in common with the zygote."""
     pids = list(descendants(keeper))

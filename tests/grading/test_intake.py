@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlo_lib.grading.cells import Origin, take
-from dlo_lib.grading.intake import Invalid, find_submission, open_notebook, read_notebook
+from dlo_lib.grading.intake import MAX_BYTES, Invalid, find_submission, open_notebook, read_notebook
 from dlo_lib.grading.source import CellKind, LabSource
 
 Notebook = dict[str, Any]
@@ -162,3 +163,19 @@ def test_own_cells_beyond_all_measure_are_left_out(small: LabSource, reference: 
     assert sum(len(cell.source) for cell in taken.cells) < 5 << 20
     assert taken.attempted == set(small.questions)
     assert "more than 4 MB" in taken.warnings[0]
+
+
+def test_a_file_that_would_fill_the_memory_is_refused_and_the_reader_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlo_lib.grading.intake.MAX_MEMORY", 32 << 20)
+    (tmp_path / "small.ipynb").write_text('{"cells": [' + '{"":0},' * 400_000 + "{}]}")
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with pytest.raises(Invalid, match="far more memory than a notebook does"):
+        read_notebook(tmp_path / "small.ipynb")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_an_honest_notebook_as_large_as_may_be_passes(tmp_path: Path) -> None:
+    """Every letter of it takes four bytes in memory, once as the text of the file and once as a cell."""
+    text = "\N{GRINNING FACE}" + "x" * (MAX_BYTES - 100)
+    (tmp_path / "small.ipynb").write_text(json.dumps({"cells": [text]}, ensure_ascii=False), encoding="utf-8")
+    assert len(read_notebook(tmp_path / "small.ipynb")["cells"][0]) == len(text)
