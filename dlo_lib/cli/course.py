@@ -62,7 +62,8 @@ def release(
     source = read_lab(source_folder(info))
     proofs = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress, zygote_for(source) as zygote:
+    quiet = not console.is_terminal  # in a file the bar would be an empty line
+    with Progress(*columns, console=console, transient=True, disable=quiet) as progress, zygote_for(source) as zygote:
         bar = progress.add_task(tr("proving {lab}", lab=info.directory), total=number_of_proofs(source))
         for proof in prove(source, zygote):
             proofs.append(proof)
@@ -99,13 +100,13 @@ def collect(
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
     inventory = take_in(opened, info, source)
-    if source is None:
-        release_receipts(opened, inventory)
     if as_json:
         print(inventory.json())
-        return
-    _show(inventory)
-    console.print(tr("inventory and receipts: {folder}", folder=grades_folder(opened, info) / INVENTORY), soft_wrap=True)
+    else:
+        _show(inventory)
+        console.print(tr("inventory and receipts: {folder}", folder=grades_folder(opened, info) / INVENTORY), soft_wrap=True)
+    if source is None:
+        release_receipts(opened, inventory)  # last: what was collected is said also where the exchange fails
 
 
 def _show(inventory: Inventory) -> None:

@@ -37,6 +37,7 @@ from dlo_lib.grading.inventory import Inventory, State
 from dlo_lib.grading.judge_cells import SECRET_FILE
 from dlo_lib.grading.modules import load_checks
 from dlo_lib.grading.pictures import Pictures, pictures_of
+from dlo_lib.grading.publish import page_in_exchange
 from dlo_lib.grading.receipt import digest
 from dlo_lib.grading.report import GRADED, NO_ATTEMPT, QuestionReport, Report
 from dlo_lib.grading.source import TEST_PREFIX, CellKind, LabSource, read_lab, source_folder
@@ -89,26 +90,33 @@ def release_feedback(course: NbGraderAPI, lab: LabInfo) -> None:
 
 
 def release_receipts(course: NbGraderAPI, inventory: Inventory) -> None:
-    """Put a page that says what was received where the feedback will be, for what is new and came through the exchange.
+    """Put a page that says what was received where the feedback will be, for each submission that came through the exchange and has no
+    page there: what is new, and what an earlier collection failed to tell.
 
     Raises:
         UserError: a step of nbgrader's failed.
     """
     lab, staging = inventory.lab, ".receipts"
-    fresh = {item.student: item for item in inventory.of(State.NEW, State.REPLACED)}
-    notebooks = {student: _submitted(course.coursedir, lab, student) for student in fresh}
-    told = [student for student, notebook in notebooks.items() if (notebook.parent / SUBMISSION_SECRET).is_file()]
-    if not told:
+    received = inventory.of(State.NEW, State.REPLACED, State.UNCHANGED, State.KEPT)
+    untold = {item.student: item for item in received if not _told(course, lab, item.student)}
+    if not untold:
         return
     try:
         with temp_attrs(course.coursedir, feedback_directory=staging):
-            for student in told:
+            for student, item in untold.items():
                 page = Path(course.coursedir.format_path(staging, student, lab.directory)) / f"{lab.name}.html"
-                write_text(page, receipt_html(lab.directory, receipt_card(notebooks[student], lab, student, fresh[student].late)))
+                card = receipt_card(_submitted(course.coursedir, lab, student), lab, student, item.late)
+                write_text(page, receipt_html(lab.directory, card))
                 _ready_for_release(course, lab, student, page)
             run_step(course, "release receipts", course.release_feedback(lab.directory))
     finally:
         shutil.rmtree(Path(course.coursedir.root) / staging, ignore_errors=True)
+
+
+def _told(course: NbGraderAPI, lab: LabInfo, student: str) -> bool:
+    """Whether the exchange has a page about what the student handed in; it cannot have one about what came another way."""
+    secret = _plain_text(_submitted(course.coursedir, lab, student).parent / SUBMISSION_SECRET, 1_000)
+    return not secret or page_in_exchange(course, lab, secret).is_file()
 
 
 def _in_step(directory: CourseDirectory, step: str, student: str, lab: LabInfo) -> Path:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
-from nbgrader.utils import capture_log, temp_attrs
+from nbgrader.utils import capture_log, notebook_hash, temp_attrs
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.batch import run_step
@@ -19,6 +19,11 @@ from dlo_lib.text import tr
 def place_in_exchange(course: NbGraderAPI, lab: LabInfo) -> Path:
     """Where students fetch ``lab`` from."""
     return _exchange_root(course) / course.coursedir.course_id / "outbound" / lab.directory
+
+
+def page_in_exchange(course: NbGraderAPI, lab: LabInfo, secret: str) -> Path:
+    """Where the student whose submission holds ``secret`` fetches the page about it from."""
+    return _exchange_root(course) / course.coursedir.course_id / "feedback" / f"{notebook_hash(secret=secret, notebook_id=lab.name)}.html"
 
 
 def check_exchange(course: NbGraderAPI) -> None:

@@ -235,6 +235,21 @@ def test_a_receipt_is_where_the_feedback_will_be_until_there_is_some(course: Pat
     assert not (course / ".receipts").exists()
 
 
+def test_what_an_earlier_collection_failed_to_tell_is_told_by_the_next(course: Path, lab: LabInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = course.parent / "exchange" / "dlo" / "inbound" / f"ada+{LAB}+2026-11-20 11:00:00.5 UTC+nonce"
+    place.mkdir()
+    for name, text in {"small.ipynb": "{}", "timestamp.txt": "2026-11-20 11:00:00.5 UTC", "submission_secret.txt": "s" * 20}.items():
+        (place / name).write_text(text)
+    opened = open_course(course)
+    with monkeypatch.context() as patch:
+        patch.setattr(opened, "release_feedback", lambda *_: {"success": False, "error": "disk full", "log": ""})
+        with pytest.raises(UserError, match="release receipts.*disk full"):
+            release_receipts(opened, collect(opened, lab))
+    release_receipts(opened, collect(opened, lab))
+    (page,) = (course.parent / "exchange" / "dlo" / "feedback").iterdir()
+    assert "Your work was received" in page.read_text(encoding="utf-8")
+
+
 def test_a_name_that_is_no_text_stops_nobodys_receipt(course: Path, lab: LabInfo) -> None:
     content = notebook_text(release_notebook(source_folder(lab)))
     for student, name in {"ada": "small \udcff\u202e.ipynb", "blaise": "small.ipynb"}.items():
