@@ -20,7 +20,7 @@ from benchmarks.paired import Row
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError, unknown_name
 
 _WIDTH = 180  # of a table in a file
-HARNESS = {"paired", "peaks", "sleeping", "__main__"}
+HARNESS = {"paired", "peaks", "replay", "sleeping", "__main__"}
 
 
 def names() -> list[str]:
@@ -39,16 +39,15 @@ def run(
     rows: list[Row] = []
     for row in module.rows() if pairs is None else module.rows(pairs):
         rows.append(row)
-        figures = {"time": row.time_ratio, "CPU": row.cpu_ratio, "memory": row.memory_ratio, "floor": row.floor_ratio}
-        measured = ", ".join(f"{name} {figure}" for name, figure in figures.items() if figure is not None)
+        measured = ", ".join(f"{name} {figure}" for name, figure in row.ratios().items() if figure is not None)
         print("; ".join(part for part in (f"{row.name} on {row.world_size}: {measured}", row.note) if part), file=sys.stderr)
     if as_json:
         print(json.dumps([row.as_json() for row in rows], indent=1))
         return
     table = Table("name", "peer", "ranks", "time", "CPU", "memory", "floor", "note", title=f"ours / peer: {name}")
     for row in rows:
-        shown = (row.time_ratio, row.cpu_ratio, row.memory_ratio, row.floor_ratio)
-        table.add_row(row.name, row.peer, str(row.world_size), *("–" if figure is None else str(figure) for figure in shown), row.note)
+        shown = ("–" if figure is None else str(figure) for figure in row.ratios().values())
+        table.add_row(row.name, row.peer, str(row.world_size), *shown, row.note)
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
 
 

@@ -44,6 +44,10 @@ class Row:
     floor_ratio: Spread | None = None
     note: str = ""
 
+    def ratios(self) -> dict[str, Spread | None]:
+        """By what is compared, in the order of a table's columns."""
+        return {"time": self.time_ratio, "CPU": self.cpu_ratio, "memory": self.memory_ratio, "floor": self.floor_ratio}
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

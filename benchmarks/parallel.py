@@ -7,8 +7,9 @@
 
 A turn is one `train_step` (forward, backward, gradients averaged, optimiser; SGD where nothing else is said) of the same model on the same
 data; both live in the same ranks and one process group and take turns. The floor is the same step without any communication, on every
-rank. What a peer keeps is resident between its turns, so memory is measured apart: the peak of jobs that build the model and train it in
-one of the two ways (``benchmarks.peaks``).
+rank. A note says how far below the peer one could get: the floor, and ours' messages alone (``benchmarks.replay``), against the peer's
+CPU time. What a peer keeps is resident between its turns, so memory is measured apart: the peak of jobs that build the model and train it
+in one of the two ways (``benchmarks.peaks``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.paired import Row, Turns, compare, measure, over_ranks, ratios, take_turns
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
+from benchmarks.replay import Replay
 from dlo_lib.launch import Explain, run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
@@ -148,8 +150,9 @@ def rows(pairs: int = 40) -> Iterator[Row]:
 def row(kind: Kind, case: str, world_size: int, pairs: int) -> Row:
     """One comparison."""
     per_rank = run_ranks(_turns, world_size, case, kind, pairs, explain=Explain.OFF)
-    turns, against_floor = (over_ranks([rank[index] for rank in per_rank]) for index in range(2))
-    floor = statistics.median(turn.cpu for turn in against_floor.peer)
+    turns, against_floor, of_bytes = (over_ranks([rank[index] for rank in per_rank]) for index in range(3))
+    floor, its_cpu = (statistics.median(turn.cpu for turn in taken) for taken in (against_floor.peer, turns.peer))
+    alone = statistics.median(turn.cpu for turn in of_bytes.ours)
     repeats = min(MEMORY_REPEATS, -(-pairs // 4))
 
     def peaks(exact: bool) -> dict[str, list[float]]:
@@ -157,19 +160,21 @@ def row(kind: Kind, case: str, world_size: int, pairs: int) -> Row:
 
     exact, kept = peaks(exact=True), peaks(exact=False)
     mine, its = (statistics.median(exact[wrapper]) / 2**20 for wrapper in ("ours", "peer"))
-    note = f"peak {mine:.0f} MiB against {its:.0f} MiB a rank; ratio with glibc's defaults {ratios(kept['ours'], kept['peer'])}"
+    note = f"peak {mine:.0f} MiB against {its:.0f} MiB a rank; ratio with glibc's defaults {ratios(kept['ours'], kept['peer'])}; "
+    note += f"the peer's step {1e3 * its_cpu / world_size:.0f} ms a rank, arithmetic and bytes alone {(floor + alone) / its_cpu:.2f} of it"
     compared = compare(f"{kind.name}, {case}", kind.peer, world_size, turns, floor_cpu=floor, note=note)
     return replace(compared, memory_ratio=ratios(exact["ours"], exact["peer"]))
 
 
-def _turns(case: str, kind: Kind, pairs: int) -> tuple[Turns, Turns]:
-    """Ours against the peer, and ours against no communication."""
+def _turns(case: str, kind: Kind, pairs: int) -> tuple[Turns, Turns, Turns]:
+    """Ours against the peer, ours against no communication, and ours' messages against nothing."""
     warnings.simplefilter("ignore", FutureWarning)  # the peer's own calls, of names that are deprecated
     torch.set_num_threads(1)
     ours, peer, alone = (Way(case, kind, wrapper) for wrapper in ("ours", "peer", "none"))
     return (
         take_turns(ours.step, peer.step, pairs, between=dist.barrier),
         take_turns(ours.step, alone.step, -(-pairs // 4), between=dist.barrier),
+        take_turns(Replay(ours.step).run, lambda: None, -(-pairs // 2), between=dist.barrier),
     )
 
 
