@@ -153,7 +153,7 @@ def _moments(x: Tensor, over: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 def _gather(own: Tensor, group: dist.ProcessGroup) -> Tensor:
     """(K,) of each rank to (N, K)."""
     rows = own.new_empty(dist.get_world_size(group), len(own))
-    dist.all_gather_into_tensor(rows.view(-1), own, group=group)
+    dist.all_gather(list(rows), own, group=group)
     return rows
 
 
