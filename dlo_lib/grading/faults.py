@@ -64,7 +64,7 @@ def fault_of(error: BaseException) -> Fault:
         text = " ".join(str(error).split())[:MAX_TEXT]
     except BaseException:  # noqa: BLE001  an exception's own __str__ is the student's code too
         text = ""
-    kind = type(error).__name__[:60]
+    kind = str(type.__dict__["__name__"].__get__(type(error)))[:60]  # a metaclass may have one of its own
     if isinstance(error, SyntaxError) and is_own(error.filename or ""):
         return Fault(kind, str(error.msg)[:MAX_TEXT], error.lineno or 0, (error.text or "").strip()[:120], _cell(error.filename or ""))
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]

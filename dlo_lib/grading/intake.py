@@ -36,6 +36,8 @@ def find_submission(path: Path, lab: str) -> tuple[Path, list[str]]:
     Raises:
         Invalid: there is none.
     """
+    if any(folder.is_symlink() for folder in (path.parent, path.parent.parent)):  # the lab's and the student's: a classmate's, it may be
+        raise Invalid("symlink")
     reason: Invalid | None = None
     if path.exists() or path.is_symlink():
         try:

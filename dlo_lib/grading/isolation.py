@@ -90,7 +90,10 @@ class Bubblewrap:
         """``argv`` in a file system that holds the view and nothing else, killed when its parent ends."""
         environment = [part for name, value in view.environment.items() for part in ("--setenv", name, value)]
         masks = [
-            part for path in view.masked for part in (("--tmpfs", str(path)) if path.is_dir() else ("--ro-bind", os.devnull, str(path)))
+            part
+            for path in view.masked
+            # Empty for good: in a folder that one worker could write to, the next would find what it had compiled for it.
+            for part in (("--tmpfs", str(path), "--remount-ro", str(path)) if path.is_dir() else ("--ro-bind", os.devnull, str(path)))
         ]
         inner = [
             self.program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv", *environment,

@@ -99,7 +99,7 @@ def visible_report(notebook: str | Path) -> Report:
     Raises:
         UserError: the notebook cannot be read, or it is not of a lab of this course.
     """
-    path = Path(notebook)
+    path = Path(notebook).parent.resolve() / Path(notebook).name
     try:
         name = read_notebook(path).get("metadata", {}).get("dlo", {}).get("lab") or path.resolve().parent.name
     except Invalid as error:

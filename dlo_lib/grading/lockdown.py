@@ -25,6 +25,7 @@ NO_SUID, NO_DEVICES, NO_EXECUTE, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 0x1000, 0x4
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 CAPABILITY_VERSION = 0x20080522
 SIOCSIFFLAGS, UP_AND_RUNNING = 0x8914, 0x41
+TERMINALS = "/dev/pts"
 WORK = Path("/tmp/work")  # where a worker's cells run: the only home they have
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -77,6 +78,8 @@ def furnish(limits: Limits, keep: Sequence[str]) -> None:
         _mount("tmpfs", path, "tmpfs", NO_SUID | NO_DEVICES, f"size={size},nr_inodes={limits.inodes},mode=1777")
     for path, descriptor in kept:
         _put_back(path, descriptor)
+    if os.path.isdir(TERMINALS):  # a terminal has two ends: in one place for all, two workers would hold one each
+        _mount("devpts", TERMINALS, "devpts", NO_SUID | NO_EXECUTE, "newinstance,ptmxmode=0666,mode=620")
     _loopback_up()
     WORK.mkdir()
     with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:

@@ -114,6 +114,17 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
         read_notebook(tmp_path / "small.ipynb")
 
 
+@pytest.mark.parametrize("linked", ["theirs", "theirs/91_small"])
+def test_a_folder_that_is_a_link_to_a_classmates_is_not_followed(tmp_path: Path, reference: Notebook, linked: str) -> None:
+    (tmp_path / "mine" / "91_small").mkdir(parents=True)
+    (tmp_path / "mine" / "91_small" / "small.ipynb").write_text(json.dumps(reference))
+    (tmp_path / linked).parent.mkdir(exist_ok=True)
+    (tmp_path / linked).symlink_to(tmp_path / linked.replace("theirs", "mine"))
+    assert (tmp_path / "theirs" / "91_small" / "small.ipynb").is_file()
+    with pytest.raises(Invalid, match="symlink"):
+        find_submission(tmp_path / "theirs" / "91_small" / "small.ipynb", "91_small")
+
+
 def test_a_file_in_another_encoding_says_how_to_save_it(tmp_path: Path) -> None:
     (tmp_path / "small.ipynb").write_bytes('{"cells": ["é"]}'.encode("latin-1"))
     with pytest.raises(Invalid, match="UTF-8"):

@@ -147,10 +147,23 @@ def test_it_cannot_be_written(inside: Callable[..., Any], path: str) -> None:
     )
 
 
+def test_no_folder_but_its_own_can_be_written(inside: Callable[..., Any]) -> None:
+    """Neither those that stand where what the lab teaches is masked: a module compiled there would be run by the next worker."""
+    walk = "for at, folders, _ in os.walk('/'):\n        folders[:] = [] if at in ('/proc', '/sys') else folders"
+    found = inside(f"def attack():\n    found = []\n    {walk}\n        if os.access(at, os.W_OK): found.append(at)\n    return found", 60)
+    assert "/tmp/work" in found
+    assert [folder for folder in found if not folder.startswith(("/tmp", "/dev/shm", "/dev/pts", "/proc"))] == []
+
+
 def test_another_worker_sees_neither_files_nor_processes(inside: Callable[..., Any]) -> None:
     assert inside("def attack():\n    for folder in ('/tmp', '/dev/shm', '.'): open(f'{folder}/mine', 'w').write('x')\n    return 1") == 1
     seen = inside("def attack(): return [os.listdir('/tmp'), os.listdir('/dev/shm'), [p for p in os.listdir('/proc') if p.isdigit()]]")
     assert seen == [["work"], [], ["1", "2"]]
+
+
+def test_a_terminal_has_both_its_ends_in_one_worker(inside: Callable[..., Any]) -> None:
+    assert inside("def attack():\n    ours, theirs = os.openpty()\n    os.write(theirs, b'x')\n    return os.read(ours, 1).decode()") == "x"
+    assert inside("def attack(): return os.listdir('/dev/pts')") == ["ptmx"]
 
 
 @pytest.mark.parametrize(("folder", "most"), [("/tmp", 200 << 20), ("/dev/shm", 70 << 20)])
