@@ -28,6 +28,7 @@ from dlo_lib.profiling import Part, measure_memory
 GIB = 2**30
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 STEPS = int(os.environ.get("DLO_STEPS", 20))  # of the training near the end
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -105,7 +106,7 @@ lab.check("state")
 # %% id="show_state" tags=["demo"]
 psi = sum(parameters_by_part(model_config(MODEL)).values())
 at_64 |= {stage: measured(stage, 64) for stage in (1, 2, 3)}
-figures.stages(at_64, {stage: state_bytes(psi, 64, stage) for stage in STAGES})
+figures.stages(at_64, {stage: state_bytes(psi, 64, stage) for stage in STAGES}, 64, "GiB")
 
 # %% [markdown] id="pieces_text"
 # ## 2 · Pieces
@@ -286,10 +287,12 @@ def sharded_linear(x: torch.Tensor, weight_piece: torch.Tensor, shape: tuple[int
 lab.check("stage3")
 
 # %% [markdown] id="stage3_after"
-# What does it cost? The tracer counts what a rank sends in one step of an MLP of 4 layers, as a multiple of the bytes of its parameters, f = (N-1)/N left out.
+# What does it cost? The tracer counts what a rank sends in one step of an MLP of 4 layers, in units of B f: the bytes of its parameters, times (N-1)/N.
 # Compare with the table at the beginning.
 
 # %% id="run_traffic" tags=["demo"]
+import alive
+
 WIDTH, LAYERS = 64, 4
 
 
@@ -315,20 +318,17 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-def train(stage: int, steps: int) -> tuple[list[float], list[torch.Tensor]]:
-    """Losses and final weights; every rank has samples of its own."""
+def train(stage: int, steps: int) -> tuple[list[float], list[torch.Tensor], dict[str, int]]:
+    """Losses, final weights, and the bytes of state when the last backward is over; every rank has samples of its own."""
     torch.set_num_threads(1)
     rank, world, model = dist.get_rank(), dist.get_world_size(), MLP()
     parameters = list(model.weights)
-    pieces = [nn.Parameter(piece_of(parameter, rank, world)) for parameter in parameters]
-    if stage == 0:
-        optimizer = adamw(parameters)
-    elif stage == 1:
-        optimizer = ShardedOptimizer(parameters, adamw)
-    else:
-        optimizer = adamw(pieces)
+    pieces = [nn.Parameter(piece_of(parameter, rank, world)) for parameter in parameters] if stage >= 2 else []
+    optimizer = ShardedOptimizer(parameters, adamw) if stage == 1 else adamw(pieces or parameters)
     if stage == 2:
         shard_gradients(model, pieces)
+    if stage == 3:
+        del model, parameters  # the pieces are all there is
     losses = []
     for step in range(steps):
         x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
@@ -344,16 +344,17 @@ def train(stage: int, steps: int) -> tuple[list[float], list[torch.Tensor]]:
             for parameter in parameters:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= world
+        kept = alive.state() if step == steps - 1 else None
         optimizer.step()
-        for held in (*parameters, *pieces):
-            held.grad = None
+        for own in pieces or parameters:
+            own.grad = None
         if stage == 2:
             for parameter, piece in zip(parameters, pieces):
                 parameter.data.copy_(whole(piece.data, parameter.shape))
         losses.append(loss.item())
     if stage == 3:
         parameters = [whole(piece.data, (WIDTH, WIDTH)) for piece in pieces]
-    return losses, [parameter.detach() for parameter in parameters]
+    return losses, [parameter.detach() for parameter in parameters], kept
 
 
 unit = sum(weight.nbytes for weight in weights_of()) * 3 / 4  # B f on 4 ranks
@@ -370,14 +371,29 @@ for stage in STAGES:
 #
 # ## 7 · For real: the same training
 #
-# All four stages, 4 ranks, the same samples. What do you expect to see?
+# All four stages, 4 ranks, the same samples. Before you run the cell: how far apart will the weights be after the last step?
 
 # %% id="run_training" tags=["demo"]
 runs = {stage: run_ranks(train, 4, stage, STEPS) for stage in STAGES}
 for stage, ranks in runs.items():
     apart = max(float((a - b).abs().max()) for a, b in zip(ranks[0][1], runs[0][0][1]))
     print(f"stage {stage}: largest difference of a weight to stage 0 after {STEPS} steps {apart:.1e}")
-figures.losses({stage: [sum(step) / 4 for step in zip(*(losses for losses, _ in ranks))] for stage, ranks in runs.items()})
+figures.losses({stage: [sum(step) / 4 for step in zip(*(losses for losses, _, _ in ranks))] for stage, ranks in runs.items()})
+
+# %% [markdown] id="memory_text"
+# One curve: sharding decides who keeps and who sends, not what is computed. (Differences come only from the order in which sums are taken.)
+#
+# And the memory? In the same runs each rank counted the bytes of state that were alive when the last backward was over. So this is the figure of the
+# ZeRO paper again, now of **your** three stages on real ranks.
+
+# %% id="show_memory" tags=["demo"]
+own = {stage: ranks[0][2] for stage, ranks in runs.items()}
+numbers = sum(weight.numel() for weight in weights_of())
+figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES}, 4, "KiB")
+
+# %% [markdown] id="memory_lesson"
+# Where are the diamonds left of the bars? In stages 1 and 2 your pieces are *copies* of weights that the rank also has whole: 4 Ψ/N bytes more than the formula.
+# The library moves the parameters into one flat memory and makes each piece a *view* of it (`dlo_lib/parallel/partition.py`): then the copy is gone.
 
 # %% [markdown] id="settings_text"
 # ## 8 · A DeepSpeed configuration
@@ -436,6 +452,7 @@ lab.check("settings")
 # `offload_optimizer` keeps the moments, and a copy of the weights, in the memory of the processor, where the update is computed (ZeRO-Offload). Then at each
 # step gradients go down and weights come up, through PCIe. How long does that take for a rank, and against what? The cell computes it, for 4 Ψ bytes
 # each way, 25 GB/s (PCIe 4, sixteen lanes, in practice) and 6 floating-point operations a parameter and token on a GPU that reaches 40 % of 312 TFLOP/s.
+# (The update itself, on the processor, comes on top.)
 
 # %% id="show_offload" tags=["demo"]
 tokens = [2**k for k in range(10, 19)]
@@ -448,26 +465,22 @@ figures.offload(tokens, [6 * psi * count / (0.4 * 312e12) for count in tokens], 
 #
 # ## 10 · At scale
 #
-# `dlo_lib.train` has all stages. On a cluster they are one word apart; here the same options run on two processes.
+# `dlo_lib.train` has all stages, one word apart. `cluster.submit` is one call for a cluster and for here: with `dry_run` it shows the script that SLURM
+# would get; without SLURM it runs here, the same options on two processes and a small model. The same call made again finds the same job.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
-import tempfile
-
-from dlo_lib.train import read_metrics
+from dlo_lib import cluster
 
 flags = ["--parallel", "zero2", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-print("On the cluster, 2 nodes of 4 GPUs:")
-print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", *large, *flags)
-with tempfile.TemporaryDirectory() as out:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
-    here = subprocess.run([*torchrun, *little, *flags, "--out", out], capture_output=True, text=True)
-    print("Here, 2 ranks of the small model:" if here.returncode == 0 else here.stderr[-2000:])
-    for line in read_metrics(out):
-        print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, 2 nodes of 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
+print("Here, 2 ranks of the small model:")
+for line in job.metrics():
+    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s, gradient norm {line.grad_norm:.2f}")
 
 # %% [markdown] id="quiz_text"
 # ## 11 · Quiz

@@ -11,7 +11,11 @@ from dlo_lib.grading.contract import check, scenario
 from dlo_lib.grading.quiz import Answer, quiz_right
 from dlo_lib.grading.twins import twin
 
-from .checks import MIB, QUIZ, made_whole, norm_case, norms, pieces, same_parameters, same_state, whole_case
+from .checks import pieces, same_state
+from .on_ranks import MIB, same_parameters
+from .quiz import QUIZ
+from .scenarios import made_whole, norms
+from .twins import norm_case, whole_case
 
 
 @check("state", points=1, seconds=30)
@@ -53,7 +57,8 @@ def check_empty_pieces(student, t):
     "A rank whose pieces are empty"
     case, want = norm_case(t, t.shuffled([[0, 0], [t.integer(2, 9), 0]]))
     for got in student.ranks(norms, case).results:
-        t.close(got, want, "the norm where one rank has empty pieces", rtol=1e-5)
+        number = t.tensor(got, "the norm where one rank has empty pieces").flatten().to(want.dtype)
+        t.close(number, want[None], "the norm where one rank has empty pieces", rtol=1e-5)
 
 
 @scenario

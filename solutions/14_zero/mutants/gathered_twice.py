@@ -1,7 +1,7 @@
 """The pieces are gathered twice."""
 
 QUESTION = "pieces"
-LOSES = 2
+LOSES = 1
 FAILS = "check_whole"
 SAYS = "one all-gather of"
 

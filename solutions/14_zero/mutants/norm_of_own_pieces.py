@@ -3,7 +3,7 @@
 QUESTION = "norm"
 LOSES = 2
 FAILS = "check_norm"
-SAYS = "the norm on rank 0 of 3"
+SAYS = "the norm of the rank's own pieces"
 
 
 def global_norm(pieces):
