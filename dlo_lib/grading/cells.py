@@ -86,7 +86,15 @@ class _Rebuild:
             if cell.kind is CellKind.SOLUTION and cell.id not in self.seen:
                 self.warnings.append(tr("cell `{cell}` was missing", cell=cell.id))
         attempted = {name for name in self.answers if _plain(self._answer(self.source[name])) != _plain(self.source[name].released)}
-        attempted |= self._answered_elsewhere()
+        merged = {
+            cell.id
+            for cell in self.lab.cells
+            if cell.kind is CellKind.SOLUTION and cell.id not in self.seen
+            if any(_defines(self._answer(self.source[name]), _defined(cell.released)) for name in attempted)
+        }
+        for question in merged:
+            self.answers[question] = []  # its stub would undo what the cell it was merged with defines
+        attempted |= merged | self._answered_elsewhere()
         cells_in_order = tuple(self._in_order())
         own = [cell.source for cell in cells_in_order if cell.origin is not Origin.GIVEN]
         references = frozenset(name for text in own for name in _references(text)) & set(self.lab.questions)

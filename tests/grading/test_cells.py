@@ -57,3 +57,17 @@ def test_what_is_too_much_to_be_taken_is_not_parsed_either(small: LabSource, par
     taken = take({"cells": own}, small)
     assert "cells of your own hold more than 4 MB of code" in " ".join(taken.warnings)
     assert 0 < sum(parsed) < 3 * 20_000
+
+
+def test_an_answer_merged_into_another_is_an_answer(small: LabSource) -> None:
+    both = code("def absmax_scale(x):\n    return x\n\n\ndef quantise(x):\n    return x", id="scale")
+    taken = take({"cells": [both]}, small)
+    assert taken.attempted == {"scale", "quantise"}
+    assert [cell.source for cell in taken.cells if cell.id == "quantise"] == [""]  # the stub would undo it
+    assert "cell `quantise` was missing" in taken.warnings
+
+
+def test_the_stub_of_an_answer_that_nobody_gave_stays(small: LabSource) -> None:
+    taken = take({"cells": [code("def absmax_scale(x):\n    return x", id="scale")]}, small)
+    assert taken.attempted == {"scale"}
+    assert [cell.source for cell in taken.cells if cell.id == "quantise"] == [small.solution("quantise").released]
