@@ -17,18 +17,24 @@ _EPSILON = 1e-6  # PyTorch's, so that clipping a sharded gradient is clipping th
 
 
 @torch.no_grad()
-def clip_sharded_grad_norm_(params: Iterable[Tensor], max_norm: float, group: dist.ProcessGroup) -> Tensor:
+def clip_sharded_grad_norm_(
+    params: Iterable[Tensor], max_norm: float, group: dist.ProcessGroup, device: torch.device | None = None
+) -> Tensor:
     """Scale the gradients of ``params``, parts of which the ranks of ``group`` hold, to a global 2-norm of at most ``max_norm``.
 
-    Returns the norm before, (), the same on every rank, in at least fp32 and on the gradients' device.
+    Args:
+        params: a rank may have none, and those that it has no gradient.
+        device: from where ``group`` communicates; None for the CPU.
+
+    Returns the norm before, () fp64 on ``device``, the same on every rank.
     """
     gradients = [param.grad for param in params if param.grad is not None]
-    norms = torch._foreach_norm([gradient for gradient in gradients if gradient.numel()])
-    like = gradients[0] if gradients else torch.zeros(())
-    wide = torch.promote_types(like.dtype, torch.float32)
-    squares = torch.stack([norm.to(wide) for norm in norms]).square().sum() if norms else torch.zeros((), dtype=wide, device=like.device)
+    # fp64 on every rank: what a rank holds, if anything, does not say in which dtype the others add up.
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    if filled := [gradient for gradient in gradients if gradient.numel()]:
+        squares += torch.stack([norm.double() for norm in torch._foreach_norm(filled)]).square().sum()
     dist.all_reduce(squares, group=group)
     norm = squares.sqrt()
-    if gradients:
-        torch._foreach_mul_(gradients, (max_norm / (norm + _EPSILON)).clamp(max=1.0).to(like.dtype))
+    if filled:
+        torch._foreach_mul_(filled, (max_norm / (norm + _EPSILON)).clamp(max=1.0).to(filled[0]))
     return norm

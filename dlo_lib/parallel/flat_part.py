@@ -54,7 +54,7 @@ class FlatPart(Tensor):
 
     Args:
         part: (n,), in the order of memory; or the whole tensor, of its shape.
-        shape, strides: of the whole, which is dense; a number counts as (1,).
+        shape, strides: of the whole, which is dense and no number.
     """
 
     _chunks: list[_Chunk]
@@ -62,11 +62,11 @@ class FlatPart(Tensor):
 
     @staticmethod
     def __new__(cls, part: Tensor, shape: Sequence[int], strides: Sequence[int], start: int) -> FlatPart:
-        shape, strides = (tuple(shape), tuple(strides)) if shape else ((1,), (1,))
+        shape, strides = tuple(shape), tuple(strides)
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)  # type: ignore[attr-defined]
         self._properties = TensorProperties.create_from_tensor(part)
         if part.numel() == math.prod(shape):
-            self._chunks = [_Chunk(_at((0,) * len(shape), shape), part.view(shape) if part.dim() == 0 else part)]
+            self._chunks = [_Chunk(_at((0,) * len(shape), shape), part)]
             return self
         outer_first = sorted(range(len(shape)), key=lambda dim: -strides[dim])
         back = [outer_first.index(dim) for dim in range(len(shape))]

@@ -37,7 +37,7 @@ from dlo_lib.parallel.fsdp_state import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.hybrid import neighbours_group
 from dlo_lib.parallel.pool import Pool
 from dlo_lib.parallel.reduction import Reduction
-from dlo_lib.parallel.unit import Layout, Slot, Unit
+from dlo_lib.parallel.unit import Layout, Slot, State, Unit
 from dlo_lib.parallel.units import BlockTypes, Run, cut_into_units
 from dlo_lib.parallel.wire import Wire, best_wire
 
@@ -71,7 +71,8 @@ class FSDP(nn.Module):
             None: the module's own, as they are on the group's first rank.
         wire: how shards travel; None for the cheaper way. ``Collectives()`` shows a trace their names.
         keep_buffers: whether the memory of messages is kept for the next one. None: on CPU only (``parallel.pool`` says why).
-        find_unused_parameters: as for ``DDP``: allow parameters without gradient. One that no rank used keeps None.
+        find_unused_parameters: as for ``DDP``: allow parameters without gradient. One that no rank used keeps None. Ranks may use different
+            ones of a unit whose inputs have gradients, if each backward has a forward of its own; all must come to the same units.
 
     ``no_sync``, ``finish_grad_sync`` and errors are as for ``DDP``. Gradients accumulate in ``no_sync`` (no communication but the
     gathers, and the memory of whole gradients), or in the shards without it (a reduction for each backward pass).
@@ -149,6 +150,10 @@ class FSDP(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._reduction.recover()
         self._entered = []
+        self.pool.release()  # what the last backward needed this one needs late, when the activations have gone that are to come now
+        for unit in self.units:
+            if unit.state is State.GATHERING:  # for a forward that an exception ended; an optimiser may have stepped meanwhile
+                unit.free()
         out = self.module(*args, **kwargs)
         self._planned = self._entered
         for unit in self.units:  # gathered for a module that was then not called, or called in another order than registered
@@ -166,7 +171,7 @@ class FSDP(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``; the norm before, ()."""
-        return clip_sharded_grad_norm_(self.parameters(), max_norm, self.group)
+        return clip_sharded_grad_norm_(self.parameters(), max_norm, self.group, self._layout.device)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The values of the module as if it were not sharded, on the CPU, on every rank. Holds one unit whole at a time beside them."""
@@ -216,6 +221,8 @@ class FSDP(nn.Module):
     def _enter(self, unit: Unit, run: Run) -> None:
         position = len(self._entered)
         self._entered.append((unit, run))
+        if torch.is_grad_enabled() and unit.trained:
+            self._reduction.expect(unit)
         if torch.is_grad_enabled() and not all(_reads_no_weight_in_backward(module) for module in run.modules):
             self._to_come.append(unit)
         if self._entered[position:] == self._planned[position : position + 1] and position + 1 < len(self._planned):
@@ -226,8 +233,6 @@ class FSDP(nn.Module):
             return
         if torch.is_grad_enabled():
             self._open[unit].all += 1
-            if unit.trained:
-                self._reduction.expect(unit)
             if not _reads_no_weight_in_backward(module):
                 self._open[unit].reading += 1
                 for tensor in tree_leaves(out):
@@ -258,11 +263,12 @@ class FSDP(nn.Module):
         calls = self._open[unit]
         calls.all -= 1
         calls.reading -= not _reads_no_weight_in_backward(module)
-        if calls.reading <= 0:
+        # Below zero in a second pass through a graph, whose calls are counted no more: then units end with the pass.
+        if calls.reading == 0:
             self._in_backward.discard(unit)
             unit.free()
-        if calls.all <= 0:
-            self._reduction.reduce(unit)  # parameters that this rank did not use: their gradients will not come
+        if calls.all == 0:
+            self._reduction.complete(unit)  # parameters that this rank did not use: their gradients will not come
 
     def _end_pass(self) -> None:
         self._in_backward.clear()

@@ -28,8 +28,12 @@ class ShardedGradScaler(torch.amp.GradScaler):
         assert holder is not None
         super().unscale_(holder)
         state = self._per_optimizer_states[id(optimizer)] = self._per_optimizer_states[id(holder)]
+        assert self._scale is not None
+        found = torch.zeros((), device=self._scale.device)  # of a rank that holds no gradient as well
         for flag in state["found_inf_per_device"].values():
-            dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+            found += flag.to(found.device, non_blocking=True)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        state["found_inf_per_device"] = {found.device: found}
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         if self._enabled and not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:

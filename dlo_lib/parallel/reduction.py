@@ -1,8 +1,9 @@
 """A backward pass whose gradients are sharded: packed as they arrive, sent to their owners when a pack is complete, settled at the end.
 
 Packs are sent one behind the other: before one leaves, the one before must have arrived, so that two exist at most, one on its way and
-one in the making. What is not complete at the end of backward (a parameter that this rank did not use) is sent then, with zeros for what
-is missing. FSDP packs the gradients of a unit, stage 2 of ZeRO those of a bucket; all else they have in common.
+one in the making. They leave strictly in the reverse of the order in which forward announced them, which is the same on every rank; the
+order in which they are complete need not be. What is not complete at the end of backward (a parameter that this rank did not use) is sent
+then, with zeros for what is missing. FSDP packs the gradients of a unit, stage 2 of ZeRO those of a bucket; all else they have in common.
 
     backward   gradients 3 | gradients 2, reduce 3 | gradients 1, reduce 2 | reduce 1 | means into .grad of the shards
 
@@ -63,12 +64,11 @@ class Reduction(Generic[S]):
     """The gradients of ``packs``, from one backward pass to the next.
 
     Args:
-        packs: in the order of the forward pass.
+        packs: all there are.
         groups: the ranks over which gradients are averaged.
         device: where they are.
         find_unused: whether parameters may be without gradient. One that no rank used keeps None.
         on_end: called at the end of a pass, when all gradients are on their way.
-        on_complete: called with a pack that lacks nothing any more; None sends it. Every rank must send the packs in the same order.
     """
 
     def __init__(
@@ -79,20 +79,21 @@ class Reduction(Generic[S]):
         *,
         find_unused: bool,
         on_end: Callable[[], None] = lambda: None,
-        on_complete: Callable[[Pack[S]], None] | None = None,
     ) -> None:
         self.sync = True
         """False inside ``no_sync``."""
         self._packs, self._groups, self._device = packs, groups, device
-        self._find_unused, self._on_end, self._on_complete = find_unused, on_end, on_complete or self.reduce
+        self._find_unused, self._on_end = find_unused, on_end
         self._pass = BackwardPass()
-        self._unreduced: set[Pack[S]] = set()  # have computed, and their gradients are not on their way yet
+        self._unreduced: dict[Pack[S], None] = {}  # in the order of forward: their gradients are not on their way yet
+        self._complete: set[Pack[S]] = set()  # of these
+        self._sent_before: dict[Pack[S], None] = {}  # those of the last pass that synchronised
         self._reducing: list[Pack[S]] = []  # on their way; all but the last have been waited for
         self._absent: list[S] = []
 
     def expect(self, pack: Pack[S]) -> None:
-        """Its parameters have been used in a forward pass."""
-        self._unreduced.add(pack)
+        """A forward pass is about to use its parameters; called in the same order on every rank."""
+        self._unreduced.setdefault(pack)
 
     def on_gradient(self, pack: Pack[S], slot: S, param: Tensor) -> None:
         """The whole gradient of a parameter is complete: pack it, and send the pack when it is."""
@@ -103,15 +104,22 @@ class Reduction(Generic[S]):
             raise UserError(f"{slot.name} has a sparse gradient: use sparse=False")
         if slot.arrived:
             raise UserError(f"{slot.name} got a second gradient in one backward: use checkpoint(..., use_reentrant=False)")
+        if pack not in self._unreduced:  # the pass has no forward of its own
+            if pack in self._reducing:
+                raise UserError(f"{slot.name} got its gradient after the others of its unit had left: run backward in one thread")
+            self._unreduced[pack] = None
         pack.pack(slot, gradient)
-        if pack.missing == 0 and self.sync:
-            self._on_complete(pack)
+        if pack.missing == 0:
+            self.complete(pack)
 
-    def reduce(self, pack: Pack[S]) -> None:
-        """Send it, if that is due and not done yet."""
-        if not self.sync or pack not in self._unreduced:
-            return
-        self._unreduced.discard(pack)
+    def complete(self, pack: Pack[S]) -> None:
+        """This pass has no more gradients for it: send it, and those that waited for it, when its turn has come."""
+        self._complete.add(pack)
+        while self.sync and self._unreduced and (last := next(reversed(self._unreduced))) in self._complete:
+            self._send(last)
+
+    def _send(self, pack: Pack[S]) -> None:
+        del self._unreduced[pack]
         if self._reducing:
             self._reducing[-1].settle_reduce()  # so that two packs exist at most: one on its way, one in the making
         self._absent += pack.start_reduce()
@@ -122,6 +130,9 @@ class Reduction(Generic[S]):
         if not self._pass.running:
             self.recover()
             self._pass.begin(self._finish)
+            if self._find_unused and not self._unreduced:
+                # No forward of its own: the second of two losses, or a retained graph. The others may use what this rank does not.
+                self._unreduced = dict(self._sent_before)
 
     def recover(self) -> None:
         """After an exception inside backward: its gradients are dropped."""
@@ -130,7 +141,7 @@ class Reduction(Generic[S]):
                 pack.settle_reduce()
             for pack in self._packs:
                 pack.drop_gradients()
-            self._unreduced, self._reducing, self._absent = set(), [], []
+            self._unreduced, self._reducing, self._absent = {}, [], []
             self._end_pass()
 
     def finish(self) -> None:
@@ -143,14 +154,15 @@ class Reduction(Generic[S]):
         """Send what lacks gradients, wait for all, and leave the means in ``.grad``."""
         absent: list[S] = []
         if self.sync:
-            for pack in reversed(self._packs):
-                self.reduce(pack)
+            for pack in list(reversed(self._unreduced)):
+                self._send(pack)
             for pack in self._reducing[-1:]:
                 pack.settle_reduce()
             unused = self._unused_everywhere() if self._find_unused else set()
             for pack in self._reducing:
                 pack.hand_over(unused)
-            absent, self._absent, self._reducing = self._absent, [], []
+            absent, self._absent = self._absent, []
+            self._sent_before, self._reducing = dict.fromkeys(reversed(self._reducing)), []
         self._end_pass()
         if absent and not self._find_unused:
             names = ", ".join(slot.name for slot in absent)
@@ -160,6 +172,7 @@ class Reduction(Generic[S]):
 
     def _end_pass(self) -> None:
         self._pass.end()
+        self._complete.clear()
         for pack in self._packs:
             pack.end_pass()
         self._on_end()

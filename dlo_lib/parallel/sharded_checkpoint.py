@@ -8,6 +8,8 @@ pieces are described in the parameters' shapes (``parallel.flat_part``), so stag
 
     model.<parameter>        optimizer.state.<parameter>.<key>        optimizer.groups (hyper-parameters)
 
+A parameter that is a number has no dimension to cut: it, and its moments, are written as numbers by the rank that holds it.
+
 The format describes itself by a pickled file, ``.metadata``: load only checkpoints from those you trust.
 Cost: 12 bytes a parameter (fp32 and AdamW), written by all ranks together; nothing is gathered.
 """
@@ -69,13 +71,15 @@ def save_sharded(folder: str | Path, model: Spread, optimizer: torch.optim.Optim
         for piece in optimizer.pieces():
             name, _ = slots[piece.param]
             for key, value in local_state(optimizer, piece).items():
-                state[f"optimizer.state.{name}.{key}"] = _part(value, piece) if is_piece(value, piece) else value
+                state[f"optimizer.state.{name}.{key}"] = _part(value, piece) if piece.param.dim() and is_piece(value, piece) else value
     elif optimizer is not None:
         for param, values in optimizer.state.items():
             assert isinstance(param, nn.Parameter)
             name, slot = slots[param]
             for key, value in values.items():
-                state[f"optimizer.state.{name}.{key}"] = _described(value, slot, mesh) if _is_sharded(value, slot) else value
+                described = _described(value, slot, mesh) if _is_sharded(value, slot) else value
+                if described is not None:
+                    state[f"optimizer.state.{name}.{key}"] = described
     if optimizer is not None:
         groups = [{**group, "params": names} for group, names in zip(optimizer.param_groups, _names(model, optimizer))]
         state["optimizer.groups"] = json.dumps(groups, default=float)  # a learning rate may be a tensor
@@ -105,13 +109,19 @@ def load_sharded(folder: str | Path, model: Spread, optimizer: torch.optim.Optim
             for key in _keys_of(slots[piece.param][0], stored):
                 if (room := _room_for_part(stored[key], piece)) is not None:
                     rooms[key] = room
-                    state[key] = _part(room, piece) if is_piece(room, piece) else room
+                    state[key] = _part(room, piece) if piece.param.dim() and is_piece(room, piece) else room
                 else:
                     state[key] = None
     elif optimizer is not None:
+        of_elements = {key for name, slot in slots.values() for key in _keys_of_elements(name, slot, stored)}
         for name, slot in slots.values():
             for key in _keys_of(name, stored):
-                state[key] = _room_for(stored[key], slot, mesh)
+                if mesh is not None and not slot.whole.dim() and key.rpartition(".")[2] in of_elements:
+                    rooms[key] = torch.empty_like(slot.shard.detach())
+                    if len(rooms[key]):
+                        state[key] = rooms[key].view(())
+                else:
+                    state[key] = _room_for(stored[key], slot, mesh)
     if optimizer is not None:
         state["optimizer.groups"] = ""
     if missing := sorted(key for key in state if key not in stored):
@@ -125,7 +135,8 @@ def load_sharded(folder: str | Path, model: Spread, optimizer: torch.optim.Optim
 def _model_state(model: Spread) -> dict[str, Any]:
     """Of parameters the shards themselves, which are then read in place."""
     mesh, slots = _mesh(model), _slots(model)
-    state: dict[str, Any] = {f"model.{name}": _described(slot.shard.detach(), slot, mesh) for name, slot in slots.values()}
+    described = {f"model.{name}": _described(slot.shard.detach(), slot, mesh) for name, slot in slots.values()}
+    state: dict[str, Any] = {key: value for key, value in described.items() if value is not None}
     for module in model.plain_stages() if isinstance(model, Pipeline) else [model.module]:
         saved = module.state_dict(keep_vars=True)
         state |= {f"model.{name}": saved[name] for name, _ in module.named_buffers() if name in saved}
@@ -162,11 +173,13 @@ def _is_sharded(value: object, slot: Held) -> bool:
     return isinstance(value, Tensor) and value.shape == slot.shard.shape
 
 
-def _described(part: Tensor, slot: Held, mesh: DeviceMesh | None) -> DTensor | Tensor:
+def _described(part: Tensor, slot: Held, mesh: DeviceMesh | None) -> DTensor | Tensor | None:
+    """A rank's part as the format has it; None where a number is another rank's."""
     if mesh is None:
         return part
-    whole = slot.whole if slot.whole.dim() else slot.whole.view(1)  # a number has no dimension to cut: it lies on the first rank
-    return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride())
+    if not slot.whole.dim():
+        return part.view(()) if len(part) else None
+    return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=slot.whole.shape, stride=slot.whole.stride())
 
 
 def _part(value: Tensor, piece: Piece) -> FlatPart:
@@ -179,11 +192,18 @@ def _keys_of(name: str, stored: dict[str, Any]) -> list[str]:
     return [key for key in stored if key.startswith(prefix)]
 
 
+def _keys_of_elements(name: str, slot: Held, stored: dict[str, Any]) -> list[str]:
+    """Of a parameter that is no number, what is stored for each element, such as ``exp_avg``. Of a number, nothing tells it apart."""
+    if not slot.whole.dim():
+        return []
+    return [key.rpartition(".")[2] for key in _keys_of(name, stored) if getattr(stored[key], "size", None) == slot.whole.shape]
+
+
 def _room_for_part(metadata: Any, piece: Piece) -> Tensor | None:
     """The same for a piece."""
     if not isinstance(metadata, TensorStorageMetadata):
         return None
-    if metadata.size == (piece.param.shape or (1,)):
+    if metadata.size == piece.param.shape:
         return torch.empty_like(piece.shard.detach(), dtype=metadata.properties.dtype)
     return torch.empty(metadata.size, dtype=metadata.properties.dtype)
 
@@ -192,7 +212,7 @@ def _room_for(metadata: Any, slot: Held, mesh: DeviceMesh | None) -> Any:
     """Where a stored value of the optimiser's state will be read to."""
     if not isinstance(metadata, TensorStorageMetadata):
         return None
-    if metadata.size == (slot.whole.shape or (1,)):
+    if metadata.size == slot.whole.shape and slot.whole.dim():
         return _described(torch.empty_like(slot.shard.detach(), dtype=metadata.properties.dtype), slot, mesh)
     return torch.empty(metadata.size, dtype=metadata.properties.dtype)
 

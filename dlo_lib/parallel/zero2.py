@@ -31,7 +31,7 @@ from dlo_lib.parallel.buckets import broadcast_packed
 from dlo_lib.parallel.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.partition import FlatBucket, Partition, Place, Split
 from dlo_lib.parallel.pool import Pool
-from dlo_lib.parallel.reduction import Pack, Reduction
+from dlo_lib.parallel.reduction import Reduction
 from dlo_lib.parallel.wire import Wire, best_wire
 
 MIB = 2**20
@@ -174,19 +174,11 @@ class ShardedDDP(nn.Module):
         names = {param: name for name, param in module.named_parameters() if param.requires_grad}
         # The last layer's gradients come first, so its parameters are in the first bucket.
         self.partition = Partition(reversed(names), group, split=split, bucket_bytes=bucket_bytes, wire=wire)
-        device = next(iter(names), torch.empty(0)).device
+        self._device = device = next(iter(names), torch.empty(0)).device
         self.pool = Pool(device, keep_buffers if keep_buffers is not None else device.type == "cpu")
         wire = wire or best_wire(group, device)
         self.buckets = [GradientBucket(bucket, names, self.partition, self.pool, wire) for bucket in self.partition.buckets]
-        self._sent = 0  # buckets[:sent] are on their way
-        self._reduction: Reduction[Slot] = Reduction(
-            self.buckets[::-1],
-            [group],
-            device,
-            find_unused=find_unused_parameters,
-            on_end=self._end_pass,
-            on_complete=self._send_in_order,
-        )
+        self._reduction: Reduction[Slot] = Reduction(self.buckets, [group], device, find_unused=find_unused_parameters)
         for bucket in self.buckets:
             for slot in bucket.trained:
                 hook: Callable[[Tensor], None] = functools.partial(self._reduction.on_gradient, bucket, slot)
@@ -195,18 +187,9 @@ class ShardedDDP(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._reduction.recover()
         if torch.is_grad_enabled():
-            for bucket in self.buckets:
+            for bucket in reversed(self.buckets):  # that of the first layers fills last
                 self._reduction.expect(bucket)
         return self.module(*args, **kwargs)
-
-    def _send_in_order(self, complete: Pack[Slot]) -> None:
-        """Buckets are sent in their order, which is the same on every rank; the order in which they fill need not be."""
-        while self._sent < len(self.buckets) and not self.buckets[self._sent].missing:
-            self._reduction.reduce(self.buckets[self._sent])
-            self._sent += 1
-
-    def _end_pass(self) -> None:
-        self._sent = 0
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside add to local, whole gradients; the next one outside averages the sum."""
@@ -218,4 +201,5 @@ class ShardedDDP(nn.Module):
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``; the norm before, ()."""
-        return clip_sharded_grad_norm_([piece.shard for piece in self.partition.pieces.values()], max_norm, self.group)
+        pieces = (piece.shard for piece in self.partition.pieces.values())
+        return clip_sharded_grad_norm_(pieces, max_norm, self.group, self._device)
