@@ -77,6 +77,10 @@ def check_one_gather(student, t):
             sent != 2 * want, "gathered twice: unshard was called a second time for a unit that was whole already, and gathered it again"
         )
         message = "rank {rank} passed {sent} bytes in {count} all-gathers; the packed unit is one message of {want}, padding counted"
+        others = ", ".join(sorted({call.kind.value for call in run.calls(rank)} - {Kind.ALL_GATHER.value}))
+        t.that(
+            not others, "rank {rank} used {others}: an all-gather brings the rows of all ranks, and nothing else", rank=rank, others=others
+        )
         t.that(sent == want and count == 1, message, rank=rank, sent=sent, count=count, want=want)
 
 
@@ -133,7 +137,12 @@ def check_shards_back(student, t):
     "The modules have their shards again"
     tensors = copies_of(t, 1)[0]
     for rank, got in enumerate(student.ranks(freed, [{"tensors": tensors, "compute": None}] * 2).results):
-        held, _ = t.items(got, 2, "parameters and row")
+        held, _, shapes = t.items(got, 3, "parameters, row and shapes")
+        for shape, whole in zip(t.items(shapes, len(tensors), "the shapes"), tensors):
+            message = (
+                "a whole parameter of shape {want} has shape {shape} after reshard: the tensor stays what it is, only its storage is freed"
+            )
+            t.that(shape == list(whole.shape), message, want=list(whole.shape), shape=shape)
         for i, (mine, whole) in enumerate(zip(t.items(held, len(tensors), "the parameters"), tensors)):
             t.that(mine is not None, "the module of parameter {i} still has the whole one, which is freed: put the shards there", i=i)
             t.close(mine, rows_of(whole, rank, 2), "parameter {i} in its module on rank {rank}", i=i, rank=rank, atol=0, rtol=0)
@@ -170,11 +179,23 @@ def reduce_run(
             "summed instead of averaged: the gradients on {world} ranks are {world} times too large",
             world=world,
         )
+        t.that(
+            passes == 1 or not near(mine, mean_rows(kept[-1:], [list(shapes[i]) for i in trained_ones], rank)),
+            "only the last micro-batch is left: the result has to be added to what is in shard.grad already",
+        )
         for i, own, right in zip(trained_ones, mine, want):
             if nudge is not None and nudge.rank == rank and i == trained_ones[0]:
-                right.view(-1)[nudge.element] += nudge.by / world
+                right = nudged(own, right, nudge, world)
             t.close(own, right, "the gradient of shard {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-6, rtol=1e-5)
     return run, [torch.Size(shapes[i]) for i in trained_ones]
+
+
+def nudged(own: object, right: Tensor, nudge: Nudge, world: int) -> Tensor:
+    """What the nudge makes of this gradient: divided by the ranks after the reduce-scatter, or, where gradients were divided before it, whole."""
+    moved = [right.clone(), right.clone()]
+    for tensor, by in zip(moved, (nudge.by / world, nudge.by)):
+        tensor.view(-1)[nudge.element] += by
+    return moved[1] if near([own], moved[1:]) else moved[0]
 
 
 @check("reduce", points=3, seconds=40)

@@ -30,6 +30,7 @@ from dlo_lib.launch import run_ranks
 
 STEPS = int(os.environ.get("DLO_STEPS", 40))  # of each training
 REPEATS = int(os.environ.get("DLO_REPEATS", 7))  # of each timing
+PROCESSES = int(os.environ.get("DLO_PROCESSES", 2))  # of the job at the end
 KIB = 1024
 lab = Lab(globals())
 
@@ -546,7 +547,7 @@ large = ["--model", "llama-3.2-1b", "--seq", "2048", "--precision", "bf16", "--s
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=PROCESSES).wait()
 for line in job.metrics():
     print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 

@@ -31,6 +31,8 @@ from dlo_lib.models.llama import Block
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 STEPS = int(os.environ.get("DLO_STEPS", 10))  # of the training near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 512))  # ranks of the measurement at true size
+WIDTH = int(os.environ.get("DLO_WIDTH", 256))  # of the small model that trains here
+PROCESSES = int(os.environ.get("DLO_PROCESSES", 2))  # of the job at the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -242,6 +244,8 @@ lab.check("pack")
 # whole.data.copy_(value)                                  # .data: or autograd would say that what it has saved was changed
 # ```
 #
+# Keep this order: whoever copies into a tensor without memory ends the process (*killed by SIGSEGV*).
+#
 # `put(unit, True)` hangs the whole parameters into the modules, `put(unit, False)` the shards.
 
 # %% id="given_unit"
@@ -430,6 +434,14 @@ lab.check("units")
 # before "after backward" of block 2, and three units would be whole. So in the pre-hook make the input a tensor of its own, `x = x.view_as(x)`, and register on that.
 #
 # Blocks get other arguments beside x (Llama's get the cosines of positions): those that require no gradient need no hook.
+#
+# When a hook is missing, it is torch that complains, far from the cause:
+#
+# | what you read | what it means |
+# |---|---|
+# | `mat1 and mat2 shapes cannot be multiplied`, `index out of range` | a module computes with its shard: it was not gathered before its forward |
+# | `setStorage: ... out of bounds for storage of size 0` | a weight was freed while it is needed: not gathered again before its backward, or freed too early |
+# | `MISMATCH`, or a dead-lock | the ranks gather units in different orders |
 
 # %% nbgrader={"grade_id": "hooks", "solution": true}
 def add_hooks(units: list[Unit]) -> None:
@@ -501,7 +513,9 @@ lab.check("hooks")
 # %% id="run_timeline" tags=["demo"]
 from dlo_lib.launch import run_ranks
 
-SMALL = LlamaConfig(vocab_size=257, hidden=256, intermediate=704, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64, tied_embeddings=True)
+SMALL = LlamaConfig(
+    vocab_size=257, hidden=WIDTH, intermediate=11 * WIDTH // 4, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=WIDTH // 4, tied_embeddings=True
+)
 
 
 def one_step() -> list[list[tuple[int, bool]]]:
@@ -676,7 +690,7 @@ for name, dtype, share in (("fp32", None, 1), ("gathered in bf16", torch.bfloat1
 # %% id="run_training" tags=["demo"]
 from dataclasses import replace
 
-SMALLER = replace(SMALL, hidden=128, intermediate=352, head_dim=32)
+SMALLER = replace(SMALL, hidden=WIDTH // 2, intermediate=11 * WIDTH // 8, head_dim=WIDTH // 8)
 
 
 def train(steps: int, dtype, compute_dtype=None, reduce_dtype=None) -> list[float]:
@@ -724,7 +738,7 @@ large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "1
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=PROCESSES).wait()
 for line in job.metrics():
     print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 

@@ -52,14 +52,14 @@ def kept_for_backward(student, rank, world, weight, x):
 
 @scenario
 def freed(student, rank, world, tensors, compute):
-    """The parameters in their modules after ``unshard`` and ``reshard``, None for one without memory; and the row."""
+    """The parameters in their modules after ``unshard`` and ``reshard``, None for one without memory; the row; the shapes of the whole ones."""
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
     names = [[str(i)] for i in range(len(tensors))]
     unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
     student.unshard(unit)
     student.reshard(unit)
     held = [parameter.detach() if parameter.untyped_storage().nbytes() else None for parameter in module.parameters()]
-    return held, unit.row.detach()
+    return held, unit.row.detach(), [list(whole.shape) for whole in unit.wholes]
 
 
 @scenario
@@ -125,6 +125,9 @@ def backward_of_llama(student, rank, world, sizes, state, frozen, batches):
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     units, losses = student.shard_model(model, Block), []
+    assert not any("FSDPModule" in str(type(module).__mro__) for module in model.modules()), (
+        "the library's own FSDP was called: here you write it"
+    )
     for tokens, targets in batches:
         logits = model(tokens)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
@@ -173,6 +176,9 @@ def layers_in_order(student, rank, world, first, weights, x, compute, reduce, ti
 
     model, outputs = Layers(), []
     units = student.shard_model(model, Layer, *(None if name is None else getattr(torch, name) for name in (compute, reduce)))
+    assert not any("FSDPModule" in str(type(module).__mro__) for module in model.modules()), (
+        "the library's own FSDP was called: here you write it"
+    )
     for _ in range(times):
         if factor is None:
             y = model(x)
@@ -213,6 +219,9 @@ def large_at_rest(student, rank, world, seed, width, count):
     random = torch.Generator().manual_seed(seed)
     model = Layers()
     units = student.shard_model(model, Layer)
+    assert not any("FSDPModule" in str(type(module).__mro__) for module in model.modules()), (
+        "the library's own FSDP was called: here you write it"
+    )
     loss = model(torch.randn(2, width, generator=random)).square().mean()
     mark("after forward")
     loss.backward()

@@ -3,7 +3,7 @@
 QUESTION = "reduce"
 LOSES = 1
 FAILS = "check_accumulates"
-SAYS = "the gradient of shard"
+SAYS = "only the last micro-batch"
 
 
 def reduce_gradients(unit: Unit) -> None:
