@@ -44,3 +44,7 @@ class Pool:
         if self._keep:
             whole = torch.empty(0, dtype=torch.uint8, device=self._device)
             self._free.append(whole.set_(tensor.untyped_storage()))
+
+    def release(self) -> None:
+        """Free what is not lent, when the next one asks late and others need memory before."""
+        self._free.clear()
