@@ -28,6 +28,7 @@ from dlo_lib.grading.lock import only_grader
 from dlo_lib.grading.nbgrader_course import open_course
 from dlo_lib.grading.release import release_notebook
 from dlo_lib.grading.report import GRADER_ERROR, Report
+from dlo_lib.grading.roster import read_roster, unknown_student
 from dlo_lib.grading.source import TEST_PREFIX, CellKind, LabSource, notebook_text, read_lab, source_folder
 from dlo_lib.grading.stale import remove_stale
 from dlo_lib.grading.status import Status
@@ -87,6 +88,8 @@ def grade_lab(
     if not students:
         raise UserError(f"no submission of {lab.directory} in {course.coursedir.root}: `dlo collect {lab.directory}` fetches them")
     if chosen.only is not None and chosen.only not in students:
+        if chosen.only not in (roster := [person.id for person in read_roster(course)]):
+            raise unknown_student(chosen.only, roster)
         raise UserError(tr("{student} has handed in nothing of {lab}", student=chosen.only, lab=lab.directory))
     sandbox = "none" if chosen.unsafe else required_isolation().name
     remove_stale(FOLDER)

@@ -17,10 +17,10 @@ import math
 import re
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ from dlo_lib.grading.source import TEST_PREFIX, LabSource, read_lab, source_fold
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
+    from nbgrader.coursedir import CourseDirectory
+
     from dlo_lib.grading.report import QuestionReport, Report
 
 STATUS_CELL = "dlo-status"
@@ -69,10 +71,25 @@ class SubmissionExporter(NotebookExporter):
     def __init__(self, **settings: Any) -> None:
         """Refuse before the first submission rather than at each: nbgrader shows one line then, and no trace."""
         super().__init__(**settings)
-        course: Any = getattr(self.parent, "coursedir", None)
-        unsafe = JudgeCells(parent=self).unsafe
+        converter: Any = self.parent
+        if not JudgeCells(parent=self).unsafe:
+            from dlo_lib.grading.isolation import required_isolation  # here: as below, and few commands grade
+
+            with self._refusing():
+                required_isolation()
+        # nbgrader makes an exporter at the start of a run and tells it nothing of the end: the run itself is to hold the lock.
+        converter.convert_notebooks = partial(self._alone, converter.convert_notebooks, converter.coursedir)
+
+    def _alone(self, convert: Callable[[], None], course: CourseDirectory) -> None:
+        with ExitStack() as held:
+            with self._refusing():
+                held.enter_context(only_grader(Path(course.root) / "grades" / course.assignment_id))
+            convert()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
         try:
-            refuse_unless_possible(Path(course.root) / "grades" / course.assignment_id, unsafe)
+            yield
         except UserError as error:
             self.log.error(str(error))
             raise NbGraderException(str(error)) from None
@@ -116,17 +133,6 @@ class JudgeCells(NbGraderPreprocessor):
         except Exception:  # noqa: BLE001  a fault of ours costs this submission its row, gives it no points, and stops nobody else's
             self.log.error(traceback.format_exc())
             return Report(lab.info.directory, GRADER_ERROR, {})
-
-
-def refuse_unless_possible(grades: Path, unsafe: bool) -> None:
-    """Raises:
-    UserError: there is no sandbox, or another grader is at work on the lab with these ``grades``."""
-    from dlo_lib.grading.isolation import required_isolation
-
-    if not unsafe:
-        required_isolation()
-    with only_grader(grades):
-        pass
 
 
 def judged(lab: LabSource, notebook: Path, course: Path, unsafe: bool) -> Report:

@@ -7,6 +7,7 @@ them; only the id is needed. Nobody is ever removed: grades hang on them. Who is
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import re
 from collections.abc import Iterable, Mapping
@@ -74,6 +75,13 @@ def read_roster(course: NbGraderAPI) -> list[Person]:
     """The students of a course, in order of their ids."""
     with course.gradebook as gradebook:
         return sorted((_person(student) for student in gradebook.students), key=lambda person: person.id)
+
+
+def unknown_student(student: str, roster: Iterable[str]) -> UserError:
+    """The error for an id that nobody has, with the nearest of the ``roster``; not with all of it, as a class may be large."""
+    near = difflib.get_close_matches(student.lower(), sorted(roster), n=3, cutoff=0.5)
+    hint = tr("did you mean {students}?", students=tr(" or ").join(near)) if near else tr("`dlo roster import` enters students")
+    return UserError(tr('no student of the roster has the id "{student}": {hint}', student=student, hint=hint))
 
 
 def import_roster(course: NbGraderAPI, file: Path, dry_run: bool = False) -> list[Difference]:

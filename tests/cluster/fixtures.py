@@ -34,6 +34,18 @@ ELSEWHERE = Cluster(
     nodes=(Nodes("big-", 2, cores=32, gpus=2, features="a100"), Nodes("small-", 1, cores=6, gpus=1, features="v100")),
     partitions={"training": (("big-",), "1-00:00:00"), "debug": (("small-",), "0:30:00")},
 )
+OTHER_SITE = """
+title = "our machine room"
+scheduler = "slurm"
+gpus_per_node = 2
+cores_per_gpu = 16
+gpu = "a100-80"
+partition = "training"
+
+[[qos]]
+name = "normal"
+time = "1-00:00:00"
+"""
 
 
 def _raised(cluster: Cluster, factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -80,3 +92,11 @@ def jean_zay(jean_zay_conf: Path, log_in: Callable[[Path], None]) -> None:
 def elsewhere(elsewhere_conf: Path, log_in: Callable[[Path], None]) -> None:
     """This test runs on a login node of the other virtual cluster."""
     log_in(elsewhere_conf)
+
+
+@pytest.fixture
+def other_site(tmp_path: Path) -> Path:
+    """The file that describes the other virtual cluster's large nodes."""
+    file = tmp_path / "other.toml"
+    file.write_text(OTHER_SITE)
+    return file

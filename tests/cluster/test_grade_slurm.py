@@ -5,13 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "grading"))
-from small_class import make_checkout, make_class, results
 
 from dlo_lib import cluster
 from dlo_lib.cli.grade_slurm import Wanted, array_of_judges
@@ -19,27 +15,17 @@ from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
 from dlo_lib.grading.batch import Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
-from dlo_lib.grading.environ import environment
-from dlo_lib.grading.source import read_lab, source_folder
+from tests.grading.small_class import results
 
 GRADE = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "grade", "91"]
 SLURM = ["--slurm", "--array", "2", "--cores", "1", "--time", "10", "--site", "jean-zay-v100", "--account", "abc"]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("checkout")
-    make_checkout(folder)
-    with environment({"DLO_COURSE": str(folder)}):
-        yield folder
-
-
 @pytest.fixture
-def course(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DLO_COURSE", str(home))
+def course(ungraded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DLO_POLL_S", "0.3")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    return make_class(tmp_path / "course", read_lab(source_folder(find_lab("91", source_labs()))))
+    return ungraded
 
 
 @pytest.mark.slow

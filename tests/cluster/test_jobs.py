@@ -305,26 +305,6 @@ def test_elements_of_a_sweep_do_not_share_a_folder(jean_zay):
     assert [job.out(element) for element in (0, 1)] == [Path.cwd() / "here", Path.cwd() / "there"]
 
 
-OTHER_SITE = """
-title = "another cluster"
-scheduler = "slurm"
-gpus_per_node = 2
-cores_per_gpu = 16
-gpu = "a100-80"
-partition = "training"
-[[qos]]
-name = "any"
-time = "1-00:00:00"
-"""
-
-
-@pytest.fixture
-def other_site(tmp_path: Path) -> Path:
-    file = tmp_path / "other.toml"
-    file.write_text(OTHER_SITE)
-    return file
-
-
 def test_another_cluster_needs_a_file_and_no_accounting(elsewhere, other_site, tmp_path):
     with pytest.raises(UserError, match="3 GPUs do not fill nodes of 2 on other: use 2"):
         cluster.submit(shell("true"), gpus=3, site=other_site)

@@ -8,19 +8,7 @@ import pytest
 
 from dlo_lib.cluster.site import Scheduler, site, sites
 from dlo_lib.errors import UserError
-
-OWN = """
-title = "our machine room"
-scheduler = "slurm"
-gpus_per_node = 2
-cores_per_gpu = 16
-gpu = "a100-80"
-partition = "training"
-
-[[qos]]
-name = "normal"
-time = "1-00:00:00"
-"""
+from tests.cluster.fixtures import OTHER_SITE
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +51,7 @@ def test_local_is_this_machine():
 def test_ones_own_site_is_found(where, tmp_path, monkeypatch):
     folder = tmp_path / "config" / "dlo" / "sites" if where == "config" else tmp_path / "sites"
     folder.mkdir(parents=True)
-    (folder / "ours.toml").write_text(OWN)
+    (folder / "ours.toml").write_text(OTHER_SITE)
     if where == "DLO_SITES":
         monkeypatch.setenv("DLO_SITES", f"/nowhere:{folder}")
     ours = site(folder / "ours.toml" if where == "path" else "ours")
@@ -93,7 +81,7 @@ def test_a_site_may_extend_another(tmp_path):
 )
 def test_a_wrong_file_is_one_line_that_names_it(change, says, tmp_path):
     file = tmp_path / "ours.toml"
-    file.write_text(OWN.replace(*change))
+    file.write_text(OTHER_SITE.replace(*change))
     with pytest.raises(UserError, match="ours.toml") as error:
         site(file)
     assert says in str(error.value)

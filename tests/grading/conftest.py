@@ -19,8 +19,10 @@ from dlo_lib.grading.publish import publish
 from dlo_lib.grading.release import release_lab
 from dlo_lib.grading.report import Report
 from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_notebook
+from tests.grading.small_class import SMALL_COURSE, checkout, class_, in_checkout, ungraded
 
-SMALL_COURSE = Path(__file__).parent / "small_course"
+__all__ = ["checkout", "class_", "in_checkout", "ungraded"]
+
 SHARDED_COURSE = SMALL_COURSE.with_name("sharded_course")
 SMALL = SMALL_COURSE / "solutions" / "91_small"
 ROSTER = {"ada": "Ada Lovelace", "blaise": "Blaise Pascal", "chloe": "Chloé Dupont", "dan": "Dan Moore", "dan2": "Dan Moore"}

@@ -1,16 +1,24 @@
-"""A small class, for the tests that grade one: four who handed in, one who did not, and what grading leaves of them."""
+"""A small class, for the tests that grade one: four who handed in, one who did not, and what grading leaves of them.
+
+Its fixtures are for any folder of tests whose conftest.py names them.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dlo_lib.grading.course import find_lab, source_labs
+from dlo_lib.grading.environ import environment
 from dlo_lib.grading.nbgrader_course import create_course, open_course
 from dlo_lib.grading.release import release_notebook
-from dlo_lib.grading.source import LabSource, build_notebook, notebook_text, source_notebook
+from dlo_lib.grading.source import LabSource, build_notebook, notebook_text, read_lab, source_folder, source_notebook
 
 SMALL_COURSE = Path(__file__).parent / "small_course"
 LAB = "91_small"
@@ -57,6 +65,41 @@ def make_class(folder: Path, lab: LabSource) -> Path:
     for student, notebook in CLASS.items():
         hand_in(folder, student, json.dumps(notebook(lab)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the small lab alone; nobody alters it."""
+    folder = tmp_path_factory.mktemp("checkout")
+    make_checkout(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def class_(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course with submissions, none of them graded; nobody alters it."""
+    with environment({"DLO_COURSE": str(checkout)}):
+        return make_class(tmp_path_factory.mktemp("class") / "course", small_lab())
+
+
+@pytest.fixture(scope="module")
+def in_checkout(checkout: Path) -> Iterator[Path]:
+    """For fixtures of a module: meanwhile the course's sources are those of the checkout."""
+    with environment({"DLO_COURSE": str(checkout)}):
+        yield checkout
+
+
+@pytest.fixture
+def ungraded(checkout: Path, class_: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the class, for one test, to which the course's sources are those of the checkout."""
+    monkeypatch.setenv("DLO_COURSE", str(checkout))
+    shutil.copytree(class_, tmp_path / "course", symlinks=True)
+    return tmp_path / "course"
+
+
+def small_lab() -> LabSource:
+    """The small lab of the checkout that is the course now."""
+    return read_lab(source_folder(find_lab("91", source_labs())))
 
 
 def hand_in(course: Path, student: str, text: str) -> None:

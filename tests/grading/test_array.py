@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
-from small_class import make_checkout, make_class, results, rows
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.array import MOST_STRIKES, MOST_TURNS, QUEUE, ArrayOfJudges, End, collected
 from dlo_lib.grading.batch import Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.element import work
-from dlo_lib.grading.environ import environment
 from dlo_lib.grading.judging import Job, JudgingService
-from dlo_lib.grading.source import read_lab, source_folder
 from dlo_lib.grading.work_queue import WorkQueue
+from tests.grading.small_class import results, rows
 
 
 def jobs(count: int) -> list[Job]:
@@ -119,21 +114,7 @@ class Mortal(Processes):
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("checkout")
-    make_checkout(folder)
-    with environment({"DLO_COURSE": str(folder)}):
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def class_(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course with submissions, none of them graded."""
-    return make_class(tmp_path_factory.mktemp("class") / "course", read_lab(source_folder(find_lab("91", source_labs()))))
-
-
-@pytest.fixture(scope="module")
-def by_one_machine(class_: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def by_one_machine(in_checkout: Path, class_: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     course = tmp_path_factory.mktemp("one") / "course"
     shutil.copytree(class_, course, symlinks=True)
     info = find_lab("91", source_labs())
@@ -143,10 +124,8 @@ def by_one_machine(class_: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def course(class_: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DLO_COURSE", str(home))
-    shutil.copytree(class_, tmp_path / "course", symlinks=True)
-    return tmp_path / "course"
+def course(ungraded: Path) -> Path:
+    return ungraded
 
 
 @pytest.mark.slow

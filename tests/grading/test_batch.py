@@ -14,9 +14,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
-from small_class import CLASS, LAB, graded_files, hand_in, make_checkout, make_class, results, right, rows
-
 from dlo_lib.errors import UserError
 from dlo_lib.grading.batch import Done, Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
@@ -27,44 +24,23 @@ from dlo_lib.grading.limits import descendants
 from dlo_lib.grading.lock import only_grader
 from dlo_lib.grading.nbgrader_course import open_course
 from dlo_lib.grading.report import GRADED, CheckReport, QuestionReport, Report
-from dlo_lib.grading.source import LabSource, read_lab, source_folder
+from dlo_lib.grading.source import LabSource
 from dlo_lib.grading.stored import Stored
+from tests.grading.small_class import CLASS, LAB, graded_files, hand_in, results, right, rows, small_lab
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A checkout with the small lab alone."""
-    folder = tmp_path_factory.mktemp("checkout")
-    make_checkout(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DLO_COURSE", str(folder))
-        yield folder
+def lab(in_checkout: Path) -> LabSource:
+    return small_lab()
 
 
 @pytest.fixture(autouse=True)
-def in_checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DLO_COURSE", str(home))
+def course(ungraded: Path) -> Path:
+    return ungraded
 
 
 @pytest.fixture(scope="module")
-def lab(home: Path) -> LabSource:
-    return read_lab(source_folder(find_lab("91", source_labs())))
-
-
-@pytest.fixture(scope="module")
-def class_(lab: LabSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course with submissions, none of them graded; copied by each test."""
-    return make_class(tmp_path_factory.mktemp("class") / "course", lab)
-
-
-@pytest.fixture
-def course(class_: Path, tmp_path: Path) -> Path:
-    shutil.copytree(class_, tmp_path / "course", symlinks=True)
-    return tmp_path / "course"
-
-
-@pytest.fixture(scope="module")
-def service(class_: Path) -> Iterator[JudgingService]:
+def service(in_checkout: Path, class_: Path) -> Iterator[JudgingService]:
     """One judging service for all copies of the class: they have the same lab and the same secret."""
     with JudgingService(find_lab("91", source_labs()), class_, unsafe=True) as running:
         yield running
@@ -81,7 +57,7 @@ def grade(service: JudgingService) -> Callable[..., GradeTable]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(class_: Path, service: JudgingService, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(in_checkout: Path, class_: Path, service: JudgingService, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The class graded in one go."""
     course = tmp_path_factory.mktemp("undisturbed") / "course"
     shutil.copytree(class_, course, symlinks=True)
@@ -234,9 +210,9 @@ def test_a_row_that_cannot_be_entered_keeps_no_score_and_no_graded_notebook(
 
 
 @pytest.fixture
-def changed(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def changed(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The small lab's source in a checkout of its own, to be changed."""
-    shutil.copytree(home, tmp_path / "checkout")
+    shutil.copytree(checkout, tmp_path / "checkout")
     monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
     return tmp_path / "checkout" / "solutions" / LAB
 
@@ -283,6 +259,8 @@ def test_one_student_is_graded_again_and_the_other_rows_stay(undisturbed: Path, 
 def test_a_student_who_handed_in_nothing_cannot_be_graded_alone(course: Path, grade: Callable) -> None:
     with pytest.raises(UserError, match="evariste has handed in nothing of 91_small"):
         grade(course, only="evariste")
+    with pytest.raises(UserError, match=r'no student of the roster has the id "blaize": did you mean blaise\?'):
+        grade(course, only="blaize")
 
 
 def test_manual_grades_survive_a_regrade(graded: Path, grade: Callable) -> None:
@@ -337,6 +315,30 @@ def test_formgraders_button_says_why_it_refuses_where_there_is_no_sandbox(course
     assert not (course / "autograded").exists()
 
 
+def test_nbgraders_own_run_keeps_other_graders_out_from_its_first_submission_to_its_last(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grades, alone = course / "grades" / LAB, []
+
+    def looked(*_: object) -> Report:
+        with pytest.raises(UserError, match="another grader"), only_grader(grades):
+            pass
+        alone.append(True)
+        return Report(LAB, GRADED, {})
+
+    with open(course / "nbgrader_config.py", "a") as config:
+        config.write("\nc.JudgeCells.unsafe = True\n")
+    monkeypatch.setattr("dlo_lib.grading.judge_cells.judged", looked)
+    monkeypatch.setattr("nbgrader.converters.Autograde.set_permissions", looked)  # between two submissions
+    answer = open_course(course).autograde(LAB, "[ab]*")
+    assert answer["success"], answer["log"]
+    assert len(alone) == 2 * len("ab")
+    monkeypatch.setattr("nbgrader.converters.Autograde.set_permissions", lambda *_: 1 / 0)
+    assert not open_course(course).autograde(LAB, "ada")["success"]
+    with only_grader(grades):  # free again, also after a run that failed
+        pass
+
+
 def renamed(folder: Path) -> None:
     (folder / "small.ipynb").rename(folder / "small (2).ipynb")
 
@@ -348,6 +350,15 @@ def no_notebook(folder: Path) -> None:
 def a_pipe(folder: Path) -> None:
     (folder / "small.ipynb").unlink()
     os.mkfifo(folder / "small.ipynb")
+
+
+def monstrous(folder: Path) -> None:
+    """56 MB that would take 2 GB to read."""
+    with open(folder / "small.ipynb", "w") as file:
+        file.write('{"cells": [')
+        for _ in range(80):
+            file.write('{"":0},' * 100_000)
+        file.write("{}]}")
 
 
 def a_link_beside_it(folder: Path) -> None:
@@ -366,6 +377,7 @@ ODD: dict[Callable[[Path], None], str] = {
     renamed: "GRADED_WARN",
     no_notebook: "INVALID",
     a_pipe: "INVALID",
+    monstrous: "INVALID(takes far more memory than a notebook does: clear the outputs and hand it in again)",
     a_link_beside_it: "GRADED",
     a_pipe_beside_it: "GRADED",
     no_time: "GRADED",
@@ -379,7 +391,7 @@ def test_odd_folders_cost_nobody_else_anything(undisturbed: Path, course: Path, 
     table = {row.student: row for row in grade(course).rows}
     for damage, status in ODD.items():
         assert table[damage.__name__].status.startswith(status), damage.__name__
-        assert table[damage.__name__].total == (0 if status == "INVALID" else 12)
+        assert table[damage.__name__].total == (0 if status.startswith("INVALID") else 12)
     honest = [line for line in results(course)[0].splitlines() if line.split(b",")[0].decode() in {*CLASS, "evariste", "student"}]
     assert honest == results(undisturbed)[0].splitlines()
     assert not list((course / "autograded").rglob("notes.txt"))
@@ -387,10 +399,10 @@ def test_odd_folders_cost_nobody_else_anything(undisturbed: Path, course: Path, 
 
 @pytest.mark.slow
 def test_a_lab_whose_own_answer_fails_grades_nobody(
-    course: Path, home: Path, grade: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    course: Path, checkout: Path, grade: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "checkout"
-    shutil.copytree(home, broken)
+    shutil.copytree(checkout, broken)
     text = broken / "solutions" / LAB / "91_small.py"
     text.write_text(text.read_text().replace("/ 127", "/ 128"))
     monkeypatch.setenv("DLO_COURSE", str(broken))

@@ -16,18 +16,15 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
-from other_user import command_of
-from small_class import LAB, make_checkout, right, wrong_scale
-
 from dlo_lib.grading.batch import Options, grade_lab
 from dlo_lib.grading.collect import collect
-from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.feedback import make_feedback, release_feedback
 from dlo_lib.grading.inventory import State
 from dlo_lib.grading.nbgrader_course import create_course, open_course
 from dlo_lib.grading.publish import publish
-from dlo_lib.grading.source import LabSource, read_lab, source_folder
+from dlo_lib.grading.source import LabSource
+from tests.grading.other_user import command_of
+from tests.grading.small_class import LAB, right, small_lab, wrong_scale
 
 ADA, BLAISE = (f"dlo-{name}-{os.getpid() % 100000}" for name in ("ada", "blaise"))
 FETCH_AND_SUBMIT = """
@@ -75,10 +72,9 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LabSource:
-    make_checkout(tmp_path / "checkout")
-    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
-    return read_lab(source_folder(find_lab("91", source_labs())))
+def lab(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> LabSource:
+    monkeypatch.setenv("DLO_COURSE", str(checkout))
+    return small_lab()
 
 
 def as_user(name: str, place: Path, *command: str) -> subprocess.CompletedProcess[str]:

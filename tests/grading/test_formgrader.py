@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # tests are no package: their helpers are found like this
-from small_class import LAB, hand_in, make_checkout, make_class, right, wrong_scale
-
 from dlo_lib.cli.jupyter import free_port
 from dlo_lib.grading.batch import Options, grade_lab
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.nbgrader_course import open_course
-from dlo_lib.grading.source import read_lab, source_folder
+from tests.grading.small_class import LAB, hand_in, right, small_lab, wrong_scale
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -34,12 +31,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def course(ungraded: Path) -> Path:
     """A class that was graded; after that fanny handed in, and blaise again."""
-    make_checkout(tmp_path / "checkout")
-    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
-    lab = read_lab(source_folder(find_lab("91", source_labs())))
-    folder = make_class(tmp_path / "course", lab)
+    lab, folder = small_lab(), ungraded
     with open(folder / "nbgrader_config.py", "a") as config:
         config.write("\nc.JudgeCells.unsafe = True\n")
     grade_lab(lab.info, folder, options=Options(unsafe=True))
