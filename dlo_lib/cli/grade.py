@@ -55,7 +55,7 @@ def grade(
 
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with service or nullcontext(), Progress(*columns, console=console, transient=True) as progress:
+    with service or nullcontext(), Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(tr("grading {lab}", lab=info.directory), total=None)
 
         def show(row: Done) -> None:
