@@ -69,16 +69,14 @@ def on_ranks(
     return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, options)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "count"), [(1, 3), (2, 3), (3, 3), (4, 3), (3, 1)])
 def test_a_tied_llama(world_size, count):
     twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
     assert max(twin.norms) > 0.5, "nothing was clipped"
     assert_same(on_ranks(world_size, llama, count), twin, 1e-10)
 
 
-@pytest.mark.parametrize("view", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "view"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)])
 def test_frozen_unused_and_sometimes_used_parameters(world_size, view):
     twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
     assert max(twin.norms) > 0.05, "nothing was clipped"

@@ -118,16 +118,14 @@ def on_ranks(
     return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, shard_size, sync_each, options)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "count"), [(1, 3), (2, 3), (3, 3), (4, 3), (3, 1)])
 def test_a_tied_llama(world_size, count):
     twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
     assert max(twin.norms) > 0.5, "nothing was clipped"
     assert_same(on_ranks(world_size, llama, count, blocks=Block), twin, 1e-10)
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(("world_size", "reshard"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)])
 def test_tied_frozen_unused_shared_and_uneven_parameters(world_size, reshard):
     twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
     assert max(twin.norms) > 0.05, "nothing was clipped"
@@ -136,8 +134,8 @@ def test_tied_frozen_unused_shared_and_uneven_parameters(world_size, reshard):
     assert not any("blocks.3" in name or "blocks.2" in name or "frozen" in name for step in ranks[0].gradients for name in step)
 
 
-@pytest.mark.parametrize("reshard", [False, 1, 2])
-def test_units_that_stay_whole_or_partly_so_between_forward_and_backward(reshard):
+@pytest.mark.parametrize("reshard", [1, 2])
+def test_units_of_which_a_larger_share_stays_between_forward_and_backward(reshard):
     assert_same(on_ranks(4, llama, 2, reshard_after_forward=reshard), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10)
 
 
@@ -145,7 +143,7 @@ def test_gradients_reduced_after_each_micro_batch():
     assert_same(on_ranks(2, llama, 3, sync_each=True), trained_alone(llama, 2, 3, 0.5, torch.float64), 1e-10)
 
 
-@pytest.mark.parametrize("shard_size", [1, 2, 4])
+@pytest.mark.parametrize("shard_size", [1, 2])
 def test_hybrid_sharding(shard_size):
     assert_same(on_ranks(4, llama, 2, shard_size=shard_size), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10)
 

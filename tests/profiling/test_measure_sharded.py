@@ -18,7 +18,7 @@ GIB = 2**30
 def test_llama_3b_rests_with_its_share_and_peaks_no_higher_than_the_peer(ranks, seq, checkpointing, fully_shard):
     report = measure_memory("llama-3.2-3b", seq=seq, checkpointing=checkpointing, parallel="fsdp", world_size=ranks)
     parameters = count("llama-3.2-3b")
-    assert report.peak_by_phase[Phase.OPTIMIZER] == pytest.approx(16 * parameters / ranks, rel=0.01, abs=0.01 * GIB)
+    assert report.peak_by_phase[Phase.OPTIMIZER] == pytest.approx(16 * parameters / ranks, rel=0.01)
     assert report.peak_by_part[Part.WEIGHTS] == pytest.approx(4 * parameters / ranks, rel=0.01)
     assert report.peak_bytes / GIB < fully_shard + 0.05
 
