@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -44,6 +45,14 @@ GAIN = 0.10
 
 Point = tuple[int, float, float]
 
+
+def some(batches: Sequence[int], points: int) -> tuple[int, ...]:
+    """About ``points`` of them, the first and the last one always."""
+    last = len(batches) - 1
+    places = {0, last} | {round(i * last / max(1, points - 1)) for i in range(points)}
+    return tuple(batches[place] for place in sorted(places))
+
+
 # -- memory, at true size
 
 
@@ -61,10 +70,8 @@ def memory(model: str, points: int, share: float) -> dict[str, list[tuple[int, f
     found: dict[str, list[tuple[int, float]]] = {}
     activations = []
     for form in ("ddp", "fsdp"):
-        batches = BATCHES[form]
-        chosen = sorted({batches[round(i * (len(batches) - 1) / max(1, points - 1))] for i in range(points)} | {batches[0], batches[-1]})
         found[form] = []
-        for batch in chosen:
+        for batch in some(BATCHES[form], points):
             report = measured(model, form, batch)
             found[form].append((batch, report.peak_bytes))
             if form == "fsdp":
@@ -73,7 +80,7 @@ def memory(model: str, points: int, share: float) -> dict[str, list[tuple[int, f
     return found
 
 
-def on_line(points: list[tuple[int, float]], batch: int) -> float:
+def on_line(points: Sequence[tuple[int, float]], batch: int) -> float:
     """The value at ``batch`` of the line through the first and the last point."""
     (first, low), (last, high) = points[0], points[-1]
     return low + (batch - first) * (high - low) / (last - first)
@@ -131,31 +138,43 @@ def wrapped(form: str, config: LlamaConfig, device: torch.device, backend: str) 
     return model
 
 
-def timed(model: nn.Module, config: LlamaConfig, batch: int, seq: int, device: torch.device, steps: int) -> float:
-    """Seconds of a training step, the least of ``steps`` after a warm one."""
+def timed(
+    model: nn.Module,
+    config: LlamaConfig,
+    batch: int,
+    seq: int,
+    device: torch.device,
+    steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Seconds of a training step by ``clock``, the least of ``steps`` after a warm one."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, config.vocab_size, (batch, seq + 1), device=device)
     precision = Precision.BF16 if device.type == "cuda" else Precision.FP32
     seconds = []
     for _ in range(steps + 1):
         dist.barrier()
-        begin = time.perf_counter()
+        begin = clock()
         train_step(model, optimizer, [(tokens[:, :-1], tokens[:, 1:])], precision=precision, group=dist.group.WORLD)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(clock() - begin)
     return min(seconds[1:])
 
 
 def measure(form: str, batches: tuple[int, ...], backend: str) -> list[tuple[int, float]]:
-    """Batch and sequences a second of all ranks, of the small model; on GPUs where there is one for each rank."""
+    """Batch and sequences a second of all ranks, of the small model; on GPUs where there is one for each rank.
+
+    Without GPUs the ranks share cores with each other and with all else that runs here: then a second is one of this rank's processor time.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(dist.get_rank())
     device = place().device
     model = wrapped(form, SMALL_MODEL, device, backend)
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     found = []
     for batch in batches:
-        seconds = timed(model, SMALL_MODEL, batch, SMALL_SEQ, device, 4)
+        seconds = timed(model, SMALL_MODEL, batch, SMALL_SEQ, device, 2, clock)
         found.append((batch, batch * dist.get_world_size() / seconds))
     return found
 

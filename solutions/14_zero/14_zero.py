@@ -392,7 +392,7 @@ numbers = sum(weight.numel() for weight in weights_of())
 figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES}, 4, "KiB")
 
 # %% [markdown] id="memory_lesson"
-# Where are the diamonds left of the bars? In stages 1 and 2 your pieces are *copies* of weights that the rank also has whole: 4 Ψ/N bytes more than the formula.
+# Where do the diamonds fall short of the bars? In stages 1 and 2 your pieces are *copies* of weights that the rank also has whole: 4 Ψ/N bytes more than the formula.
 # The library moves the parameters into one flat memory and makes each piece a *view* of it (`dlo_lib/parallel/partition.py`): then the copy is gone.
 
 # %% [markdown] id="settings_text"

@@ -28,6 +28,7 @@ GIB = 2**30
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 POINTS = int(os.environ.get("DLO_POINTS", 3))  # batches measured for each line of the sweep
 BACKEND = os.environ.get("DLO_BACKEND", "")  # of torch.compile; empty: inductor where there is a C++ compiler
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -511,12 +512,13 @@ figures.sweep_memory(memory, MODEL)
 # Time on real ranks, at small size: two processes, a small Llama, all three forms. (About 30 s, most of it the compiler's first time.)
 
 # %% id="run_sweep_speed" tags=["demo"]
-speed = {form: run_ranks(sweep.measure, 2, form, batches, BACKEND)[0] for form, batches in sweep.SMALL.items()}
+speed = {form: run_ranks(sweep.measure, 2, form, sweep.some(batches, POINTS), BACKEND)[0] for form, batches in sweep.SMALL.items()}
 figures.sweep_speed(speed)
 
 # %% [markdown] id="sweep_speed_after"
-# Read this picture with care. Two processes on one laptop share cores, and their "network" is the same memory, so the *height* of the curves says nothing about a GPU. Their
-# *shape* does: throughput rises with the batch, for what a step costs once is divided among more sequences.
+# Read this picture with care. Two processes on one laptop share cores, so without GPUs a second is one of *processor time*, without the waiting; and their "network" is the
+# same memory. So the *height* of the curves says nothing about a GPU. Their *shape* does: throughput rises with the batch, for what a step costs once is divided among more
+# sequences.
 #
 # So who wins, on which card? Your function, with the memory of the figure above and seconds from a model of a node of 8 GPUs (`sweep.with_seconds`): computing at 40 % of the peak of
 # an A100, and once a step what nothing hides: the first gather, the last reduction, the optimiser. Compiling is *assumed* to take 10 % off the computing. The job array of the
@@ -543,7 +545,7 @@ from dlo_lib import cluster
 every_row = {"row": list(range(len(sweep.ROWS)))}
 script = cluster.submit("sweep.py", {"model": MODEL}, gpus=8, site="jean-zay-a100", account="abc", sweep=every_row, dry_run=True)
 print("For SLURM:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("sweep.py", {"model": "tiny"}, gpus=2, sweep={"row": [4]}).wait()
+job = cluster.submit("sweep.py", {"model": "tiny"}, gpus=GPUS, sweep={"row": [4]}).wait()
 print(*sweep.table(job), sep="\n")
 
 # %% [markdown] id="quiz_text"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.trace import Trace
@@ -32,10 +33,15 @@ def _clean(axes: Axes, **labels: str) -> None:
 
 
 def last_step(trace: Trace, title: str) -> Figure:
-    """What comes after the last barrier."""
+    """What comes after the last barrier, in milliseconds from there."""
     begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER))
     end = max(event.waited_until or event.issued for event in trace.events)
-    return trace.plot(f"one step: {title}", start=begin, end=end + 0.03 * (end - begin))
+    figure = trace.plot(f"one step: {title}", start=begin, end=end + 0.03 * (end - begin))
+    axes = figure.axes[0]
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in MaxNLocator(8).tick_values(0, high - low) if 0 <= tick <= high - low]
+    axes.set_xticks([low + tick for tick in ticks], [f"{tick:g}" for tick in ticks])
+    return figure
 
 
 def plans(tables: Mapping[str, Sequence[tuple[str, int]]]) -> Figure:

@@ -7,7 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.contract import Kind, Run, check
+from dlo_lib.grading.contract import Kind, Run, Wrong, check
+from dlo_lib.text import tr
 
 from .scenarios import carried_out, checkpointed, deep_forward, hybrid, offloaded
 from .twins import Table, ahead_of_time, deep_stack, fp32_steps, just_in_time, stacked, without_checkpoints
@@ -106,8 +107,15 @@ def check_in_order(student, t):
 def check_messages_travel(student, t):
     "Gathers and reductions travel while units compute"
     units = t.integer(3, 5)
-    # Rank 1 asks for each unit only when it needs it, and computes first: who waits for a gather too early waits for ever.
-    same_step(student, t, stack_case(t, 2, units), [ahead_of_time(units), just_in_time(units)])
+    case, table = stack_case(t, 2, units), ahead_of_time(units)
+    same_step(student, t, case, [table, table])
+    try:  # rank 1 asks for each unit only when it needs it, and computes first: who waits for a gather too early waits for ever
+        same_step(student, t, case, [table, just_in_time(units)])
+    except Wrong as stuck:
+        told = tr(
+            "A message is waited for too early. Gathers and reductions begin with async_op=True; only computing waits, for its own weights."
+        )
+        raise Wrong(f"{told}\n{stuck}", told) from stuck
 
 
 # -- 5 · checkpoint

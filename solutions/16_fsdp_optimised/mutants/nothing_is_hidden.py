@@ -3,7 +3,7 @@
 QUESTION = "wrapping"
 LOSES = 1
 FAILS = "check_forward_time"
-SAYS = "forward_time of"
+SAYS = "when nothing overlaps"
 
 
 def forward_time(units, alpha, beta):

@@ -3,7 +3,7 @@
 QUESTION = "execute"
 LOSES = 2
 FAILS = "check_messages_travel"
-SAYS = "wait"
+SAYS = "waited for too early"
 
 
 def execute(table, shards, x, grad, forward, backward):
