@@ -31,6 +31,7 @@ MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 SEQ = int(os.environ.get("DLO_SEQ", 2048))
 STEPS = int(os.environ.get("DLO_STEPS", 30))  # of the real training near the end
 config = model_config(MODEL)
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -579,7 +580,7 @@ little = ["--model", "tiny", "--seq", "64", "--steps", "4", "--log-every", "2"]
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
 print("GPUs that it fits:", ", ".join(name for name, card in gpus().items() if fits(config, card, 1, SEQ, step="fused")) or "none")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
 for line in job.metrics():
     print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s, gradient norm {line.grad_norm:.2f}")
 job.dashboard()

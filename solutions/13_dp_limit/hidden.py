@@ -12,26 +12,12 @@ from dlo_lib.grading.quiz import Answer, quiz_right
 from dlo_lib.optim import Phase
 from dlo_lib.profiling import Part
 
-from .checks import (
-    QUIZ,
-    before_loss,
-    block_case,
-    block_growth,
-    card,
-    counted,
-    drawn,
-    entry,
-    found,
-    gradients,
-    in_the_step,
-    measured,
-    moment,
-    near,
-    peak_case,
-    same_size,
-    says,
-    when_largest,
-)
+from .checks import block_growth
+from .entries import entry, near
+from .on_ranks import found, gradients, same_size
+from .peaks import moment, says
+from .quiz import QUIZ
+from .twins import before_loss, block_case, card, counted, drawn, in_the_step, measured, peak_case, when_largest
 
 # -- 1 · parameters
 

@@ -23,6 +23,7 @@ from dlo_lib.parallel.pipeline.table import SENDS, read_csv, with_communication
 RANKS = int(os.environ.get("DLO_RANKS", 4))
 MICRO_BATCHES = int(os.environ.get("DLO_MICRO_BATCHES", 8))
 LARGE = int(os.environ.get("DLO_LARGE_RANKS", 64))  # of the simulation near the end
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 lab = Lab(globals())
 
 
@@ -515,8 +516,7 @@ figures.show(timed(contest_rows(4, 8, 3, equal)), "your table under a cap of 3",
 # ## 10 · At scale
 #
 # On a cluster the same tables run, with one process for each GPU. With 64 ranks, plain 1F1B needs a thousand micro-batches for a bubble of 6 %,
-# and the global batch cannot grow like that. What do the schedules make of 256 micro-batches? The cell simulates them, and writes down the
-# command that trains with such a pipeline.
+# and the global batch cannot grow like that. What do the schedules make of 256 micro-batches? The cell simulates them.
 
 # %% id="show_scale" tags=["demo"]
 p, m = LARGE, 4 * LARGE
@@ -529,9 +529,24 @@ large = {
 for name, run in large.items():
     count, percent, wasted = run.schedule.micro_batches, 100 * run.bubble_ratio, p * run.bubble_ratio / (1 + run.bubble_ratio)
     print(f"{name:20}{count:6,} micro-batches: bubble {percent:5.1f} % of the ideal time, as {wasted:4.1f} of {p} GPUs that never work")
-print("On the cluster, 2 nodes of 4 GPUs, a pipeline on each:")
-flags = "--model llama-3.2-3b --parallel pp --schedule zb-h1 --micro-batches 32"
-print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", flags)
+
+# %% [markdown] id="job_text"
+# `cluster.submit` is one call for a cluster and for here: with `dry_run` it shows the script that SLURM would get, for a pipeline on each of two nodes; without
+# SLURM it runs the same options here, on two processes and a small model. The same call made again finds the same job.
+
+# %% id="run_at_scale" tags=["demo"]
+from dlo_lib import cluster
+
+flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
+full = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
+
+script = cluster.submit("dlo_lib.train", [*full, *flags], gpus=8, site="jean-zay-h100", account="abc", dry_run=True)
+print("For SLURM, 2 nodes of 4 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
+print("Here, a pipeline of 2 ranks:")
+for line in job.metrics():
+    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
 # %% [markdown] id="quiz_text"
 # ## 11 · Quiz

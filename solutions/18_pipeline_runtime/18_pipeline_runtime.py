@@ -29,6 +29,7 @@ from dlo_lib.parallel.pipeline.table import Action
 
 STEPS = int(os.environ.get("DLO_STEPS", 60))  # of the training near the end
 MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 20))  # of a forward, where ranks sleep instead of computing
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 lab = Lab(globals())
 
 
@@ -854,27 +855,23 @@ for rank, grads in enumerate(run_ranks(two_by_two, 4)):
 # %% [markdown] id="scale_text"
 # ## 11 · At scale
 #
-# The library's pipeline trains a Llama with any of these schedules, on a cluster with one process for each GPU. The cell writes the command for
-# SLURM and runs the *same options* here on two processes with a small model.
+# The library's pipeline trains a Llama with any of these schedules, on a cluster with one process for each GPU. `cluster.submit` is one call for a
+# cluster and for here: with `dry_run` it shows the script that SLURM would get; without SLURM it runs the *same options* here, on two processes
+# and a small model. The same call made again finds the same job.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
-import tempfile
+from dlo_lib import cluster
 
-from dlo_lib.train import read_metrics
+flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
+large = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
 
-flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "4"]
-large = ["--model", "llama-3.2-3b", "--seq", "2048", "--batch", "16", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--batch", "4", "--steps", "4", "--log-every", "2"]
-print("On the cluster, 4 GPUs:")
-print("  sbatch --account=ACCOUNT --nodes=1 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch", *large, *flags)
-with tempfile.TemporaryDirectory() as out:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
-    here = subprocess.run([*torchrun, *little, *flags, "--out", out], capture_output=True, text=True)
-    print("Here, 2 ranks of the small model:" if here.returncode == 0 else here.stderr[-2000:])
-    for line in read_metrics(out):
-        print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
+print("For SLURM, a node of 4 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
+print("Here, 2 ranks of the small model:")
+for line in job.metrics():
+    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
 # %% [markdown] id="scale_lesson"
 # Where does a pipeline belong on a machine? Count what a rank sends for each token, forward and backward: a pipeline its activations and their
