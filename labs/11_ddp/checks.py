@@ -12,14 +12,7 @@ from dlo_lib.grading.quiz import quiz_complete
 
 from .hints import HINTS as HINTS
 from .quiz import QUIZ
-from .samples import (
-    check_everyone_once,
-    check_moments,
-    check_one_message,
-    check_rate,
-    check_samples_stay,
-    check_shuffled,
-)
+from .samples import check_everyone_once, check_moments, check_one_message, check_rate, check_samples_stay, check_shuffled
 from .scenarios import accumulated, averaged, replicated, steps_of
 from .twins import buckets_of, mean_gradients, near, whole_gradient
 
@@ -241,7 +234,7 @@ def check_during_backward(student, t):
         last = next(index for index, call in enumerate(calls) if call.kind is Kind.BARRIER)
         t.that(
             last >= early,
-            "when the last gradient was computed, {got} of {early} complete buckets had been sent: start them in on_gradient",
+            "when the last gradient was computed, {got} of {early} complete buckets had been sent: start them in on_gradient, and give each hook the number of its own parameter",
             got=last,
             early=early,
         )
@@ -274,6 +267,12 @@ def check_accumulated(student, t):
         run, weight, batches = accumulation(student, t, world, micro_batches)
         want = whole_gradient(weight, [x for own in batches for x in own])
         for rank, got in enumerate(run.results):
+            alone = whole_gradient(weight, batches[rank])
+            t.that(
+                world == 1 or not near(got, alone),
+                "rank {rank} has the gradient of its own samples only: finish() brings the average",
+                rank=rank,
+            )
             size = float((got * want).sum() / want.square().sum())
             what = "with {m} micro-batches on {world} ranks the gradient is {size:.2f} times the true one on rank {rank}"
             good = bool(torch.allclose(got, want, atol=1e-10))

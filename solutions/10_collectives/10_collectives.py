@@ -24,6 +24,7 @@ from dlo_lib.grading import Lab
 
 REPEATS = int(os.environ.get("DLO_REPEATS", 20))  # of each measurement near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 4 << 20))  # bytes of the largest tensor measured
+PROCESSES = int(os.environ.get("DLO_PROCESSES", 2))  # of the job at the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -593,19 +594,16 @@ figures.at_scale(curves, AT_SCALE, crossings, {"a gradient norm": 4, "a DDP buck
 # NCCL's trees are better than yours: they cut the tensor into pieces that follow one another down the tree (a *pipeline*), and use two trees at once
 # so that no rank is only a leaf. That gives log N latency *and* nearly the ring's bandwidth.
 #
-# On a cluster, the same measurement with NCCL is a job. `all_reduce_times.py` lies beside this notebook. Without SLURM
-# the same script runs here, on two processes.
+# On a cluster, the same measurement with NCCL is a job. `all_reduce_times.py` lies beside this notebook; `cluster.submit` with `dry_run` shows the
+# script that SLURM would get for it. Without SLURM the same call runs it here, on two processes.
 
 # %% id="run_at_scale" tags=["demo"]
-import subprocess
-import sys
+from dlo_lib import cluster
 
-print("On the cluster, 2 nodes of 8 GPUs:")
-print("  srun --nodes=2 --ntasks-per-node=8 --gres=gpu:8 --account=ACCOUNT python all_reduce_times.py 30")
-print("Here:")
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-here = subprocess.run([*torchrun, "all_reduce_times.py", "22"], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-print(here.stdout if here.returncode == 0 else here.stderr[-2000:])
+script = cluster.submit("all_reduce_times.py", [30], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, 2 nodes of 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+job = cluster.submit("all_reduce_times.py", [22], gpus=PROCESSES).wait()
+print(job.logs())
 
 # %% [markdown] id="quiz_text"
 # ## 10 · Quiz

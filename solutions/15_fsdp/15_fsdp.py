@@ -712,8 +712,8 @@ figures.losses(curves)
 # %% [markdown] id="scale_text"
 # ## 13 · At scale
 #
-# The same thing at true size: one step on fake tensors, with the library's FSDP, for one rank of up to 512. What is left is what FSDP does not divide: activations and the
-# units that are whole.
+# The same thing at true size: one step on fake tensors, with the library's FSDP, for one rank of up to 512. What stands above the
+# diamonds, 16 Ψ/N, is what FSDP does not divide.
 
 # %% id="show_scale" tags=["demo"]
 from dlo_lib.profiling import measure_memory

@@ -3,7 +3,7 @@
 QUESTION = "metrics"
 LOSES = 1
 FAILS = "check_rate"
-SAYS = "the accuracy on rank 0"
+SAYS = "the mean of the ranks' rates"
 
 
 def global_accuracy(logits, labels):
