@@ -31,6 +31,7 @@ from dlo_lib.profiling.compile_watch import CompileReport, watch_compilation
 
 ROWS = int(os.environ.get("DLO_ROWS", 4096))  # of the tensors in the first measurement
 DEPTH = int(os.environ.get("DLO_DEPTH", 3))  # of the model compiled near the end
+DEEPEST = int(os.environ.get("DLO_DEEPEST", 8))  # of the models whose operations are counted
 STEPS = int(os.environ.get("DLO_STEPS", 10))  # of each measurement of time
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch._logging.set_logs(dynamo=logging.ERROR)  # its warnings about graph breaks: the reports below say it better
@@ -589,7 +590,7 @@ def compiled_llama(depth: int, backend: str, as_a_whole: bool, seq: int) -> Comp
 
 NAMES = {"as a whole": True, "block by block": False}
 operations = {
-    name: {depth: sum(graph.operations for graph in compiled_llama(depth, "eager", whole, 64).graphs) for depth in (1, 2, 4, 8)}
+    name: {depth: sum(graph.operations for graph in compiled_llama(depth, "eager", whole, 64).graphs) for depth in (1, 2, 4, 8) if depth <= DEEPEST}
     for name, whole in NAMES.items()
 }
 seconds = {name: compiled_llama(DEPTH, BACKEND, whole, 64 + 8 * whole).seconds for name, whole in NAMES.items()}
