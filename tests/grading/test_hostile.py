@@ -93,6 +93,8 @@ class Graded:
     def messages(self, student: str) -> str:
         """All that the judge said of a submission, to its instructor."""
         file = report_file(self.course / "grades" / LAB / "reports", student)
+        if not file.is_file():  # nothing was handed in
+            return ""
         report = json.loads(file.read_text(encoding="utf-8"))["report"]
         checks = [check["message"] for question in report["questions"].values() for check in question["checks"]]
         notes = [question["note"] for question in report["questions"].values()]

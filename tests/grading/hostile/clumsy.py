@@ -362,3 +362,50 @@ def markers_of_nbgrader_in_an_answer(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def an_alarm_clock_in_a_cell(notebook: Notebook, folder: Path) -> None:
     notebook["cells"].append(own_cell("import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.setitimer(0, 0.001, 0.001)"))
+
+
+@case(WARN, PLAIN, "cell `quantise` was missing")
+def two_answers_in_one_cell(notebook: Notebook, folder: Path) -> None:
+    scale, quantise = cell(notebook, "scale"), cell(notebook, "quantise")
+    scale["source"] += "\n\n\n" + quantise["source"]
+    notebook["cells"].remove(quantise)
+
+
+@case("GRADED", PLAIN)
+def an_answer_at_the_end(notebook: Notebook, folder: Path) -> None:
+    notebook["cells"].append(notebook["cells"].pop(notebook["cells"].index(cell(notebook, "scale"))))
+
+
+@case("GRADED", PLAIN)
+def in_another_time_zone(notebook: Notebook, folder: Path) -> None:
+    (folder / "timestamp.txt").write_text("9999-12-31 23:59:59 -1400")
+    cell(notebook, "scale")["source"] += "\nimport os, time\nos.environ['TZ'] = 'Pacific/Kiritimati'\ntime.tzset()"
+
+
+@case("GRADED", PLAIN)
+def with_a_pipe_for_a_timestamp(notebook: Notebook, folder: Path) -> None:
+    (folder / "timestamp.txt").unlink()
+    os.mkfifo(folder / "timestamp.txt")
+
+
+@case("GRADED", PLAIN)
+def a_function_in_other_words(notebook: Notebook, folder: Path) -> None:
+    cell(notebook, "scale")["source"] = (
+        "class absmax_scale:\n    def __new__(cls, values, /, *, eps=0):\n        return values.float().abs().amax(dim=1) / 127\n"
+        "        raise NotImplementedError()"
+    )
+
+
+@case("GRADED", REST, "an object of type coroutine")
+def a_function_that_must_be_awaited(notebook: Notebook, folder: Path) -> None:
+    cell(notebook, "scale")["source"] = "async " + cell(notebook, "scale")["source"]
+
+
+@case("GRADED", REST, "not written yet")
+def the_stub_left_above_the_answer(notebook: Notebook, folder: Path) -> None:
+    cell(notebook, "scale")["source"] = "def absmax_scale(x):\n    raise NotImplementedError()\n    return x.abs().amax(dim=1) / 127"
+
+
+@case("GRADED", PLAIN)
+def quotes_and_spaces_of_a_word_processor(notebook: Notebook, folder: Path) -> None:
+    notebook["cells"] += [own_cell("print(“hello”)", "m1"), own_cell("\ufeffx\u00a0= 1", "m2"), own_cell("x = 1\x00", "m3")]

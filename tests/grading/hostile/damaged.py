@@ -241,3 +241,19 @@ def of_a_kernel_in_another_language(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def of_a_later_format(notebook: Notebook, folder: Path) -> None:
     notebook["nbformat"], notebook["nbformat_minor"] = 5, 99
+
+
+@case("INVALID(symlink", NONE)
+def a_folder_that_is_a_classmates(notebook: Notebook, folder: Path) -> object:
+    (folder / "timestamp.txt").unlink()
+    folder.rmdir()
+    folder.symlink_to(folder.parents[1] / "ada" / folder.name)
+    return ITSELF
+
+
+@case("NO_ATTEMPT", NONE)
+def a_file_where_the_folder_should_be(notebook: Notebook, folder: Path) -> object:
+    (folder / "timestamp.txt").unlink()
+    folder.rmdir()
+    folder.write_text("x")
+    return ITSELF

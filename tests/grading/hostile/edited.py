@@ -259,3 +259,13 @@ def an_answer_that_no_parser_can_hold(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", REST)
 def an_answer_with_zeros_and_halves_of_characters(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = "x = '\x00\ud800\u202e'\n" + WRONG
+
+
+@case("GRADED", REST)
+def an_answer_that_is_a_tower(notebook: Notebook, folder: Path) -> None:
+    cell(notebook, "scale")["source"] = "absmax_scale = lambda x: use_reference" + ".a" * 20_000
+
+
+@case(WARN, PLAIN, "more than 4 MB of code")
+def a_cell_of_twenty_megabytes_of_short_lines(notebook: Notebook, folder: Path) -> None:
+    notebook["cells"].insert(0, own_cell("absmax_scale = 1\n" * 1_200_000))

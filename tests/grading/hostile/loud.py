@@ -38,6 +38,6 @@ def messages_with_markup(notebook: Notebook, folder: Path) -> None:
 
 
 @case("GRADED", PLAIN)
-def forty_figures(notebook: Notebook, folder: Path) -> None:
-    text = "import matplotlib.pyplot as plt\nfor n in range(40): plt.figure(); plt.plot(range(n))\nplt.show()"
+def two_dozen_figures(notebook: Notebook, folder: Path) -> None:
+    text = "import matplotlib.pyplot as plt\nfor n in range(24): plt.figure(); plt.plot(range(n))\nplt.show()"
     notebook["cells"].append(own_cell(text))

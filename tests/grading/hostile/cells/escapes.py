@@ -551,3 +551,81 @@ gc.disable()
 
 def absmax_scale(x):
     return x.float().abs().amax(dim=1) / 127
+
+
+# %% one_tensor_sent_a_thousand_times {"says": "undecodable"}
+import send
+import json, struct, sys
+
+
+def absmax_scale(x):
+    frame = sys._getframe()
+    while "request" not in frame.f_locals:
+        frame = frame.f_back
+    thousand = [{"$tensor": "t0", "stride": [1, 2000]}] * 1000
+    tree = json.dumps({"$dict": [["id", frame.f_locals["request"]["id"]], ["value", thousand]]}).encode()
+    head = json.dumps({"t0": {"dtype": "F32", "shape": [2000, 2000], "data_offsets": [0, 16_000_000]}}).encode()
+    blob = struct.pack("<Q", len(head)) + head + bytes(16_000_000)
+    send(struct.pack(">QQ", len(tree), len(blob)) + tree + blob)
+    return torch.zeros(len(x))
+
+
+# %% keys_that_all_collide {"says": "keys collide"}
+def absmax_scale(x):
+    return {number * (2**61 - 1): 0 for number in range(3000)}
+
+
+# %% tells_by_the_way_it_ends {"status": "OOM", "says": "out of memory: x has"}
+def absmax_scale(x):
+    raise MemoryError(f"x has {x.shape}")
+
+
+# %% a_class_that_lies_about_its_name {"says": "your code raised E: x"}
+class Meta(type):
+    __name__ = property(lambda cls: 5)
+
+
+class E(Exception, metaclass=Meta):
+    pass
+
+
+def absmax_scale(x):
+    raise E("x")
+
+
+# %% leaves_modules_where_others_look_for_them {"says": "nowhere to leave it"}
+import os, sys, torch.distributed
+
+left = []
+for folder in {f"{path}/{name}" for path in (*sys.path, *torch.distributed.__path__) for name in ("", "__pycache__")}:
+    try:
+        with open(f"{folder}/fsdp.py", "w") as file:
+            file.write("raise SystemExit")
+        left.append(folder)
+    except OSError:
+        pass
+assert set(left) <= {f"{os.getcwd()}/", f"{os.getcwd()}/__pycache__"}, left
+raise LookupError("nowhere to leave it")
+
+
+# %% hooks_of_the_collector_and_of_references
+import gc, weakref
+
+
+def raises(phase, info):
+    raise SystemExit
+
+
+class A:
+    pass
+
+
+gc.callbacks.append(raises)
+a = A()
+weakref.finalize(a, raises, 1, 2)
+del a
+
+
+def absmax_scale(x):
+    gc.collect()
+    return torch.zeros(len(x))

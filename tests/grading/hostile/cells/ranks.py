@@ -296,9 +296,9 @@ def fully_sharded(linear):
     return nn.parallel.DistributedDataParallel(linear)
 
 
-# %% a_gigabyte_through_the_switch {"question": "mean", "says": "too large"}
+# %% more_than_a_frame_may_hold_through_the_switch {"question": "mean", "says": "too large"}
 def all_reduce_mean(x):
-    dist.all_reduce(torch.zeros(1 << 28))
+    dist.all_reduce(torch.zeros((1 << 26) + 1))
     return x
 
 
@@ -336,3 +336,50 @@ def all_reduce_mean(x):
     total = x * float("nan")
     dist.all_reduce(total)
     return total / dist.get_world_size()
+
+
+# %% real_traffic_beside_what_is_counted {"question": "mean", "earns": 1.0, "says": "made 2 calls"}
+def all_reduce_mean(x):
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, x)
+    dist.all_reduce(torch.zeros_like(x))
+    return sum(parts) / len(parts)
+
+
+# %% zeros_for_the_counter {"question": "mean", "says": "the mean on rank 0"}
+def all_reduce_mean(x):
+    nothing = torch.zeros_like(x)
+    dist.all_reduce(nothing)
+    return x + nothing
+
+
+# %% ranks_that_meet_at_a_terminal {"question": "mean", "says": "FileNotFoundError"}
+import os
+
+
+def all_reduce_mean(x):
+    if dist.get_rank() == 0:
+        ours, theirs = os.openpty()
+        dist.barrier()
+        dist.barrier()
+    else:
+        dist.barrier()
+        os.open("/dev/pts/0", os.O_RDWR)
+    return x
+
+
+# %% ranks_that_meet_at_a_socket {"question": "mean", "says": "ConnectionRefusedError"}
+import socket
+
+
+def all_reduce_mean(x):
+    with socket.socket(socket.AF_UNIX) as line:
+        if dist.get_rank() == 0:
+            line.bind("\0dlo")
+            line.listen()
+            dist.barrier()
+            dist.barrier()
+        else:
+            dist.barrier()
+            line.connect("\0dlo")
+    return x

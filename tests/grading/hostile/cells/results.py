@@ -243,9 +243,9 @@ def quantise(x):
     return torch.zeros(1).expand(1 << 31)
 
 
-# %% a_tensor_of_300_megabytes {"question": "quantise", "status": "", "says": ""}
+# %% a_tensor_of_260_megabytes {"question": "quantise", "status": "", "says": ""}
 def quantise(x):
-    return torch.zeros(75 << 20)
+    return torch.zeros(65 << 20)
 
 
 # %% an_integer_of_ten_thousand_digits {"says": "ValueError"}
@@ -268,9 +268,9 @@ def absmax_scale(x):
     return {"$tensor": "t0", "stride": [0]}
 
 
-# %% half_a_million_items {"says": "too large"}
+# %% two_hundred_thousand_items {"says": "too large"}
 def absmax_scale(x):
-    return list(range(500_000))
+    return list(range(200_000))
 
 
 # %% an_exception_as_the_result {"says": "an object of type ValueError"}
@@ -357,3 +357,41 @@ def quantise(x):
 def quantise(x):
     s = absmax_scale(x)
     return s, torch.round(x / s[:, None]).to(torch.int8)
+
+
+# %% a_list_that_lies {"says": "should be a tensor, not [9.0]"}
+class Lying(list):
+    __len__ = lambda self: 3
+    __iter__ = lambda self: iter([9.0])
+
+
+def absmax_scale(x):
+    return Lying([1])
+
+
+# %% a_dict_with_one_key_twice {"question": "quiz", "earns": 1.0}
+class Twice(dict):
+    def items(self):
+        return [("q1", "b"), ("q1", "a")]
+
+
+quiz = Twice(q1="b")
+
+# %% quiz_as_a_string_of_ones_own {"question": "quiz", "says": "an object of type S"}
+S = type("S", (str,), {"__eq__": lambda *_: True, "__hash__": str.__hash__})
+quiz = {"q1": S("b")}
+
+
+# %% a_tensor_of_a_trillion_elements {"status": "OOM"}
+def absmax_scale(x):
+    return torch.zeros(1, dtype=torch.float16).expand(10**12)
+
+
+# %% rows_that_are_none {"says": "has shape (0, 1000000000)"}
+def absmax_scale(x):
+    return torch.zeros(0, 10**9)
+
+
+# %% an_eight_bit_float {"says": "dtype torch.float8_e4m3fn"}
+def absmax_scale(x):
+    return torch.zeros(len(x)).to(torch.float8_e4m3fn)

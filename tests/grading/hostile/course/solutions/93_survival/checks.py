@@ -11,14 +11,14 @@ QUIZ = {"q1": Question("How many values does int8 have?", {"a": "255", "b": "256
 complete = quiz_complete(QUIZ, points=1)
 
 
-@check("scale", points=1, seconds=1)
+@check("scale", points=1, seconds=0.5)
 def check_one_row(student, t):
     """One row has one scale"""
     x = t.normal(1, t.integer(8, 20))
     t.close(student.absmax_scale(x), x.abs().amax(dim=1) / 127, "absmax_scale(x)")
 
 
-@check("scale", points=1, seconds=1)
+@check("scale", points=1, seconds=0.5)
 def check_largest(student, t):
     """The largest element becomes 127"""
     x = t.normal(4, 30)

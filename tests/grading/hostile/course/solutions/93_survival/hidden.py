@@ -12,7 +12,7 @@ from .checks import QUIZ, fsdp_case, mean, train, trained_sharded
 right = quiz_right(QUIZ, {"q1": Answer("b", "8 bits make 2**8 values")}, points=1)
 
 
-@check("scale", points=1, seconds=1)
+@check("scale", points=1, seconds=0.5)
 def check_scale_dtype(student, t):
     """Scales are float32 whatever x is"""
     x = t.normal(3, 9, dtype=torch.bfloat16)
