@@ -83,6 +83,7 @@ class Unit:
         self.ranks, self.rank = dist.get_world_size(layout.group), dist.get_rank(layout.group)
         self.state = State.SHARDED
         self._kept: Tensor | None = None  # the larger share
+        self._version = -1  # of the shards, when they were last gathered
         dtype = plan.places[0].param.dtype
         self.compute_dtype, self.reduce_dtype = layout.compute_dtype or dtype, layout.reduce_dtype or dtype
         rows = [-(-place.param.shape[:1].numel() // self.ranks) for place in plan.places]
@@ -131,6 +132,8 @@ class Unit:
         """Send this rank's shards and begin to receive the others'; nothing to do for what is whole or on its way."""
         if self.state is not State.SHARDED:
             return
+        if self._version != self.shards._version:
+            self._kept = None  # an optimiser has stepped meanwhile
         self.state, self._version = State.GATHERING, self.shards._version
         if self._kept is not None and self.layout.smaller_group is not None:
             mine, group = self._kept, self.layout.smaller_group
@@ -141,32 +144,38 @@ class Unit:
     @torch.no_grad()
     def unshard(self) -> None:
         """Make the parameters whole, waiting for the others if need be."""
-        if self.state is State.WHOLE:
-            if self._version == self.shards._version:
-                return
+        if self.state is not State.SHARDED and self._version != self.shards._version:
             self.free()  # an optimiser has stepped meanwhile
+        if self.state is State.WHOLE:
+            return
         self.start_gather()
         self._gathering.wait()
         for slot in self.slots:
             _grow(slot.parts)
         first = 0
         for some in self._gathering.rows:
-            rows = some.view(-1, self.shards.numel())
+            rows = some.view(some.numel() // max(1, self.shards.numel()), self.shards.numel())
             parts = [slot.parts[first : first + len(rows)] for slot in self.slots]
             torch.split_with_sizes_copy(rows, self._sizes, dim=1, out=parts)
             first += len(rows)
-        self.layout.pool.give(self._gathering.lent)
-        del self._gathering
         self._kept = None
+        self._end_gather()
         self._put(whole=True)
         self.state = State.WHOLE
+
+    def _end_gather(self) -> None:
+        self.layout.pool.give(self._gathering.lent)
+        del self._gathering
 
     @torch.no_grad()
     def free(self, until_backward: bool = False) -> None:
         """Keep the shards alone; until backward the larger share as well, where there is a smaller group."""
-        if self.state is State.GATHERING:
-            self.unshard()
         if self.state is State.SHARDED:
+            return
+        if self.state is State.GATHERING:
+            self._gathering.wait()
+            self._end_gather()
+            self.state = State.SHARDED
             return
         if until_backward and (group := self.layout.smaller_group) is not None:
             rows = self.ranks // dist.get_world_size(group)

@@ -73,7 +73,7 @@ class DirectMessages(Wire):
     """For CPU tensors over gloo."""
 
     def all_gather(self, whole: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Wait:
-        parts = whole.view(dist.get_world_size(group), -1)
+        parts = whole.view(dist.get_world_size(group), mine.numel())
         wait = _exchange(lambda target: mine, lambda source: parts[source], group)
         own = parts[dist.get_rank(group)]
         if own.data_ptr() != mine.data_ptr():  # it may be sent from its place
@@ -83,15 +83,15 @@ class DirectMessages(Wire):
     def gather_rows(self, mine: Tensor, group: dist.ProcessGroup, pool: Pool) -> Gathering:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         received = pool.take((ranks - 1) * mine.numel(), mine.dtype)
-        others = received.view(ranks - 1, -1)
+        others = received.view(ranks - 1, mine.numel())
         wait = _exchange(lambda target: mine, lambda source: others[source - (source > rank)], group)
         return Gathering((others[:rank], mine, others[rank:]), wait, received)
 
     def reduce_scatter(self, mine: Tensor, whole: Tensor, group: dist.ProcessGroup, pool: Pool) -> Wait:
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-        parts = whole.view(ranks, -1)
+        parts = whole.view(ranks, mine.numel())
         received = pool.take((ranks - 1) * mine.numel(), mine.dtype)
-        others = received.view(ranks - 1, -1)
+        others = received.view(ranks - 1, mine.numel())
         wait_for_parts = _exchange(lambda target: parts[target], lambda source: others[source - (source > rank)], group)
 
         def wait() -> None:

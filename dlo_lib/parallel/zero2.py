@@ -186,6 +186,7 @@ class ShardedDDP(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._reduction.recover()
+        self.pool.release()  # as in FSDP: needed late, when this forward's activations have gone
         if torch.is_grad_enabled():
             for bucket in reversed(self.buckets):  # that of the first layers fills last
                 self._reduction.expect(bucket)

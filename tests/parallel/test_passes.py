@@ -129,6 +129,10 @@ def fsdp_whole_until_backward(net: Net) -> tuple[nn.Module, torch.optim.Optimize
     return fsdp(net, reshard_after_forward=False)
 
 
+def fsdp_with_a_larger_share_until_backward(net: Net) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return fsdp(net, reshard_after_forward=1)
+
+
 def in_every_order(wrap: Callable[[Net], tuple[nn.Module, torch.optim.Optimizer]], learners: int) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -156,7 +160,7 @@ def in_every_order(wrap: Callable[[Net], tuple[nn.Module, torch.optim.Optimizer]
 
 @pytest.mark.parametrize(
     ("wrap", "learners"),
-    [(ddp, 1), (stage_2, 1), (fsdp, 0), (fsdp, 2), (fsdp_whole_until_backward, 2)],
+    [(ddp, 1), (stage_2, 1), (fsdp, 0), (fsdp, 2), (fsdp_whole_until_backward, 2), (fsdp_with_a_larger_share_until_backward, 2)],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_passes_in_every_order(wrap, learners):
