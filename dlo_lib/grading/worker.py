@@ -81,6 +81,8 @@ def prepare() -> Shell:
     shell.display_pub = CapturingDisplayPublisher()
     for module in set(DATACLASSES.values()):
         __import__(module)
+    numpy.random.seed(0)
+    torch.manual_seed(0)  # asks each accelerator, which in a worker would touch 500 pages that it shares until then
     return shell
 
 
@@ -89,10 +91,8 @@ def serve(line: socket.socket) -> None:
     channel = Channel(line, limited=False)
     dlo_lib.grading.Lab = SilentLab  # type: ignore[misc,assignment]
     sys.argv = ["notebook"]
-    random.seed(0)
-    numpy.random.seed(0)
-    torch.manual_seed(0)
-    shell = prepare()
+    random.seed(0)  # a fork has changed it
+    shell = Shell.instance()
     while True:
         try:
             request = channel.receive()
