@@ -7,8 +7,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.contract import Kind, check
+from dlo_lib.grading.contract import Kind, Wrong, check
 from dlo_lib.grading.quiz import quiz_complete
+from dlo_lib.text import tr
 
 from .hints import HINTS as HINTS
 from .quiz import QUIZ
@@ -17,6 +18,7 @@ from .scenarios import accumulated, averaged, replicated, steps_of
 from .twins import buckets_of, mean_gradients, near, whole_gradient
 
 ROWS = 5
+WAITED = "rank 1 began backward when rank 0 was through with its own, and never got there: wait() belongs in finish, not in a hook"
 
 # -- 1 · replicate
 
@@ -244,6 +246,10 @@ def check_during_backward(student, t):
             "{blocking} all-reduces were waited for at once, so backward stood still meanwhile: async_op=True, and wait() in finish",
             blocking=blocking,
         )
+    try:
+        run_steps(student, t, weights, 2, limit, steps=1, relay=True)
+    except Wrong as stuck:
+        raise Wrong(f"{tr(WAITED)}. {stuck}", WAITED) from None
 
 
 # -- 5 · accumulate

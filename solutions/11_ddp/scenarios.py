@@ -33,8 +33,9 @@ def averaged(student, rank, world, grads):
 
 
 @scenario
-def steps_of(student, rank, world, weights, batches, limit, order=None, unused=(), frozen=(), marked=False):
-    """Steps of a sum of branches, one for each weight, in ``order``: the gradients after each. ``marked``: a barrier before the last one."""
+def steps_of(student, rank, world, weights, batches, limit, order=None, unused=(), frozen=(), marked=False, relay=False):
+    """Steps of a sum of branches, one for each weight, in ``order``: the gradients after each. ``marked``: a barrier before the last one.
+    ``relay``: of two ranks, the second begins its backward pass when the first has come to the end of its own."""
 
     class Branches(torch.nn.Module):
         def __init__(self):
@@ -50,6 +51,13 @@ def steps_of(student, rank, world, weights, batches, limit, order=None, unused=(
     model = student.DataParallel(net, limit)
     if marked:
         net.weights[0].register_hook(lambda grad: dist.barrier())
+    if relay:
+        token = torch.zeros(1)
+
+        def pass_on(grad):
+            dist.send(token, 1) if rank == 0 else dist.recv(token, 0)
+
+        net.weights[0 if rank == 0 else -1].register_hook(pass_on)
     found = []
     for x in batches:
         for parameter in net.parameters():
