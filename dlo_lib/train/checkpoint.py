@@ -26,7 +26,6 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
 from dlo_lib.parallel.forms import FORMS, Parallel, Sharded
-from dlo_lib.parallel.sharded_checkpoint import Spread, load_sharded, save_sharded
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control
 from dlo_lib.train.disk import writing
@@ -55,6 +54,8 @@ class Checkpoint:
         """
         sharded = _is_sharded(self.config["parallel"])
         if sharded:
+            from dlo_lib.parallel.sharded_checkpoint import Spread, load_sharded  # 0.7 s on each rank, which others need not pay
+
             assert isinstance(state.spread, Spread)
             load_sharded(self.folder / SHARDED, state.spread, state.optimizer)
         with control.together():
@@ -113,6 +114,8 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
                     shutil.rmtree(left)
                 aside.mkdir(parents=True)
         if sharded:
+            from dlo_lib.parallel.sharded_checkpoint import Spread, save_sharded  # as above
+
             assert isinstance(state.spread, Spread)
             save_sharded(aside / SHARDED, state.spread, state.optimizer)
         with control.together(), writing(target):
