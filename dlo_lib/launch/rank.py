@@ -8,7 +8,6 @@ breaks because this one was quicker, or failed.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import gc
 import json
@@ -16,12 +15,9 @@ import mmap
 import os
 import pickle
 import random
-import signal
 import socket
 import struct
 import sys
-import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -40,6 +36,7 @@ from dlo_lib.comm.vocabulary import never_waited
 from dlo_lib.errors import UserError
 from dlo_lib.launch.failure import says_communication_broke
 from dlo_lib.launch.frames import below_this_package, remember_sources
+from dlo_lib.launch.lifetime import die_with
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.server import STACK_SIGNAL
 from dlo_lib.launch.values import pack_result, unpack_call
@@ -47,7 +44,6 @@ from dlo_lib.launch.values import pack_result, unpack_call
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, bytes that follow
 RETURNED, RAISED = b"V", b"E"
 SEED = 0
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def run_rank(
 ) -> NoReturn:
     """Be rank ``rank``. All numbers but this and ``server``, the parent's process id, are file descriptors."""
     _take_output(output)  # first, so that whatever goes wrong is seen
-    _die_with(server)
+    die_with(server)
     os.setpgid(0, 0)
     _open_black_box(black_box)
     channel = socket.socket(fileno=channel_file)
@@ -96,21 +92,6 @@ def run_rank(
     channel.sendall(answer)
     channel.recv(1)  # the others have all they need from us, or the caller is gone
     _end()
-
-
-def _die_with(server: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
-        threading.Thread(target=_watch_parent, args=(server,), daemon=True).start()
-    if os.getppid() != server:  # it went before we asked
-        os._exit(1)
-
-
-def _watch_parent(server: int) -> None:
-    while os.getppid() == server:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _take_output(pipe: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import inspect
+import os
 import sys
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
@@ -18,6 +19,7 @@ import typer
 from dlo_lib.comm.detail import Explain
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.launch import Place, explained, init_process_group, place
+from dlo_lib.launch.lifetime import die_with
 from dlo_lib.train.config import TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
@@ -76,6 +78,8 @@ def main(arguments: list[str]) -> int:
     """Train; return the exit status."""
     try:
         here = place()
+        if here.launcher == "torchrun":  # killed, it leaves its ranks behind: they would go on writing where the next run resumes
+            die_with(os.getppid())
         with contextlib.ExitStack() as stack:
             stack.enter_context(explained(here, _explain(arguments)))
             if here.world_size > 1:

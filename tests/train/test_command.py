@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from dlo_lib.errors import UserError
+from dlo_lib.grading.limits import descendants
 from dlo_lib.train import TrainConfig, loop, read_metrics
 from dlo_lib.train.__main__ import main, parse
 
@@ -123,6 +125,23 @@ def test_under_torchrun_two_ranks_train_together(small_run):
     assert process.returncode == 0, err
     assert "ddp on 2 x cpu" in out
     assert [line.step for line in read_metrics(config.out)] == [1, 2]
+
+
+def test_ranks_end_with_a_torchrun_that_was_killed(small_run):
+    config = small_run(parallel="ddp", steps=100_000, checkpoint_every=0)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
+    process = start([*torchrun, *options(config)])
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "ddp on 2 x cpu" in line:
+            break
+    ranks = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+    assert len(ranks) >= 2
+    process.kill()
+    process.communicate(timeout=60)
+    for rank in ranks:
+        assert select.select([rank], [], [], 60)[0], "it lives on"
+        os.close(rank)
 
 
 def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(small_run):
