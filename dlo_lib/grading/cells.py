@@ -32,11 +32,12 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class TakenCell:
-    """A cell to run. ``id`` is the source's, or ``extra-N``."""
+    """A cell to run. ``id`` is the source's, or ``extra-N``; of the latter ``behind`` is the source's cell above it, None at the top."""
 
     id: str
     origin: Origin
     source: str
+    behind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class _Rebuild:
             identity = self._identity(cell, text)
             if identity is None:
                 if cell["cell_type"] == "code" and text.strip():
-                    self._add(TakenCell(f"extra-{number}", Origin.EXTRA, text), last)
+                    self._add(TakenCell(f"extra-{number}", Origin.EXTRA, text, last), last)
                 continue
             last = identity
             self._match(self.source[identity], cell, text)

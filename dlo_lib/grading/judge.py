@@ -1,8 +1,9 @@
 """The judge: a notebook goes in, a report comes out. Checks run in this process, the student's code in others.
 
 No carry-over: first all cells run in order; then each question that lost points is judged alone, with the given cells, the source's own
-answers to the steps it needs, and the student's answer to this one. Points count where either gave them. So one cell that crashes, hangs
-or leaves costs its own question and no other; and a loss by time or memory has been seen twice, the second time alone.
+answers to the steps it needs, and the student's answer to this one; where cells of the student's own stand below the question's test, once
+more without these, for in the notebook they came later. Points count where any gave them. So one cell that crashes, hangs or leaves costs
+its own question and no other; and a loss by time or memory has been seen twice, the second time alone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dlo_lib.grading.mutants import Mutant, read_mutant
 from dlo_lib.grading.outcome import Outcome, Status, run_check, seed_for
 from dlo_lib.grading.released import released_lab
 from dlo_lib.grading.report import NO_ATTEMPT, QuestionReport, Report, check_report, overall_status, question_report
-from dlo_lib.grading.source import CellKind, LabSource
+from dlo_lib.grading.source import TEST_PREFIX, CellKind, LabSource
 from dlo_lib.text import tr
 
 MAX_LEFT_OUT = 2  # cells of a student's own that are found out one by one; after that all of them are left out
@@ -126,8 +127,9 @@ class Judge:
         questions = {}
         for question in self.lab.questions:
             outcomes = together.get(question, {})
-            if question in submission.attempted and not all(outcome.passed for outcome in outcomes.values()):
-                outcomes = _union(outcomes, self.alone(question, submission, outcomes))
+            for left_out in self._left_out_alone(question, submission):
+                if not all(outcome.passed for outcome in outcomes.values()):
+                    outcomes = _union(outcomes, self.alone(question, submission, outcomes, left_out))
             questions[question] = self.question(question, submission, outcomes)
         notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
         notes += [tr("a cell of your own (`{cell}`) ended the process: it was left out", cell=cell) for cell in self.left_out]
@@ -138,12 +140,15 @@ class Judge:
         attempted = [question for question in self.lab.questions if question in submission.attempted]
         return self._attempt(submission.cells, lambda at: {question: self._run(at, self.checks.of(question), 1) for question in attempted})
 
-    def alone(self, question: str, submission: Submission, before: dict[str, Outcome] | None = None) -> dict[str, Outcome]:
+    def alone(
+        self, question: str, submission: Submission, before: Mapping[str, Outcome] | None = None, left_out: frozenset[str] = frozenset()
+    ) -> dict[str, Outcome]:
         """The checks of ``question`` that it did not pass before, with no other answer of the student's; what hung goes last."""
         before = before or {}
         checks = [check for check in self.checks.of(question) if check.name not in before or not before[check.name].passed]
         checks.sort(key=lambda check: check.name in before and before[check.name].status is Status.TIMEOUT)
-        return self._attempt(self._cells_alone(question, submission), lambda at: self._run(at, checks, MAX_TIMEOUTS))
+        cells = [cell for cell in self._cells_alone(question, submission) if cell.id not in left_out]
+        return self._attempt(cells, lambda at: self._run(at, checks, MAX_TIMEOUTS))
 
     def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
         """The report of a question."""
@@ -167,6 +172,16 @@ class Judge:
             student = RemoteStudent(attempt, check.question, check.seconds)
             outcomes[check.name] = run_check(check, student, seed_for(self.secret, self.lab.info.directory, check))
         return outcomes
+
+    def _left_out_alone(self, question: str, submission: Submission) -> list[frozenset[str]]:
+        """The own cells without which ``question`` is judged alone: none, then those below its test, if there are any."""
+        if question not in submission.attempted:
+            return []
+        places = {cell.id: place for place, cell in enumerate(self.lab.cells)}
+        test = places[TEST_PREFIX + question]
+        own = [cell for cell in submission.cells if cell.origin is Origin.EXTRA]
+        below = frozenset(cell.id for cell in own if cell.behind is not None and places[cell.behind] >= test)
+        return [frozenset(), below] if below else [frozenset()]
 
     def _cells_alone(self, question: str, submission: Submission) -> list[TakenCell]:
         needed = _needed(self.lab, question)

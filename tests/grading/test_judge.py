@@ -210,6 +210,11 @@ def test_an_own_cell_that_ends_the_process_costs_nothing(judge: Judge, reference
     assert points(judge(extra(reference, "import os; os._exit(0)"))) == FULL
 
 
+@pytest.mark.parametrize("later", ["%reset -f", "def absmax_scale(x): return x  # another idea, for the next step", "del absmax_scale"])
+def test_an_own_cell_below_the_tests_takes_back_nothing(judge: Judge, reference: Notebook, later: str) -> None:
+    assert points(judge(extra(reference, later, at=len(reference["cells"])))) == FULL
+
+
 @pytest.mark.parametrize("leave", ["import sys; sys.exit(0)", "quit()", "exit", "raise KeyboardInterrupt"])
 def test_9_leaving_costs_its_question(judge: Judge, reference: Notebook, leave: str) -> None:
     assert points(judge(answer(reference, scale=leave))) == FULL | {"scale": 0.0}
