@@ -18,6 +18,7 @@ from rich.table import Table
 import benchmarks
 from benchmarks.paired import Row
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError, unknown_name
+from dlo_lib.usage import run_app
 
 _WIDTH = 180  # of a table in a file
 HARNESS = {"paired", "peaks", "replay", "sleeping", "__main__"}
@@ -55,7 +56,8 @@ def main() -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
     try:
-        app()
+        status = run_app(app, "python -m benchmarks")
+        sys.exit(status if isinstance(status, int) else 0)
     except UserError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)

@@ -10,9 +10,11 @@ from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 def main() -> None:
     """Entry point of the `dlo` command."""
     from dlo_lib.cli.app import app
+    from dlo_lib.usage import run_app
 
     try:
-        app()
+        status = run_app(app, "dlo")
+        sys.exit(status if isinstance(status, int) else 0)
     except UserError as error:
         print(f"dlo: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)

@@ -23,8 +23,7 @@ from dlo_lib.launch.lifetime import die_with
 from dlo_lib.train.config import TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
-
-_UsageError: Any = typer.BadParameter.__base__  # of typer's own copy of click; it has no public name
+from dlo_lib.usage import run_app
 
 
 def parse(arguments: list[str]) -> TrainConfig | None:
@@ -35,10 +34,7 @@ def parse(arguments: list[str]) -> TrainConfig | None:
     """
     app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
     app.command(help="Train a Llama on one rank, or on all that torchrun or srun starts.")(_command())
-    try:
-        config = app(arguments, prog_name="python -m dlo_lib.train", standalone_mode=False)
-    except _UsageError as error:
-        raise UserError(f"{error.format_message().rstrip('.')}; --help lists the options") from error
+    config = run_app(app, "python -m dlo_lib.train", arguments)
     return config if isinstance(config, TrainConfig) else None
 
 

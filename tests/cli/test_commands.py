@@ -36,6 +36,27 @@ def test_an_unknown_lab_offers_the_nearest(course, dlo):
     assert one_line(dlo("check", "91_smal")) == 'dlo: unknown lab "91_smal": did you mean 91_small? Known: 91_small'
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("grad", "No such command 'grad'. Did you mean 'grade'?"),
+        ("grade", "Missing argument 'lab'"),
+        ("grade small --jobs 0", "Invalid value for '--jobs': Input should be greater than or equal to 1"),
+        ("export small --to excel", "Invalid value for '--to': 'excel' is not one of 'moodle', 'csv'"),
+    ],
+)  # fmt: skip
+def test_what_no_command_knows_is_one_line(course, dlo, command, says):
+    line = one_line(dlo(*command.split()))
+    assert line.removesuffix(f"; dlo {command.split()[0]} --help lists what there is") == f"dlo: {says}"
+
+
+def test_no_command_at_all_shows_the_help(course, dlo):
+    process = dlo()
+    assert process.returncode == 2
+    assert "Optimised and distributed deep learning" in process.stdout + process.stderr
+    assert dlo("--help").returncode == 0
+
+
 def test_a_lab_without_a_copy_says_how_to_get_one(course, dlo):
     assert "you have no copy of 91_small yet: `dlo lab` makes one in" in one_line(dlo("check", "small"))
 
