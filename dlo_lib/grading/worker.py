@@ -81,9 +81,14 @@ def prepare() -> Shell:
     shell.display_pub = CapturingDisplayPublisher()
     for module in set(DATACLASSES.values()):
         __import__(module)
-    numpy.random.seed(0)
-    torch.manual_seed(0)  # asks each accelerator, which in a worker would touch 500 pages that it shares until then
     return shell
+
+
+def seed() -> None:
+    """Where every worker's random numbers begin, said once before the fork: to ask each accelerator, as torch does, would touch 500 pages
+    of memory that a worker shares until then."""
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 def serve(line: socket.socket) -> None:

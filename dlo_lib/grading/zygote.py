@@ -75,13 +75,15 @@ def _warm(modules: list[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    importlib.import_module("dlo_lib.grading.worker").prepare()
+    worker = importlib.import_module("dlo_lib.grading.worker")
+    worker.prepare()
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.zeros(2)
     torch.optim.Adam([parameter]).step()  # but never a backward: autograd's threads do not survive a fork
     for name in modules:
         with contextlib.suppress(Exception):  # the cell that imports it will say what is wrong
             importlib.import_module(name)
+    worker.seed()  # last: an import may draw numbers
 
 
 def _reap() -> None:

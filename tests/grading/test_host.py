@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from dlo_lib.grading.host import Zygote
 from dlo_lib.grading.isolation import Unsandboxed, find_isolation
@@ -72,6 +75,24 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
+
+
+DRAWS = """
+import random, numpy, torch
+def drawn(): return [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+"""
+
+
+def test_random_numbers_of_every_worker_begin_alike(any_zygote: Zygote) -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+    wanted = [random.random(), float(numpy.random.rand()), float(torch.rand(()))]
+    for _ in range(2):
+        worker = any_zygote.worker()
+        worker.ask(after(20), **cell(DRAWS))
+        assert worker.ask(after(20), **call("drawn"))["value"] == wanted
+        worker.close()
 
 
 @pytest.mark.parametrize("source", [STARTS_ONE, DAEMON], ids=["child", "daemon"])
