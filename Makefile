@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON3 := $(or $(shell command -v python3),python3)
 BIN := .venv/bin
-# Tests wait for time limits and virtual clusters: three keep two cores busy. A group shares what is dear to set up, so one of them runs it.
+# Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
 .PHONY: help lab test test-fast course grade labs bench format setup setup-dev
@@ -16,10 +16,10 @@ lab: setup ## set everything up and open JupyterLab on the labs
 test: setup-dev ## set everything up and pass the whole suite
 	@$(PYTHON3) deploy/system_packages.py
 	@$(MAKE) --no-print-directory lint
-	@exec $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 test-fast: setup-dev ## the suite without what is slow
-	@exec $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "not slow" $(ARGS)
+	@exec $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
 
 lint: setup-dev ## style and types
 	$(BIN)/ruff check .

@@ -7,8 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+DEAR_TO_SET_UP = {"test_hostile.py", "test_classroom.py", "test_feedback.py"}  # files that grade a class before their first test
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +40,19 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full-size", action="store_true", help="run the reference labs at full size")
+
+
+class WholeFiles(LoadScopeScheduling):
+    """As by default one test after the other goes to whoever is free, but a file that is dear to set up goes to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return file if Path(file).name in DEAR_TO_SET_UP else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles | None:
+    return WholeFiles(config, log) if config.getvalue("dist") == "load" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,7 +16,6 @@ from dlo_lib.grading.classroom import Classroom, classroom, number_of_steps
 from dlo_lib.grading.course import find_lab, source_labs
 from dlo_lib.grading.nbgrader_course import open_course
 
-pytestmark = pytest.mark.xdist_group("classroom")
 TOML = """
 number = 7
 name = "sums"

@@ -56,9 +56,6 @@ def answered(notebook: dict[str, Any], **answers: str) -> dict[str, Any]:
     return notebook
 
 
-pytestmark = pytest.mark.xdist_group("feedback")
-
-
 @pytest.fixture(scope="module")
 def graded(released_course: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A course where four students are graded: Ada is right, Blaise is wrong here and there, Chloé did nothing, Dan's file is damaged."""

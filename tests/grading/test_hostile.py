@@ -34,7 +34,6 @@ from dlo_lib.grading.stored import report_file
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("hostile"),
     pytest.mark.skipif(find_isolation().isolation is None, reason=f"NOT TESTED HERE: the sandbox {find_isolation().reasons}"),
 ]
 HOME = Path(__file__).parent / "hostile" / "course"
