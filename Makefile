@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast course grade labs bench format setup setup-dev
+.PHONY: help lab test test-fast compat lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ lint: setup-dev ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+compat: setup-dev ## a part of the suite on the oldest supported PyTorch and on the newest, each in an environment of its own
+	@exec $(BIN)/python deploy/compat.py $(ARGS)
+
 course: setup-dev ## every reference lab at full size
 	@exec $(BIN)/python -m pytest tests/labs/test_notebooks_run.py --full-size $(ARGS)
 
@@ -40,12 +43,18 @@ NAME ?= launch
 bench: setup-dev ## one comparison with a peer: make bench NAME=ddp
 	@exec $(BIN)/python -m benchmarks $(NAME) $(ARGS)
 
+machines: ## the README's commands on machines that lack things (root, mmdebstrap): make machines ARGS="offline full-disk"
+	@exec $(PYTHON3) -B tests/machines $(ARGS)
+
 format: setup-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-setup:
+setup: python
 	@$(PYTHON3) deploy/setup_env.py --extras labs
 
-setup-dev:
+setup-dev: python
 	@$(PYTHON3) deploy/setup_env.py --extras labs,dev
+
+python:
+	@command -v $(PYTHON3) > /dev/null || { echo "setup: no python3 here: apt-get install python3 python3-venv" >&2; exit 2; }

@@ -1,1 +1,1 @@
-"""Every comparison with a peer: `python -m benchmarks NAME [--json]`."""
+"""The comparisons with peers: `python -m benchmarks NAME [--json]`."""

@@ -1,12 +1,16 @@
-"""Grading a class of 13_dp_limit: `dlo grade` against nbgrader's own `autograde`, both as commands, on the same submissions.
+"""The grading of a class with 13_dp_limit: the command `dlo grade` compared with the command `autograde` of
+nbgrader, on the same submissions.
 
-A fourth each of the class hands in the reference, its first half, a mutant, the untouched notebook; ours runs before and after nbgrader's,
-which grades in the course's ``stock/`` configuration with a gradebook of its own. The first batch of all proves the lab and keeps that.
+One quarter of the class each submits the reference, its first half, a mutant, and the untouched notebook.
+Ours runs before and after nbgrader, which grades with the ``stock/`` configuration of the course and a
+separate gradebook. The first grading proves the lab and stores the result.
 
-CPU time is that of all processes of a command, as its control group counts it: workers in a sandbox are nobody's waited-for children.
-*The submission's own* CPU time is what its processes spend between being asked to run cells or answer a check and the answer, given cells
-included, their start not; the rest is the grader's. Memory is what the batch and its judging service hold that is no file's (RssAnon),
-after the last row against after a tenth of the judged rows, in a class of seven times as many.
+CPU time is that of all processes of a command, counted by a control group, because no process waits for the
+workers in a sandbox. The CPU time *of the submission* is the time that its processes spend between a request
+(to run cells or to answer a check) and the answer, including the given cells, but without the start of the
+processes. The rest is the time of the grader. Memory is the anonymous memory (RssAnon) of the batch and of
+its judging service, after the last row divided by after a tenth of the judged rows, in a class that is 7.5
+times as large.
 """
 
 from __future__ import annotations
@@ -27,24 +31,26 @@ from pathlib import Path
 from benchmarks.paired import Row, Spread
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
-from dlo_lib.grading.course import find_lab, source_labs
-from dlo_lib.grading.limits import descendants, resident_bytes
-from dlo_lib.grading.mutants import mutants_of, read_mutant
-from dlo_lib.grading.nbgrader_course import STOCK_FOLDER, create_course, open_course
-from dlo_lib.grading.release import release_notebook
-from dlo_lib.grading.source import LabSource, build_notebook, notebook_text, read_lab, source_folder
+from dlo_lib.grading.classroom.nbgrader_course import STOCK_FOLDER, create_course, open_course
+from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.mutants import read_mutants
+from dlo_lib.grading.lab.release import release_notebook
+from dlo_lib.grading.lab.source import LabSource, build_notebook, notebook_text, read_lab, source_folder
+from dlo_lib.grading.sandbox.limits import descendants, resident_bytes
 
 LAB = "13_dp_limit"
 SUBMISSIONS = 40
-LARGER = 7.5  # times as many for the memory's growth
+LARGER = 7.5  # the factor of the class for the growth of the memory
 NBGRADER = [sys.executable, "-m", "nbgrader"]
 DLO = [sys.executable, "-c", "from dlo_lib.cli import main; main()"]
 GROUPS = Path("/sys/fs/cgroup")
+ROWS = 2
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A row of `dlo grade`: the second after the command's start at which it stood, how it went, and bytes held then."""
+    """A row of `dlo grade`: the seconds from the start of the command to the row, whether it was judged, and
+    the memory at that time in bytes."""
 
     second: float
     judged: bool
@@ -53,7 +59,8 @@ class Printed:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command: seconds of wall time, of CPU time of all its processes, and of the submissions' own in that; its rows."""
+    """The cost of one command: wall time, CPU time of all processes and CPU time of the submissions, in
+    seconds; and its rows."""
 
     wall: float
     cpu: float
@@ -61,8 +68,8 @@ class Cost:
     rows: tuple[Printed, ...]
 
 
-def rows(pairs: int = SUBMISSIONS) -> list[Row]:
-    """``pairs``: submissions, each graded by both."""
+def rows(pairs: int = SUBMISSIONS) -> Iterator[Row]:
+    """``pairs`` is the number of submissions. Both commands grade each submission."""
     lab = read_lab(source_folder(find_lab(LAB, source_labs())))
     with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
         course = _class(Path(name) / "course", lab, pairs)
@@ -72,28 +79,34 @@ def rows(pairs: int = SUBMISSIONS) -> list[Row]:
         _cost([*NBGRADER, "generate_assignment", LAB], course / STOCK_FOLDER)
         stock = _cost([*NBGRADER, "autograde", LAB], course / STOCK_FOLDER)
         ours.append(_graded(course))
-    with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
-        large = _graded(_class(Path(name) / "course", lab, int(LARGER * pairs)))
     beyond = _spread([(cost.cpu - cost.own) / pairs for cost in ours])
     each = _spread([(cost.cpu - cost.own - one.cpu + one.own) / max(1, pairs - 1) for cost in ours])
     first = _spread([cost.rows[0].second for cost in ours])
     judged = _spread([min((row.second for row in cost.rows if row.judged), default=0.0) for cost in ours])
-    gaps = [later.second - sooner.second for sooner, later in itertools.pairwise(row for row in ours[0].rows if row.judged)]
+    judged_rows = [row for row in ours[0].rows if row.judged]
+    gaps = [later.second - sooner.second for sooner, later in itertools.pairwise(judged_rows)]
     speed = (
-        f"{pairs} submissions: {ours[0].wall:.0f} s against {stock.wall:.0f} s; a submission's own CPU time {ours[0].own / pairs:.2f} s, "
-        f"beyond that {beyond} s with the command's start, {each} s without; nbgrader {stock.cpu / pairs:.2f} s with its own; "
-        f"first row after {first} s, first judged row after {judged} s ({new.rows[0].second:.1f} s for a lab never proved), "
-        f"then {statistics.median(gaps or [0.0]):.2f} s a row"
+        f"{pairs} submissions: {ours[0].wall:.0f} s against {stock.wall:.0f} s; "
+        f"CPU time of a submission {ours[0].own / pairs:.2f} s, "
+        f"of the grader {beyond} s with the start of the command, {each} s without; "
+        f"nbgrader {stock.cpu / pairs:.2f} s including the submission; "
+        f"first row after {first} s, first judged row after {judged} s "
+        f"({new.rows[0].second:.1f} s for a lab that was not proved before), "
+        f"then {statistics.median(gaps or [0.0]):.2f} s per row"
     )
-    held = [row.held for row in large.rows if row.judged]  # before the first of them the service has no twins
+    time_ratio = _spread([cost.wall / stock.wall for cost in ours])
+    cpu_ratio = _spread([cost.cpu / stock.cpu for cost in ours])
+    yield Row("dlo grade", "nbgrader autograde", 1, time_ratio, cpu_ratio, note=speed)
+
+    with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
+        large = _graded(_class(Path(name) / "course", lab, int(LARGER * pairs)))
+    # Before the first judged row, the service has no twins
+    held = [row.held for row in large.rows if row.judged]
     early, late = held[len(held) // 10], held[-1]
-    memory = f"{len(large.rows)} submissions in {large.wall:.0f} s: {late >> 20} MiB after the last, {early >> 20} MiB after a tenth"
-    time_ratio, cpu_ratio = _spread([cost.wall / stock.wall for cost in ours]), _spread([cost.cpu / stock.cpu for cost in ours])
-    growth = _spread([late / early])
-    return [
-        Row("dlo grade", "nbgrader autograde", 1, time_ratio, cpu_ratio, note=speed),
-        Row("dlo grade, last row", "dlo grade, a tenth of the rows", 1, memory_ratio=growth, note=memory),
-    ]
+    memory = f"{len(large.rows)} submissions in {large.wall:.0f} s: "
+    memory += f"{late >> 20} MiB after the last, {early >> 20} MiB after a tenth"
+    ratio = _spread([late / early])
+    yield Row("dlo grade, last row", "dlo grade, a tenth of the rows", 1, memory_ratio=ratio, note=memory)
 
 
 def _spread(values: list[float]) -> Spread:
@@ -107,11 +120,11 @@ def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
     if not open_course(folder).generate_assignment(LAB)["success"]:
         raise UserError(f"{LAB} cannot be released: `dlo release {LAB} --prove-only` says why")
     reference = {question: lab.solution(question).answer for question in lab.questions}
-    planted = [read_mutant(file) for file in mutants_of(lab)]
+    planted = [mutant.planted(lab) for mutant in read_mutants(lab)]
     for number, student in enumerate(students):
         half = {question: reference[question] for question in lab.questions[: len(lab.questions) // 2]}
         mutant = planted[number // 4 % len(planted)]
-        answers = (reference, half, {**reference, mutant.question: mutant.source}, {})[number % 4]
+        answers = (reference, half, {**reference, mutant.question: mutant.answer}, {})[number % 4]
         notebook = release_notebook(lab.folder)
         for cell in notebook.cells:
             cell.source = answers.get(cell.id, cell.source)
@@ -120,7 +133,7 @@ def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
 
 
 def _graded(course: Path, *options: str) -> Cost:
-    """`dlo grade`."""
+    """Run `dlo grade` and return its cost."""
     cost = _cost([*DLO, "grade", LAB, *options], course)
     with open(course / "grades" / LAB / "timings.csv", encoding="utf-8", newline="") as file:
         own = {row["student"]: float(row["student_cpu_seconds"]) for row in csv.DictReader(file)}
@@ -134,13 +147,18 @@ def _cost(command: list[str], folder: Path) -> Cost:
     with _group() as group, tempfile.TemporaryFile("w+") as errors:
         inside = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
         process = subprocess.Popen(
-            inside, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, "COLUMNS": "200"}
+            inside,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "COLUMNS": "200"},
         )
         assert process.stdout is not None
         printed.extend(
             Printed(time.perf_counter() - began, line.rstrip().endswith(" GRADED"), _held(process.pid))
             for line in process.stdout
-            if " s  s" in line  # a row as it stands, not of the table at the end
+            if " s  s" in line  # a row during the run, not a row of the table at the end
         )
         if process.wait():
             errors.seek(0)
@@ -150,30 +168,33 @@ def _cost(command: list[str], folder: Path) -> Cost:
 
 
 def _held(pid: int) -> int:
-    """By the batch and its judging service; judges and sandboxes come and go."""
-    service = [child for child in descendants(pid) if b"grading.service" in _command_line(child)][:1]
+    """Return the anonymous memory of the batch and of its judging service, in bytes. Judges and sandboxes are
+    not counted, because they are short-lived."""
+    service = [child for child in descendants(pid) if b"judge.server" in _command_line(child)][:1]
     return sum(resident_bytes(process) for process in (pid, *service))
 
 
 def _command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # gone meanwhile
+    except OSError:  # the process has ended
         return b""
 
 
 @contextlib.contextmanager
 def _group() -> Iterator[Path]:
-    """A control group that counts CPU time, of either version.
+    """Create a control group (version 1 or 2) that counts CPU time, for the duration of the context.
 
     Raises:
-        UserError: this user may make none.
+        UserError: the user has no permission to create one.
     """
     group = (GROUPS / "cpuacct" if (GROUPS / "cpuacct").is_dir() else GROUPS) / f"dlo-benchmark-{os.getpid()}"
     try:
         group.mkdir()
     except OSError as error:
-        raise UserError(f"CPU time of sandboxed processes needs a control group ({error}): run this as root") from error
+        raise UserError(
+            f"CPU time of sandboxed processes needs a control group ({error}): run this as root"
+        ) from error
     try:
         yield group
     finally:
@@ -187,4 +208,5 @@ def _group() -> Iterator[Path]:
 def _seconds(group: Path) -> float:
     if (group / "cpuacct.usage").is_file():
         return int((group / "cpuacct.usage").read_text()) / 1e9
-    return next(int(line.split()[1]) for line in (group / "cpu.stat").read_text().splitlines() if line.startswith("usage_usec")) / 1e6
+    lines = (group / "cpu.stat").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("usage_usec")) / 1e6

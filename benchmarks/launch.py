@@ -1,7 +1,9 @@
-"""Starting ranks: `run_ranks` against torchrun and against multiprocessing's spawn, all doing one all-reduce on 4 gloo ranks.
+"""The start of ranks: `run_ranks` compared with torchrun and with multiprocessing's spawn. Each runs one
+all-reduce on 4 gloo ranks.
 
-The first call is a whole script in a fresh interpreter: it imports torch twice (caller and warm server), its peers once in every rank.
-CPU time is that of all processes: children that have ended, and for a warm call the server and its ranks. Memory is not compared.
+The first call is a script in a new interpreter. It imports torch twice (in the caller and in the warm
+server); its peers import torch once in every rank. CPU time is that of all processes: children that have
+ended, and for a warm call the server and its ranks. Memory is not compared.
 """
 
 from __future__ import annotations
@@ -51,21 +53,24 @@ SPAWN = """
     """
 
 
+ROWS = 4  # measured alternately, so that all rows are complete at the same time
+
+
 def rows(pairs: int = 7) -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-        ways: dict[str, Callable[[], object]] = {
+        methods: dict[str, Callable[[], object]] = {
             "first": _script(folder / "first.py", FIRST_CALL, [sys.executable]),
             "warm": _warm,
             "torchrun": _script(folder / "torchrun.py", TORCHRUN, torchrun),
             "spawn": _script(folder / "spawn.py", SPAWN, [sys.executable]),
         }
         server = psutil.Process(_warm())
-        turns: dict[str, list[Turn]] = {way: [] for way in ways}
+        turns: dict[str, list[Turn]] = {method: [] for method in methods}
         for pair in range(pairs):
-            for way in list(ways) if pair % 2 == 0 else list(ways)[::-1]:
-                turns[way].append(_turn(ways[way], server))
+            for method in list(methods) if pair % 2 == 0 else list(methods)[::-1]:
+                turns[method].append(_turn(methods[method], server))
     return [
         compare(
             f"run_ranks, {ours} call",
@@ -80,7 +85,7 @@ def rows(pairs: int = 7) -> list[Row]:
 
 
 def _warm() -> int:
-    """Returns the process id of the warm server."""
+    """Call `run_ranks` and return the process id of the warm server."""
 
     def work() -> int:
         import torch
@@ -104,8 +109,10 @@ def _turn(action: Callable[[], object], server: psutil.Process) -> Turn:
 
 
 def _cpu_of_all(server: psutil.Process) -> float:
-    return float(sum(sum(process.cpu_times()[:4]) for process in (psutil.Process(), server)))  # own and ended children's, user and system
+    # The first four values are user and system time of the process, and of its children that have ended.
+    return float(sum(sum(process.cpu_times()[:4]) for process in (psutil.Process(), server)))
 
 
 def _medians(turns: list[Turn]) -> str:
-    return f"{statistics.median(turn.wall for turn in turns):.2f} s (CPU {statistics.median(turn.cpu for turn in turns):.2f} s)"
+    wall, cpu = (statistics.median(getattr(turn, clock) for turn in turns) for clock in ("wall", "cpu"))
+    return f"{wall:.2f} s (CPU {cpu:.2f} s)"

@@ -1,9 +1,11 @@
-"""Comparing two ways of doing the same work on a noisy machine: take turns, many times, and report the ratio of each pair.
+"""Compares two implementations of the same work on a noisy machine: they run alternately, many times, and the
+result is the ratio of each pair.
 
-The two run one after the other in the same processes, the order swapped from pair to pair (A B, B A, ...), so that what drifts, drifts
-for both; a pair's ratio is ours / peer, and a row gives the median of the ratios with their quartiles. CPU time is that of the process
-with all its threads. Memory is the peak of resident memory (VmHWM, reset before each turn) above what was resident before it;
-``ru_maxrss`` is no use: it is inherited from the parent.
+The two run one after the other in the same processes, with alternating order (A B, B A, ...), so that a drift
+of the machine affects both. The ratio of a pair is ours / peer. A row contains the median of the ratios and
+their quartiles. CPU time is that of the process with all its threads. Memory is the peak of resident memory
+(VmHWM, reset before each turn) minus the resident memory before the turn. ``ru_maxrss`` is not suitable,
+because it is inherited from the parent.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with its quartiles, over ``pairs`` pairs."""
+    """The median and the quartiles of ``pairs`` pairs."""
 
     median: float
     low: float
@@ -32,8 +34,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. Ratios are ours / peer, below 1 where ours needs less; ``floor_ratio`` is ours / the least the work can cost:
-    the CPU time of the same arithmetic in one process, shared by the ranks. None: not measured, and ``note`` says why."""
+    """One comparison. Ratios are ours / peer, so that a ratio below 1 means that ours needs less.
+
+    ``floor_ratio`` is ours / the CPU time of the same arithmetic in one process, divided by the ranks. None
+    means not measured; ``note`` gives the reason.
+    """
 
     name: str
     peer: str
@@ -45,8 +50,13 @@ class Row:
     note: str = ""
 
     def ratios(self) -> dict[str, Spread | None]:
-        """By what is compared, in the order of a table's columns."""
-        return {"time": self.time_ratio, "CPU": self.cpu_ratio, "memory": self.memory_ratio, "floor": self.floor_ratio}
+        """Return the ratios in the order of the columns of the table."""
+        return {
+            "time": self.time_ratio,
+            "CPU": self.cpu_ratio,
+            "memory": self.memory_ratio,
+            "floor": self.floor_ratio,
+        }
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,7 +64,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn cost one process: seconds of wall and of CPU time, bytes of peak memory above the start."""
+    """The cost of one turn in one process: seconds of wall time and of CPU time, and peak memory above the
+    start in bytes."""
 
     wall: float
     cpu: float
@@ -63,14 +74,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of both, pair by pair."""
+    """The turns of both implementations, in the order of the pairs."""
 
     ours: list[Turn]
     peer: list[Turn]
 
 
 def measure(action: Callable[[], object]) -> Turn:
-    """Run ``action`` once and say what it cost this process."""
+    """Run ``action`` once and return its cost in this process."""
     gc.collect()
     before = _reset_peak()
     cpu, wall = time.process_time(), time.perf_counter()
@@ -86,7 +97,13 @@ def take_turns(
     warm_up: int = 2,
     between: Callable[[], object] = lambda: None,
 ) -> Turns:
-    """Measure ``ours`` and ``peer`` alternately. ``between`` runs, unmeasured, before every turn (a barrier, when there are ranks)."""
+    """Measure ``ours`` and ``peer`` alternately.
+
+    Args:
+        pairs: the number of measured pairs.
+        warm_up: the number of pairs that run first without a measurement.
+        between: runs before every turn without a measurement, for example a barrier.
+    """
     for _ in range(warm_up):
         for action in (ours, peer):
             between()
@@ -94,38 +111,45 @@ def take_turns(
     turns = Turns([], [])
     for pair in range(pairs):
         order = [(ours, turns.ours), (peer, turns.peer)]
-        for action, noted in order if pair % 2 == 0 else order[::-1]:
+        for action, measured in order if pair % 2 == 0 else order[::-1]:
             between()
-            noted.append(measure(action))
+            measured.append(measure(action))
     return turns
 
 
 def over_ranks(per_rank: Sequence[Turns]) -> Turns:
-    """The turns of a job from those of its ranks: the slowest rank's wall time, everybody's CPU time, the largest peak."""
+    """Combine the turns of the ranks: the wall time of the slowest rank, the sum of the CPU times, and the
+    largest peak."""
 
-    def joined(turns: Sequence[Turn]) -> Turn:
-        return Turn(max(turn.wall for turn in turns), sum(turn.cpu for turn in turns), max(turn.memory for turn in turns))
+    def combined(turns: Sequence[Turn]) -> Turn:
+        memory = max(turn.memory for turn in turns)
+        return Turn(max(turn.wall for turn in turns), sum(turn.cpu for turn in turns), memory)
 
-    ours = [joined(turns) for turns in zip(*(rank.ours for rank in per_rank))]
-    peer = [joined(turns) for turns in zip(*(rank.peer for rank in per_rank))]
+    ours = [combined(turns) for turns in zip(*(rank.ours for rank in per_rank))]
+    peer = [combined(turns) for turns in zip(*(rank.peer for rank in per_rank))]
     return Turns(ours, peer)
 
 
 def ratios(ours: Sequence[float], peer: Sequence[float]) -> Spread:
-    """The spread of ours / peer, pair by pair."""
+    """Return the spread of ours / peer over the pairs."""
     return spread([mine / max(theirs, 1e-12) for mine, theirs in zip(ours, peer)])
 
 
 def spread(values: Sequence[float]) -> Spread:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
+    low, _, high = (
+        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else (values[0],) * 3
+    )
     return Spread(statistics.median(values), low, high, len(values))
 
 
-def compare(name: str, peer: str, world_size: int, turns: Turns, floor_cpu: float | None = None, note: str = "") -> Row:
-    """The row of a comparison. ``floor_cpu``: seconds of CPU time that the arithmetic alone takes, all ranks together."""
+def compare(
+    name: str, peer: str, world_size: int, turns: Turns, floor_cpu: float | None = None, note: str = ""
+) -> Row:
+    """Return the row of a comparison. ``floor_cpu`` is the CPU time of the arithmetic alone, in seconds,
+    summed over the ranks."""
     ours_cpu = [turn.cpu for turn in turns.ours]
     memory = None
-    if min(turn.memory for turn in turns.ours + turns.peer) > 1 << 20:  # below 1 MiB it is the allocator's noise
+    if min(turn.memory for turn in turns.ours + turns.peer) > 1 << 20:  # smaller values are noise
         memory = ratios([turn.memory for turn in turns.ours], [turn.memory for turn in turns.peer])
     return Row(
         name,
@@ -140,7 +164,7 @@ def compare(name: str, peer: str, world_size: int, turns: Turns, floor_cpu: floa
 
 
 def _reset_peak() -> int:
-    """Make the kernel forget the peak of resident memory; the bytes resident now."""
+    """Reset the peak of resident memory, and return the resident memory in bytes."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return _memory("VmRSS")
 

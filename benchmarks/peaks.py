@@ -1,7 +1,7 @@
-"""The peak memory of whole jobs, ours and the peer's in turns, each in processes of its own.
+"""The peak memory of whole jobs: ours and the peer alternate, each in new processes.
 
-glibc is told to give every large block back to the system when it is freed: by default it keeps many, and the figure would be that of its
-fragmentation.
+glibc is configured to return every large block to the system when it is freed. By default it keeps many
+blocks, and the result would contain its fragmentation.
 """
 
 from __future__ import annotations
@@ -10,16 +10,24 @@ import ctypes
 from collections.abc import Callable, Sequence
 
 M_MMAP_THRESHOLD = -3
-"""A parameter of glibc's mallopt: larger blocks are mapped on their own. Once set it no longer grows by itself."""
+"""The parameter of mallopt of glibc for the size above which blocks are mapped separately. A set value is
+fixed; the default grows."""
 
 
 def return_freed_memory() -> None:
-    """From here on memory that is freed is given back, so that what is resident is what is used."""
+    """Configure glibc to return freed memory to the system, so that the resident memory is the used
+    memory."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 128 * 1024)
 
 
 def peaks_in_turns(job: Callable[[str], Sequence[int]], repeats: int) -> dict[str, list[float]]:
-    """The largest rank's peak of each run of ``job("ours")`` and ``job("peer")``, which give bytes by rank."""
+    """Run ``job("ours")`` and ``job("peer")`` alternately, and return the peak of the largest rank of each
+    run.
+
+    Args:
+        job: returns the peak of each rank in bytes.
+        repeats: the number of runs of each.
+    """
     peaks: dict[str, list[float]] = {"ours": [], "peer": []}
     for repeat in range(repeats):
         for wrapper in list(peaks)[:: 1 if repeat % 2 == 0 else -1]:

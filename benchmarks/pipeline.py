@@ -1,11 +1,13 @@
-"""Pipelines: `dlo_lib.parallel.pipeline` against `torch.distributed.pipelining`, on Llamas over gloo; and plans against runs.
+"""Pipelines: `dlo_lib.parallel.pipeline` compared with `torch.distributed.pipelining`, for Llamas over gloo,
+and measured schedules compared with simulated ones.
 
-A turn is one step (all micro-batches forward and backward, SGD) of the same stages by the same table: where PyTorch builds one, ours runs
-PyTorch's. Both live in the same ranks and one process group and take turns. The floor is the same arithmetic in one process without
-a pipeline. Memory is the peak of a job of its own, the last rank's and the first's alike.
+A turn is one step (forward and backward of all micro-batches, SGD) of the same stages with the same table: if
+PyTorch builds a table, ours executes this table. Both run alternately in the same ranks and the same process
+group. The floor is the same arithmetic in one process without a pipeline. Memory is the largest peak of the
+ranks of a separate job.
 
-The rows named *plan* have stages that sleep instead of computing, so that two cores are enough for four ranks: the measured makespan of
-each schedule, as a ratio to the simulator's.
+The rows named *plan* have stages that sleep instead of computing, so that two cores are sufficient for four
+ranks. They contain the measured makespan of each schedule divided by the simulated one.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import csv
 import io
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,20 +32,28 @@ from dlo_lib.launch import Explain, run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim.step import summed_cross_entropy, train_step
 from dlo_lib.parallel.pipeline import schedules
+from dlo_lib.parallel.pipeline.llama import LlamaStage
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
-from dlo_lib.parallel.pipeline.stages import LlamaStage
 from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop, in_a_v, read_csv
 
 MICRO_BATCHES = 8
 CASES = {
-    # name: the model, sequences a micro-batch, their tokens
-    "hidden 256": (LlamaConfig(257, 256, 704, num_layers=8, num_heads=4, num_kv_heads=2, head_dim=64), 2, 128),
-    "hidden 1024": (LlamaConfig(257, 1024, 2816, num_layers=8, num_heads=8, num_kv_heads=4, head_dim=128), 1, 64),
+    # name: the model, the sequences of a micro-batch, the tokens of a sequence
+    "hidden 256": (
+        LlamaConfig(257, 256, 704, num_layers=8, num_heads=4, num_kv_heads=2, head_dim=64),
+        2,
+        128,
+    ),
+    "hidden 1024": (
+        LlamaConfig(257, 1024, 2816, num_layers=8, num_heads=8, num_kv_heads=4, head_dim=128),
+        1,
+        64,
+    ),
 }
 PEERS = {
-    # our name: PyTorch's class, stages a rank
+    # our name: the class of PyTorch, the number of stages per rank
     "AFAB": (theirs.ScheduleGPipe, 1),
     "1F1B": (theirs.Schedule1F1B, 1),
     "interleaved 1F1B": (theirs.ScheduleInterleaved1F1B, 2),
@@ -58,16 +69,24 @@ PLANS = {
     "ZB-V": schedules.zb_v,
     "DualPipe-V": schedules.dualpipe_v,
 }
-SLEEP = 0.05  # seconds of each of forward, input part and weight part
+SLEEP = 0.05  # the seconds of each forward, input part and weight part
+WORLD_SIZES = (2, 4)
+ROWS = (len(PLANS) + len(CASES) * len(PEERS)) * len(WORLD_SIZES)
+MAX_PEAKS = 5  # the number of jobs for the peak memory, which varies little
 
 
-def rows(pairs: int = 40) -> list[Row]:
-    plans = [_plan(name, world_size, max(3, pairs // 8)) for name in PLANS for world_size in (2, 4)]
-    return [*plans, *(_row(case, name, world_size, pairs) for case in CASES for name in PEERS for world_size in (2, 4))]
+def rows(pairs: int = 40) -> Iterator[Row]:
+    for name in PLANS:
+        for world_size in WORLD_SIZES:
+            yield _plan(name, world_size, max(3, pairs // 8))
+    for case in CASES:
+        for name in PEERS:
+            for world_size in WORLD_SIZES:
+                yield _row(case, name, world_size, pairs)
 
 
-class Way:
-    """Stages of one model run by one of the two."""
+class Candidate:
+    """The stages of a model with one of the two runtimes."""
 
     def __init__(self, case: str, name: str, ours: bool) -> None:
         config, self.batch, seq = CASES[case]
@@ -77,14 +96,18 @@ class Way:
         cuts = partition(counted_costs(config, seq), len(placement))
         torch.manual_seed(0)
         model = Llama(config)
-        stages = {stage: LlamaStage(model, cuts[stage]) for stage, owner in enumerate(placement) if owner == rank}
+        stages = {
+            stage: LlamaStage(model, cuts[stage]) for stage, owner in enumerate(placement) if owner == rank
+        }
         parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
         self.optimizer = torch.optim.SGD(parameters, lr=0.01)
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(config.vocab_size, (MICRO_BATCHES * self.batch, seq + 1), generator=generator)
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        made = [PipelineStage(module, stage, len(placement), torch.device("cpu")) for stage, module in stages.items()]
-        peer = kind(made[0] if per_rank == 1 else made, MICRO_BATCHES, loss_fn=self._loss, scale_grads=False)
+        cpu = torch.device("cpu")
+        wrapped = [PipelineStage(module, stage, len(placement), cpu) for stage, module in stages.items()]
+        stage_or_stages = wrapped[0] if per_rank == 1 else wrapped
+        peer = kind(stage_or_stages, MICRO_BATCHES, loss_fn=self._loss, scale_grads=False)
         self.peer, self.stages = peer, stages
         self.pipeline: Pipeline | None = None
         if ours:
@@ -109,11 +132,13 @@ class Way:
 
 
 def table_of(peer: Any, placement: tuple[int, ...], name: str) -> Schedule:
-    """The table that PyTorch runs; its schedules of one stage a rank are loops without one, so there ours of the same name."""
+    """Return the table of the schedule of PyTorch. Its schedules with one stage per rank have no table; for
+    them, return our table of the same name."""
     if not isinstance(peer, theirs.PipelineScheduleMulti):
         return PLANS[name](max(placement) + 1, MICRO_BATCHES)
     text = io.StringIO()
-    rows = [["" if action is None else str(action) for action in peer.pipeline_order[rank]] for rank in sorted(peer.pipeline_order)]
+    order = peer.pipeline_order
+    rows = [["" if action is None else str(action) for action in order[rank]] for rank in sorted(order)]
     csv.writer(text).writerows(rows)
     return read_csv(text.getvalue(), placement, name)
 
@@ -136,7 +161,12 @@ class Whole:
 def _row(case: str, name: str, world_size: int, pairs: int) -> Row:
     turns = over_ranks(run_ranks(_turns, world_size, case, name, pairs, explain=Explain.OFF))
     floor = run_ranks(_floor, 1, case, max(3, pairs // 4), explain=Explain.OFF)[0]
-    peaks = peaks_in_turns(lambda wrapper: run_ranks(_peak, world_size, case, name, wrapper == "ours", explain=Explain.OFF), min(5, pairs))
+    repeats = min(MAX_PEAKS, -(-pairs // 8))  # few, because a separate job takes much longer than a pair
+
+    def job(wrapper: str) -> list[int]:
+        return run_ranks(_peak, world_size, case, name, wrapper == "ours", explain=Explain.OFF)
+
+    peaks = peaks_in_turns(job, repeats)
     peer = PEERS[name][0].__name__
     row = compare(f"{name}, {case}", peer, world_size, turns, floor_cpu=floor)
     return replace(row, memory_ratio=ratios(peaks["ours"], peaks["peer"]))
@@ -144,12 +174,12 @@ def _row(case: str, name: str, world_size: int, pairs: int) -> Row:
 
 def _turns(case: str, name: str, pairs: int) -> Turns:
     torch.set_num_threads(1)
-    ours, peer = Way(case, name, ours=True), Way(case, name, ours=False)
+    ours, peer = Candidate(case, name, ours=True), Candidate(case, name, ours=False)
     return take_turns(ours.step, peer.step, pairs, between=dist.barrier)
 
 
 def _floor(case: str, repeats: int) -> float:
-    """Seconds of CPU time of the arithmetic alone."""
+    """Return the CPU time of the arithmetic alone, in seconds."""
     torch.set_num_threads(1)
     whole = Whole(case)
     whole.step()
@@ -161,20 +191,21 @@ def _peak(case: str, name: str, ours: bool) -> int:
     return_freed_memory()
 
     def train() -> None:
-        way = Way(case, name, ours)
+        candidate = Candidate(case, name, ours)
         for _ in range(3):
-            way.step()
+            candidate.step()
 
     return measure(train).memory
 
 
 class Sleeping(nn.Module):
-    """A stage that takes ``SLEEP`` seconds for each of forward, input part and weight part."""
+    """A stage whose forward, input part and weight part take ``SLEEP`` seconds each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(()))
-        self.pipeline: list[tuple[Pipeline, int]] = []  # in a list: a module in a module's attribute would be registered
+        # Store the pipeline in a list, because a module in an attribute would be registered as a child.
+        self.pipeline: list[tuple[Pipeline, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         return _Sleep.apply(x.float(), self.weight, self)
@@ -192,8 +223,8 @@ class _Sleep(torch.autograd.Function):
         time.sleep(SLEEP)
         pipeline, number = ctx.stage.pipeline[0]
         split = pipeline.splits.get(number)
-        if split is not None and split.part is not None:
-            split.part.add(lambda: time.sleep(SLEEP))
+        if split is not None and split.deferred is not None:
+            split.deferred.add(lambda: time.sleep(SLEEP))
             return grads[0], None, None
         time.sleep(SLEEP)
         return grads[0], grads[0].sum(), None
@@ -203,7 +234,8 @@ def _plan(name: str, world_size: int, steps: int) -> Row:
     plan = simulate(PLANS[name](world_size, MICRO_BATCHES), Costs(SLEEP, SLEEP, SLEEP)).makespan
     measured = run_ranks(_makespans, world_size, name, steps, explain=Explain.OFF)[0]
     note = f"measured {1e3 * statistics.median(measured):.0f} ms, simulated {1e3 * plan:.0f} ms"
-    return Row(f"plan: {name}", "simulator", world_size, time_ratio=spread([value / plan for value in measured]), note=note)
+    ratio = spread([value / plan for value in measured])
+    return Row(f"plan: {name}", "simulator", world_size, time_ratio=ratio, note=note)
 
 
 def _makespans(name: str, steps: int) -> list[float]:
@@ -219,6 +251,6 @@ def _makespans(name: str, steps: int) -> list[float]:
         for step in range(steps + 1):
             dist.barrier()
             pipeline.accumulate_gradients(micro_batches, lambda output, targets: output.sum())
-            if step:  # the first one exchanges the forms of the outputs
+            if step:  # the first step also exchanges the shapes of the outputs
                 found.append(pipeline.measured().makespan)
     return found

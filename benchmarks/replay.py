@@ -1,8 +1,10 @@
-"""The messages of a step again, without the step: what the bytes alone cost, however they are packed.
+"""Repeats the messages of a training step without its computation, to measure the cost of the communication
+alone.
 
-The calls of one traced step are made anew, in their order and with their sizes, from and into memory that is there already: no packing, no
-sorting, no sums but the backend's own. With the arithmetic of the step this is the least that any program can cost which sends these
-bytes through this backend.
+The calls of one traced step are repeated in the same order and with the same sizes, with memory that is
+allocated already: no packing, no rearranging, and no sums except those of the backend. The sum of this cost
+and of the arithmetic of the step is approximately the minimal cost of a program that sends these bytes
+through this backend. The overlap of computation and communication may change it by some percent.
 """
 
 from __future__ import annotations
@@ -15,32 +17,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
 
 _IN_FLIGHT = 8
-"""Calls not waited for: about as many as sharded steps have."""
+"""The number of calls in flight, approximately that of sharded steps."""
 
 
 class Replay:
-    """What ``step`` sends and receives on this rank, all ranks being in one group; ``run()`` does that again.
+    """Traces the messages of ``step`` on this rank, whose calls use the group of all ranks. ``run()`` repeats
+    them.
 
     Raises:
-        ValueError: a kind of call that it does not know.
+        ValueError: the step contains a kind of call that cannot be repeated.
     """
 
     def __init__(self, step: Callable[[], object]) -> None:
         with trace_collectives() as trace:
             step()
         self._calls: Sequence[Call] = [event.call for event in trace.events]
-        if unknown := {call.kind.value for call in self._calls} - {kind.value for kind in _AGAIN}:
+        if unknown := {call.kind.value for call in self._calls} - {kind.value for kind in _REPEAT}:
             raise ValueError(f"no replay of {', '.join(sorted(unknown))}: add it")
-        self._memory = {call.dtype: torch.zeros(max(other.numel for other in self._calls)) for call in self._calls}
-        self._memory = {dtype: memory.to(getattr(torch, dtype)) for dtype, memory in self._memory.items()}
+        largest = max(call.numel for call in self._calls)
+        dtypes = {call.dtype for call in self._calls}
+        self._memory = {name: torch.zeros(largest, dtype=getattr(torch, name)) for name in dtypes}
 
     def run(self) -> None:
         in_flight: deque[dist.Work | None] = deque()
         for call in self._calls:
-            in_flight.append(_AGAIN[call.kind](self._memory[call.dtype][: call.numel], call))
+            in_flight.append(_REPEAT[call.kind](self._memory[call.dtype][: call.numel], call))
             if len(in_flight) > _IN_FLIGHT:
                 _wait(in_flight.popleft())
         for work in in_flight:
@@ -52,7 +56,7 @@ def _wait(work: dist.Work | None) -> None:
     work.wait()
 
 
-_AGAIN: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
+_REPEAT: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
     Kind.SEND: lambda tensor, call: dist.isend(tensor, call.peer, tag=call.tag),
     Kind.RECV: lambda tensor, call: dist.irecv(tensor, call.peer, tag=call.tag),
     Kind.ALL_REDUCE: lambda tensor, call: dist.all_reduce(tensor, async_op=True),

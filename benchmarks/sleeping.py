@@ -1,5 +1,5 @@
-"""An element of ``benchmarks array`` that judges nothing: a submission's "notebook" is how many seconds it takes. It imports no torch, so
-that twenty of them start quickly on two cores."""
+"""An element of ``benchmarks array`` that sleeps instead of judging. The "notebook" of a submission is a
+number of seconds. The module does not import torch, so that twenty elements start quickly on two cores."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-from dlo_lib.grading.element import work
-from dlo_lib.grading.judging import Job
-from dlo_lib.grading.work_queue import WorkQueue
+from dlo_lib.grading.judge.array_element import work
+from dlo_lib.grading.judge.client import JudgeJob
+from dlo_lib.grading.judge.work_queue import WorkQueue
 
 
-def judge(job: Job) -> int:
+def judge(job: JudgeJob) -> int:
     time.sleep(float(str(job.notebook)))
     return 0
 

@@ -1,4 +1,4 @@
-"""Make the text corpora ahead of their first use, and say how large they are: `python datasets/make.py`."""
+"""Generate the text corpora before their first use and print their sizes: `python datasets/make.py`."""
 
 import sys
 
@@ -25,7 +25,7 @@ def main() -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return EXIT_BAD_INPUT
-    print(tr("python is kept in {path}", path=corpus_file()))
+    print(tr("python is stored in {path}", path=corpus_file()))
     return 0
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the README's picture, from a measurement: `.venv/bin/python deploy/picture.py`."""
+"""Draw the figure of the README from a measurement: `.venv/bin/python deploy/picture.py`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ MODEL = "llama-3.2-3b"
 
 
 def main() -> None:
+    """Measure a step of ``MODEL`` and save the figure in this folder."""
     report = measure_memory(MODEL, batch=1, seq=2048, fused=False)
     card = gpu("a100-40")
-    title = f"One training step of {MODEL}, 1 × 2048 tokens, AdamW, bf16 autocast\n(dashed: what an {card.name} has for tensors)"
+    title = (
+        f"One training step of {MODEL}, 1 × 2048 tokens, AdamW, bf16 autocast\n"
+        f"(dashed: usable memory of an {card.name})"
+    )
     figure = plot_memory(report, limit_bytes=card.usable_bytes, title=title)
     figure.savefig(Path(__file__).with_name("step_memory.png"), dpi=110, bbox_inches="tight")
 

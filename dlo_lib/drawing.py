@@ -1,6 +1,6 @@
-"""What the library's figures have in common: how a figure is made, and rows of ranks over time.
+"""Shared parts of the figures of the library.
 
-matplotlib is imported when a figure is asked for: ranks need none.
+matplotlib is imported on first use, because the ranks of a job do not need it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of that size in inches that a notebook's cell shows once, when it returns it."""
+    """Create a figure of this size in inches; a notebook cell that returns it shows it once."""
     from matplotlib import pyplot
 
     figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a notebook's cell shows what it returns, and would show again what is still open
+    pyplot.close(figure)  # a notebook would show an open figure a second time
     return figure
 
 
 def rows_of_ranks(axes: Axes, ranks: Sequence[int], legend: Sequence[Artist]) -> None:
-    """A row for each rank, the first on top, centred on its index; the legend at the right, outside."""
+    """Set up one row for each rank, the first on top, centred on its index, with the legend outside at the
+    right.
+    """
     axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     axes.set_ylim(len(ranks) - 0.4, -0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(handles=list(legend), loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+    axes.legend(handles=list(legend), loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)

@@ -1,4 +1,6 @@
-"""What a person can put right: an error that is one line with its cure, and the exit status that goes with it."""
+"""Errors that the user can correct: one line with the cure, and the exit status of a command that fails with
+one.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,33 @@ EXIT_BAD_INPUT = 2
 
 
 class UserError(Exception):
-    """Bad input. The message is one line that names what is wrong and the cure; commands print it and exit with 2."""
+    """Bad input.
+
+    The message is one line that names the fault and the cure; commands print it and exit with status 2.
+    """
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest existing names offered.
+    """Return the error for an unknown name; its message suggests the nearest known names.
 
     >>> str(unknown_name("model", "lama-3.2-3b", ["llama-3.2-3b", "tiny"]))
     'unknown model "lama-3.2-3b": did you mean llama-3.2-3b? Known: llama-3.2-3b, tiny'
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    near = nearest(name, names)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UserError(f'unknown {kind} "{name}": {hint}Known: {", ".join(names) or "none"}')
 
 
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three names of ``known`` that are similar to ``name``."""
+    return difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.5)
+
+
 def no_space(path: object, error: OSError) -> UserError | None:
-    """The error for a full disk or quota, or None when ``error`` is another one."""
+    """Return the error for a full disk or quota; None if ``error`` has another cause."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
-    return UserError(f"no space left to write {path}: free some space or choose another folder; nothing was changed")
+    return UserError(
+        f"no space left to write {path}: free some space or choose another folder; nothing was changed"
+    )

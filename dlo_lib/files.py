@@ -1,4 +1,4 @@
-"""Files that are whole or absent: everything is written aside, synced, then renamed into place."""
+"""Atomic writes: write a temporary file, sync it, then rename it, so that a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlo_lib.errors import no_space
+from dlo_lib.errors import UserError, no_space
 
 
 @contextmanager
 def write_aside(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; on success it is synced and renamed to ``path``, else removed.
+    """Yield a temporary path in the same folder; on success sync it and rename it to ``path``, otherwise
+    remove it.
 
     Raises:
-        UserError: the disk or quota is full. ``path`` is then as it was before.
+        UserError: the disk or quota is full. ``path`` is then unchanged.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +41,8 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def full_disk_as_os_error() -> Iterator[None]:
-    """Around what safetensors writes: a full disk or quota, which it says in words only, is raised as the ``OSError`` that it was."""
+    """Raise the ``OSError`` of a full disk or quota, which safetensors reports only in the
+    text of its exception."""
     from safetensors import SafetensorError
 
     try:
@@ -53,26 +55,47 @@ def full_disk_as_os_error() -> Iterator[None]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` (UTF-8) to ``path``, whole or not at all."""
+    """Write ``text`` (UTF-8) to ``path`` atomically."""
     with write_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def state_dir() -> Path:
-    """``$DLO_HOME``, else the user's state folder: progress, gradebooks, caches. Made when it does not exist."""
+    """Return ``$DLO_HOME`` or a folder in the state folder of the user, for progress, gradebooks and caches.
+
+    The folder is created if it does not exist.
+
+    Raises:
+        UserError: the folder cannot be created.
+    """
     chosen = os.environ.get("DLO_HOME")
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    folder = Path(chosen).expanduser() if chosen else Path(state) / "dlo"
-    folder.mkdir(parents=True, exist_ok=True)
+    return own_folder(Path(chosen).expanduser() if chosen else Path(state) / "dlo", "DLO_HOME")
+
+
+def own_folder(folder: Path, variable: str) -> Path:
+    """Return ``folder``; create it if it does not exist.
+
+    Raises:
+        UserError: the folder cannot be created; the message names the ``variable`` that selects another one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot create the folder {folder} ({error.strerror}): set {variable} to a folder of yours"
+        ) from error
     return folder
 
 
 def cache_dir() -> Path:
-    """``$DLO_CACHE``, else a folder of :func:`state_dir`: what can be made again, such as text corpora. Made when it does not exist."""
+    """Return ``$DLO_CACHE`` or a folder in :func:`state_dir`, for files that can be recreated, such as text
+    corpora.
+
+    The folder is created if it does not exist.
+    """
     chosen = os.environ.get("DLO_CACHE")
-    folder = Path(chosen).expanduser() if chosen else state_dir() / "cache"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return own_folder(Path(chosen).expanduser() if chosen else state_dir() / "cache", "DLO_CACHE")
 
 
 def _umask() -> int:

@@ -1,8 +1,8 @@
-"""The message catalogue: English is the key, so that another language can be laid beside it without touching a lab.
+"""The message catalogue. The English text is the key, so a translation needs no change in a lab.
 
-A catalogue is ``dlo_lib/locale/<language>.toml``, one table ``[messages]`` from the English template to its translation.
-The language is ``$DLO_LANG`` (two letters); what a catalogue lacks is shown in English.
-"""
+A catalogue is ``dlo_lib/locale/<language>.toml`` with one table ``[messages]``, which maps an English
+template to its translation. ``$DLO_LANG`` selects the language (two letters). A message without a translation
+is shown in English."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ from pathlib import Path
 
 
 def tr(message: str, /, **values: object) -> str:
-    """``message`` in the reader's language, with ``values`` filled in by ``str.format`` when there are any."""
-    language = os.environ.get("DLO_LANG", "en")[:2].lower()
-    template = message if language == "en" else _catalogue(language).get(message, message)
+    """Translate ``message`` to the language of the user and fill in ``values``, if
+    any, with ``str.format``."""
+    chosen = language()
+    template = message if chosen == "en" else _catalogue(chosen).get(message, message)
     return template.format(**values) if values else template
 
 
+def language() -> str:
+    """Return the language of the user, as two letters."""
+    return os.environ.get("DLO_LANG", "en")[:2].lower()
+
+
 def columns(rows: Sequence[tuple[str, ...]]) -> str:
-    """``rows``, all of one length, as lines with aligned columns two spaces apart; no rows give an empty text."""
+    """Format ``rows`` of equal length as lines with aligned columns, two spaces apart; no rows give an empty
+    text.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 @cache

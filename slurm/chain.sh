@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# A long run as a chain of jobs: each begins when the one before has ended well, and goes on from its newest checkpoint.
+# Submit a long run as a chain of jobs. Each job starts when the previous one has completed and resumes from
+# its checkpoint.
 #
-#     slurm/chain.sh 3 --time=2:00:00 slurm/many_nodes.sbatch --model llama-3.2-1b --parallel fsdp --steps 20000 --resume --out runs/long
+#     slurm/chain.sh 3 --time=2:00:00 slurm/many_nodes.sbatch --model llama-3.2-1b --parallel fsdp \
+#         --steps 20000 --resume --out runs/long
 #
-# The first word is the number of jobs; all else goes to sbatch. --resume and --out are needed: without them each job starts anew. For
-# sites that do not let a job go back into the queue by itself (slurm/requeue.sbatch). A job that finds nothing left to do ends at once.
+# The first argument is the number of jobs; the others go to sbatch. --resume and --out are required, because
+# without them each job starts anew. Use a chain on sites that do not allow requeuing (slurm/requeue.sbatch).
+# A job of a completed run ends at once.
 set -euo pipefail
 
 if (($# < 2)) || ! [[ "$1" =~ ^[1-9][0-9]*$ ]]; then
@@ -14,7 +17,7 @@ fi
 count="$1"
 shift
 
-# A chain is broken when a job fails: those behind it could never begin, and are taken out of the queue.
+# If a job fails, the later jobs of the chain can never start; SLURM removes them from the queue.
 job="$(sbatch --parsable "$@")"
 echo "$job"
 for ((link = 1; link < count; link++)); do

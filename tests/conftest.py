@@ -1,27 +1,48 @@
-"""For every test: a state folder of its own, and the `gpu` tests only where there is a GPU."""
+"""Each test has a separate state folder; the `gpu` tests run only on a machine with a GPU."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-DEAR_TO_SET_UP = {"test_hostile.py", "test_classroom.py", "test_feedback.py"}  # files that grade a class before their first test
+from tests.slow_tests import SLOW_TESTS
+
+pytest_plugins = ("tests.cpu_time",)
+
+# Before torch is imported, because this process and all that tests start read them then. Tensors in tests are
+# small: a second thread only spins, and takes the core from another test.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# where more threads are asked for, they sleep between two operators
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# nothing is timed: other programs may use the cores
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
+# Begin with these, so that none of them is alone at the end.
+LONG = ("tests/grading/judge/test_hostile.py", "tests/labs/", "tests/cluster/")
+ONE_BY_ONE = {"test_notebooks_run.py"}  # files whose tests share nothing and take long
+EVERY_LAB = "test_every_lab.py"
+GRADED_CLASSES = {"undisturbed", "graded", "box", "judges"}  # fixtures: the first test to ask pays for all
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress, gradebooks and the student's copies of this test alone; the text corpora are made once a session."""
+    """Progress, gradebooks and the student's copies of this test alone; the text corpora
+    are made once a session."""
     home = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("DLO_HOME", str(home))
     monkeypatch.setenv("DLO_WORK", str(home / "work"))
-    monkeypatch.setenv("DLO_CACHE", str(tmp_path_factory.getbasetemp().parent / "dlo-cache"))  # one for all workers of pytest-xdist
+    # one for all workers of pytest-xdist
+    monkeypatch.setenv("DLO_CACHE", str(tmp_path_factory.getbasetemp().parent / "dlo-cache"))
     for name in ("DLO_LANG", "DLO_HIDDEN", "DLO_COURSE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -32,7 +53,11 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "tiny"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    if (
+        os.geteuid() != 0
+        or shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
         pytest.skip("NOT TESTED HERE: a full disk (mounting a small tmpfs needs root)")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
@@ -43,19 +68,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class WholeFiles(LoadScopeScheduling):
-    """As by default one test after the other goes to whoever is free, but a file that is dear to set up goes to one process."""
+    """The tests of a file go to one process, so that what they share (a graded class, a cluster, a zygote) is
+    made once. The proofs of all labs are one file: there the tests of a lab go to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        return file if Path(file).name in DEAR_TO_SET_UP else nodeid
+        file, _, test = nodeid.partition("::")
+        if Path(file).name == EVERY_LAB:
+            return f"{file}::{lab_of(test)}"
+        return nodeid if Path(file).name in ONE_BY_ONE else file
+
+
+LABS = {file.parent.name for file in Path(__file__).parents[1].glob("solutions/*/lab.toml")}
+
+
+def lab_of(test: str) -> str:
+    """Of ``test_...[15_fsdp-name]`` its 15_fsdp; "" where there is none."""
+    return next((part for part in re.split(r"[\[\]-]", test) if part in LABS), "")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles | None:
-    return WholeFiles(config, log) if config.getvalue("dist") == "load" else None
+    if config.getvalue("dist") != "load":
+        return None
+    config.option.loadscopereorder = False  # the order is that of pytest_collection_modifyitems
+    return WholeFiles(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    slow = set(SLOW_TESTS.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow or not GRADED_CLASSES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     import torch
 
     if torch.cuda.is_available():

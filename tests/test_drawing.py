@@ -1,4 +1,4 @@
-"""What figures have in common."""
+"""The shared parts of figures."""
 
 from matplotlib import pyplot
 from matplotlib.patches import Patch
@@ -9,10 +9,10 @@ from dlo_lib.drawing import new_figure, rows_of_ranks
 def test_a_figure_is_shown_once_by_the_cell_that_returns_it():
     before = pyplot.get_fignums()
     assert tuple(new_figure(4, 2).get_size_inches()) == (4, 2)
-    assert pyplot.get_fignums() == before, "pyplot would show what it still has open a second time"
+    assert pyplot.get_fignums() == before, "pyplot would show an open figure a second time"
 
 
-def test_ranks_stand_below_each_other_with_the_first_on_top():
+def test_ranks_are_rows_with_the_first_on_top():
     axes = new_figure(4, 2).subplots()
     rows_of_ranks(axes, (0, 2), [Patch(label="computing")])
     bottom, top = axes.get_ylim()

@@ -1,4 +1,4 @@
-"""The ground floor: one-line errors, files that are whole or absent, messages in the reader's language."""
+"""The lowest modules: one-line errors, files that are complete or absent, translated messages."""
 
 import subprocess
 import sys
@@ -13,10 +13,12 @@ from dlo_lib.files import state_dir, write_aside, write_text
 
 def test_an_unknown_name_offers_the_nearest():
     message = str(unknown_name("GPU", "a100-8", ["a100-80", "a100-40", "v100-16"]))
-    assert message == 'unknown GPU "a100-8": did you mean a100-80 or a100-40 or v100-16? Known: a100-40, a100-80, v100-16'
+    assert message == (
+        'unknown GPU "a100-8": did you mean a100-80 or a100-40 or v100-16? Known: a100-40, a100-80, v100-16'
+    )
 
 
-def test_a_name_like_no_other_only_lists_what_is_known():
+def test_a_name_without_similar_ones_lists_the_known_names():
     assert str(unknown_name("lab", "zzz", ["13_dp_limit"])) == 'unknown lab "zzz": Known: 13_dp_limit'
 
 
@@ -27,7 +29,7 @@ def test_a_file_is_replaced_only_when_it_is_whole(tmp_path):
         aside.write_text("half")
         raise ZeroDivisionError
     assert target.read_text() == "before"
-    assert list(tmp_path.iterdir()) == [target], "nothing is left beside it"
+    assert list(tmp_path.iterdir()) == [target], "no temporary file is left"
 
 
 def test_folders_are_made_and_readers_see_old_or_new(tmp_path):
@@ -51,13 +53,15 @@ def test_folders_are_made_and_readers_see_old_or_new(tmp_path):
 def test_a_full_disk_is_one_line_and_changes_nothing(tiny_disk):
     target = tiny_disk / "metrics.json"
     write_text(target, "small")
-    with pytest.raises(UserError, match="no space left to write .*metrics.json: free some space or choose another folder"):
+    with pytest.raises(
+        UserError, match="no space left to write .*metrics.json: free some space or choose another folder"
+    ):
         write_text(target, "x" * 2_000_000)
     assert target.read_text() == "small"
     assert [path.name for path in tiny_disk.iterdir()] == ["metrics.json"]
 
 
-def test_the_state_folder_is_where_dlo_home_says(tmp_path, monkeypatch):
+def test_dlo_home_sets_the_state_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DLO_HOME", str(tmp_path / "mine"))
     assert state_dir() == tmp_path / "mine"
     assert state_dir().is_dir()
@@ -66,9 +70,11 @@ def test_the_state_folder_is_where_dlo_home_says(tmp_path, monkeypatch):
     assert state_dir() == tmp_path / "xdg" / "dlo"
 
 
-def test_a_translation_is_laid_beside_the_english(tmp_path, monkeypatch):
+def test_a_translation_is_placed_beside_the_english_text(tmp_path, monkeypatch):
     (tmp_path / "locale").mkdir()
-    (tmp_path / "locale" / "fr.toml").write_text('[messages]\n"rank {rank} waits" = "le rang {rank} attend"\n')
+    (tmp_path / "locale" / "fr.toml").write_text(
+        '[messages]\n"rank {rank} waits" = "le rang {rank} attend"\n'
+    )
     monkeypatch.setattr(text, "__file__", str(tmp_path / "text.py"))
     text._catalogue.cache_clear()
     assert text.tr("rank {rank} waits", rank=1) == "rank 1 waits"
@@ -80,5 +86,8 @@ def test_a_translation_is_laid_beside_the_english(tmp_path, monkeypatch):
 
 def test_importing_the_library_is_light():
     """`dlo --help` must not wait for torch."""
-    code = "import sys, dlo_lib, dlo_lib.errors, dlo_lib.files, dlo_lib.text, dlo_lib.cli.app; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, dlo_lib, dlo_lib.errors, dlo_lib.files, dlo_lib.text, dlo_lib.cli.app; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

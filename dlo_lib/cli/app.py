@@ -1,4 +1,4 @@
-"""The commands of `dlo`. Each is a few lines: the work is done below, in the rooms that know it."""
+"""The commands of `dlo`. Each command is a few lines that call the packages below."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -32,50 +33,86 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")
 
 @app.command()
 def lab(
-    port: Annotated[int | None, typer.Option(help="port of the server; the first free one from 8888 on", min=1, max=65535)] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="port of the server; default: the first free port from 8888", min=1, max=65535),
+    ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="only print the URL")] = False,
+    exchange: Annotated[
+        Path | None,
+        typer.Option(
+            help="the folder of your class's exchange; default: that of your nbgrader configuration"
+        ),
+    ] = None,
 ) -> None:
-    """Open JupyterLab on your own copy of the labs; it is made on first use, and your notebooks are never overwritten."""
-    from dlo_lib.cli.jupyter import free_port, start_jupyterlab
+    """Open JupyterLab on your copy of the labs.
+
+    The first use creates the copy; your notebooks are never overwritten.
+    """
+    from dlo_lib.cli.jupyter import find_exchange, free_port, start_jupyterlab
     from dlo_lib.cli.workspace import update_workspace, work_dir
 
-    free_port(port)  # before anything is copied
+    free_port(port)  # fails before the copy
+    shared = find_exchange(exchange)
     for update in update_workspace():
         for name in update.kept:
             console.print(
-                f"{update.folder.name}: the course has a newer {name}; yours is kept. Rename yours to get the new one.", soft_wrap=True
+                f"{update.folder.name}: the course has a newer {name}; your copy is kept. "
+                "Rename it to get the new one.",
+                soft_wrap=True,
             )
     console.print(f"Your labs are in {work_dir()}. Stop the server with Ctrl-C.", soft_wrap=True)
-    start_jupyterlab(work_dir(), port, browser=not no_browser)
+    console.print(str(shared), soft_wrap=True)
+    start_jupyterlab(work_dir(), port, not no_browser, shared)
 
 
 @app.command()
 def labs(as_json: AsJson = False) -> None:
-    """List the labs: number, title, core or elective, minutes, points, and how far you are."""
-    from dlo_lib.grading.progress import standings
+    """List the labs: number, title, core or elective, minutes, points and your progress."""
+    from dlo_lib.grading.notebook.progress import standings
 
     rows = standings()
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
         return
-    table = Table("lab", "title", "path", "minutes", "points", "earned", "state", title="The labs")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title="The labs")
+    table.add_column("lab", no_wrap=True)
+    table.add_column("title", min_width=15)  # gets the rest of 80 columns without breaking a word
+    for name in ("path", "min", "points", "state"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("min", "points") else "left")
     for row in rows:
+        points = f"{row.earned:g}/{row.points:g}"
         table.add_row(
-            row.directory, row.title, "core" if row.core else "elective", str(row.minutes), f"{row.points:g}", f"{row.earned:g}", row.state
+            row.directory, row.title, "core" if row.core else "elective", str(row.minutes), points, row.state
         )
     console.print(table)
 
 
 @app.command()
-def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="another copy than your own")] = None) -> None:
-    """Run the visible checks on your own copy of a lab and show what passes. Exit status 1 when something does not pass yet."""
-    from dlo_lib.cli.reports import show_report
-    from dlo_lib.cli.workspace import own_notebook
-    from dlo_lib.grading.judge import visible_report
+def check(
+    lab: LabName,
+    notebook: Annotated[Path | None, typer.Option(help="the notebook to check; default: your copy")] = None,
+    unsafe: Annotated[
+        bool,
+        typer.Option("--unsafe", help="run a notebook that is not in your folder of labs without a sandbox"),
+    ] = False,
+) -> None:
+    """Run the visible checks on your copy of a lab and show the results.
+
+    A notebook outside your folder of labs may be another person's, so it runs only in a sandbox. The exit
+    status is 1 if a check fails.
+    """
+    from dlo_lib.cli.workspace import own_notebook, work_dir
+    from dlo_lib.grading.sandbox.isolation import required_isolation
 
     path = notebook or own_notebook(lab)
     if not path.is_file():
         raise UserError(f"no notebook at {path}: give the path of an .ipynb file")
+    if notebook and not unsafe and not path.resolve().is_relative_to(work_dir().resolve()):
+        required_isolation()
+    from dlo_lib.cli.reports import show_report  # only now: the judge imports torch and nbgrader
+    from dlo_lib.grading.judge.judge import visible_report
+
     with console.status(f"running the visible checks of {lab} on {path} ..."):
         report = visible_report(path)
     raise typer.Exit(0 if show_report(report, console) else 1)
@@ -83,27 +120,47 @@ def check(lab: LabName, notebook: Annotated[Path | None, typer.Option(help="anot
 
 app.command()(course.receipt)
 app.add_typer(jobs.jobs, name="jobs")
-for command in (make.course, course.release, course.kit, course.collect, grade, course.feedback, course.export, course.similar):
+for command in (
+    make.course,
+    course.release,
+    course.kit,
+    course.collect,
+    grade,
+    course.feedback,
+    course.export,
+    course.similar,
+    make.slides,
+):
     app.command(rich_help_panel=INSTRUCTORS)(command)
 app.add_typer(course.roster, name="roster", rich_help_panel=INSTRUCTORS)
+app.command(rich_help_panel=AUTHORS)(make.new_lab)
 app.command(rich_help_panel=AUTHORS)(make.build)
 app.command(rich_help_panel=AUTHORS)(make.classroom)
 
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Say what is installed and what is not, with the cure for each thing missing. Exit status 2 when the labs cannot run."""
+    """Check the installation and show a cure for each missing part.
+
+    The exit status is 2 if the labs cannot run.
+    """
     from dlo_lib.cli.doctor import examine, verdict
 
     if as_json:
         findings = examine()
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        with console.status("looking at this machine ..."):
+        with console.status("checking this machine ..."):
             findings = examine()
         table = Table("", "what", "found", "cure", title="dlo doctor")
         for finding in findings:
-            mark = "[green]ok[/]" if finding.ok else "[red]missing[/]" if finding.required else "[yellow]absent[/]"
+            mark = (
+                "[green]ok[/]"
+                if finding.ok
+                else "[red]missing[/]"
+                if finding.required
+                else "[yellow]absent[/]"
+            )
             table.add_row(mark, finding.name, finding.found, finding.cure)
         console.print(table)
     verdict(findings)

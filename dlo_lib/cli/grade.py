@@ -1,4 +1,4 @@
-"""`dlo grade`: a class is graded, row by row as it goes, and its table is shown."""
+"""`dlo grade`: grade a class, print each row when it is ready, then print the table."""
 
 from __future__ import annotations
 
@@ -11,41 +11,56 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dlo_lib.cli.reports import progress_bar
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
-    from dlo_lib.grading.judging import Judges
+    from dlo_lib.grading.judge.client import Judges
 
 
 def grade(
     lab: Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)],
     course: Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")] = Path(),
-    jobs: Annotated[int | None, typer.Option(help="submissions judged at once; as many as there are cores without", min=1)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="keep every row whose submission and lab are unchanged")] = False,
+    jobs: Annotated[
+        int | None, typer.Option(help="submissions judged in parallel; default: the number of cores", min=1)
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="keep the rows whose submission and lab are unchanged")
+    ] = False,
     only: Annotated[str | None, typer.Option(help="grade one student again and keep the other rows")] = None,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="grade without a sandbox; every row is marked UNSANDBOXED")] = False,
-    on_slurm: Annotated[bool, typer.Option("--slurm", help="judge on the nodes of a cluster, as an array of jobs")] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="grade without a sandbox; every row is marked UNSANDBOXED")
+    ] = False,
+    on_slurm: Annotated[
+        bool, typer.Option("--slurm", help="judge on the nodes of a cluster, as an array of jobs")
+    ] = False,
     array: Annotated[int, typer.Option(help="with --slurm: elements of the array", min=1)] = 20,
-    cores: Annotated[int, typer.Option(help="with --slurm: of an element", min=1)] = 2,
+    cores: Annotated[int, typer.Option(help="with --slurm: cores of an element", min=1)] = 2,
     limit: Annotated[str, typer.Option("--time", help="with --slurm: time limit of an element")] = "2:00:00",
-    site: Annotated[str | None, typer.Option(help="with --slurm: a site's name or file; $DLO_SITE without")] = None,
-    account: Annotated[str, typer.Option(help="with --slurm: the account to charge; $DLO_ACCOUNT without")] = "",
+    site: Annotated[
+        str | None, typer.Option(help="with --slurm: the name or file of a site; default: $DLO_SITE")
+    ] = None,
+    account: Annotated[
+        str, typer.Option(help="with --slurm: the account to charge; default: $DLO_ACCOUNT")
+    ] = "",
 ) -> None:
-    """Grade what was collected for a lab (instructors): one row for each student, whatever was handed in.
+    """Grade the collected submissions of a lab (instructors).
 
-    Scores land in the course's nbgrader gradebook; results.csv, results.json and timings.csv in its grades/<lab>/.
-    """
-    from dlo_lib.grading.course import find_lab, source_labs
-    from dlo_lib.grading.judging import begun
-    from dlo_lib.grading.quick import leave_grammars_out
+    Each student gets one row, whatever the submission is.
+
+    The scores go to the nbgrader gradebook of the course; results.csv, results.json and timings.csv go to
+    grades/<lab>/."""
+    from dlo_lib.grading.judge.client import SECRET_FILE, no_course, start_client
+    from dlo_lib.grading.lab.course import find_lab, source_labs
 
     began = time.monotonic()
     info = find_lab(lab, source_labs())
-    leave_grammars_out()
-    service = None if resume or on_slurm else begun(info, course, unsafe)  # it imports torch while this process imports nbgrader
-    from dlo_lib.grading.batch import Done, Options, grade_lab
+    if not (course / SECRET_FILE).is_file():
+        raise no_course(course.resolve())  # before nbgrader is imported
+    # imports torch while this process imports nbgrader
+    service = None if resume or on_slurm else start_client(info, course, unsafe)
+    from dlo_lib.grading.classroom.batch import Done, Options, grade_lab
 
     judges: Judges | None = service
     if on_slurm:
@@ -54,14 +69,15 @@ def grade(
         judges = array_of_judges(info, course, Wanted(array, cores, limit, site, account), unsafe)
 
     console = Console()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with service or nullcontext(), Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with service or nullcontext(), progress_bar(console) as progress:
         bar = progress.add_task(tr("grading {lab}", lab=info.directory), total=None)
 
         def show(row: Done) -> None:
             progress.update(bar, total=row.of, completed=row.number)
             points = f"{row.points:g}/{row.maximum:g}"
-            progress.console.print(f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}")
+            progress.console.print(
+                f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}"
+            )
 
         options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe)
         table = grade_lab(info, course, show, options, judges)

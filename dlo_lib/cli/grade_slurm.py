@@ -1,4 +1,4 @@
-"""`dlo grade --slurm`: the judges of a class are an array of jobs."""
+"""`dlo grade --slurm`: judge a class on a cluster, in an array of jobs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from dlo_lib import cluster
 from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
-from dlo_lib.grading.array import ArrayOfJudges, Elements, End
-from dlo_lib.grading.course import LabInfo
+from dlo_lib.grading.judge.array import ArrayOfJudges, ElementEnd, Elements
+from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.text import tr
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What each element gets, and where."""
+    """The number of elements and the resources of each element."""
 
     elements: int
     cores: int = 2
@@ -26,13 +26,13 @@ class Wanted:
 
 
 def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) -> ArrayOfJudges:
-    """Judges on the nodes of a cluster.
+    """Create the judges on the nodes of a cluster.
 
     Raises:
-        UserError: there is no SLURM here.
+        UserError: this machine has no SLURM.
     """
     if not slurm.is_available():
-        raise UserError(tr("there is no SLURM on this machine: leave --slurm out, and the class is judged here"))
+        raise UserError(tr("there is no SLURM on this machine: omit --slurm to judge the class here"))
 
     def start(command: Sequence[str], elements: int) -> Elements:
         job = cluster.submit(
@@ -51,7 +51,7 @@ def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) ->
     return ArrayOfJudges(lab, course, start, wanted.elements, unsafe=unsafe)
 
 
-_ENDS = {cluster.State.COMPLETED: End.WELL, cluster.State.CANCELLED: End.CANCELLED}
+_ENDS = {cluster.State.COMPLETED: ElementEnd.FINISHED, cluster.State.CANCELLED: ElementEnd.CANCELLED}
 
 
 class SlurmElements:
@@ -60,26 +60,31 @@ class SlurmElements:
     def __init__(self, job: cluster.Job) -> None:
         self.job = job
 
-    def ended(self) -> dict[int, End]:
-        """How each ended that is over; nobody is known to be while SLURM does not answer."""
+    def ended(self) -> dict[int, ElementEnd]:
+        """Return how each ended element has ended; empty if SLURM does not answer."""
         try:
             statuses = self.job.status()
         except slurm.NoAnswer:
             return {}
-        return {status.element: _ENDS.get(status.state, End.LOST) for status in statuses if status.state.over}
+        over = [status for status in statuses if status.state.over]
+        return {status.element: _ENDS.get(status.state, ElementEnd.LOST) for status in over}
 
     def pace(self) -> float:
-        """One that the cluster's controller does not feel, or ``$DLO_POLL_S``."""
+        """Return the seconds between two polls, which keep the load of the controller small; ``$DLO_POLL_S``
+        sets them.
+        """
         return self.job.pace()
 
-    def again(self, element: int) -> None:
-        """Back into the queue."""
+    def requeue(self, element: int) -> None:
+        """Requeue an element."""
         self.job.requeue(element)
 
-    def last_words(self, element: int) -> str:
-        """The last line of its log."""
-        return self.job.logs(element, 1).strip() or tr("it has printed nothing: dlo jobs show {job}", job=self.job.name)
+    def last_line(self, element: int) -> str:
+        """Return the last line of the log of an element."""
+        return self.job.logs(element, 1).strip() or tr(
+            "it has printed nothing: dlo jobs show {job}", job=self.job.name
+        )
 
     def cancel(self) -> None:
-        """End what runs, take back what waits."""
+        """Cancel all running and pending elements."""
         self.job.cancel()

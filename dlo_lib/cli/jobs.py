@@ -1,4 +1,4 @@
-"""`dlo jobs`: what was submitted from notebooks, at hand in the terminal: list, show, cancel, logs."""
+"""`dlo jobs`: list, show and cancel the submitted jobs and print their logs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from rich.table import Table
 
 from dlo_lib.text import tr
 
-jobs = typer.Typer(help="The jobs you submitted: list, show, cancel, logs.", no_args_is_help=False, invoke_without_command=True)
+jobs = typer.Typer(
+    help="The jobs you submitted: list, show, cancel, logs.",
+    no_args_is_help=False,
+    invoke_without_command=True,
+)
 
-Name = Annotated[str, typer.Argument(help="a job: the end of its name, its number at SLURM, or its name", show_default=False)]
-Element = Annotated[int, typer.Option("--element", "-e", help="of a sweep, from 0", min=0)]
+Name = Annotated[
+    str,
+    typer.Argument(help="a job: the end of its name, its number at SLURM, or its name", show_default=False),
+]
+Element = Annotated[int, typer.Option("--element", "-e", help="the element of a sweep, from 0", min=0)]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
 @jobs.callback()
 def default(context: typer.Context) -> None:
-    """The jobs you submitted from a notebook, the newest last; without a command they are listed."""
+    """Manage the jobs you submitted from a notebook. Without a command, list them, the newest last."""
     if context.invoked_subcommand is None:
         list_jobs()
 
@@ -35,28 +42,45 @@ def list_jobs(as_json: AsJson = False) -> None:
 
     rows = [(job, job.record, job.state) for job in submitted()]
     if as_json:
-        shown = [{"name": job.name, "site": record.site, "gpus": record.gpus, "state": state} for job, record, state in rows]
+        shown = [
+            {"name": job.name, "site": record.site, "gpus": record.gpus, "state": state}
+            for job, record, state in rows
+        ]
         print(json.dumps(shown, indent=1))
         return
     if not rows:
-        Console().print(tr("no jobs yet: they are submitted with dlo_lib.cluster.submit, see slurm/README.md"), soft_wrap=True)
+        Console().print(
+            tr("no jobs yet: submit one with dlo_lib.cluster.submit, see slurm/README.md"), soft_wrap=True
+        )
         return
     table = Table("job", "name", "site", "GPUs", "number", "submitted (UTC)", "state")
     for _, record, state in rows:
         numbers = ", ".join(str(turn.number) for turn in record.turns)
         when = record.submitted[:16].replace("T", " ")
-        table.add_row(record.digest[: records.SHORT], escape(record.name), record.site, str(record.gpus), numbers, when, state)
+        table.add_row(
+            record.digest[: records.SHORT],
+            escape(record.name),
+            record.site,
+            str(record.gpus),
+            numbers,
+            when,
+            state,
+        )
     Console().print(table)
 
 
 @jobs.command()
 def show(name: Name, as_json: AsJson = False) -> None:
-    """Show each element of a job, the folder with its files, and the script that was submitted."""
+    """Show the elements of a job, its folder and its submitted script."""
     from dlo_lib.cluster.job import job as find_job
 
     job = find_job(name)
     if as_json:
-        print(json.dumps([asdict(status) for status in job.status()], indent=1, default=lambda value: value.value))
+        print(
+            json.dumps(
+                [asdict(status) for status in job.status()], indent=1, default=lambda value: value.value
+            )
+        )
         return
     print(job)
     print(tr("files: {folder}", folder=job.folder))
@@ -65,23 +89,31 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 @jobs.command()
 def cancel(name: Name) -> None:
-    """End what runs of a job and take back what waits."""
+    """Cancel all running and pending elements of a job."""
     from dlo_lib.cluster.job import job as find_job
 
     job = find_job(name)
     was_over = job.done
     job.cancel()
-    print(tr("{job} was over already: {state}", job=job.name, state=job.state) if was_over else tr("{job} is cancelled", job=job.name))
+    print(
+        tr("{job} has already ended: {state}", job=job.name, state=job.state)
+        if was_over
+        else tr("{job} is cancelled", job=job.name)
+    )
 
 
 @jobs.command()
 def logs(
     name: Name,
     element: Element = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with what comes, until it is over")] = False,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", help="only the last ones", min=1)] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="follow the output until the job ends")
+    ] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", help="print only the last lines", min=1)
+    ] = None,
 ) -> None:
-    """Print what a job, or one element of its sweep, has printed."""
+    """Print the output of a job, or of one element of its sweep."""
     from dlo_lib.cluster.job import job as find_job
 
     job = find_job(name)

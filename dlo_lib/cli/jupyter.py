@@ -1,13 +1,17 @@
-"""Starting JupyterLab on the student's labs, with nbgrader's extensions set up for a person alone."""
+"""Start JupyterLab on the labs of the student, with the extensions of nbgrader
+configured for a single user."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent
+
+from jupyter_core.paths import jupyter_config_path
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
@@ -17,13 +21,13 @@ QUIET = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "
 
 
 def free_port(asked: int | None = None) -> int:
-    """``asked`` when it is free, or the first free port from 8888 on.
+    """Return ``asked`` if it is free; without it, the first free port from 8888.
 
     Raises:
-        UserError: the port asked for is in use; a free one is named.
+        UserError: the port ``asked`` is in use; the message names a free one.
     """
     if asked is not None and not _is_free(asked):
-        raise UserError(f"port {asked} is in use: use --port {free_port()} or leave --port out")
+        raise UserError(f"port {asked} is in use: use --port {free_port()} or omit --port")
     if asked is not None:
         return asked
     return next(port for port in range(FIRST_PORT, 65_536) if _is_free(port))
@@ -31,7 +35,7 @@ def free_port(asked: int | None = None) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will: a port in TIME_WAIT is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # like the server
         try:
             probe.bind(("127.0.0.1", port))
         except (OSError, OverflowError):
@@ -39,32 +43,110 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def start_jupyterlab(folder: Path, port: int | None, browser: bool) -> None:
-    """Replace this process by JupyterLab on ``folder``; its URL is printed by the server. Does not return."""
+@dataclass(frozen=True)
+class ClassExchange:
+    """Where nbgrader's extensions fetch and submit labs.
+
+    Attributes:
+        folder: the folder, or None if the file ``source`` sets it.
+        source: the nbgrader configuration of the user or of the site that sets it; None for the option
+            ``--exchange`` and for the private exchange.
+    """
+
+    folder: Path | None
+    source: Path | None = None
+
+    def __str__(self) -> str:
+        if self.source is not None:
+            return f"Labs are fetched and submitted through the exchange that {self.source} sets."
+        if self.folder == state_dir() / "exchange":
+            return (
+                f"Submissions stay on this machine, in {self.folder}, because no nbgrader_config.py sets the "
+                "exchange of a class: dlo lab --exchange FOLDER sets it."
+            )
+        return f"Labs are fetched and submitted through the exchange {self.folder}."
+
+
+def find_exchange(asked: Path | None = None) -> ClassExchange:
+    """Return ``asked``, or the exchange of the user's or the site's configuration, or a private one.
+
+    Raises:
+        UserError: ``asked`` is no folder.
+    """
+    if asked is not None:
+        folder = asked.expanduser().resolve()
+        if not folder.is_dir():
+            raise UserError(f"no folder {folder}: --exchange takes the folder that your class shares")
+        return ClassExchange(folder)
+    own = state_dir() / "jupyter"
+    for place in jupyter_config_path():
+        for name in ("nbgrader_config.py", "nbgrader_config.json"):
+            file = Path(place) / name
+            if file.parent != own and file.is_file() and _sets_exchange(file):
+                return ClassExchange(None, file)
+    return ClassExchange(state_dir() / "exchange")
+
+
+def _sets_exchange(file: Path) -> bool:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if file.suffix == ".py":
+        return re.search(r"^\s*c\.Exchange\.root\s*=", text, re.MULTILINE) is not None
+    try:
+        return "root" in json.loads(text)["Exchange"]
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def start_jupyterlab(folder: Path, port: int | None, browser: bool, exchange: ClassExchange) -> None:
+    """Replace this process by JupyterLab on ``folder``, which prints its URL.
+
+    This function does not return.
+    """
     number = free_port(port)
-    config = write_jupyter_config(folder)
+    config = write_jupyter_config(folder, exchange)
     path = os.environ.get("JUPYTER_CONFIG_PATH")
-    environment = {**os.environ, "JUPYTER_CONFIG_PATH": f"{config}{os.pathsep + path if path else ''}"}
-    # Root may start a server in a container only when it says so.
-    options = [f"--ServerApp.root_dir={folder}", f"--port={number}", "--ServerApp.port_retries=0", "--log-level=WARN"]
+    environment = {
+        **_folders(),
+        **os.environ,
+        "JUPYTER_CONFIG_PATH": f"{config}{os.pathsep + path if path else ''}",
+    }
+    # Jupyter requires --allow-root if the user is root, as in a container.
+    options = [
+        f"--ServerApp.root_dir={folder}",
+        f"--port={number}",
+        "--ServerApp.port_retries=0",
+        "--log-level=WARN",
+    ]
     options += [] if browser else ["--no-browser"]
     options += ["--allow-root"] if os.geteuid() == 0 else []
     sys.stdout.flush()
     os.execvpe(sys.executable, [sys.executable, "-m", "jupyterlab", *options], environment)
 
 
-def write_jupyter_config(labs: Path) -> Path:
-    """The folder of configuration files that `dlo lab` adds to Jupyter's own search path: an nbgrader exchange for one person."""
-    folder, exchange = state_dir() / "jupyter", state_dir() / "exchange"
-    exchange.mkdir(exist_ok=True)
-    settings = f"""\
-        # Written by `dlo lab` at each start. A class has an exchange of its own: see the instructor's configuration.
-        c = get_config()
-        c.CourseDirectory.course_id = "dlo"
-        c.CourseDirectory.root = {str(labs)!r}
-        c.Exchange.root = {str(exchange)!r}
-        """
-    write_text(folder / "nbgrader_config.py", dedent(settings))
-    # A class may have no network, and nobody wants to be asked about news.
+def _folders() -> dict[str, str]:
+    """Return folders in the state folder for Jupyter, IPython and matplotlib if the
+    home folder is read-only."""
+    if os.access(Path.home(), os.W_OK):
+        return {}
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR")
+    return {name: str(state_dir() / "home" / name.lower()) for name in names}
+
+
+def write_jupyter_config(labs: Path, exchange: ClassExchange) -> Path:
+    """Write the configuration that `dlo lab` adds to Jupyter's search path; return its folder.
+
+    It comes before those of the user and of the site, so it sets no exchange if one of them does.
+    """
+    folder = state_dir() / "jupyter"
+    lines = [
+        "# Written by `dlo lab` at each start.",
+        "c = get_config()",
+        f"c.CourseDirectory.root = {str(labs)!r}",
+    ]
+    if exchange.folder is not None:
+        exchange.folder.mkdir(exist_ok=True)
+        lines += ['c.CourseDirectory.course_id = "dlo"', f"c.Exchange.root = {str(exchange.folder)!r}"]
+    write_text(folder / "nbgrader_config.py", "\n".join([*lines, ""]))
+    # JupyterLab asks for consent to fetch news, and a class may have no network.
     write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(QUIET))
     return folder

@@ -1,4 +1,4 @@
-"""What instructors make: a course of their own, a classroom to try one in, and ``labs/`` from ``solutions/``."""
+"""Commands that create a course, a classroom for a trial run, and ``labs/`` from ``solutions/``."""
 
 from __future__ import annotations
 
@@ -7,41 +7,74 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dlo_lib.errors import UserError
+from dlo_lib.files import state_dir
 from dlo_lib.text import tr
 
 console = Console()
 
 
 def course(
-    folder: Annotated[Path, typer.Argument(help="where it is to be; an existing one is brought up to date", show_default=False)],
-    exchange: Annotated[Path | None, typer.Option(help="the folder that students fetch from and submit to; nbgrader's without")] = None,
+    folder: Annotated[
+        Path,
+        typer.Argument(help="the folder of the course; an existing course is updated", show_default=False),
+    ],
+    exchange: Annotated[
+        Path | None,
+        typer.Option(help="the folder that students fetch from and submit to; default: nbgrader's"),
+    ] = None,
 ) -> None:
-    """Make a course: a folder with a gradebook of its own, in which nbgrader's commands and formgrader call the judge."""
-    from dlo_lib.grading.nbgrader_course import create_course
+    """Create a course: a folder with a gradebook, in which the commands of nbgrader and formgrader call the
+    judge.
+    """
+    from dlo_lib.grading.classroom.nbgrader_course import create_course
 
     if exchange is not None:
         try:
             exchange.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(tr("no exchange in {folder}: {reason}", folder=exchange, reason=error.strerror)) from error
+            raise UserError(
+                tr(
+                    "cannot create the exchange {folder} ({reason}): choose another folder",
+                    folder=exchange,
+                    reason=error.strerror,
+                )
+            ) from error
     made = create_course(folder, None if exchange is None else exchange.resolve())
-    console.print(tr("the course is in {folder}; next, there: dlo roster import, dlo release", folder=made), soft_wrap=True)
+    console.print(
+        tr("the course is in {folder}; next, run there: dlo roster import, dlo release", folder=made),
+        soft_wrap=True,
+    )
 
 
 def classroom(
     lab: Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)],
-    folder: Annotated[Path | None, typer.Option(help="where to leave everything; below the state folder without")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="the folder for all files; default: below the state folder")
+    ] = None,
 ) -> None:
-    """Try the whole cycle of a lab on three made-up students, from its release to their feedback."""
-    from dlo_lib.grading.classroom import classroom as run
-    from dlo_lib.grading.classroom import number_of_steps
-    from dlo_lib.grading.course import find_lab, source_labs
+    """Run the whole cycle of a lab with three fictitious students, from the release to the feedback."""
+    if folder is None:
+        state_dir()  # refused before the slow imports
+    from dlo_lib.grading.classroom.demo_class import classroom as run
+    from dlo_lib.grading.classroom.demo_class import number_of_steps
+    from dlo_lib.grading.lab.course import find_lab, source_labs
+    from dlo_lib.grading.sandbox.isolation import SANDBOX_CURE, find_isolation
 
     info = find_lab(lab, source_labs())
-    with Progress(TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn(), console=console) as progress:
+    if find_isolation().isolation is None:
+        said = tr(
+            "NO SANDBOX here: the three fictitious students are graded without one; "
+            "`dlo grade` refuses a real class. Cure: {cure}",
+            cure=SANDBOX_CURE,
+        )
+        console.print(f"[bold red]{escape(said)}[/]", soft_wrap=True)
+    with Progress(
+        TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
         task = progress.add_task(tr("start"), total=number_of_steps())
         result = run(info, folder, lambda step: progress.update(task, advance=1, description=step))
     console.print(result.grades.shown())
@@ -51,12 +84,17 @@ def classroom(
 
 
 def build(
-    labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="13_dp_limit, 13 or dp_limit; all without")] = None,
-    check: Annotated[bool, typer.Option("--check", help="write nothing, say what differs")] = False,
+    labs: Annotated[
+        list[str] | None, typer.Argument(metavar="[LAB]...", help="13_dp_limit, 13 or dp_limit; default: all")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="write nothing and show the differences")] = False,
 ) -> None:
-    """Write labs/ from solutions/, which are edited as text. With --check exit status 1 when they differ."""
-    from dlo_lib.grading.course import find_lab, source_labs
-    from dlo_lib.grading.release import check_course_in_step, check_in_step, release_lab
+    """Write labs/ from solutions/, which are edited as text.
+
+    With --check, the exit status is 1 if they differ.
+    """
+    from dlo_lib.grading.lab.course import find_lab, source_labs
+    from dlo_lib.grading.lab.release import check_course_in_step, check_in_step, release_lab
 
     known = source_labs()
     chosen = [find_lab(name, known) for name in labs or ()]
@@ -65,7 +103,7 @@ def build(
         for lab in chosen or known:
             try:
                 console.print(tr("written: {folder}", folder=release_lab(lab)), soft_wrap=True)
-            except UserError as error:  # the other labs are written all the same
+            except UserError as error:  # the other labs are still written
                 unfinished.append(error)
         if unfinished:
             raise UserError("; ".join(map(str, unfinished)))
@@ -73,3 +111,55 @@ def build(
     lines = [line for lab in chosen for line in check_in_step(lab)] if chosen else check_course_in_step()
     print("\n".join(lines) or tr("labs/ is in step with solutions/"))
     raise typer.Exit(1 if lines else 0)
+
+
+def new_lab(
+    lab: Annotated[
+        str,
+        typer.Argument(
+            metavar="NN_NAME", help="its number and name, such as 19_tensor_parallel", show_default=False
+        ),
+    ],
+    title: Annotated[str, typer.Option(help="the title shown to people; default: the name")] = "",
+) -> None:
+    """Write a new lab that proves itself green: one example question with its text,
+    checks, hints and mutants."""
+    from dlo_lib.grading.lab.course import find_lab, source_labs
+    from dlo_lib.grading.lab.new_lab import new_lab as write
+    from dlo_lib.grading.lab.release import release_lab
+
+    folder = write(lab, title)
+    info = find_lab(lab, source_labs())
+    console.print(tr("written: {folder} and {labs}", folder=folder, labs=release_lab(info)), soft_wrap=True)
+    console.print(
+        tr(
+            "next: edit {text}, run `dlo build {number}`, prove it with `dlo release {number} --prove-only`",
+            text=folder / f"{lab}.py",
+            number=info.number,
+        ),
+        soft_wrap=True,
+    )
+
+
+def slides(
+    lab: Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the HTML file to write; default: NN_name.html here", show_default=False),
+    ] = None,
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="run the notebook at the small sizes of the tests")
+    ] = False,
+) -> None:
+    """Write slides from the headings and the figures of a lab: one HTML file that works offline.
+
+    The reference notebook runs once, which takes about a minute. The slides show no code."""
+    from dlo_lib.grading.lab.course import find_lab, source_folder, source_labs
+
+    info = find_lab(lab, source_labs())
+    source_folder(info)  # a student's installation has none: refused before the slow imports
+    from dlo_lib.grading.classroom.slides import write_slides
+
+    with console.status(tr("running the reference notebook of {lab} ...", lab=info.directory)):
+        file = write_slides(info, out or Path(f"{info.directory}.html"), reduced=reduced)
+    console.print(tr("written: {file}", file=file), soft_wrap=True)

@@ -1,8 +1,8 @@
-"""The student's own copy of the labs: notebooks belong to the student, everything beside them to the course.
+"""The student's copy of the labs. Notebooks belong to the student, all other files belong to the course.
 
-The folder is ``$DLO_WORK``, else ``~/dlo-labs``. A released notebook is copied there once. When the course brings a newer one, it replaces
-the copy only if the student never changed it; what lies beside it (checks, figures) is always brought up to date.
-"""
+The folder is ``$DLO_WORK`` or ``~/dlo-labs``. A released notebook is copied there once. A newer release
+replaces the copy only if the student has not changed it. The other files (checks, figures) are always
+updated."""
 
 from __future__ import annotations
 
@@ -14,35 +14,47 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir, write_aside, write_text
-from dlo_lib.grading.course import LabInfo, course_root, find_lab, labs
+from dlo_lib.files import own_folder, state_dir, write_aside, write_text
+from dlo_lib.grading.lab.course import GLOSSARY, LabInfo, course_root, find_lab, labs
 
 
 @dataclass(frozen=True)
 class Update:
-    """What bringing one lab up to date found: ``kept`` names notebooks of the student's that a newer release exists for."""
+    """The result of an update of one lab: ``kept`` names the student's notebooks for which there is a newer
+    release.
+    """
 
     folder: Path
     kept: tuple[str, ...]
 
 
 def work_dir() -> Path:
-    """Where the student's own copies are."""
+    """Return the folder of the student's copies."""
     return Path(os.environ.get("DLO_WORK") or Path.home() / "dlo-labs").expanduser()
 
 
 def update_workspace() -> list[Update]:
-    """Bring every lab of the course to the student's folder; the student's work is never touched."""
+    """Update every lab in the student's folder; the student's work is never changed.
+
+    Raises:
+        UserError: the folder cannot be created.
+    """
+    own_folder(work_dir(), "DLO_WORK")
+    if (glossary := course_root() / "labs" / GLOSSARY).is_file():
+        with write_aside(work_dir() / GLOSSARY) as aside:
+            shutil.copyfile(glossary, aside)
     return [update_lab(lab) for lab in labs()]
 
 
 def update_lab(lab: LabInfo) -> Update:
-    """Bring one lab to the student's folder."""
+    """Update one lab in the student's folder."""
     released = course_root() / "labs" / lab.directory
     own = work_dir() / lab.directory
     record = _Record(lab.directory)
     kept = []
-    for source in sorted(path for path in released.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+    for source in sorted(
+        path for path in released.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ):
         target = own / source.relative_to(released)
         if source.suffix == ".ipynb" and target.exists() and _digest(target) != record.copied(target.name):
             if _digest(source) != record.copied(target.name):
@@ -58,28 +70,31 @@ def update_lab(lab: LabInfo) -> Update:
 
 
 def own_notebook(name: str) -> Path:
-    """The student's notebook of that lab: here, one folder down (where nbgrader fetches it), or in the workspace.
+    """Find the student's notebook of a lab: in the working directory, in its folder of the lab, or in the
+    workspace.
+
+    nbgrader fetches a lab into a folder of the working directory.
 
     Raises:
-        UserError: no such lab, or no copy of it yet.
+        UserError: the lab does not exist, or there is no copy yet.
     """
     lab = find_lab(name)
     for folder in (Path.cwd(), Path.cwd() / lab.directory, work_dir() / lab.directory):
         notebook = folder / f"{lab.name}.ipynb"
         if notebook.is_file():
             return notebook
-    raise UserError(f"you have no copy of {lab.directory} yet: `dlo lab` makes one in {work_dir()}")
+    raise UserError(f"you have no copy of {lab.directory} yet: `dlo lab` creates one in {work_dir()}")
 
 
 class _Record:
-    """Which release each of the student's notebooks was copied from."""
+    """The release from which each of the student's notebooks was copied."""
 
     def __init__(self, directory: str) -> None:
         self.file = state_dir() / "copied" / f"{directory}.json"
         try:
             self.digests = dict(json.loads(self.file.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError):
-            self.digests = {}  # then every notebook that differs from the release counts as the student's own
+            self.digests = {}  # every notebook that differs from the release then counts as changed
 
     def copied(self, notebook: str) -> str | None:
         return self.digests.get(notebook)

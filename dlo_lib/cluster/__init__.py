@@ -1,4 +1,9 @@
-"""Jobs for a cluster from a notebook: sites as data, scripts from a template, ``submit()`` and what it returns."""
+"""Jobs for a cluster from a notebook: sites as data, scripts from a template, ``submit()`` and its handle.
+
+``site`` reads a cluster's description, ``request`` and ``script`` build the request, ``submit`` submits it.
+``job`` is the handle and ``records`` its state on disk. ``slurm`` and ``local`` run jobs, ``live`` and
+``dashboard`` show them. Imports ``train.metrics``, ``launch`` and ``hardware``.
+"""
 
 from dlo_lib.cluster.job import Job, JobFailed, job, jobs
 from dlo_lib.cluster.script import Launcher

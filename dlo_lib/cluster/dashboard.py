@@ -1,14 +1,14 @@
-"""What the metrics of a job say, in one figure: loss, throughput, where the time of a step goes, memory against what the card offers.
+"""The metrics of a job in one figure: loss, throughput, the parts of a step's time, and peak memory.
 
-The line of memory is the usable memory of the card that the run was on, which the metrics name; of the site's own card, drawn thinner,
-where it ran on something else, such as this machine.
+The memory limit is the usable memory of the GPU that the run used, which the metrics name. If it ran without
+a GPU, for example on this machine, the limit of the site's GPU is drawn as a thinner line.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlo_lib.cluster.job import Job, settings_text
+from dlo_lib.cluster.views import JobView, settings_text
 from dlo_lib.drawing import new_figure
 from dlo_lib.errors import UserError
 from dlo_lib.hardware import Gpu, gpu
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlo_lib.train.metrics import Metrics
 
 GIB = 2**30
-# Colours that stay apart for colour-blind readers (after Okabe and Ito, 2008).
+# Colours that colour-blind readers can distinguish (after Okabe and Ito, 2008).
 PARTS = {
     "load": "#999999",
     "forward": "#56B4E9",
@@ -33,8 +33,8 @@ _LIMIT = "#B00020"
 Runs = dict[int, "list[Metrics]"]
 
 
-def plot_dashboard(job: Job) -> Figure:
-    """The figure for a job, with a curve for each element that has metrics.
+def plot_dashboard(job: JobView) -> Figure:
+    """Draw the figure for a job, with a curve for each element that has metrics.
 
     Raises:
         UserError: there are no metrics yet.
@@ -42,7 +42,9 @@ def plot_dashboard(job: Job) -> Figure:
     elements = range(job.elements)
     runs = {element: lines for element in elements if (lines := job.metrics(element))}
     if not runs:
-        raise UserError(tr("{job} has written no metrics yet; its state is {state}", job=job.name, state=job.state))
+        raise UserError(
+            tr("{job} has written no metrics yet; its state is {state}", job=job.name, state=job.state)
+        )
     settings = job.record.settings
     labels = {element: settings_text(settings[element]) or job.name for element in runs}
     figure = new_figure(11, 6.5)
@@ -54,7 +56,9 @@ def plot_dashboard(job: Job) -> Figure:
     _memory(memory, job, runs, labels)
     if len(runs) > 1:
         handles, names = loss.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper center", ncols=min(4, len(runs)), frameon=False, fontsize=8)
+        figure.legend(
+            handles, names, loc="outside upper center", ncols=min(4, len(runs)), frameon=False, fontsize=8
+        )
     for axes in (loss, rate, split, memory):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -68,11 +72,18 @@ def _curves(axes: Axes, runs: Runs, labels: dict[int, str], name: str, title: st
 
 
 def _split(axes: Axes, runs: Runs, labels: dict[int, str]) -> None:
-    """A bar for each element: the mean over its lines, the first left out, as it warms up what later ones find warm."""
+    """Draw a bar for each element: the mean over its lines without the first, which includes warm-up."""
     base = [0.0] * len(runs)
     means = {element: _mean_parts(lines) for element, lines in runs.items()}
     if not any(means.values()):
-        axes.text(0.5, 0.5, tr("not measured: forwards and backwards\nof a pipeline alternate"), ha="center", va="center", color="#777777")
+        axes.text(
+            0.5,
+            0.5,
+            tr("not measured: forward and backward\nof a pipeline alternate"),
+            ha="center",
+            va="center",
+            color="#777777",
+        )
         axes.set_axis_off()
         return
     places = range(len(runs))
@@ -84,17 +95,29 @@ def _split(axes: Axes, runs: Runs, labels: dict[int, str]) -> None:
     axes.set_xlim(-0.8, len(runs) - 0.2)
     axes.set_ylabel(tr("one step of rank 0 (ms)"))
     handles, names = axes.get_legend_handles_labels()
-    axes.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PARTS), frameon=False, fontsize=8, columnspacing=1)
+    axes.legend(
+        handles,
+        names,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(PARTS),
+        frameon=False,
+        fontsize=8,
+        columnspacing=1,
+    )
 
 
 def _mean_parts(lines: list[Metrics]) -> dict[str, float]:
     warm = [line for line in lines if line.load_seconds is not None][-max(1, len(lines) - 1) :]
-    found = {part: [value for line in warm if (value := getattr(line, f"{part}_seconds")) is not None] for part in PARTS}
+    found = {
+        part: [value for line in warm if (value := getattr(line, f"{part}_seconds")) is not None]
+        for part in PARTS
+    }
     return {part: sum(values) / len(values) for part, values in found.items() if values}
 
 
-def _memory(axes: Axes, job: Job, runs: Runs, labels: dict[int, str]) -> None:
-    """The peak over the micro-batch when a sweep varies it, else a bar for each element."""
+def _memory(axes: Axes, job: JobView, runs: Runs, labels: dict[int, str]) -> None:
+    """Draw peak memory over the micro-batch if a sweep varies it, otherwise a bar for each element."""
     settings = job.record.settings
     peaks = {element: max(line.peak_bytes for line in lines) / GIB for element, lines in runs.items()}
     batches = [batch for element in runs if isinstance(batch := settings[element].get("batch"), int)]
@@ -124,6 +147,6 @@ def _limit(axes: Axes, card: Gpu, style: str, label: str) -> None:
     axes.set_ylim(top=max(axes.get_ylim()[1], usable * 1.05))
 
 
-def _card_of_site(job: Job) -> Gpu | None:
+def _card_of_site(job: JobView) -> Gpu | None:
     card = job.record.card
     return None if card is None else gpu(card)

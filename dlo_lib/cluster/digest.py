@@ -1,11 +1,13 @@
-"""What a call is, as one number: the same for the same content in another process, another for any change that matters.
+"""A hash of a call: equal for the same content in another process, different after any change that matters.
 
-A pickle would not do: a notebook's cells have another file name in each kernel, sets another order, classes another identity. So a value
-is walked: plain data by value, containers part by part (sets and mappings in no order), functions by their code, defaults and all that
-they use, modules by name, anything else by what it would be rebuilt from (``__reduce_ex__``). Of code the instructions, constants and names
-count, not where it stands: a comment or a moved cell changes nothing. A function of an importable module counts with its own code alone.
+A pickle does not serve as a hash, because a notebook's cells have another file name in each kernel, sets
+another order, and classes another identity. Instead, this module traverses the value: plain data by value,
+containers part by part (sets and mappings without order), functions by their code, their defaults and all
+that they use, modules by name, and other objects by what rebuilds them (``__reduce_ex__``). Of code, the
+instructions, constants and names count, but not the position: a comment or a moved cell changes nothing. A
+function of an importable module counts with its code only.
 
-Cost: linear in the values; a tensor is read once.
+Cost: linear in the size of the values; a tensor is read once.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def digest(value: Any) -> str:
-    """A hexadecimal number of 64 digits."""
+    """Return the hash of ``value``, 64 hexadecimal digits."""
     return _Walk().of(value).hex()
 
 
 class _Walk:
-    """One walk over a value; what is met again stands for the first time it was met."""
+    """One traversal of a value.
+
+    An object that occurs again is replaced by the number of its first occurrence.
+    """
 
     def __init__(self) -> None:
         self._met: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no identity is given away while we walk
+        self._kept: list[Any] = []  # keeps objects alive, so that identities stay unique
 
     def of(self, value: Any) -> bytes:
         if type(value) in _PLAIN:
@@ -66,7 +71,11 @@ class _Walk:
         if type(value) is dict:
             return self._mapping("dict", value)
         if dataclasses.is_dataclass(value):
-            return _hash("dataclass", self.of(type(value)), *(self.of(getattr(value, one.name)) for one in dataclasses.fields(value)))
+            return _hash(
+                "dataclass",
+                self.of(type(value)),
+                *(self.of(getattr(value, one.name)) for one in dataclasses.fields(value)),
+            )
         if isinstance(value, (staticmethod, classmethod)):
             return _hash(type(value).__name__, self.of(value.__func__))
         if isinstance(value, property):
@@ -74,36 +83,59 @@ class _Walk:
         return self._rebuilt(value)
 
     def _mapping(self, kind: str, values: Mapping[Any, Any]) -> bytes:
-        return _hash(kind, *sorted(_hash("item", _Walk().of(key), self.of(value)) for key, value in sorted(values.items(), key=_by_text)))
+        return _hash(
+            kind,
+            *sorted(
+                _hash("item", _Walk().of(key), self.of(value))
+                for key, value in sorted(values.items(), key=_by_text)
+            ),
+        )
 
     def _function(self, function: types.FunctionType) -> bytes:
         parts = [self.of(function.__code__), self.of(function.__defaults__), self.of(function.__kwdefaults__)]
         parts += [self.of(_content(cell)) for cell in function.__closure__ or ()]
-        if _is_own(function):
+        if _is_sent_as_code(function):
             used = sorted(set(_names(function.__code__)) & function.__globals__.keys())
             parts += [_hash(name, self.of(function.__globals__[name])) for name in used]
         return _hash("function", f"{function.__module__}.{function.__qualname__}".encode(), *parts)
 
     def _code(self, code: types.CodeType) -> bytes:
-        names = " ".join((*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars, "|", *code.co_cellvars))
-        return _hash("code", code.co_code, names.encode(), str(code.co_flags).encode(), *map(self.of, code.co_consts))
+        names = " ".join(
+            (*code.co_names, "|", *code.co_varnames, "|", *code.co_freevars, "|", *code.co_cellvars)
+        )
+        return _hash(
+            "code", code.co_code, names.encode(), str(code.co_flags).encode(), *map(self.of, code.co_consts)
+        )
 
     def _class(self, kind: type) -> bytes:
         name = f"{kind.__module__}.{kind.__qualname__}".encode()
-        if not _is_own(kind):
+        if not _is_sent_as_code(kind):
             return _hash("class", name)
-        left_out = ("__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__", "__annotations__")
+        left_out = (
+            "__dict__",
+            "__weakref__",
+            "__module__",
+            "__firstlineno__",
+            "__static_attributes__",
+            "__annotations__",
+        )
         own = {key: value for key, value in vars(kind).items() if key not in left_out and not _is_slot(value)}
         return _hash("own class", name, *map(self.of, kind.__bases__), self._mapping("attributes", own))
 
     def _rebuilt(self, value: Any) -> bytes:
-        if hasattr(value, "untyped_storage"):  # a tensor: what it is rebuilt from names a place in memory
+        if hasattr(value, "untyped_storage"):  # a tensor: its __reduce_ex__ contains a memory address
             alone = value.detach().cpu().contiguous().clone()
-            return _hash("tensor", str((alone.dtype, tuple(alone.shape), value.requires_grad)).encode(), bytes(alone.untyped_storage()))
+            return _hash(
+                "tensor",
+                str((alone.dtype, tuple(alone.shape), value.requires_grad)).encode(),
+                bytes(alone.untyped_storage()),
+            )
         parts = value.__reduce_ex__(4)
-        if isinstance(parts, str):  # a name in its module
+        if isinstance(parts, str):  # the object's name in its module
             return _hash("global", f"{type(value).__module__}.{parts}".encode())
-        return _hash("rebuilt", *(self.of(list(part) if isinstance(part, Iterator) else part) for part in parts))
+        return _hash(
+            "rebuilt", *(self.of(list(part) if isinstance(part, Iterator) else part) for part in parts)
+        )
 
 
 def _hash(kind: str, *parts: bytes) -> bytes:
@@ -120,12 +152,12 @@ def _by_text(item: tuple[Any, Any]) -> str:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not yet filled
+    except ValueError:  # the cell is empty
         return None
 
 
-def _is_own(thing: Any) -> bool:
-    """Whether it belongs to the program or the notebook itself, and is sent as code."""
+def _is_sent_as_code(thing: Any) -> bool:
+    """Whether an object belongs to the script or the notebook, and is therefore sent as code."""
     return thing.__module__ in (None, "__main__")
 
 

@@ -1,4 +1,4 @@
-"""Lengths of time as SLURM writes them: ``[days-]hours:minutes:seconds``, ``minutes`` or ``minutes:seconds``."""
+"""Durations in SLURM's formats: ``[days-]hours:minutes:seconds``, ``minutes`` or ``minutes:seconds``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlo_lib.text import tr
 
 
 def parse_duration(text: str | timedelta) -> timedelta:
-    """A length of time, rounded up to whole seconds.
+    """Return a duration, rounded up to whole seconds.
 
     >>> parse_duration("1-06:00:00") == parse_duration("30:00:00") == timedelta(hours=30)
     True
@@ -18,7 +18,7 @@ def parse_duration(text: str | timedelta) -> timedelta:
     True
 
     Raises:
-        UserError: another form, or no time at all.
+        UserError: the text has another form, or the duration is 0.
     """
     seconds = 0
     if isinstance(text, timedelta):
@@ -28,12 +28,17 @@ def parse_duration(text: str | timedelta) -> timedelta:
         units = (3600, 60, 1) if found[1] or len(parts) == 3 else (60, 1)
         seconds = int(found[1] or 0) * 86_400 + sum(part * unit for part, unit in zip(parts, units))
     if seconds <= 0:
-        raise UserError(tr('time is "{time}": write it as hours:minutes:seconds, such as "2:30:00", or in minutes', time=text))
+        raise UserError(
+            tr(
+                'time is "{time}": write it as hours:minutes:seconds, such as "2:30:00", or in minutes',
+                time=text,
+            )
+        )
     return timedelta(seconds=seconds)
 
 
 def slurm_duration(length: timedelta) -> str:
-    """As ``--time`` takes it.
+    """Return a duration in the form of SLURM's ``--time``.
 
     >>> slurm_duration(timedelta(days=1, minutes=5))
     '24:05:00'
@@ -43,7 +48,7 @@ def slurm_duration(length: timedelta) -> str:
 
 
 def short_duration(length: timedelta) -> str:
-    """For a sentence or a table.
+    """Return a duration in a short form, for a sentence or a table.
 
     >>> [short_duration(timedelta(seconds=seconds)) for seconds in (59, 90, 7200, 9000)]
     ['59 s', '1 min 30 s', '2 h', '2 h 30 min']

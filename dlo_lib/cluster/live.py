@@ -1,31 +1,32 @@
-"""How a job is, in the notebook, kept up to date beside the kernel: a table of its elements, and the loss as far as it has come.
+"""A live view of a job in the notebook: a table of its elements, and the loss so far.
 
-A thread of its own asks and draws, and the cell's output is replaced by its display id, so other cells run meanwhile. It ends with the job,
-or with the kernel. Outside a notebook the table is printed, once.
+A background thread queries the job and replaces the cell's output by its display id, so other cells can run.
+It ends with the job or with the kernel. Outside a notebook the table is printed once.
 """
 
 from __future__ import annotations
 
-import html
 import io
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlo_lib.cluster.states import ElementStatus, State, summary
+from dlo_lib.cluster.views import JobView, settings_text
 from dlo_lib.errors import UserError
+from dlo_lib.markup import render
 from dlo_lib.text import tr
-
-if TYPE_CHECKING:
-    from dlo_lib.cluster.job import Job
 
 ROWS, CURVES = 12, 10
 _COLOURS = {State.COMPLETED: "#009E73", State.RUNNING: "#0072B2", State.PENDING: "#777777"}
 _BAD = "#B00020"
 
 
-def watch(job: Job) -> threading.Thread | None:
-    """Show ``job`` until it is over; the thread that does, or None when there is nothing to wait for."""
+def watch(job: JobView) -> threading.Thread | None:
+    """Show ``job`` until it ends.
+
+    Return the thread that updates it, or None if there is nothing to update.
+    """
     shell = _notebook()
     if shell is None:
         print(job)
@@ -41,7 +42,7 @@ def watch(job: Job) -> threading.Thread | None:
     return thread
 
 
-def _keep(job: Job, shown: Any) -> None:
+def _keep(job: JobView, shown: Any) -> None:
     from IPython.display import HTML
 
     over, before = False, ""
@@ -51,45 +52,53 @@ def _keep(job: Job, shown: Any) -> None:
             statuses = job.status()
             over = all(status.state.over for status in statuses)
             now = page(job, statuses)
-        except (UserError, OSError) as error:  # the controller is busy, or the job was forgotten meanwhile
-            now = f"<pre>{html.escape(str(error))}</pre>"
+        except (UserError, OSError) as error:  # the controller is busy, or the job was removed
+            now = render("lines", lines=str(error).splitlines())
             over = not job.folder.exists()
         if now != before:
             shown.update(HTML(now))
             before = now
 
 
-def page(job: Job, statuses: list[ElementStatus]) -> str:
-    """The table, and below it the loss of each element that has one."""
-    from dlo_lib.cluster.job import settings_text
-
+def page(job: JobView, statuses: list[ElementStatus]) -> str:
+    """Return the page: the table, and below it the loss of each element that has one."""
     record = job.record
-    first = sorted(statuses, key=lambda status: (status.state.over, status.state is State.PENDING, status.element))[:ROWS]
-    cells = []
+    first = sorted(
+        statuses, key=lambda status: (status.state.over, status.state is State.PENDING, status.element)
+    )[:ROWS]
+    rows = []
     for status in sorted(first, key=lambda status: status.element):
         colour = _COLOURS.get(status.state, _BAD)
         code = f" ({status.exit_code})" if status.exit_code else ""
-        row = [
-            str(status.element),
-            f'<b style="color:{colour}">{status.state.value}{code}</b>',
-            html.escape(status.reason),
-            html.escape(status.start.replace("T", " ")),
-            html.escape(status.elapsed),
-            html.escape(settings_text(record.settings[status.element])),
-        ]
-        cells.append("<tr>" + "".join(f'<td style="text-align:left">{cell}</td>' for cell in row) + "</tr>")
-    heads = (tr("element"), tr("state"), tr("reason"), tr("begins, began"), tr("elapsed"), tr("settings"))
-    table = "<table><tr>" + "".join(f'<th style="text-align:left">{head}</th>' for head in heads) + f"</tr>{''.join(cells)}</table>"
+        rest = (
+            status.reason,
+            status.start.replace("T", " "),
+            status.elapsed,
+            settings_text(record.settings[status.element]),
+        )
+        rows.append(
+            {
+                "element": status.element,
+                "state": f"{status.state.value}{code}",
+                "colour": colour,
+                "rest": rest,
+            }
+        )
+    heads = (tr("element"), tr("state"), tr("reason"), tr("start"), tr("elapsed"), tr("settings"))
     numbers = ", ".join(str(turn.number) for turn in record.turns)
-    title = tr("{name} on {site}, number {numbers}: {state}", name=job.name, site=record.site, numbers=numbers, state=summary(statuses))
+    title = tr(
+        "{name} on {site}, number {numbers}: {state}",
+        name=job.name,
+        site=record.site,
+        numbers=numbers,
+        state=summary(statuses),
+    )
     more = tr("and {count} more", count=len(statuses) - ROWS) if len(statuses) > ROWS else ""
-    return f"<p><b>{html.escape(title)}</b></p>{table}<p>{more}</p>{_losses(job)}"
+    return render("job", title=title, heads=heads, rows=rows, more=more, curves=_losses(job))
 
 
-def _losses(job: Job) -> str:
-    """The curves as SVG; empty when there is no metric yet."""
-    from dlo_lib.cluster.job import settings_text
-
+def _losses(job: JobView) -> str:
+    """Return the curves as SVG; "" if there are no metrics yet."""
     settings = job.record.settings
     curves = {}
     for element in range(min(len(settings), CURVES)):
@@ -98,7 +107,7 @@ def _losses(job: Job) -> str:
             curves[settings_text(settings[element]) or "loss"] = points
     if not curves:
         return ""
-    from matplotlib.figure import Figure  # without pyplot, whose current figure is the kernel's own
+    from matplotlib.figure import Figure  # not pyplot, because its current figure belongs to the kernel
 
     figure = Figure(figsize=(6, 2.4), layout="constrained")
     axes = figure.subplots()
@@ -114,7 +123,7 @@ def _losses(job: Job) -> str:
 
 
 def _notebook() -> Any:
-    """The shell of the kernel around us, or None in a terminal and in scripts."""
+    """Return the shell of this kernel, or None in a terminal and in scripts."""
     try:
         from IPython import get_ipython
     except ImportError:

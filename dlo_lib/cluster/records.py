@@ -1,19 +1,18 @@
-"""Submitted jobs on disk: a folder each, named by what was asked for, so that the same call finds the same job from any process.
+"""Submitted jobs on disk: one folder per job, named by a hash of its request, so that any process finds it.
 
     <state folder>/jobs/<digest>/
-        record.json         what, where, and the numbers it was given by whoever runs it
-        job.sh              the script, as submitted
+        record.json         the request, the site, and the numbers that the scheduler assigned
+        job.sh              the script as submitted
         call.pkl, call.json a function with its arguments, and what its process needs to find its modules
-        logs/, out/         what each element printed, and the folder for what it makes
-        ends/, results/     how each element ended, and what its function returned
+        logs/, out/         the output of each element, and the folder for its files
+        ends/, results/     the exit status of each element, and the result of its function
 
-A folder is held with a lock while something is submitted from it, so that two processes do not submit twice. flock(2).
+A lock on the folder prevents two processes from submitting the same job twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State
@@ -30,14 +31,14 @@ from dlo_lib.text import tr
 
 RECORD = "record.json"
 SCRIPT = "job.sh"
-SHORT = 8  # digits of a digest that a person types
+SHORT = 8  # digits of a digest that users type
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One submission: the job's number at SLURM, or the process that runs it here, and which elements it has.
+    """One submission: the job's number at SLURM, or the process that runs it here, and its elements.
 
-    born: when that process started, in ticks since the machine did: numbers of processes are given again.
+    born: start time of that process in clock ticks since boot, because process ids are reused.
     """
 
     number: int
@@ -47,8 +48,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a job. settings: of each element of a sweep. outs: where each element leaves its metrics. submitted: UTC, ISO 8601.
-    card: of the site that was asked for, also where this machine runs it. over: the statuses, once all have ended.
+    """A job as recorded on disk.
+
+    Attributes:
+        settings: settings of each element of a sweep.
+        outs: folder of each element's metrics.
+        submitted: UTC, ISO 8601.
+        card: GPU of the requested site, even if this machine runs the job.
+        over: the statuses, once all elements have ended.
     """
 
     digest: str
@@ -65,32 +72,36 @@ class Record:
 
     @property
     def queue_name(self) -> str:
-        """What the queue shows; it tells this job from all others."""
+        """The job's name in the queue, which is unique."""
         return f"{self.name}-{self.digest[:SHORT]}"
 
 
 def jobs_dir() -> Path:
-    """The folder of all jobs of this user; on a cluster it must be seen by compute nodes (``$DLO_HOME``)."""
+    """Return the folder of all jobs of this user; on a cluster, compute nodes must see it (``$DLO_HOME``)."""
     folder = state_dir() / "jobs"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def folders() -> list[Path]:
-    """Of all submitted jobs, the newest last."""
-    return sorted((file.parent for file in jobs_dir().glob(f"*/{RECORD}")), key=lambda folder: read(folder).submitted)
+    """Return the folders of all submitted jobs, the newest last."""
+    return sorted(
+        (file.parent for file in jobs_dir().glob(f"*/{RECORD}")), key=lambda folder: read(folder).submitted
+    )
 
 
 def find(name: str) -> Path:
-    """The folder of a job, by the beginning of its digest, its number at SLURM, or its name when only one has it.
+    """Return the folder of a job by the start of its digest, its number at SLURM, or its unique name.
 
     Raises:
-        UserError: none, or several.
+        UserError: no job or several jobs match.
     """
     known = {folder: read(folder) for folder in folders()}
     for matches in (
         lambda record: record.digest.startswith(name.lower()) and len(name) >= 4,
-        lambda record: name in {str(turn.number) for turn in record.turns if record.scheduler is Scheduler.SLURM},
+        lambda record: (
+            name in {str(turn.number) for turn in record.turns if record.scheduler is Scheduler.SLURM}
+        ),
         lambda record: name in (record.name, record.queue_name),
     ):
         found = [folder for folder, record in known.items() if matches(record)]
@@ -98,47 +109,58 @@ def find(name: str) -> Path:
             return found[0]
         if found:
             choices = ", ".join(known[folder].digest[:SHORT] for folder in found)
-            raise UserError(tr('several jobs are called "{name}": use one of {choices}', name=name, choices=choices))
+            raise UserError(
+                tr('several jobs are called "{name}": use one of {choices}', name=name, choices=choices)
+            )
     raise unknown_name("job", name, {record.digest[:SHORT] for record in known.values()})
 
 
 @contextlib.contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """No other process submits from ``folder`` meanwhile; waits for one that does."""
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of ``folder``, so that no other process submits from it; wait for it if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder / "lock"):
         yield
 
 
 def exists(folder: Path) -> bool:
+    """Whether ``folder`` holds a job."""
     return (folder / RECORD).exists()
 
 
 def read(folder: Path) -> Record:
-    """The record of a folder.
+    """Return the record of a folder.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the record is missing or damaged.
     """
     try:
         values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         values["scheduler"] = Scheduler(values["scheduler"])
-        values["turns"] = tuple(Turn(**(turn | {"elements": tuple(turn["elements"])})) for turn in values["turns"])
+        values["turns"] = tuple(
+            Turn(**(turn | {"elements": tuple(turn["elements"])})) for turn in values["turns"]
+        )
         if values["over"] is not None:
-            values["over"] = tuple(ElementStatus(**(status | {"state": State(status["state"])})) for status in values["over"])
+            values["over"] = tuple(
+                ElementStatus(**(status | {"state": State(status["state"])})) for status in values["over"]
+            )
         values["settings"], values["outs"] = tuple(values["settings"]), tuple(values["outs"])
         return Record(**values)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(tr("{file} is damaged: remove the folder {folder}", file=folder / RECORD, folder=folder)) from error
+        raise UserError(
+            tr("{file} is damaged: remove the folder {folder}", file=folder / RECORD, folder=folder)
+        ) from error
 
 
 def write(folder: Path, record: Record) -> None:
-    write_text(folder / RECORD, json.dumps(asdict(record), indent=1, default=lambda value: value.value) + "\n")
+    """Write the record of a folder."""
+    write_text(
+        folder / RECORD, json.dumps(asdict(record), indent=1, default=lambda value: value.value) + "\n"
+    )
 
 
 def add_turn(folder: Path, turn: Turn) -> Record:
-    """Note a submission; the job is no longer over."""
+    """Add a submission to the record, so that its elements count as not ended; return the new record."""
     record = read(folder)
     record = replace(record, turns=(*record.turns, turn), over=None)
     write(folder, record)
@@ -146,12 +168,15 @@ def add_turn(folder: Path, turn: Turn) -> Record:
 
 
 def forget(folder: Path) -> None:
-    """Remove all that a job left here."""
+    """Remove a job's folder."""
     shutil.rmtree(folder)
 
 
 def exit_code(folder: Path, element: int) -> int | None:
-    """What an element's script ended with; None when it has not, or was killed before it could say so."""
+    """Return the exit status of an element's script.
+
+    None if it has not ended, or was killed before it wrote it.
+    """
     try:
         return int((folder / "ends" / str(element)).read_text())
     except (OSError, ValueError):
@@ -159,17 +184,18 @@ def exit_code(folder: Path, element: int) -> int | None:
 
 
 def clear(folder: Path, elements: tuple[int, ...]) -> None:
-    """Take away how elements ended: they are to run again."""
+    """Remove the marks of elements that will run again."""
     for kind in ("ends", "begun", "cancelled"):
         for element in elements:
             (folder / kind / str(element)).unlink(missing_ok=True)
 
 
 def mark(folder: Path, kind: str, element: int) -> None:
-    """Leave a sign: ``begun`` or ``cancelled``."""
+    """Mark an element; ``kind`` is ``begun`` or ``cancelled``."""
     (folder / kind).mkdir(exist_ok=True)
     (folder / kind / str(element)).touch()
 
 
 def marked(folder: Path, kind: str, element: int) -> bool:
+    """Whether an element has this mark."""
     return os.path.exists(folder / kind / str(element))

@@ -1,6 +1,7 @@
-"""From what is wanted to what a job asks for: nodes, ranks, cores, limits, checked against the site before anything is submitted.
+"""The resources of a job (nodes, ranks, cores, limits), checked against the site before the job is submitted.
 
-SLURM would take most wrong requests and let them wait for ever, or refuse them with a code; here each is one line with its cure.
+SLURM accepts most wrong requests and lets them wait forever, or refuses them with a code. Here each becomes
+one line with its cure.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from dlo_lib.text import tr
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody wants of a site.
+    """What a user requests from a site.
 
-    gpus: of one job, on all its nodes; a rank each. 0: one task without a GPU. nodes: None: as few as hold the GPUs. cores: of a task;
-    None: the share of one GPU. elements: jobs of the array, 1 without a sweep. Empty texts: the site's own, or the user's default.
+    Attributes:
+        gpus: GPUs of one job on all its nodes, one rank each; 0: one task without a GPU.
+        nodes: None: as few as hold the GPUs.
+        cores: cores of a task; None: the share of one GPU.
+        time: time limit of each job.
+        account, qos, reservation: "" for the site's value or the user's default.
+        elements: number of jobs in the array; 1 without a sweep.
     """
 
     gpus: int = 1
@@ -35,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a job asks for: one rank a GPU, every node alike; cores: of a rank."""
+    """The resources of a job: one rank per GPU, the same on every node; ``cores`` are those of a rank."""
 
     site: Site
     nodes: int
@@ -48,28 +54,30 @@ class Allocation:
 
     @property
     def ranks(self) -> int:
+        """Number of ranks of the job."""
         return self.nodes * self.ranks_per_node
 
     @property
     def ranks_per_node(self) -> int:
+        """Number of ranks on each node."""
         return max(1, self.gpus_per_node)
 
 
 def make_request(time: str | timedelta, **wanted: object) -> Request:
-    """A request, with ``time`` in any form that :func:`parse_duration` takes."""
+    """Return a request, with ``time`` in any form that :func:`parse_duration` accepts."""
     return Request(time=parse_duration(time), **wanted)  # type: ignore[arg-type]
 
 
 def allocate(site: Site, request: Request) -> Allocation:
-    """What the job asks for.
+    """Return the resources of the job.
 
     Raises:
-        UserError: the site cannot give it, with what it can give.
+        UserError: the site cannot provide them; the message says what it can provide.
     """
     nodes = _nodes(site, request)
     qos = _qos(site, request)
     if qos is not None:
-        _within(site, qos, request)
+        _check_limits(site, qos, request)
     return Allocation(
         site,
         nodes,
@@ -84,8 +92,19 @@ def allocate(site: Site, request: Request) -> Allocation:
 
 def _nodes(site: Site, request: Request) -> int:
     gpus, most = request.gpus, site.gpus_per_node
-    if gpus < 0 or (request.nodes is not None and request.nodes < 1) or (request.cores is not None and request.cores < 1):
-        raise UserError(tr("gpus={gpus}, nodes={nodes}, cores={cores}: use 1 or more", gpus=gpus, nodes=request.nodes, cores=request.cores))
+    if (
+        gpus < 0
+        or (request.nodes is not None and request.nodes < 1)
+        or (request.cores is not None and request.cores < 1)
+    ):
+        raise UserError(
+            tr(
+                "gpus={gpus}, nodes={nodes}, cores={cores}: use 1 or more",
+                gpus=gpus,
+                nodes=request.nodes,
+                cores=request.cores,
+            )
+        )
     if site.scheduler is Scheduler.LOCAL or gpus == 0:
         return 1
     if most == 0:
@@ -96,11 +115,16 @@ def _nodes(site: Site, request: Request) -> int:
         return nodes
     if request.nodes is None:
         whole = gpus // most
-        fewer = tr("{gpus} (one node)", gpus=most) if whole == 1 else tr("{gpus} ({nodes} nodes)", gpus=whole * most, nodes=whole)
+        fewer = (
+            tr("{gpus} (one node)", gpus=most)
+            if whole == 1
+            else tr("{gpus} ({nodes} nodes)", gpus=whole * most, nodes=whole)
+        )
         more = tr("{gpus} ({nodes} nodes)", gpus=(whole + 1) * most, nodes=whole + 1)
         raise UserError(
             tr(
-                "{gpus} GPUs do not fill nodes of {most} on {site}: use {fewer} or {more}, or say nodes= to spread them evenly",
+                "{gpus} GPUs do not fill nodes of {most} on {site}: "
+                "use {fewer} or {more}, or set nodes= to spread them evenly",
                 gpus=gpus,
                 most=most,
                 site=site.name,
@@ -109,15 +133,27 @@ def _nodes(site: Site, request: Request) -> int:
             )
         )
     if gpus > nodes * most:
-        enough = tr("nodes of {site} have {most} GPUs: use nodes={enough}", site=site.name, most=most, enough=-(-gpus // most))
+        enough = tr(
+            "nodes of {site} have {most} GPUs: use nodes={enough}",
+            site=site.name,
+            most=most,
+            enough=-(-gpus // most),
+        )
         raise UserError(tr("{gpus} GPUs on {nodes} nodes: {cure}", gpus=gpus, nodes=nodes, cure=enough))
     below, above = gpus // nodes * nodes, -(-gpus // nodes) * nodes
     either = " or ".join(f"gpus={count}" for count in (below, above) if 0 < count <= nodes * most)
-    raise UserError(tr("{gpus} GPUs cannot be spread evenly over {nodes} nodes: use {either}", gpus=gpus, nodes=nodes, either=either))
+    raise UserError(
+        tr(
+            "{gpus} GPUs cannot be spread evenly over {nodes} nodes: use {either}",
+            gpus=gpus,
+            nodes=nodes,
+            either=either,
+        )
+    )
 
 
 def _qos(site: Site, request: Request) -> Qos | None:
-    """The one whose limits hold; None when the site names none."""
+    """Return the QOS whose limits apply; None if the site names none."""
     if not site.qos:
         return None
     known = {qos.name: qos for qos in site.qos}
@@ -126,28 +162,39 @@ def _qos(site: Site, request: Request) -> Qos | None:
     return known[request.qos] if request.qos else site.qos[0]
 
 
-def _within(site: Site, qos: Qos, request: Request) -> None:
-    others = [other for other in site.qos if other is not qos and not _beyond(other, request)]
+def _check_limits(site: Site, qos: Qos, request: Request) -> None:
+    others = [other for other in site.qos if other is not qos and not _exceeded(other, request)]
     cures = [f'qos="{other.name}" ({_limits(other)})' for other in others]
-    for what in _beyond(qos, request):
+    for what in _exceeded(qos, request):
         if what == "time":
-            said = tr("{time} is more than {qos} allows", time=short_duration(request.time), qos=_named(qos))
-            cures.append(tr('requeue=True with time="{most}" (stops with a checkpoint, goes on)', most=slurm_duration(qos.time)))
+            said = tr(
+                "{time} is more than {qos} allows", time=short_duration(request.time), qos=_with_limits(qos)
+            )
+            cures.append(
+                tr(
+                    'requeue=True with time="{most}" (stops with a checkpoint and resumes)',
+                    most=slurm_duration(qos.time),
+                )
+            )
         elif what == "gpus":
-            said = tr("{gpus} GPUs are more than {qos} allows", gpus=request.gpus, qos=_named(qos))
+            said = tr("{gpus} GPUs are more than {qos} allows", gpus=request.gpus, qos=_with_limits(qos))
             cures.append(tr("at most {most} GPUs", most=qos.gpus))
         else:
-            said = tr("{jobs} jobs are more than {qos} allows", jobs=request.elements, qos=_named(qos))
+            said = tr("{jobs} jobs are more than {qos} allows", jobs=request.elements, qos=_with_limits(qos))
             cures.append(tr("a smaller sweep"))
         raise UserError(f"{said}: {tr('use')} {tr(' or ').join(cures)}")
 
 
-def _beyond(qos: Qos, request: Request) -> list[str]:
-    asked = {"time": (request.time, qos.time), "gpus": (request.gpus, qos.gpus), "jobs": (request.elements, qos.jobs)}
+def _exceeded(qos: Qos, request: Request) -> list[str]:
+    asked = {
+        "time": (request.time, qos.time),
+        "gpus": (request.gpus, qos.gpus),
+        "jobs": (request.elements, qos.jobs),
+    }
     return [name for name, (want, most) in asked.items() if most is not None and want > most]  # type: ignore[operator]
 
 
-def _named(qos: Qos) -> str:
+def _with_limits(qos: Qos) -> str:
     return f"{qos.name} ({_limits(qos)})"
 
 
@@ -159,12 +206,19 @@ def _limits(qos: Qos) -> str:
 
 
 def _account(site: Site, given: str) -> str:
-    """The account with the site's suffix: the one given, ``$DLO_ACCOUNT``, or the project that the site's own variable names."""
+    """Return the account (``given``, ``$DLO_ACCOUNT`` or the site's variable) with the site's suffix."""
     account = given or os.environ.get("DLO_ACCOUNT", "") or os.environ.get(site.account_variable or "-", "")
     if not account or not site.account_suffix:
         return account
     project, at, _ = account.partition("@")
     right = project + site.account_suffix
     if at and account != right:
-        raise UserError(tr('account "{account}" is not for {site}: use "{right}"', account=account, site=site.name, right=right))
+        raise UserError(
+            tr(
+                'account "{account}" is not valid on {site}: use "{right}"',
+                account=account,
+                site=site.name,
+                right=right,
+            )
+        )
     return right

@@ -1,14 +1,14 @@
-"""The process that runs jobs on this machine: the elements of a job one after another, and one job after another.
+"""The process that runs jobs on this machine: one job after another, one element after another.
 
-It belongs to the process that submitted: when that has gone, however it went, the runner stops what it runs and goes too, so nothing is
-left behind. On Linux it is also the reaper of all that its jobs start, and ends what they leave.
+It belongs to the process that submitted the job: when that process ends for any reason, the runner stops what
+it runs and ends too, so no process is left. On Linux it also reaps all processes that its jobs start, and
+ends those that they leave behind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import signal
 import subprocess
@@ -16,6 +16,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from dlo_lib.cluster.job import Job
 from dlo_lib.cluster.records import SCRIPT, jobs_dir, mark
@@ -27,7 +29,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class _Stopped(BaseException):
-    """The runner is to end."""
+    """The runner must end."""
 
 
 class Runner:
@@ -43,31 +45,35 @@ class Runner:
         raise _Stopped
 
     def run(self, elements: list[int]) -> None:
+        """Run the elements one after another."""
         with contextlib.suppress(_Stopped):
-            if self._after is not None and not self._has_completed(self._after):
+            if self._after is not None and not self._wait_for(self._after):
                 for element in elements:
                     mark(self._folder, "cancelled", element)
                 return
-            with self._my_turn():
+            with self._machine_lock():
                 for element in elements:
                     self._element(element)
 
-    def _has_completed(self, after: Path) -> bool:
-        """Wait until that job is over."""
+    def _wait_for(self, after: Path) -> bool:
+        """Wait until the job in ``after`` has ended; return whether it completed."""
         while not (before := Job(after)).done:
             self._sleep()
         return all(status.state is State.COMPLETED for status in before.status())
 
     @contextlib.contextmanager
-    def _my_turn(self) -> Iterator[None]:
-        with (jobs_dir() / "this-machine.lock").open("a") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self._sleep()
+    def _machine_lock(self) -> Iterator[None]:
+        lock = FileLock(jobs_dir() / "this-machine.lock")
+        while True:
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout:
+                self._sleep()
+        try:
             yield
+        finally:
+            lock.release()
 
     def _element(self, element: int) -> None:
         (self._folder / "logs").mkdir(exist_ok=True)
@@ -86,7 +92,8 @@ class Runner:
                 self._sleep()
         except _Stopped:
             self._end(job)
-            (self._folder / "ends" / str(element)).unlink(missing_ok=True)  # it was ended: that is not how it ends
+            # A stopped script has no valid exit status.
+            (self._folder / "ends" / str(element)).unlink(missing_ok=True)
             raise
         self._end(job)
 
@@ -96,7 +103,7 @@ class Runner:
         time.sleep(_POLL_S)
 
     def _end(self, job: subprocess.Popen[bytes]) -> None:
-        """All that the job started has ended afterwards: first it is asked to, which torchrun passes on to its ranks."""
+        """End the job and all its processes: SIGTERM, which torchrun forwards to its ranks, then SIGKILL."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         deadline = time.monotonic() + _GRACE_S
         with contextlib.suppress(ProcessLookupError):
@@ -116,13 +123,16 @@ class Runner:
 
 
 def _children() -> list[int]:
-    """Of this process: with those whose own parents have ended, as it reaps them."""
+    """Return the children of this process, including orphans that it reaps."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:
         return []
 
 
-if __name__ == "__main__":
-    _folder, _after, _parent, *_elements = sys.argv[1:]
-    Runner(Path(_folder), Path(_after) if _after else None, int(_parent)).run([int(element) for element in _elements])
+def main() -> None:
+    """Run the elements that the arguments of this process name."""
+    folder, after, parent, *elements = sys.argv[1:]
+    Runner(Path(folder), Path(after) if after else None, int(parent)).run(
+        [int(element) for element in elements]
+    )

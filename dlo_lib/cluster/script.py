@@ -1,8 +1,8 @@
-"""The job script: what an allocation, a program and its arguments look like in bash, by one template for every site and launcher.
+"""The job script: resources, program and arguments in bash, from one template for all sites and launchers.
 
-What is said to SLURM stands in the head, each option with its reason, as somebody would write it who knows the site. Below it ranks are
-started: ``srun python`` starts each (``dlo_lib.launch`` reads who it is from SLURM's variables), ``srun torchrun`` one launcher a node.
-Without SLURM the same script starts the ranks itself.
+The options for SLURM are in the head, each with its reason. Below it the script starts the ranks: ``srun
+python`` starts each rank (``dlo_lib.launch`` reads its number from SLURM's variables), ``srun torchrun``
+starts one launcher per node. Without SLURM the same script starts the ranks itself.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 STOPPED = 75
-"""What a script ends with when its run was told of the limit and stopped with a checkpoint: "try again" (sysexits.h)."""
+"""Exit status of a script whose run stopped with a checkpoint before the limit: "try again" (sysexits.h)."""
 WARNING_S = 90
-"""How long before the time limit a run is asked to stop: time for the step and the checkpoint."""
+"""Seconds before the time limit at which a run is asked to stop: time for a step and the checkpoint."""
 
 
 class Launcher(enum.Enum):
-    """Who starts the ranks of a node."""
+    """What starts the ranks of a node."""
 
     SRUN = "srun"
     TORCHRUN = "torchrun"
@@ -37,12 +37,18 @@ class Launcher(enum.Enum):
 
 @dataclass(frozen=True)
 class JobScript:
-    """All that a script depends on.
+    """Everything that a script depends on.
 
-    elements: the arguments of each element of a sweep, one without a sweep. at_once: elements that may run at the same time; None: all.
-    requeue: stopped by the time limit, it goes back into the queue. warning: seconds before the limit at which it is told.
-    folder: where the job leaves its output and how it ended. python: the interpreter; None: the one of the environment it activates.
-    head: lines above all else. passes_arguments: those of the script itself are passed on. out: ``--out`` of the program, in bash.
+    Attributes:
+        elements: arguments of each element of a sweep; one entry without a sweep.
+        at_once: number of elements that may run at the same time; None: all.
+        requeue: when the time limit stops the job, it goes back into the queue.
+        warning: seconds before the limit at which the run receives the signal.
+        folder: the job's folder for output and exit statuses.
+        python: the interpreter; None: the one of the environment that the script activates.
+        head: lines at the top of the script.
+        passes_arguments: whether the script passes its arguments to the program.
+        out: value of the program's ``--out``, in bash.
     """
 
     name: str
@@ -62,35 +68,51 @@ class JobScript:
 
     @property
     def is_array(self) -> bool:
+        """Whether the job is an array."""
         return len(self.elements) > 1
 
     @property
-    def _in_time(self) -> bool:
+    def _has_warning_time(self) -> bool:
         """Whether there is time before the warning."""
         return self.allocation.time.total_seconds() > self.warning
 
     @property
-    def _is_told(self) -> bool:
-        """Whether the script itself is told of the limit, and then says how the run ended; else at most the ranks are."""
-        return self.requeue or (self.work.trains and self.folder is not None and self._in_time and not self._torchrun)
+    def _gets_signal(self) -> bool:
+        """Whether the script receives the signal before the limit, and reports how the run ended.
+
+        Else the ranks may.
+        """
+        return self.requeue or (
+            self.work.trains and self.folder is not None and self._has_warning_time and not self._torchrun
+        )
 
     @property
     def _torchrun(self) -> bool:
-        """Whether torchrun starts the ranks; without SLURM it does wherever there are several."""
+        """Whether torchrun starts the ranks; without SLURM it does if there are several ranks."""
         local = self.allocation.site.scheduler is Scheduler.LOCAL
-        return isinstance(self.work, OnRanks) and (self.allocation.ranks > 1 if local else self.launcher is Launcher.TORCHRUN)
+        return isinstance(self.work, OnRanks) and (
+            self.allocation.ranks > 1 if local else self.launcher is Launcher.TORCHRUN
+        )
 
     def text(self) -> str:
-        """The script.
+        """Return the script.
 
         Raises:
-            UserError: what cannot be put together.
+            UserError: options contradict each other.
         """
         if self.requeue and self.launcher is Launcher.TORCHRUN:
-            raise UserError(tr("requeue does not go with torchrun, which ends its ranks at any signal: use srun"))
-        if self.requeue and not self._in_time:
+            raise UserError(
+                tr("requeue does not work with torchrun, which ends its ranks at any signal: use srun")
+            )
+        if self.requeue and not self._has_warning_time:
             limit = slurm_duration(self.allocation.time)
-            raise UserError(tr("the run would be told {warning} s before {limit}: use a longer time=", warning=self.warning, limit=limit))
+            raise UserError(
+                tr(
+                    "the limit {limit} leaves no time before its warning ({warning} s): use a longer time=",
+                    warning=self.warning,
+                    limit=limit,
+                )
+            )
         site = self.allocation.site
         slurm = site.scheduler is Scheduler.SLURM
         launch = shlex.join(self.work.command) if not isinstance(self.work, OnRanks) else self._ranks(slurm)
@@ -100,58 +122,73 @@ class JobScript:
             modules=site.modules if slurm else (),
             variables=self._variables(slurm),
             slurm=slurm,
-            activates=self.python is None,
+            activates_environment=self.python is None,
             folder=None if self.folder is None else shlex.quote(str(self.folder)),
             arguments=shlex.join(self.arguments),
             elements=[shlex.join(element) for element in self.elements] if any(self.elements) else [],
             passes_arguments=self.passes_arguments,
             out=self.out,
-            meets=slurm and self._torchrun,
+            uses_rendezvous=slurm and self._torchrun,
             launch=launch,
             requeue=self.requeue,
-            is_told=self._is_told and slurm,
+            gets_signal=self._gets_signal and slurm,
             stopped=STOPPED,
         )
 
     def _options(self) -> list[tuple[str, str]]:
-        """The head's options, each with its reason."""
+        """Return the options of the head, each with its reason."""
         want, site = self.allocation, self.allocation.site
         torchrun = self._torchrun
         tasks = want.ranks_per_node if isinstance(self.work, OnRanks) and not torchrun else 1
         cores = want.cores * want.ranks_per_node if torchrun else want.cores
-        told = f"{self.warning} s before the limit {'this script' if self._is_told else 'each rank'} is told: a checkpoint, and stop"
-        starts = (
-            "one launcher, which starts the ranks" if torchrun else "one rank per GPU" if isinstance(self.work, OnRanks) else "one process"
+        signal_reason = (
+            f"{self.warning} s before the limit {'this script' if self._gets_signal else 'each rank'} writes "
+            "a checkpoint and stops"
         )
-        share = "the cores of its GPUs" if torchrun else "the cores of one GPU: a rank reads data beside computing"
+        starts = (
+            "one launcher, which starts the ranks"
+            if torchrun
+            else "one rank per GPU"
+            if isinstance(self.work, OnRanks)
+            else "one process"
+        )
+        share = (
+            "the cores of its GPUs"
+            if torchrun
+            else "the cores of one GPU: a rank loads data while it computes"
+        )
         chosen = f"0-{len(self.elements) - 1}{f'%{self.at_once}' if self.at_once else ''}"
         rows = [
-            (f"--job-name={self.name}", "what squeue shows"),
-            (f"--account={want.account}", "whose hours are used"),
+            (f"--job-name={self.name}", "the name in squeue"),
+            (f"--account={want.account}", "the account whose hours are used"),
             (f"--partition={site.partition}", "the nodes to choose from"),
-            (f"--constraint={site.constraint}", "and of these, the ones with this card"),
+            (f"--constraint={site.constraint}", "only nodes with this GPU"),
             (f"--qos={want.qos}", "its limits of time and size"),
-            (f"--reservation={want.reservation}", "nodes kept free for a course"),
-            (f"--nodes={want.nodes}", "the same GPUs on fewer nodes talk faster"),
+            (f"--reservation={want.reservation}", "nodes reserved for a course"),
+            (f"--nodes={want.nodes}", "the same GPUs on fewer nodes communicate faster"),
             (f"--ntasks-per-node={tasks}", starts),
             (f"--gres=gpu:{want.gpus_per_node}", "GPUs of a node"),
             (f"--cpus-per-task={cores}", share if want.gpus_per_node else "cores of the process"),
             (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
-            (f"--time={slurm_duration(want.time)}", "a short job begins earlier: it fits into gaps"),
+            (f"--time={slurm_duration(want.time)}", "a short job starts earlier, because it fits into gaps"),
             (f"--array={chosen}", "one job for each element of the sweep"),
-            (f"--signal={'B:' if self._is_told else ''}USR1@{self.warning}", told),
-            ("--requeue", "the same job may go back into the queue"),
-            ("--open-mode=append", "and its output goes on where it stopped"),
-            (f"--output={self._output()}", "what it prints, errors too"),
+            (f"--signal={'B:' if self._gets_signal else ''}USR1@{self.warning}", signal_reason),
+            ("--requeue", "the job may go back into the queue"),
+            ("--open-mode=append", "and its output is appended"),
+            (f"--output={self._output()}", "its output, including errors"),
         ]
         left_out = {
             "--array": not self.is_array,
-            "--signal": not (self.requeue or (self.work.trains and self._in_time)) or torchrun,
+            "--signal": not (self.requeue or (self.work.trains and self._has_warning_time)) or torchrun,
             "--requeue": not self.requeue,
             "--open-mode": not self.requeue,
             "--gres": want.gpus_per_node == 0,
         }
-        return [(option, why) for option, why in rows if not option.endswith("=") and not left_out.get(option.partition("=")[0])]
+        return [
+            (option, why)
+            for option, why in rows
+            if not option.endswith("=") and not left_out.get(option.partition("=")[0])
+        ]
 
     def _output(self) -> str:
         if self.folder is not None:
@@ -160,21 +197,35 @@ class JobScript:
         return f"{self.name}-%A_%a.out" if self.is_array else f"{self.name}-%j.out"
 
     def _variables(self, slurm: bool) -> list[tuple[str, str, str]]:
-        """Exported to the ranks: name, value, reason."""
+        """Return the variables exported to the ranks: name, value, reason."""
         site, ranks = self.allocation.site, self.allocation.ranks
-        rows = [("PYTHONUNBUFFERED", "1", "what a rank prints is seen at once")]
+        rows = [("PYTHONUNBUFFERED", "1", "output of a rank appears at once")]
         if slurm and isinstance(self.work, OnRanks):
-            rows.append(("SRUN_CPUS_PER_TASK", '"${SLURM_CPUS_PER_TASK:-1}"', "srun no longer takes it from the job (SLURM 22.05)"))
+            rows.append(
+                (
+                    "SRUN_CPUS_PER_TASK",
+                    '"${SLURM_CPUS_PER_TASK:-1}"',
+                    "srun does not take it from the job (SLURM 22.05)",
+                )
+            )
         if self._torchrun:
-            share = "SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:-1}" if slurm else f"($(nproc) + {ranks - 1}) / {ranks}"
-            rows.append(("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "else torchrun gives a rank one"))
+            share = (
+                "SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:-1}"
+                if slurm
+                else f"($(nproc) + {ranks - 1}) / {ranks}"
+            )
+            rows.append(
+                ("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "torchrun's default is 1")
+            )
         if slurm and not site.network:
-            rows.append(("HF_HUB_OFFLINE", "1", "compute nodes reach nothing outside: look for no newer files"))
+            rows.append(("HF_HUB_OFFLINE", "1", "compute nodes have no internet access"))
         if slurm and site.data not in ("", "$DSDIR"):
-            rows.append(("DSDIR", f'"{site.data}"', "where models and data sets lie for everybody"))
+            rows.append(("DSDIR", f'"{site.data}"', "shared models and data sets"))
         if slurm and site.interface:
             rows.append(("GLOO_SOCKET_IFNAME", site.interface, "the network between the nodes"))
-        return rows + [(name, shlex.quote(value), "the site's") for name, value in site.environment.items() if slurm]
+        return rows + [
+            (name, shlex.quote(value), "set by the site") for name, value in site.environment.items() if slurm
+        ]
 
     def _ranks(self, slurm: bool) -> str:
         assert isinstance(self.work, OnRanks)
@@ -185,14 +236,25 @@ class JobScript:
         if slurm:
             where = '--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$first_node:$port"'
             nodes = '--nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}"'
-            return f"srun --kill-on-bad-exit=1 {python} -m torch.distributed.run \\\n  {nodes} \\\n  {where} \\\n  {program}"
+            return (
+                f"srun --kill-on-bad-exit=1 {python} -m torch.distributed.run \\\n  {nodes} \\\n"
+                f"  {where} \\\n  {program}"
+            )
         if not self._torchrun:
             return f"{python} {program}"
-        return f"{python} -m torch.distributed.run --standalone --nproc-per-node={self.allocation.ranks} {program}"
+        return (
+            f"{python} -m torch.distributed.run --standalone --nproc-per-node={self.allocation.ranks} "
+            f"{program}"
+        )
 
 
 @cache
 def _template() -> jinja2.Template:
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    settings = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True, "undefined": jinja2.StrictUndefined}
+    settings = {
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+        "keep_trailing_newline": True,
+        "undefined": jinja2.StrictUndefined,
+    }
     return jinja2.Environment(loader=loader, autoescape=False, **settings).get_template("job.sh.j2")  # type: ignore[arg-type]

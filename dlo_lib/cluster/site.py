@@ -1,8 +1,9 @@
-"""Clusters as data: what a job must ask for on a site, and what the site allows, is a TOML file; nothing of a site is code.
+"""Clusters as data: a TOML file describes what jobs must request on a site and what the site allows.
 
-A site is one kind of node of one cluster, since that is what account, constraint, cores and limits hang on. Files are looked for at the
-path given, in the folders of ``$DLO_SITES``, in ``~/.config/dlo/sites``, then here. ``extends`` names another site whose values stand
-where the file has none. ``slurm/SITES.md`` says how to write one.
+A site is one kind of node of one cluster, because account, constraint, cores and limits depend on it. A file
+is searched at the given path, in the folders of ``$DLO_SITES``, in ``~/.config/dlo/sites``, and in this
+package. ``extends`` names another site whose values apply where the file has none. ``slurm/SITES.md``
+describes the format.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PACKAGED = Path(__file__).parent / "sites"
 
 
 class Scheduler(enum.Enum):
-    """Who starts a site's jobs: SLURM, or this machine itself, one after another."""
+    """What starts a site's jobs: SLURM, or this machine, one job after another."""
 
     SLURM = "slurm"
     LOCAL = "local"
@@ -35,7 +36,10 @@ class Scheduler(enum.Enum):
 class Qos:
     """A quality of service and its limits; None is no limit.
 
-    time: of the longest job. gpus: the most of one job. jobs: the most of one user, waiting and running, each element of a sweep.
+    Attributes:
+        time: of the longest job.
+        gpus: the most GPUs of one job.
+        jobs: the most jobs of one user, waiting and running; each element of a sweep counts.
     """
 
     name: str
@@ -48,13 +52,22 @@ class Qos:
 class Site:
     """One kind of node of one cluster.
 
-    gpus_per_node, cores_per_gpu: of a node, physical cores; nodes without GPUs: 0, and the cores of a task.
-    gpu: its card in ``dlo_lib.hardware``, for limits of memory; None on a CPU.
-    partition, constraint, hint, reservation: as sbatch takes them; empty: not given. account_suffix: what accounts end with here.
-    account_variable: the environment variable with the project's name. qos: the first is what a job has that asks for none.
-    modules: loaded in the job before anything else. min_torch: the oldest PyTorch for this card. arch: its CUDA architecture.
-    environment: variables that a job is given. network: whether compute nodes reach the internet. interface: the network's, for gloo.
-    work, scratch: where there is room for files, with variables such as ``$WORK``. data: where models and data sets lie for everybody.
+    Attributes:
+        gpus_per_node: 0 for nodes without GPUs.
+        cores_per_gpu: physical cores per GPU; on nodes without GPUs, cores of a task.
+        gpu: its entry in ``dlo_lib.hardware``, for memory limits; None on a CPU.
+        partition, constraint, hint, reservation: values of sbatch's options; "": not used.
+        account_suffix: suffix of accounts for these nodes.
+        account_variable: environment variable with the project's name.
+        qos: the first one applies to jobs that name none.
+        modules: loaded at the start of the job.
+        min_torch: the oldest PyTorch for this GPU.
+        arch: the GPU's CUDA architecture.
+        environment: variables set in the job.
+        network: whether compute nodes have internet access.
+        interface: network interface for gloo.
+        work, scratch: folders with room for files, with variables such as ``$WORK``.
+        data: folder of shared models and data sets.
     """
 
     name: str
@@ -82,10 +95,11 @@ class Site:
 
 
 def site(name: str | Path) -> Site:
-    """The site of that name, or that a file describes (a path has a ``/`` or ends with ``.toml``).
+    """Return the site of that name, or of a file (a path contains a ``/`` or ends with ``.toml``).
 
     Raises:
-        UserError: no such site, the nearest names are offered; a file that does not describe one.
+        UserError: there is no such site (the message offers similar names), or the file does not describe
+            one.
     """
     file = _file(name)
     values = _read(file)
@@ -94,7 +108,7 @@ def site(name: str | Path) -> Site:
 
 
 def sites() -> dict[str, Site]:
-    """All sites by name; one's own hide the packaged ones of the same name."""
+    """Return all sites by name; the user's sites replace packaged ones of the same name."""
     return {name: site(file) for name, file in sorted(_known().items())}
 
 
@@ -103,7 +117,13 @@ def _file(name: str | Path) -> Path:
     if "/" in text or text.endswith(".toml"):
         file = Path(text).expanduser()
         if not file.is_file():
-            raise UserError(tr("no site at {file}: give the path of a TOML file, or a name: {names}", file=file, names=", ".join(_known())))
+            raise UserError(
+                tr(
+                    "no site at {file}: give the path of a TOML file, or a name: {names}",
+                    file=file,
+                    names=", ".join(_known()),
+                )
+            )
         return file
     known = _known()
     if text not in known:
@@ -113,7 +133,9 @@ def _file(name: str | Path) -> Path:
 
 def _known() -> dict[str, Path]:
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    own = [Path(folder).expanduser() for folder in os.environ.get("DLO_SITES", "").split(os.pathsep) if folder]
+    own = [
+        Path(folder).expanduser() for folder in os.environ.get("DLO_SITES", "").split(os.pathsep) if folder
+    ]
     known: dict[str, Path] = {}
     for folder in (*own, config / "dlo" / "sites", PACKAGED):
         for file in sorted(folder.glob("*.toml")):
@@ -122,13 +144,19 @@ def _known() -> dict[str, Path]:
 
 
 def _read(file: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The values of a file, over those of the one it extends."""
+    """Return the values of a file, merged over those of the site that it extends."""
     if file in seen:
-        raise UserError(tr("{file} extends itself: remove `extends` from one of {files}", file=file, files=", ".join(map(str, seen))))
+        raise UserError(
+            tr(
+                "{file} extends itself: remove `extends` from one of {files}",
+                file=file,
+                files=", ".join(map(str, seen)),
+            )
+        )
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(tr("{file} is no TOML file that can be read: {error}", file=file, error=error)) from error
+        raise UserError(tr("{file} is not a readable TOML file: {error}", file=file, error=error)) from error
     base = values.pop("extends", None)
     return values if base is None else _read(_file(base), (*seen, file)) | values
 
@@ -139,10 +167,14 @@ def _site(values: dict[str, Any], file: Path) -> Site:
         if name not in known:
             raise UserError(f"{file}: {unknown_name('key', name, known)}")
     absent = [
-        name for name, option in known.items() if name not in values and (option.default, option.default_factory) == (MISSING, MISSING)
+        name
+        for name, option in known.items()
+        if name not in values and (option.default, option.default_factory) == (MISSING, MISSING)
     ]
     if absent:
-        raise UserError(tr("{file} lacks {names}: slurm/SITES.md says what they mean", file=file, names=", ".join(absent)))
+        raise UserError(
+            tr("{file} lacks {names}: slurm/SITES.md describes them", file=file, names=", ".join(absent))
+        )
     try:
         return Site(**{name: _value(name, value, hints[name]) for name, value in values.items()})
     except (UserError, TypeError, ValueError) as error:
@@ -150,10 +182,10 @@ def _site(values: dict[str, Any], file: Path) -> Site:
 
 
 def _value(name: str, value: Any, kind: Any) -> Any:
-    """A TOML value as the field holds it.
+    """Convert a TOML value to the type of its field.
 
     Raises:
-        TypeError, ValueError, UserError: it is none.
+        TypeError, ValueError, UserError: the value is not valid.
     """
     if name == "gpu":
         return gpu(value)
@@ -166,10 +198,14 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     if name == "environment":
         return {str(variable): str(text) for variable, text in value.items()}
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        raise TypeError(tr("{name} is {value!r}: it must be {kind}", name=name, value=value, kind=kind.__name__))
+        raise TypeError(
+            tr("{name} is {value!r}: it must be {kind}", name=name, value=value, kind=kind.__name__)
+        )
     least = 0 if name == "gpus_per_node" else 1
     if kind is int and value < least:
-        raise ValueError(tr("{name} is {value}: it must be at least {least}", name=name, value=value, least=least))
+        raise ValueError(
+            tr("{name} is {value}: it must be at least {least}", name=name, value=value, least=least)
+        )
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a job can be in, in words that hold for SLURM and for this machine alike."""
+"""The states of a job, the same for SLURM and for this machine."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class State(enum.Enum):
 
     @property
     def over(self) -> bool:
+        """Whether the element has ended."""
         return self not in (State.PENDING, State.RUNNING)
 
 
@@ -45,7 +46,7 @@ _OF_SLURM = {
 
 
 def of_slurm(name: str) -> State:
-    """SLURM's state; all that are neither waiting nor an end (configuring, completing, suspended ...) count as running.
+    """Return the state for a SLURM state; unlisted ones (configuring, completing, suspended) are running.
 
     >>> of_slurm("CANCELLED by 1000").value, of_slurm("COMPLETING").value
     ('cancelled', 'running')
@@ -55,10 +56,13 @@ def of_slurm(name: str) -> State:
 
 @dataclass(frozen=True)
 class ElementStatus:
-    """One element now.
+    """The status of one element.
 
-    reason: why it waits, or how it ended. start: when it began or is expected to, as SLURM writes it; empty when unknown. elapsed: of its
-    present turn, as SLURM writes it. exit_code: of what it ran; None until then, or when it was killed.
+    Attributes:
+        reason: why it waits, or how it ended.
+        start: its start or expected start, in SLURM's format; "" if unknown.
+        elapsed: run time of its current turn, in SLURM's format.
+        exit_code: of its program; None before its end, or if it was killed.
     """
 
     element: int
@@ -70,9 +74,10 @@ class ElementStatus:
 
 
 def summary(statuses: Iterable[ElementStatus]) -> str:
-    """``completed``, or for a sweep how many are in which state.
+    """Return the state of a single element, or the number of elements in each state.
 
-    >>> summary([ElementStatus(0, State.RUNNING), ElementStatus(1, State.PENDING), ElementStatus(2, State.PENDING)])
+    >>> summary([ElementStatus(0, State.RUNNING), ElementStatus(1, State.PENDING),
+    ...          ElementStatus(2, State.PENDING)])
     '2 pending, 1 running'
     """
     counts = Counter(status.state for status in statuses)

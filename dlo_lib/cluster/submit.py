@@ -1,10 +1,8 @@
 """``submit``: one call is one job, or one array of jobs for a sweep.
 
-What is asked for is checked against the site, put into a script, and named by its content: the same call finds the job that it made
-before, in this kernel or another, and submits nothing. SLURM runs it; where there is none, this machine does, one after another.
-
-submitit, which does much of this for functions, is not used: it submits anew at each call, and knows how a job is only from the
-accounting, which a site may not have.
+The request is checked against the site, written as a script, and named by its content: the same call, in this
+kernel or another, finds the existing job and submits nothing. SLURM runs the job; without SLURM this machine
+does, one job after another.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.cluster import records, shipped, slurm, turns
+from dlo_lib.cluster import function_job, records, slurm, turns
 from dlo_lib.cluster.digest import digest
 from dlo_lib.cluster.job import Job
 from dlo_lib.cluster.request import Allocation, allocate, make_request
@@ -31,11 +29,11 @@ from dlo_lib.files import write_text
 from dlo_lib.text import tr
 
 What = str | Path | Sequence[str] | Callable[..., Any]
-_FUNCTION = OnRanks(("-m", "dlo_lib.cluster.call"))
+_FUNCTION = OnRanks(("-m", "dlo_lib.cluster.function_rank"))
 
 
 class Script(str):
-    """A job script that was not submitted; a notebook shows it as it is."""
+    """A job script that was not submitted; a notebook shows its text."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -43,7 +41,7 @@ class Script(str):
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A call, understood: its script without a folder, and what makes it this call and no other."""
+    """A checked call: its script without a folder, and the parts that identify it."""
 
     script: JobScript
     settings: tuple[dict[str, Any], ...]
@@ -76,27 +74,46 @@ def submit(
     """Submit a job, or find the one that the same call has submitted; return its handle at once.
 
     Args:
-        what: a function (called on every rank, with ``torch.distributed`` ready when there are several), a ``.py`` file or a module such as
-            ``"dlo_lib.train"`` (run on every rank), a shell script or a command as a list (run once).
-        given: arguments: a list of words, or settings, which a function takes as keywords and a program as ``--name value``.
-        gpus: on all nodes together, one rank each; 0: one process without a GPU.
+        what: a function (called on every rank, with a process group if there are several), a ``.py`` file or
+            a module such as ``"dlo_lib.train"`` (run on every rank), a shell script or a command as a list
+            (run once).
+        given: arguments: a list of words, or settings, which become keywords of a function and ``--name
+            value`` of a program.
+        gpus: number on all nodes together, one rank each; 0: one process without a GPU.
         nodes: None: as few as hold the GPUs.
-        cores: of a rank; None: the share of one GPU.
+        cores: cores of a rank; None: the share of one GPU.
         time: limit of each job: hours:minutes:seconds, or minutes.
-        site: a name or a TOML file (``slurm/SITES.md``); None: ``$DLO_SITE``, and this machine where there is no SLURM.
-        account: with or without the site's suffix; empty: ``$DLO_ACCOUNT``, the site's own variable, or SLURM's default.
-        sweep: values to combine (``{"lr": [1e-3, 1e-4]}``) or a list of settings: an array with an element for each.
-        at_once: elements that may run at the same time; None: all.
-        requeue: at the time limit the run is told, stops with a checkpoint, and goes back into the queue until it is done.
-        warning: seconds before the limit at which it is told.
-        after: begin when this job has completed.
-        name: what the queue shows; None: that of ``what``.
+        site: a name or a TOML file (``slurm/SITES.md``); None: ``$DLO_SITE``, or this machine without SLURM.
+        account: with or without the site's suffix; "": ``$DLO_ACCOUNT``, the site's variable, or SLURM's
+            default.
+        qos: quality of service; "": the site's first one.
+        reservation: nodes reserved for a course; "": the site's value.
+        sweep: values to combine (``{"lr": [1e-3, 1e-4]}``) or a list of settings: an array with one element
+            each.
+        at_once: number of elements that may run at the same time; None: all.
+        launcher: what starts the ranks of a node.
+        requeue: before the time limit the run stops with a checkpoint and goes back into the queue until it
+            completes.
+        warning: seconds before the limit at which the run receives a signal.
+        after: start when this job has completed.
+        name: name in the queue; None: derived from ``what``.
         dry_run: return the script, and submit nothing.
 
+    Returns:
+        The job, or its script with ``dry_run``.
+
     Raises:
-        UserError: the site cannot give it, SLURM refuses, there is no such file or module, or a value that cannot be sent.
+        UserError: the site cannot provide the resources, SLURM refuses the job, a file or module does not
+            exist, or a value cannot be sent to another process.
     """
-    asked = {"gpus": gpus, "nodes": nodes, "cores": cores, "account": account, "qos": qos, "reservation": reservation}
+    asked = {
+        "gpus": gpus,
+        "nodes": nodes,
+        "cores": cores,
+        "account": account,
+        "qos": qos,
+        "reservation": reservation,
+    }
     settings = combinations(sweep)
     wanted = _site(site)
     allocation = allocate(wanted, make_request(time, elements=len(settings), **asked))
@@ -122,19 +139,19 @@ def submit(
     folder = records.jobs_dir() / prepared.digest[:16]
     if dry_run:
         return Script(_in_folder(prepared, folder).text())
-    with records.holding(folder):
+    with records.locked(folder):
         return _submit_or_find(prepared, folder, after)
 
 
 def _submit_or_find(prepared: _Prepared, folder: Path, after: Job | None) -> Job:
     job = Job(folder)
     if not records.exists(folder):
-        _leave(prepared, folder)
+        _write_job(prepared, folder)
     if not job.record.turns:
         _first_turn(job, after)
     elif job.record.scheduler is Scheduler.LOCAL:
         lost = tuple(status.element for status in job.look()[1] if status.state is State.LOST)
-        if lost:  # they ended with the process that ran them: there is no queue that would have kept them
+        if lost:  # they ended with the process that ran them, because there is no queue to keep them
             turns.start(folder, lost)
     return job
 
@@ -142,13 +159,13 @@ def _submit_or_find(prepared: _Prepared, folder: Path, after: Job | None) -> Job
 def _first_turn(job: Job, after: Job | None) -> None:
     everything = tuple(range(job.elements))
     number = slurm.named(job.name) if job.record.scheduler is Scheduler.SLURM else None
-    if number is not None:  # whoever submitted it was ended before it could note the number
+    if number is not None:  # a process submitted it but ended before it recorded the number
         records.add_turn(job.folder, records.Turn(number, everything))
         return
     try:
         turns.start(job.folder, everything, None if after is None else after.folder)
     except UserError:
-        records.forget(job.folder)  # it was refused: there is no job
+        records.forget(job.folder)  # SLURM refused the job
         raise
 
 
@@ -165,24 +182,31 @@ def _prepare(
         if given and not isinstance(given, Mapping):
             raise UserError(tr("a function takes its arguments by name: give a dict"))
         named = dict(given) if isinstance(given, Mapping) else {}
-        call = shipped.pack(what, named, settings)
+        call = function_job.pack(what, named, settings)
         content: list[object] = [what, named, settings]
         if len(settings) > 1:
             script = replace(script, elements=((),) * len(settings))
     else:
         words = arguments(given)
         if len(settings) > 1 and _names_out(words):
-            raise UserError(tr("the elements of a sweep cannot share one --out: leave it out, and each has a folder of its own"))
+            raise UserError(
+                tr(
+                    "the elements of a sweep cannot share one --out: "
+                    "leave it out, and each gets a separate folder"
+                )
+            )
         if script.work.trains:
-            words += ("--resume",) * ("--resume" not in words)  # so that what is submitted again goes on
+            words += ("--resume",) * ("--resume" not in words)  # a resubmitted job resumes its training
         script = replace(script, arguments=words, elements=tuple(map(options, settings)))
-        content = [_bytes_of(script.work)]
+        content = [_content_of(script.work)]
     whole = digest([script.text(), str(Path.cwd()), None if after is None else after.record.digest, *content])
-    return _Prepared(replace(script, name=f"{script.name}-{whole[: records.SHORT]}"), tuple(settings), call, whole, card)
+    return _Prepared(
+        replace(script, name=f"{script.name}-{whole[: records.SHORT]}"), tuple(settings), call, whole, card
+    )
 
 
-def _bytes_of(work: Work) -> bytes:
-    """What is run, when it is a file."""
+def _content_of(work: Work) -> bytes:
+    """Return the content of the file that the job runs, or nothing if it runs no file."""
     last = (work.program if isinstance(work, OnRanks) else work.command)[-1]
     return Path(last).read_bytes() if Path(last).is_file() else b""
 
@@ -198,12 +222,12 @@ def _names_out(words: tuple[str, ...]) -> bool:
     return any(word == "--out" or word.startswith("--out=") for word in words)
 
 
-def _leave(prepared: _Prepared, folder: Path) -> None:
-    """Everything that the job needs in its folder; the record last, since with it the job exists."""
+def _write_job(prepared: _Prepared, folder: Path) -> None:
+    """Write the job's files to its folder, the record last, because it makes the job exist."""
     script = _in_folder(prepared, folder)
     (folder / "logs").mkdir(exist_ok=True)
     if prepared.call is not None:
-        shipped.leave(folder, prepared.call)
+        function_job.write(folder, prepared.call)
     write_text(folder / records.SCRIPT, script.text())
     allocation = script.allocation
     records.write(
@@ -214,8 +238,12 @@ def _leave(prepared: _Prepared, folder: Path) -> None:
             site=allocation.site.name,
             scheduler=allocation.site.scheduler,
             gpus=allocation.ranks if allocation.gpus_per_node else 0,
-            settings=tuple({key: _plain(value) for key, value in settings.items()} for settings in prepared.settings),
-            outs=tuple(str(_out(script, element, folder, number)) for number, element in enumerate(script.elements)),
+            settings=tuple(
+                {key: _plain(value) for key, value in settings.items()} for settings in prepared.settings
+            ),
+            outs=tuple(
+                str(_out(script, element, folder, number)) for number, element in enumerate(script.elements)
+            ),
             submitted=datetime.now(UTC).isoformat(timespec="microseconds"),
             card=prepared.card,
         ),
@@ -223,11 +251,11 @@ def _leave(prepared: _Prepared, folder: Path) -> None:
 
 
 def _out(script: JobScript, element: tuple[str, ...], folder: Path, number: int) -> Path:
-    """Where an element leaves its metrics: what ``--out`` says, or its folder."""
+    """Return the folder of an element's metrics: the value of ``--out``, or the element's folder."""
     words = script.arguments + element
-    told = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--out"]
-    told += [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
-    return Path.cwd() / told[-1] if told else folder / "out" / str(number)
+    named_out = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--out"]
+    named_out += [word.removeprefix("--out=") for word in words if word.startswith("--out=")]
+    return Path.cwd() / named_out[-1] if named_out else folder / "out" / str(number)
 
 
 def _plain(value: Any) -> Any:
@@ -240,24 +268,27 @@ def _site(wanted: str | Path | None) -> Site:
         return find_site(chosen)
     if not slurm.is_available():
         return find_site("local")
-    raise UserError(tr("on which site? Say site=, or set DLO_SITE: {names}, or a TOML file of your own", names=", ".join(sites())))
+    raise UserError(
+        tr("which site? Set site= or DLO_SITE to one of {names}, or to a TOML file", names=", ".join(sites()))
+    )
 
 
 def _checked(allocation: Allocation) -> Allocation:
-    """What only this machine can tell: whether it has SLURM, whether the account is the user's, what its PyTorch can do.
+    """Check what only this machine knows: whether it has SLURM, the user's accounts, and its PyTorch.
 
     Raises:
         UserError: the site would refuse the job, or could not run it.
     """
     where = allocation.site
     if where.scheduler is Scheduler.LOCAL and slurm.is_available():
-        print(tr("this machine has SLURM: on a login node run nothing long, say site= instead"))
+        print(tr("this machine has SLURM: do not run long jobs on a login node, set site= instead"))
         return _here(allocation)
     if not slurm.is_available():
         here = _here(allocation)
         print(
             tr(
-                "no SLURM here: this machine runs it, one job after another, as long as this process lives ({ranks} of {of} ranks)",
+                "no SLURM here: this machine runs the job while this process lives, "
+                "one job after another ({ranks} of {of} ranks)",
                 ranks=here.ranks,
                 of=allocation.ranks,
             )
@@ -265,27 +296,35 @@ def _checked(allocation: Allocation) -> Allocation:
         return here
     from dlo_lib.cluster.pytorch import check_pytorch
 
-    for said in (check_pytorch(where) if allocation.gpus_per_node else "", _said_of_folder(where)):
+    for said in (check_pytorch(where) if allocation.gpus_per_node else "", _folder_warning(where)):
         if said:
             print(said)
     mine = slurm.accounts() if allocation.account else ()
     if mine and allocation.account not in mine:
-        said = tr('account "{account}" is not one of yours: use {mine}', account=allocation.account, mine=tr(" or ").join(mine))
+        said = tr(
+            'account "{account}" is not one of yours: use {mine}',
+            account=allocation.account,
+            mine=tr(" or ").join(mine),
+        )
         raise UserError(said)
     return allocation
 
 
-def _said_of_folder(where: Site) -> str:
-    """A warning when jobs are noted where the site has little room, as in most homes."""
+def _folder_warning(where: Site) -> str:
+    """Return a warning if jobs are recorded where the site has little room, such as most home folders."""
     roomy = [Path(os.path.expandvars(folder)) for folder in (where.work, where.scratch) if folder]
     folder = records.jobs_dir().resolve()
-    if not any(place.is_dir() for place in roomy) or any(folder.is_relative_to(place.resolve()) for place in roomy if place.is_dir()):
+    if not any(place.is_dir() for place in roomy) or any(
+        folder.is_relative_to(place.resolve()) for place in roomy if place.is_dir()
+    ):
         return ""
-    advice = "jobs leave their files in {folder}, where {site} may have little room: set DLO_HOME={work}/dlo"
+    advice = "jobs write their files to {folder}, where {site} may have little room: set DLO_HOME={work}/dlo"
     return tr(advice, folder=folder, site=where.name, work=where.work)
 
 
 def _here(allocation: Allocation) -> Allocation:
-    """The same on this machine, with no more ranks than it takes."""
+    """Return the same resources on this machine, with no more ranks than it runs."""
     machine = find_site("local")
-    return replace(allocation, site=machine, nodes=1, gpus_per_node=min(allocation.ranks, machine.gpus_per_node))
+    return replace(
+        allocation, site=machine, nodes=1, gpus_per_node=min(allocation.ranks, machine.gpus_per_node)
+    )

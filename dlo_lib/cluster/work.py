@@ -1,4 +1,7 @@
-"""What a job runs: Python on every rank, or a command once; and its arguments, a tuple for each element of a sweep."""
+"""What a job runs: Python on every rank, or a command once.
+
+And its arguments, one tuple per element of a sweep.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,21 @@ from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 TRAINING = "dlo_lib.train"
-"""The module that stops with a checkpoint when asked to, and goes on with ``--resume``."""
+"""The module that stops with a checkpoint on request, and resumes with ``--resume``."""
 
 Sweep = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
-"""Values to combine in every way, or the combinations themselves."""
+"""Values to combine in all ways, or a list of combinations."""
 
 
 @dataclass(frozen=True)
 class OnRanks:
-    """Python on every rank; ``program`` is what follows the interpreter: ``-m module`` or a file."""
+    """Python on every rank; ``program`` holds the arguments of the interpreter: ``-m module`` or a file."""
 
     program: tuple[str, ...]
 
     @property
     def trains(self) -> bool:
+        """Whether the job is a training run of this library."""
         return self.program == ("-m", TRAINING)
 
 
@@ -38,6 +42,7 @@ class Once:
 
     @property
     def trains(self) -> bool:
+        """Always False."""
         return False
 
 
@@ -45,7 +50,7 @@ Work = OnRanks | Once
 
 
 def work_of(what: str | Path | Sequence[str]) -> Work:
-    """What is meant by a file, a module's name or a command.
+    """Return the work that a file, a module's name or a command stands for.
 
     Raises:
         UserError: there is no such file or module.
@@ -58,7 +63,7 @@ def work_of(what: str | Path | Sequence[str]) -> Work:
     file = Path(text).expanduser()
     if file.suffix in (".py", ".sh", ".bash", ".sbatch") or "/" in text:
         if not file.is_file():
-            raise UserError(tr("no file {file} below {folder}: check the path", file=file, folder=Path.cwd()))
+            raise UserError(tr("no file {file} in {folder}: check the path", file=file, folder=Path.cwd()))
         path = str(file.resolve())
         return OnRanks((path,)) if file.suffix == ".py" else Once(("bash", path))
     try:
@@ -66,25 +71,37 @@ def work_of(what: str | Path | Sequence[str]) -> Work:
     except (ModuleNotFoundError, ValueError):
         found = False
     if not found:
-        raise UserError(tr('no module "{name}" in this environment: give a module, a .py file, a shell script or a function', name=text))
+        raise UserError(
+            tr(
+                'no module "{name}" in this environment: '
+                "give a module, a .py file, a shell script or a function",
+                name=text,
+            )
+        )
     return OnRanks(("-m", text))
 
 
 def combinations(sweep: Sweep | None) -> list[dict[str, Any]]:
-    """The settings of each element of a sweep; one empty for None.
+    """Return the settings of each element of a sweep; for None, one empty dict.
 
     >>> combinations({"lr": [0.1, 0.2], "seed": [0]})
     [{'lr': 0.1, 'seed': 0}, {'lr': 0.2, 'seed': 0}]
 
     Raises:
-        UserError: nothing to sweep over.
+        UserError: the sweep is empty, or a name has no list of values.
     """
     if sweep is None:
         return [{}]
     if isinstance(sweep, Mapping):
-        lone = [name for name, values in sweep.items() if isinstance(values, (str, bytes)) or not isinstance(values, Sequence)]
+        lone = [
+            name
+            for name, values in sweep.items()
+            if isinstance(values, (str, bytes)) or not isinstance(values, Sequence)
+        ]
         if lone:
-            raise UserError(tr('the sweep over "{name}" needs a list of values: write {name}=[...]', name=lone[0]))
+            raise UserError(
+                tr('the sweep over "{name}" needs a list of values: write {name}=[...]', name=lone[0])
+            )
         elements = [dict(zip(sweep, values)) for values in itertools.product(*sweep.values())]
     else:
         elements = [dict(element) for element in sweep]
@@ -94,7 +111,7 @@ def combinations(sweep: Sweep | None) -> list[dict[str, Any]]:
 
 
 def options(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Settings as a command line takes them; True is the option alone, False and None none.
+    """Return settings as command-line options; True gives the option alone, False and None give nothing.
 
     >>> options({"lr": 0.1, "weight_decay": 0, "resume": True, "checkpointing": False})
     ('--lr', '0.1', '--weight-decay', '0', '--resume')
@@ -110,16 +127,20 @@ def options(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def arguments(given: Sequence[object] | Mapping[str, Any]) -> tuple[str, ...]:
-    """Arguments of a program, as a sequence of words or as settings."""
+    """Return a program's arguments, from a sequence of words or from settings."""
     return options(given) if isinstance(given, Mapping) else tuple(map(str, given))
 
 
 def name_of(what: str | Path | Sequence[str] | Callable[..., Any]) -> str:
-    """A short name for a job: the file's, the module's, the function's, the program's."""
+    """Return a short name for a job: that of its file, module, function or program."""
     if callable(what):
         text = getattr(what, "__name__", type(what).__name__)
     elif isinstance(what, (str, Path)):
-        text = Path(what).stem if Path(str(what)).suffix in (".py", ".sh", ".bash", ".sbatch") else str(what).rpartition(".")[2]
+        text = (
+            Path(what).stem
+            if Path(str(what)).suffix in (".py", ".sh", ".bash", ".sbatch")
+            else str(what).rpartition(".")[2]
+        )
     else:
         text = Path(str(what[0])).name if what else ""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in text) or "job"

@@ -1,40 +1,46 @@
-"""Communication: the collective tracer, the dead-lock explainer, and collectives written out.
+"""Communication: a tracer of collectives, an explainer of dead-locks, and collectives written out.
 
-The tracer records every communication call of a process, whoever makes it: ``torch.distributed``, functional collectives, PyTorch's DDP,
-FSDP2 and DTensor, and this library, on gloo and NCCL. One rank::
+The tracer records every communication call of a process: calls of ``torch.distributed``, of functional
+collectives, of PyTorch's DDP, FSDP2 and DTensor, and of this library, on gloo and NCCL. Trace one rank::
 
-    from dlo_lib.comm.trace import trace_collectives
+    from dlo_lib.comm.tracing.recorder import trace_collectives
 
     with trace_collectives() as trace:
         step()
 
-or all ranks of a machine on one clock, after which it is also known who came late::
+or all ranks of a machine on one clock, which also shows the ranks that are late::
 
     trace = run_ranks(step, 4, trace=True).trace
-    print(trace.summary())            # per operation: calls, bytes, time, what was exposed, what was hidden, waits for late ranks
-    trace.plot()                      # computing, waiting, and what travelled meanwhile; start= and end= (seconds) choose a part
+    print(trace.summary())            # for each operation: calls, bytes, time, exposed and hidden time, waits
+    trace.plot()                      # a timeline; start= and end= (seconds) select a part of it
 
-==============================================  ==============================================================================
-``trace.count("all_reduce", rank=0)``           calls of a kind, of a rank, of all (None)
-``trace.bytes(kind, rank)``, ``ring_bytes``     the full tensors; what a ring algorithm sends of them per rank
-``trace.max_unsharded("all_gather", rank)``     the largest full tensor of a single call
-``trace.max_in_flight(kind, rank)``             the most bytes on their way at the same moment
-``trace.hidden(kind, rank)``                    the share of the communication beside which the process went on
-``trace.order(rank)``                           issued, began to wait, had waited: what was fetched ahead, with no stopwatch
-``trace.calls(rank, kind)``                     the calls themselves, as ``Run.calls`` gives them to the checks of a lab
-``trace.never_waited()``                        asynchronous calls whose result was used, if at all, too early
-==============================================  ==============================================================================
+==========================================  ==============================================================
+``trace.count("all_reduce", rank=0)``       number of calls of an operation on a rank; None selects all
+``trace.bytes(kind, rank)``                 bytes of the full tensors
+``trace.ring_bytes(kind, rank)``            bytes that ring algorithms send for them, per rank
+``trace.max_unsharded("all_gather", rank)``  bytes of the largest full tensor of a single call
+``trace.max_in_flight(kind, rank)``         largest number of bytes in flight at one moment
+``trace.hidden(kind, rank)``                share of the communication that overlaps with computation
+``trace.order(rank)``                       order in which calls were issued and waited for
+``trace.calls(rank, kind)``                 the calls, in the form in which ``Run.calls`` returns them
+``trace.never_waited()``                    asynchronous calls that the program never waited for
+==========================================  ==============================================================
 
-Each ``Event`` has its ``Call`` (kind, group and members, peer, tag, dtype, shape, bytes, reduction, asynchronous or not, the person's own
-line) and its moments. Not seen are calls on a backend object itself, the key-value store, symmetric memory and other processes. When
-``isend`` and ``irecv`` were over is known at the latest only. When a parameter was freed again is not known at all: measure memory.
-Where torch's internals are not as the tracer knows them, the program runs on with a warning, and questions raise ``NotTraced``.
+Each ``Event`` holds its ``Call`` (operation, group and members, peer, tag, dtype, shape, bytes, reduction,
+asynchronous or not, the user's line of code) and its moments. The tracer does not see calls on a backend
+object, the key-value store, symmetric memory and other processes. For ``isend`` and ``irecv`` it knows only
+an upper bound of the end. It does not know when a parameter is freed: measure memory instead. With an unknown
+version of PyTorch the program runs with a warning, and questions to the trace raise ``NotTraced``.
 
-The explainer needs no call: it watches whatever ``run_ranks`` starts, and ``dlo_lib.train`` and programs within ``launch.explained`` under
-torchrun and srun. Each rank keeps a row in shared memory; when the rows show that no progress is possible, or that calls which meet do not
-agree, all ranks are stopped and the message says who waits where for whom. A rank that computes for long raises no alarm.
-``run_ranks(..., explain=Explain.STACKS)``, ``--explain`` or ``DLO_EXPLAIN=stacks`` adds every rank's Python stack; ``off`` is for
-measuring. What both cost: ``python -m benchmarks trace``.
+The explainer needs no call. It watches the ranks that ``run_ranks`` starts, and under torchrun and srun it
+watches ``dlo_lib.train`` and programs within ``dlo_lib.launch.explained()``. Each rank writes a row in shared
+memory. When the rows show that no progress is possible, or that calls which meet do not agree, all ranks are
+stopped and the message says which rank waits in which call for which other ranks. A rank that computes for a
+long time raises no alarm. ``run_ranks(..., explain=Explain.STACKS)``, ``--explain`` or ``DLO_EXPLAIN=stacks``
+adds the Python stack of every rank; ``off`` is for measurements. ``python -m benchmarks trace`` measures the
+cost of both.
 
-Nothing is imported here: the process that watches the ranks of a node does without torch.
+Rooms: ``collectives`` are written out; ``tracing`` records calls; ``deadlock`` explains them and imports
+``tracing``; all share ``calls``. This file imports nothing, because the process that watches the ranks of a
+node works without torch.
 """

@@ -1,11 +1,13 @@
-"""What is known of one communication call: the words that the tracer, the dead-lock explainer and their readers share.
+"""The record of one communication call, shared by the tracer, the dead-lock explainer and their readers.
 
-A ``Call`` is made when a rank issues an operation. Collectives of a group meet in the order in which each rank issues them: the k-th of one
-rank meets the k-th of the others. Point-to-point messages meet as the j-th on (group, source, destination, tag). ``sequence`` is
-that k or j, so two calls meet exactly when their ``channel()`` and ``sequence`` agree.
+A ``Call`` is created when a rank issues an operation. Collectives of a group meet in the order in which each
+rank issues them: the k-th of one rank meets the k-th of the others. Point-to-point messages meet as the j-th
+on (group, source, destination, tag). ``sequence`` is that k or j: two calls meet exactly when their
+``channel()`` and ``sequence`` are equal.
 
-Bytes: ``payload_bytes`` is the size of the full tensor (before a reduce-scatter, after an all-gather); ``ring_bytes`` what a ring algorithm
-then sends per rank, with f = (N-1)/N: all-reduce 2Bf, reduce-scatter and all-gather Bf, all-to-all Bf. Trees send other amounts.
+Bytes: ``payload_bytes`` is the size of the full tensor (before a reduce-scatter, after an all-gather).
+``ring_bytes`` is what a ring algorithm sends per rank for these B bytes, with f = (N-1)/N: all-reduce 2Bf;
+reduce-scatter, all-gather and all-to-all Bf. Trees send other amounts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 class Kind(enum.Enum):
-    """The operations of ``torch.distributed``, whatever function or library issued them."""
+    """The operations of ``torch.distributed``, independent of the function or library that issues them."""
 
     ALL_REDUCE = "all_reduce"
     BROADCAST = "broadcast"
@@ -27,7 +29,7 @@ class Kind(enum.Enum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_TO_ALL = "all_to_all"
     BARRIER = "barrier"
-    MONITORED_BARRIER = "monitored_barrier"  # which no barrier of the other kind meets
+    MONITORED_BARRIER = "monitored_barrier"  # meets only monitored barriers
     SEND = "send"
     RECV = "recv"
     RECV_ANY = "recv from any rank"
@@ -36,47 +38,50 @@ class Kind(enum.Enum):
 
     @property
     def point_to_point(self) -> bool:
+        """Whether it is a send or a receive."""
         return self in (Kind.SEND, Kind.RECV, Kind.RECV_ANY)
 
     @property
     def rooted(self) -> bool:
+        """Whether one rank is the root."""
         return self in (Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER)
 
 
-_KIND, _SITE = 1, -2  # where a call and its record hold them
+_KIND, _SITE = 1, -2  # their positions in a call and in its record
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """Where a person's code called: the nearest frame that is neither torch's nor this library's; else the library's own."""
+class CallSite:
+    """The line that made a call: the nearest frame of user code, or of this library where there is none."""
 
     file: str
     line: int
     function: str
     api: str
-    """The function of torch that was called there, such as ``isend`` or ``backward``; where the library did, what it called."""
+    """The function of torch that this line called, such as ``isend`` or ``backward``."""
 
 
-NOWHERE = Site("?", 0, "", "")
+NOWHERE = CallSite("?", 0, "", "")
 
 
 class Call(NamedTuple):
-    """One operation as one rank issued it. Sizes are of the local tensors; times are ``time.monotonic_ns``. A tuple, for speed."""
+    """One operation as one rank issued it, with the sizes of the local tensors. A tuple, for speed."""
 
     number: int
-    """1, 2, 3, ... in the order of issue on this rank."""
+    """Position in the order of issue on this rank: 1, 2, 3, ..."""
     kind: Kind
     group: str
     members: tuple[int, ...]
-    """Global ranks of the group; for ``new_group``, which all must call, the whole world: its own members are in ``shape``."""
+    """Global ranks of the group. For ``new_group``: all ranks of the world, which must all call it; ``shape``
+    then holds the members of the new group."""
     sequence: int
     peer: int = -1
-    """Global rank of the root, the destination or the source; -1 when there is none."""
+    """Global rank of the root, the destination or the source; -1 if there is none."""
     tag: int = 0
     dtype: str = ""
     shape: tuple[int, ...] = ()
     numel: int = 0
-    """Elements of this rank's tensors; -1 where ranks may have different ones (an uneven all-gather)."""
+    """Elements of this rank's tensors; -1 if the ranks may have different numbers (an uneven all-gather)."""
     payload_bytes: int = 0
     reduction: str = ""
     is_async: bool = False
@@ -84,37 +89,51 @@ class Call(NamedTuple):
     by_reducer: bool = False
     """Issued by the C++ reducer of PyTorch's DistributedDataParallel."""
     send_splits: tuple[int, ...] = ()
-    """All-to-all: elements for each member; else empty."""
+    """All-to-all: number of elements for each member; otherwise empty."""
     receive_splits: tuple[int, ...] = ()
-    site: Site = NOWHERE
+    site: CallSite = NOWHERE
     issued: int = 0
+    """Time of the call, in ``time.monotonic_ns``."""
 
     @property
     def ring_bytes(self) -> float:
+        """Bytes that this rank sends in a ring algorithm; a broadcast and a message send their payload."""
         ranks = len(self.members)
         if self.kind.point_to_point or self.kind is Kind.BROADCAST:
             return float(self.payload_bytes) if self.kind is not Kind.RECV and ranks > 1 else 0.0
-        share = {Kind.ALL_REDUCE: 2.0, Kind.BARRIER: 0.0, Kind.MONITORED_BARRIER: 0.0, Kind.NEW_GROUP: 0.0}.get(self.kind, 1.0)
+        share = {
+            Kind.ALL_REDUCE: 2.0,
+            Kind.BARRIER: 0.0,
+            Kind.MONITORED_BARRIER: 0.0,
+            Kind.NEW_GROUP: 0.0,
+        }.get(self.kind, 1.0)
         return share * self.payload_bytes * (ranks - 1) / ranks
 
     def channel(self, rank: int) -> tuple:
-        """What this call is counted on by ``rank``; a send and its receive are on the same channel."""
+        """Return the key under which ``rank`` counts this call; a send and its receive share one key."""
         return channel(self.kind, self.group, self.peer, self.tag, rank)
 
     def record(self) -> tuple:
-        """Plain values only, for a log that another process reads; ``from_record`` is its inverse."""
+        """Return plain values only, for a log that another process reads; inverse of ``from_record``."""
         site = self.site
-        return (self[0], self.kind.value, *self[_KIND + 1 : _SITE], (site.file, site.line, site.function, site.api), self.issued)
+        return (
+            self[0],
+            self.kind.value,
+            *self[_KIND + 1 : _SITE],
+            (site.file, site.line, site.function, site.api),
+            self.issued,
+        )
 
     @classmethod
     def from_record(cls, record: tuple[Any, ...]) -> Call:
+        """Return the call of which ``record`` was made."""
         values = list(record)
-        values[_KIND], values[_SITE] = Kind(values[_KIND]), Site(*values[_SITE])
+        values[_KIND], values[_SITE] = Kind(values[_KIND]), CallSite(*values[_SITE])
         return cls(*values)
 
 
 def channel(kind: Kind, group: str, peer: int, tag: int, rank: int) -> tuple:
-    """What ``rank`` counts a call on; a send and its receive are on the same channel."""
+    """Return the key under which ``rank`` counts a call; a send and its receive share one key."""
     if kind is Kind.SEND:
         return (group, rank, peer, tag)
     if kind is Kind.RECV:

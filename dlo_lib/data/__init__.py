@@ -1,4 +1,9 @@
-"""Texts to train on, by name, in sequences, over ranks; and small images."""
+"""Token data sets by name, the sampler that distributes them over ranks, and data sets of small images.
+
+``open`` finds a corpus, ``documents`` and ``tokens`` make sequences from it, ``sampler`` and ``batches``
+distribute them over ranks. ``images`` and the modules next to it hold data sets of small images. The room
+imports no other room.
+"""
 
 from dlo_lib.data.batches import batches, collate
 from dlo_lib.data.documents import Layout, TokenDataset

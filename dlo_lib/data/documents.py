@@ -1,9 +1,11 @@
-"""Documents of tokens, and their two cuts into training sequences of one length: packed, or padded.
+"""Documents of tokens and their division into training sequences of one length, packed or padded.
 
-*Packed*: the documents are laid end to end and cut every ``seq`` tokens; the targets are the inputs one token later, so that sequence i
-needs the tokens [i seq, (i + 1) seq]. Nothing is wasted but at the very end. *Padded*: each document is cut alone, and what its last piece
-lacks is ignored by the loss; sequences then hold unequal numbers of valid targets, as in instruction tuning.
-Tokens stay where they are (a memory-mapped file, an Arrow table): a sequence is read when it is asked for.
+*Packed*: the documents are concatenated and cut every ``seq`` tokens. The targets are the inputs shifted by
+one token, so sequence i needs the tokens [i seq, (i + 1) seq]. Only the last sequence can have ignored
+targets. *Padded*: each document is cut separately, and the loss ignores the padding of its last sequence. The
+sequences then have unequal numbers of valid targets, as in instruction tuning.
+
+The tokens stay in their storage (a memory-mapped file, an Arrow table); a sequence is read on access.
 """
 
 from __future__ import annotations
@@ -20,25 +22,33 @@ from dlo_lib.errors import UserError
 
 
 class Documents(Protocol):
-    """A list of documents. ``lengths``: (documents,) int64, tokens in each, its end included; ``vocab_size``: all tokens are below it."""
+    """A list of documents.
+
+    Attributes:
+        lengths: (documents,) int64, the number of tokens of each document, including its end token.
+        vocab_size: all tokens are below this number.
+    """
 
     lengths: np.ndarray
     vocab_size: int
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop) of a document, (stop - start,) integers."""
+        """Return the tokens [start, stop) of a document, (stop - start,) integers."""
         ...
 
 
 class Layout(enum.Enum):
-    """How documents become sequences of one length."""
+    """The division of documents into sequences of one length: packed or padded."""
 
     PACK = "pack"
     PAD = "pad"
 
 
 class FlatDocuments:
-    """Documents in one array of tokens, each closed by ``END_OF_TEXT``; the array may be a memory-mapped file."""
+    """Documents in one array of tokens, which may be memory-mapped.
+
+    Each document ends with ``END_OF_TEXT``.
+    """
 
     vocab_size = END_OF_TEXT + 1
 
@@ -54,7 +64,7 @@ class FlatDocuments:
 
 
 class Selection:
-    """Some of ``documents``, in the order of ``indices``."""
+    """The subset of ``documents`` at ``indices``, in this order."""
 
     def __init__(self, documents: Documents, indices: np.ndarray) -> None:
         self.documents, self.indices = documents, indices
@@ -68,18 +78,20 @@ class Selection:
 class TokenDataset:
     """Sequences of ``seq`` tokens: ``dataset[i]`` is (inputs, targets), each (seq,) int64.
 
-    Targets that are not there are ``IGNORE_INDEX``, inputs that are not there ``END_OF_TEXT`` where the vocabulary has it, else 0. A
-    document of n tokens gives n - 1 targets when padded.
+    Missing targets are ``IGNORE_INDEX``. Missing inputs are ``END_OF_TEXT`` if it is in the vocabulary,
+    otherwise 0. In the padded layout, a document of n tokens gives n - 1 targets.
 
     Attributes:
-        vocab_size: every token is below it.
-        best_loss: the entropy of the data per token, in nats, where it is known; else None.
+        vocab_size: all tokens are below this number.
+        best_loss: the entropy of the data in nats per token; None if it is unknown.
 
     Raises:
-        UserError: ``seq`` below 1, or no document with a target.
+        UserError: ``seq`` is below 1, or no document has a target.
     """
 
-    def __init__(self, documents: Documents, seq: int, layout: Layout = Layout.PACK, best_loss: float | None = None) -> None:
+    def __init__(
+        self, documents: Documents, seq: int, layout: Layout = Layout.PACK, best_loss: float | None = None
+    ) -> None:
         if seq < 1:
             raise UserError(f"seq is {seq}: use at least 1 token")
         self.documents, self.seq, self.layout, self.best_loss = documents, seq, layout, best_loss
@@ -111,14 +123,18 @@ class TokenDataset:
         return inputs, targets
 
     def empty(self) -> tuple[Tensor, Tensor]:
-        """A sequence that is not there: shaped as the others, all of its targets ignored."""
-        return torch.full((self.seq,), self._filler, dtype=torch.int64), torch.full((self.seq,), IGNORE_INDEX, dtype=torch.int64)
+        """Return a sequence of the same shape whose targets are all ignored."""
+        return torch.full((self.seq,), self._filler, dtype=torch.int64), torch.full(
+            (self.seq,), IGNORE_INDEX, dtype=torch.int64
+        )
 
     def _padded(self, index: int) -> np.ndarray:
         document = int(np.searchsorted(self._ends, index, side="right"))
         earlier = int(self._ends[document - 1]) if document else 0
         start = (index - earlier) * self.seq
-        return self.documents.read(document, start, min(start + self.seq + 1, int(self.documents.lengths[document])))
+        return self.documents.read(
+            document, start, min(start + self.seq + 1, int(self.documents.lengths[document]))
+        )
 
     def _packed(self, index: int) -> np.ndarray:
         start = index * self.seq

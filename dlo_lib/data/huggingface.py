@@ -1,7 +1,7 @@
-"""A Hugging Face data set on disk (``Dataset.save_to_disk``) as documents: a column of texts, or of lists of tokens.
+"""Read a Hugging Face data set from disk (``Dataset.save_to_disk``): a column of texts or of lists of tokens.
 
-The Arrow table stays memory-mapped. Texts become bytes, each closed by ``END_OF_TEXT``; lists of integers are taken as tokens as they are.
-"""
+The Arrow table stays memory-mapped. A text becomes its bytes, followed by ``END_OF_TEXT``. A list of integers
+is used as tokens without changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TextColumn:
-    """Each row's text as byte tokens and an end."""
+    """A column of texts: each row becomes byte tokens and an end token."""
 
     vocab_size = BYTE_VOCABULARY
 
@@ -35,7 +35,7 @@ class TextColumn:
 
 
 class TokenColumn:
-    """Each row's list of integers as tokens."""
+    """A column of lists of integers: each row is a document of tokens."""
 
     def __init__(self, column: pa.ChunkedArray, name: str) -> None:
         import pyarrow.compute as pc
@@ -45,21 +45,28 @@ class TokenColumn:
         tokens = pc.list_flatten(column)
         bounds = pc.min_max(tokens, skip_nulls=False).as_py()
         if bounds["min"] is None or bounds["min"] < 0:
-            raise UserError(f'column "{name}" holds no tokens, or some that are missing or below 0: tokens are integers from 0')
+            raise UserError(
+                f'column "{name}" has no tokens, or missing or negative ones: tokens are integers from 0'
+            )
         self.vocab_size = bounds["max"] + 1
 
     def read(self, document: int, start: int, stop: int) -> np.ndarray:
         return self.column[document].values.slice(start, stop - start).to_numpy()
 
 
-def huggingface_documents(folder: Path, split: str, column: str | None) -> tuple[TextColumn | TokenColumn, bool]:
-    """The documents of a data set on disk, and whether they are those of ``split`` (else the data set is not split, and they are all).
+def huggingface_documents(
+    folder: Path, split: str, column: str | None
+) -> tuple[TextColumn | TokenColumn, bool]:
+    """Return the documents of a data set on disk and whether the data set has splits.
+
+    The documents are those of ``split``, or all documents of a data set without splits.
 
     Args:
-        column: its name; None takes ``text``, ``input_ids`` or ``tokens``, or the only column.
+        column: the name of the column; None takes ``text``, ``input_ids`` or ``tokens``, or the only column.
 
     Raises:
-        UserError: the package, the folder, the split or the column is missing, or the column holds neither texts nor tokens.
+        UserError: the package, the folder, the split or the column is missing, or the column has neither
+            texts nor tokens.
     """
     data = _load(folder)
     splits: dict[str, Any] = data if isinstance(data, dict) else {}
@@ -72,17 +79,21 @@ def huggingface_documents(folder: Path, split: str, column: str | None) -> tuple
 
 def _load(folder: Path) -> Any:
     try:
-        # Not `import datasets`: where the package is missing, a folder of that name in the working directory would be taken for it
-        # (as it is by the type checker).
+        # Not `import datasets`: without the package, Python would import a folder of this name in the working
+        # directory as a namespace package. The type checker does so.
         from datasets import load_from_disk  # type: ignore[attr-defined]
     except ImportError as error:
-        raise UserError(f"{folder} is a Hugging Face data set, and their package is not installed: pip install datasets") from error
+        raise UserError(
+            f"{folder} needs Hugging Face's datasets package, which is not installed: pip install datasets"
+        ) from error
     if not folder.is_dir():
         raise UserError(f"no folder {folder}: give one written by Dataset.save_to_disk, or a data set's name")
     try:
         return load_from_disk(str(folder))
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder} cannot be read as a Hugging Face data set: write it again with save_to_disk") from error
+        raise UserError(
+            f"{folder} cannot be read as a Hugging Face data set: write it again with save_to_disk"
+        ) from error
 
 
 def _column_name(names: list[str], chosen: str | None, folder: Path) -> str:
@@ -95,14 +106,16 @@ def _column_name(names: list[str], chosen: str | None, folder: Path) -> str:
             return usual
     if len(names) == 1:
         return names[0]
-    raise UserError(f"{folder} has the columns {', '.join(names)}: say which one holds the text with column=")
+    raise UserError(f"{folder} has the columns {', '.join(names)}: choose the one with the text with column=")
 
 
 def _documents(column: pa.ChunkedArray, name: str) -> TextColumn | TokenColumn:
     import pyarrow as pa
 
     if column.null_count:
-        raise UserError(f'column "{name}" lacks {column.null_count} values: filter them out before save_to_disk')
+        raise UserError(
+            f'column "{name}" has {column.null_count} missing values: filter them out before save_to_disk'
+        )
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return TextColumn(column)

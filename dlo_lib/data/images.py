@@ -1,11 +1,12 @@
-"""Small images with labels, whole in memory: what they are, what they are divided into, and the real digits that come with a package.
+"""Data sets of small labelled images in memory, and the handwritten digits of scikit-learn.
 
-A data set is four tensors: images (n, channels, height, width) fp32 and labels (n,) int64, to learn from and to test with. Pixels are
-standardised with the mean and standard deviation, per channel, of the training images alone:  x <- (x - mean) / std.  Cost: 4 bytes a
-pixel and channel, so 0.7 GiB for all of CIFAR-10 and 0.5 MB for the digits.
+A data set has a training part and a test part, each with images (n, channels, height, width) fp32 and labels
+(n,) int64. Pixels are standardised per channel with the mean and the standard deviation of the training
+images: x <- (x - mean) / std.  Cost: 4 bytes per pixel and channel: 0.7 GiB for CIFAR-10, 0.5 MB for the
+digits.
 
-Digits: Alpaydin and Kaynak, Optical recognition of handwritten digits (UCI, 1998, doi:10.24432/C50P49); scikit-learn has their test part.
-"""
+Digits: Alpaydin and Kaynak, Optical recognition of handwritten digits (UCI, 1998, doi:10.24432/C50P49);
+scikit-learn contains their test part."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from dlo_lib.data.reproducible import permutation
 from dlo_lib.errors import UserError
 
 _TEST_EVERY = 4
-"""One digit in so many, of a fixed shuffle, is kept to test with."""
+"""Every n-th digit of a fixed shuffle belongs to the test part."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,13 @@ class LabelledImages:
         return len(self.labels)
 
     def first(self, count: int) -> LabelledImages:
-        """The first ``count``; all of them when there are fewer."""
+        """Return the first ``count`` images, or all if there are fewer."""
         return LabelledImages(self.images[:count], self.labels[:count])
 
     def batches(self, batch: int, *, seed: int, epoch: int = 0) -> Iterator[LabelledImages]:
-        """One epoch, in an order of (``seed``, ``epoch``) that is the same everywhere; the last batch holds what is left over.
+        """Yield the batches of one epoch; the last batch may be smaller.
+
+        The order depends only on (``seed``, ``epoch``) and is the same on every machine.
 
         Raises:
             UserError: ``batch`` is below 1.
@@ -52,7 +55,8 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set: ``train`` to learn from, ``test`` to measure with, and the classes' names; label k is ``classes[k]``."""
+    """A data set with a training part, a test part and the names of the classes;
+    label k is ``classes[k]``."""
 
     name: str
     train: LabelledImages
@@ -61,12 +65,15 @@ class ImageData:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
+        """The shape of an image: channels, height, width."""
         _, channels, height, width = self.train.images.shape
         return channels, height, width
 
     def to(self, device: torch.device | str) -> ImageData:
-        """The same on ``device``: small data sets are fastest when they live there."""
+        """Return a copy on ``device``.
+
+        Training on a small data set is fastest when all of it is on the device.
+        """
 
         def move(part: LabelledImages) -> LabelledImages:
             return LabelledImages(part.images.to(device), part.labels.to(device))
@@ -75,9 +82,9 @@ class ImageData:
 
 
 def digits() -> ImageData:
-    """1,797 real handwritten digits of 8 x 8 pixels in 17 grey levels: 1,348 to learn from, 449 to test with; 1 channel, 10 classes.
+    """Load 1,797 handwritten digits of 8 x 8 pixels in 17 grey levels: 1,348 for training, 449 for the test.
 
-    No download: they are part of scikit-learn.
+    They have 1 channel and 10 classes. They are part of scikit-learn, so there is no download.
 
     Raises:
         UserError: scikit-learn is not installed.
@@ -85,25 +92,33 @@ def digits() -> ImageData:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from error
+        raise UserError(
+            "the digits are part of scikit-learn, which is not installed: pip install scikit-learn"
+        ) from error
     raw = load_digits()
     order = permutation(len(raw.target), 0)
     images = raw.images[order].astype(np.float32)[:, None]
     labels = raw.target[order].astype(np.int64)
     test = np.arange(len(labels)) % _TEST_EVERY == _TEST_EVERY - 1
-    return standardised("digits", (images[~test], labels[~test]), (images[test], labels[test]), tuple("0123456789"))
+    return standardised(
+        "digits", (images[~test], labels[~test]), (images[test], labels[test]), tuple("0123456789")
+    )
 
 
 def standardised(
-    name: str, train: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray], classes: tuple[str, ...]
+    name: str,
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    classes: tuple[str, ...],
 ) -> ImageData:
-    """A data set of ``train`` and ``test``, each images (n, channels, height, width) of any dtype and labels (n,).
+    """Create a data set from ``train`` and ``test``, each images (n, channels, height, width) of any dtype
+    and labels (n,).
 
-    Both are standardised with the numbers of ``train``: what is known of the test images may not touch what is learned.
+    Both are standardised with the statistics of ``train``, because the training must not use the test images.
     """
     images = torch.from_numpy(train[0]).float()
     mean, std = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), keepdim=True, correction=0)
-    std = std.clamp(min=torch.finfo(torch.float32).tiny)  # a channel of one colour stays 0
+    std = std.clamp(min=torch.finfo(torch.float32).tiny)  # a constant channel becomes 0
 
     def part(pixels: Tensor, labels: np.ndarray) -> LabelledImages:
         return LabelledImages((pixels - mean) / std, torch.from_numpy(labels.astype(np.int64)))

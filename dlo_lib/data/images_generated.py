@@ -1,15 +1,16 @@
-"""Images of CIFAR's shape made from a seed, whose difficulty is known: the best accuracy that any model can reach is a formula.
+"""Images of the shape of CIFAR-10, generated from a seed, with a known best accuracy.
 
-An image is a striped patch under noise. Its class is the direction of the stripes: class c of 10 has the direction
+An image shows stripes with noise. Its class is the direction of the stripes: class c of 10 has the direction
     theta = 18 c + spread * z  degrees,   z ~ N(0, 1),   modulo 180.
-Neighbouring classes overlap, so that the best guess is the nearest of the ten directions, and no model is right more often than
+Neighbouring classes overlap. The best prediction is the nearest of the ten directions, and no model exceeds
     best accuracy = P(|spread z| < 9) = erf(9 / (spread * sqrt(2))).
-Where the stripes lie, how wide they are, their colours and the pixel noise say nothing about the class. The mean image of each class is
-the same grey: a linear model gets little more than chance, a convolution finds stripes.
+The position, width and colours of the stripes and the pixel noise are independent of the class. All classes
+have the same grey mean image, so a linear model is only slightly better than chance, while a convolution
+detects stripes.
 
-The numbers come from integer hashes (Box-Muller for the normal ones) and do not change with the version of PyTorch or NumPy. The first n
-images are the same, however many are asked for. Cost: about 1 s for 3,000 images of 32 x 32.
-"""
+The numbers come from integer hashes (with Box-Muller for the normal distribution) and do not depend on the
+version of PyTorch or NumPy. The first n images do not depend on the number of images. Cost: about 1 s for
+3,000 images of 32 x 32."""
 
 from __future__ import annotations
 
@@ -31,10 +32,12 @@ _NUISANCES = 2 + 2 * CHANNELS  # phase, wavelength, and for each channel a contr
 
 @dataclass(frozen=True)
 class Level:
-    """What makes the generated images hard.
+    """The difficulty of the generated images.
 
-    spread: standard deviation of the direction within a class, in degrees; sets the best accuracy. noise: standard deviation of the pixel
-    noise, of stripes that reach from -1 to 1; sets how much must be seen before the stripes are found.
+    Attributes:
+        spread: the standard deviation of the direction within a class, in degrees; it sets the best accuracy.
+        noise: the standard deviation of the pixel noise; the stripes range from -1 to 1. It sets how many
+            images are needed to learn the stripes.
     """
 
     spread: float
@@ -42,15 +45,16 @@ class Level:
 
     @property
     def best_accuracy(self) -> float:
-        """What no model can exceed but by luck, as a share of 1."""
+        """The highest expected accuracy of any model, in [0, 1]."""
         return math.erf(_HALF_SPACING / (self.spread * math.sqrt(2)))
 
 
 class Difficulty(enum.Enum):
-    """Three levels; any other :class:`Level` does as well.
+    """Three predefined levels; any other :class:`Level` is valid too.
 
-    Measured with 2,000 images to learn from and 1,000 to test with, ten epochs of SGD (batch 64, OneCycle to 0.2, momentum 0.9), one run,
-    per cent right (above the best there is by the luck of 1,000 images, whose standard error is 0.2 to 1.5):
+    The table shows the test accuracy in per cent of one run with 2,000 training and 1,000 test images and ten
+    epochs of SGD (batch 64, OneCycle to 0.2, momentum 0.9). With 1,000 images, the standard error is 0.2 to
+    1.5, so a result can exceed the best expected accuracy:
 
     ====== ===== ============= ========
     level  best  linear model  ResNet-8
@@ -67,33 +71,43 @@ class Difficulty(enum.Enum):
 
 
 def generated(
-    difficulty: Difficulty | Level = Difficulty.MEDIUM, *, train: int = 2_000, test: int = 1_000, size: int = 32, seed: int = 0
+    difficulty: Difficulty | Level = Difficulty.MEDIUM,
+    *,
+    train: int = 2_000,
+    test: int = 1_000,
+    size: int = 32,
+    seed: int = 0,
 ) -> ImageData:
-    """``train`` and ``test`` images (3, ``size``, ``size``) in 10 equally likely classes.
+    """Generate ``train`` and ``test`` images (3, ``size``, ``size``) in 10 equally likely classes.
 
     Raises:
-        UserError: nothing to learn from or to test with, or images too small to show stripes.
+        UserError: a part is empty, or the images are too small for stripes.
     """
     if train < 1 or test < 1:
-        raise UserError(f"{train} images to learn from and {test} to test with: use at least 1 of each")
+        raise UserError(f"{train} training images and {test} test images: use at least 1 of each")
     if size < 8:
         raise UserError(f"size is {size}: stripes need at least 8 pixels")
     level = difficulty.value if isinstance(difficulty, Difficulty) else difficulty
     classes = tuple(f"{round(2 * _HALF_SPACING * c)} degrees" for c in range(CLASSES))
-    return standardised("generated", _draw(level, train, size, seed, 0), _draw(level, test, size, seed, 1), classes)
+    return standardised(
+        "generated", _draw(level, train, size, seed, 0), _draw(level, test, size, seed, 1), classes
+    )
 
 
 def _draw(level: Level, count: int, size: int, *stream: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (count, 3, size, size) fp32 and labels (count,) int64."""
+    """Generate images (count, 3, size, size) fp32 and labels (count,) int64."""
     labels = (hashes(count, *stream, 0) % np.uint64(CLASSES)).astype(np.int64)
     theta = np.deg2rad(2 * _HALF_SPACING * labels + level.spread * _normal(count, *stream, 1))
     uniform = _uniform(count * _NUISANCES, *stream, 2).reshape(count, _NUISANCES)
     phase = 2 * np.pi * uniform[:, 0]
-    frequency = 2 * np.pi / size * (4 + 2 * uniform[:, 1])  # 4 to 6 stripes an image
+    frequency = 2 * np.pi / size * (4 + 2 * uniform[:, 1])  # 4 to 6 stripes per image
     contrast, brightness = 0.5 + uniform[:, 2 : 2 + CHANNELS] / 2, uniform[:, 2 + CHANNELS :] - 0.5
 
     place = np.arange(size) - (size - 1) / 2
-    across = np.cos(theta)[:, None, None] * place[None, None, :] + np.sin(theta)[:, None, None] * place[None, :, None]
+    across = (
+        np.cos(theta)[:, None, None] * place[None, None, :]
+        + np.sin(theta)[:, None, None] * place[None, :, None]
+    )
     stripes = np.sin(frequency[:, None, None] * across + phase[:, None, None])  # (count, size, size)
     images = contrast[:, :, None, None] * stripes[:, None] + brightness[:, :, None, None]
     images += level.noise * _normal(images.size, *stream, 3).reshape(images.shape)
@@ -101,12 +115,13 @@ def _draw(level: Level, count: int, size: int, *stream: int) -> tuple[np.ndarray
 
 
 def _uniform(count: int, *seeds: int) -> np.ndarray:
-    """(count,) float64 in [0, 1)."""
+    """Generate uniform numbers in [0, 1), (count,) float64."""
     return (hashes(count, *seeds) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _normal(count: int, *seeds: int) -> np.ndarray:
-    """(count,) float64, two from each hash: its halves are the uniform numbers of Box and Muller (1958)."""
+    """Generate normal numbers, (count,) float64: two from the two halves of each hash
+    (Box and Muller, 1958)."""
     pairs = hashes((count + 1) // 2, *seeds)
     high = ((pairs >> np.uint64(32)).astype(np.float64) + 1) * 2.0**-32  # in (0, 1]: its logarithm exists
     angle = 2 * np.pi * 2.0**-32 * (pairs & np.uint64(0xFFFFFFFF)).astype(np.float64)

@@ -1,4 +1,4 @@
-"""A data set by its name: one interface to all of them."""
+"""Open a data set by its name."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ from dlo_lib.data.python_corpus import python_corpus
 from dlo_lib.errors import UserError, unknown_name
 
 _VALIDATION_EVERY = 20
-"""One document in so many is kept for validation, where a data set is not split already."""
+"""In a data set without splits, every n-th document belongs to the validation split."""
 
 NAMES = ("arithmetic", "python")
 
 
 class Split(enum.Enum):
-    """Documents to learn from, and others to measure with; no document is in both."""
+    """The training documents and the validation documents. No document is in both splits."""
 
     TRAIN = "train"
     VALIDATION = "validation"
 
 
 def open_dataset(
-    name: str | Path, seq: int, *, split: Split = Split.TRAIN, layout: Layout = Layout.PACK, column: str | None = None
+    name: str | Path,
+    seq: int,
+    *,
+    split: Split = Split.TRAIN,
+    layout: Layout = Layout.PACK,
+    column: str | None = None,
 ) -> TokenDataset:
-    """The data set of that name, in sequences of ``seq`` tokens.
+    """Open the data set with this name, in sequences of ``seq`` tokens.
 
     Args:
-        name: "python" (the sources of the standard library), "arithmetic" (generated, of known entropy), or the path of a folder written
-            by Hugging Face's ``save_to_disk``.
-        layout: documents end to end (PACK), or each alone, filled up with targets that do not count (PAD).
-        column: of a Hugging Face data set.
+        name: "python" (the sources of the standard library), "arithmetic" (generated, with known entropy), or
+            the path of a folder written by Hugging Face's ``save_to_disk``.
+        layout: PACK concatenates the documents; PAD cuts each document separately and pads with ignored
+            targets.
+        column: the column of a Hugging Face data set.
 
     Raises:
-        UserError: no such data set, or it cannot be read; the message says what to do.
+        UserError: the data set does not exist or cannot be read.
     """
     documents, best_loss, is_split = _open(name, split, column)
     if not is_split:
@@ -49,7 +55,7 @@ def open_dataset(
 
 def _open(name: str | Path, split: Split, column: str | None) -> tuple[Documents, float | None, bool]:
     if column is not None and str(name) in NAMES:
-        raise UserError(f'data set "{name}" has no columns: leave column out')
+        raise UserError(f'data set "{name}" has no columns: omit column')
     if name == "python":
         return python_corpus(), None, False
     if name == "arithmetic":

@@ -1,10 +1,11 @@
-"""A real text that needs no network: the sources of Python's standard library, byte by byte.
+"""A corpus that needs no network: the bytes of the sources of Python's standard library.
 
-Every ``*.py`` file of the running Python's library (without its tests and without installed packages), in the order of their paths until
-``MAX_BYTES`` are taken, is a document; they are written once to one array of tokens in the cache and memory-mapped from there. Another
-version of Python gives another text, so losses on it compare runs on one machine, not machines. The sources are under the licence of the
-Python Software Foundation; they are read where they are installed, and no part of them is in this project.
-"""
+A document is a ``*.py`` file of the standard library of the running Python, without its tests and without
+installed packages. The files are taken in the order of their paths, up to ``MAX_BYTES``. They are written
+once to one array of tokens in the cache, which is then memory-mapped. Another version of Python gives another
+corpus, so its losses compare runs on one machine, not runs on different machines. The sources are under the
+licence of the Python Software Foundation. They are read from the installed Python; this project contains no
+part of them."""
 
 from __future__ import annotations
 
@@ -21,19 +22,20 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import cache_dir, write_aside
 
 MAX_BYTES = 16 * 2**20
-"""The size of the corpus at most: 2 bytes a token, so 32 MiB in the cache."""
+"""The maximal size of the corpus. With 2 bytes per token, it takes at most 32 MiB in the cache."""
 
 _DTYPE = np.dtype("<u2")
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def python_corpus() -> FlatDocuments:
-    """The corpus, made on first use.
+    """Open the corpus; create it on first use.
 
-    Several ranks or processes may be first at once: each writes aside and renames, so all of them see a whole file, of the same bytes.
+    Several processes can create it at the same time: each writes a temporary file and renames it, so every
+    process reads a complete file with the same bytes.
 
     Raises:
-        UserError: there are no sources, no space left, or the file in the cache is damaged.
+        UserError: there are no sources, there is no space left, or the file in the cache is damaged.
     """
     path = corpus_file()
     if not path.exists():
@@ -47,15 +49,19 @@ def python_corpus() -> FlatDocuments:
 
 
 def corpus_file() -> Path:
-    """Where the corpus lies in the cache; its name says which Python it was made from."""
-    return cache_dir() / "corpora" / f"python-{platform.python_implementation().lower()}-{platform.python_version()}.u16"
+    """Return the path of the corpus in the cache; its name contains the version of Python."""
+    return (
+        cache_dir()
+        / "corpora"
+        / f"python-{platform.python_implementation().lower()}-{platform.python_version()}.u16"
+    )
 
 
 def source_files() -> list[Path]:
-    """The sources of the standard library, sorted by path.
+    """Return the sources of the standard library, sorted by path.
 
     Raises:
-        UserError: the running Python has none (its library is in a zip file, or holds byte code only).
+        UserError: the running Python has no sources (its library is a zip file or only byte code).
     """
     library = Path(sysconfig.get_path("stdlib"))
     found = []
@@ -81,4 +87,4 @@ def _make(path: Path) -> None:
 
 
 def _damaged(path: Path) -> UserError:
-    return UserError(f"the corpus {path} is damaged: remove it, it is made again on the next use")
+    return UserError(f"the corpus {path} is damaged: remove it; the next use creates it again")

@@ -1,9 +1,8 @@
 """Random numbers that are the same on every machine and with every version of PyTorch and NumPy.
 
-The k-th number of a stream is a hash of (seed, k), by the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number
-generators, OOPSLA 2014): 64-bit integer arithmetic and nothing else. Libraries keep what their generators draw the same at best within a
-release.
-"""
+The k-th number of a stream is a hash of (seed, k) with the finaliser of SplitMix64 (Steele, Lea, Flood: Fast
+splittable pseudorandom number generators, OOPSLA 2014), which uses only 64-bit integer arithmetic. The
+generators of PyTorch and NumPy may change with a release."""
 
 from __future__ import annotations
 
@@ -13,7 +12,9 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / the golden ratio: the step be
 
 
 def hashes(count: int, *seeds: int) -> np.ndarray:
-    """``count`` independent uniform 64-bit numbers, (count,) uint64, of the stream named by the integers ``seeds``."""
+    """Generate ``count`` independent uniform 64-bit numbers, (count,) uint64, of the stream with the given
+    ``seeds``.
+    """
     state = np.zeros(1, dtype=np.uint64)
     for seed in seeds:
         state = _mix(state + np.uint64(seed % 2**64) + _GOLDEN)
@@ -21,7 +22,7 @@ def hashes(count: int, *seeds: int) -> np.ndarray:
 
 
 def permutation(size: int, *seeds: int) -> np.ndarray:
-    """A uniform permutation of range(size), (size,) int64: the order of as many hashes."""
+    """Generate a uniform permutation of range(size), (size,) int64, by sorting hashes."""
     return np.argsort(hashes(size, *seeds), kind="stable")
 
 

@@ -1,19 +1,27 @@
-"""Checks, the notebook's side of a lab, and grading. ``from dlo_lib.grading import Lab`` is all that a notebook needs."""
+"""Checks, the notebook's side of a lab, and grading. A notebook needs only ``from dlo_lib.grading import
+Lab``.
+
+Each room imports only rooms to its right, and not its neighbour on the same floor::
+
+    classroom -> judge -> sandbox, notebook -> switch -> checks, lab
+
+``nbgrader_course`` belongs to no room, because the configuration file of every course names it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlo_lib.grading.notebook import Lab
+    from dlo_lib.grading.notebook.lab import Lab
 
 __all__ = ["Lab"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first asked for: listing labs must not wait for torch.
+    # Imported on first use, because it imports torch; commands that list labs do not need it.
     if name == "Lab":
-        from dlo_lib.grading.notebook import Lab
+        from dlo_lib.grading.notebook.lab import Lab
 
         return Lab
     raise AttributeError(name)

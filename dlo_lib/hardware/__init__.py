@@ -1,4 +1,8 @@
-"""What the machines are: GPUs as data."""
+"""The properties of GPUs, as data.
+
+``gpus`` reads ``gpus.toml`` (memory, bandwidth, and peak FLOP/s by dtype). ``recognise`` finds the GPU of
+this machine in it. The room imports no other room.
+"""
 
 from dlo_lib.hardware.gpus import Gpu, gpu, gpus
 from dlo_lib.hardware.recognise import recognise

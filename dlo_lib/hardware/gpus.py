@@ -1,9 +1,9 @@
-"""GPUs by name, from ``gpus.toml``, where every figure stands with its public source.
+"""GPUs by name, from ``gpus.toml``, which gives the public source of every figure.
 
-A model that fits must fit the *usable* memory, which is less than what the box says:
+The tensors of a process must fit in the *usable* memory, which is less than the nominal memory:
     usable = visible - CUDA context - NCCL buffers
-where visible is what CUDA reports. Peak FLOP/s are dense ones: an MFU against the data sheets' figures "with sparsity" would be halved.
-"""
+where visible is the memory that CUDA reports. Peak FLOP/s are dense. The figures "with sparsity" of the data
+sheets are twice as large and would halve the MFU."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Gpu:
         name: as in ``gpus()``, such as "a100-80".
         title: its full name.
         memory_bytes: the memory that CUDA reports.
-        usable_bytes: what is left of it for tensors, without the CUDA context and NCCL's buffers.
+        usable_bytes: the memory for tensors, without the CUDA context and the buffers of NCCL.
         bandwidth: of the memory, bytes/s.
         nvlink_bandwidth, pcie_bandwidth: in one direction, all links together, bytes/s.
-        peak_flops: dense FLOP/s by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"); a dtype that the chip lacks is absent.
-        sources: where the figures come from, by field of ``gpus.toml``.
+        peak_flops: dense FLOP/s by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"); a dtype that the chip lacks
+            is absent.
+        sources: the sources of the figures, by field of ``gpus.toml``.
     """
 
     name: str
@@ -43,10 +44,10 @@ class Gpu:
     sources: dict[str, str]
 
     def peak(self, dtype: str) -> float:
-        """Dense FLOP/s of matrix products in ``dtype``.
+        """Return the dense FLOP/s of matrix products in ``dtype``.
 
         Raises:
-            UserError: the chip has no such arithmetic.
+            UserError: the GPU does not support ``dtype``.
         """
         if dtype not in self.peak_flops:
             raise UserError(f"{self.name} has no native {dtype}: use {' or '.join(self.peak_flops)}")
@@ -54,10 +55,10 @@ class Gpu:
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, in any case.
+    """Return the GPU with this name, in upper or lower case.
 
     Raises:
-        UserError: no such name; the nearest ones are offered.
+        UserError: the name is unknown; the message suggests the nearest names.
     """
     known = _table()
     if name.lower() not in known:
@@ -66,7 +67,7 @@ def gpu(name: str) -> Gpu:
 
 
 def gpus() -> dict[str, Gpu]:
-    """All GPUs by name, the oldest first."""
+    """Return all GPUs by name, the oldest first."""
     return dict(_table())
 
 

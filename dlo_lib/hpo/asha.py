@@ -1,12 +1,16 @@
-"""ASHA: successive halving in which nobody waits, because a trial goes on as soon as it is among the best part of its rung so far.
+"""ASHA: asynchronous successive halving.
 
-A free worker looks from the top rung down for a trial that is in the best 1 / eta of those that have reported on its rung and has not gone
-on; if there is none it begins a new trial at the bottom. Early promotions may be wrong ones: the paper shows their number to be small
-against the rung. Optuna's SuccessiveHalvingPruner decides at each rung whether a running trial *stops*, and never takes one up again; this
-is the version with promotion.
+A trial is promoted as soon as it is in the best 1 / eta of its rung.
 
-L. Li et al., A System for Massively Parallel Hyperparameter Tuning (2018), arXiv:1810.05934, algorithm 2. Cost: a checkpoint of every trial
-that may still go on.
+A free worker searches the rungs from the top down for a trial that is in the best 1 / eta of the trials that
+have reported on the rung and that is not promoted yet. If there is none, the worker starts a new trial on the
+lowest rung. No worker waits for a rung to complete. Some early promotions are wrong; the paper shows that
+their number is small against the size of the rung. Optuna's SuccessiveHalvingPruner decides on each rung
+whether a running trial *stops*, and it never resumes a stopped trial. This module implements the version with
+promotion.
+
+L. Li et al., A System for Massively Parallel Hyperparameter Tuning (2018), arXiv:1810.05934, algorithm 2.
+Cost: one checkpoint of each trial that can still be promoted.
 """
 
 from __future__ import annotations
@@ -16,26 +20,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dlo_lib.hpo.halving import rungs
-from dlo_lib.hpo.table import Begin, Decision, GoOn, Row, best_first, idle
+from dlo_lib.hpo.table import Begin, Decision, Promote, TrialRow, best_first, idle
 
 
 @dataclass(frozen=True)
 class Asha:
-    """At most ``trials`` trials, from ``least`` to ``most``, of which each rung lets one in ``eta`` go on at once."""
+    """At most ``trials`` trials with resources from ``least`` to ``most``; each rung promotes one trial in
+    ``eta``.
+    """
 
     trials: int
     least: int
     most: int
     eta: int = 3
 
-    def decide(self, table: Sequence[Row]) -> Decision:
-        """A promotion, from the top; else a new trial."""
+    def decide(self, table: Sequence[TrialRow]) -> Decision:
+        """Return a promotion, from the highest rung that has one; otherwise a new trial."""
         resources = [rung.resource for rung in rungs(self.trials, self.least, self.most, self.eta)]
         for below, above in reversed(list(pairwise(resources))):
-            told = [row for row in table if row.is_through(below)]
-            for row in best_first(told, below)[: len(told) // self.eta]:
+            reported = [row for row in table if row.is_through(below)]
+            for row in best_first(reported, below)[: len(reported) // self.eta]:
                 if not row.has_begun(above):
-                    return GoOn(row.number, above)
+                    return Promote(row.number, above)
         if len(table) < self.trials:
             return Begin(resources[0], until=resources[-1])
         return idle(table)

@@ -1,8 +1,8 @@
-"""What is searched, and how, as data: written into the study when it is made, so that every worker that joins searches the same.
+"""The definition of a search, as data. The study stores it, so that every worker runs the same search.
 
-A definition is the space (Optuna's distributions by name), the policy (who is trained how far), the sampler (what new trials look like) and
-a seed. The k-th new trial depends on these and on the table alone, not on the process that asks for it.
-"""
+A definition consists of the space (Optuna's distributions by name), the policy (which trial is trained to
+which resource), the sampler (which hyperparameters a new trial gets) and a seed. The hyperparameters of the
+k-th trial depend only on the definition and the table, not on the process that requests the trial."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from optuna.trial import FrozenTrial
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.expected_improvement_sampler import ExpectedImprovementSampler
+from dlo_lib.hpo.fixed_budget import EveryTrial, Grid
 from dlo_lib.hpo.halving import Hyperband, SuccessiveHalving
-from dlo_lib.hpo.plain import EveryTrial, Grid
 from dlo_lib.hpo.population import PopulationBased
 from dlo_lib.hpo.table import Policy
 
@@ -38,18 +38,18 @@ POLICIES: dict[str, Any] = {
 
 
 class Sampler(enum.Enum):
-    """Who proposes the hyperparameters of a new trial."""
+    """The sampler that draws the hyperparameters of a new trial."""
 
     RANDOM = "random"
     TPE = "tpe"
-    """Tree-structured Parzen estimator, Optuna's; J. Bergstra et al., NeurIPS 2011."""
+    """Optuna's tree-structured Parzen estimator; J. Bergstra et al., NeurIPS 2011."""
     EXPECTED_IMPROVEMENT = "expected-improvement"
-    """Ours, on a small Gaussian process."""
+    """Expected Improvement on the Gaussian process of this room; see ``expected_improvement_sampler``."""
     GAUSSIAN_PROCESS = "gaussian-process"
-    """Optuna's."""
+    """Optuna's Gaussian process sampler."""
 
     def make(self, seed: int) -> BaseSampler:
-        """A sampler of its own."""
+        """Create a new Optuna sampler with this seed."""
         kinds = {
             Sampler.RANDOM: RandomSampler,
             Sampler.TPE: TPESampler,
@@ -61,7 +61,7 @@ class Sampler(enum.Enum):
 
 @dataclass(frozen=True)
 class Definition:
-    """What is searched, and how."""
+    """The space, the policy, the sampler and the seed of a search."""
 
     space: Mapping[str, BaseDistribution]
     policy: Policy
@@ -69,23 +69,27 @@ class Definition:
     seed: int = 0
 
     def propose(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
-        """Hyperparameters for the trial after ``trials``, whose states are what the sampler may know of them.
+        """Sample the hyperparameters of the next trial, given the states and values of ``trials``.
 
-        The sampler is asked in a copy of the study in memory: what it proposes is stored together with who trains it, or not at all.
-        """
+        The sampler runs on a copy of the study in memory. The caller stores the hyperparameters and the claim
+        of the worker in one record, so that a new trial is never stored without its worker."""
         with quiet():
-            study = optuna.create_study(sampler=self.sampler.make((self.seed * 1_000_003 + len(trials)) % 2**32))
+            study = optuna.create_study(
+                sampler=self.sampler.make((self.seed * 1_000_003 + len(trials)) % 2**32)
+            )
             study.add_trials(trials)
             return study.ask(dict(self.space)).params
 
     def to_json(self) -> str:
-        """Its text in the study."""
+        """Serialise the definition for the study."""
         kind = type(self.policy).__name__
         if kind not in POLICIES or not dataclasses.is_dataclass(self.policy):
             raise unknown_name("policy", kind, POLICIES)
         return json.dumps(
             {
-                "space": {name: distribution_to_json(distribution) for name, distribution in self.space.items()},
+                "space": {
+                    name: distribution_to_json(distribution) for name, distribution in self.space.items()
+                },
                 "policy": {"kind": kind, **dataclasses.asdict(self.policy)},
                 "sampler": self.sampler.value,
                 "seed": self.seed,
@@ -94,10 +98,10 @@ class Definition:
 
     @classmethod
     def from_json(cls, text: str) -> Definition:
-        """The definition that :meth:`to_json` wrote.
+        """Read a definition that :meth:`to_json` wrote.
 
         Raises:
-            UserError: it is none, or one of another version.
+            UserError: ``text`` is not a definition, or another version wrote it.
         """
         try:
             read = json.loads(text)
@@ -109,12 +113,14 @@ class Definition:
                 read["seed"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"the study says nothing readable about what it searches ({error!r}): begin another one") from error
+            raise UserError(
+                f"the study has no readable definition ({error!r}): create a new search in another file"
+            ) from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Optuna's line for each study that is made or opened."""
+    """Suppress Optuna's log line for each study that is created or opened."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

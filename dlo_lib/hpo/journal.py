@@ -1,9 +1,10 @@
-"""The file of a search: the journal of an Optuna study, locked so that it is free and whole however a process ends.
+"""The journal of an Optuna study: the one file that stores a search.
 
-Optuna's own locks are files that somebody removes: a process that is killed leaves them, and others wait half a minute. Here it is
-``dlo_lib.hpo.lock``. A record is a line; half a line at the end, of a process that was killed while it wrote, is cut off before the next
-one is written. What a trial is to the search is in two attributes: its place, which never changes, and its claim: who trains it how far.
-"""
+Optuna's own lock is a file that its owner must remove: a killed process leaves it behind, and other processes
+then wait half a minute. The journal uses ``filelock`` instead, which calls ``flock``; the kernel releases
+this lock when its process ends. One line is one record. A process that is killed while it writes leaves an
+incomplete line at the end, which is removed before the next record is written. Two attributes describe a
+trial: its place, which never changes, and its claim, which names the worker and the resource to train to."""
 
 from __future__ import annotations
 
@@ -13,35 +14,35 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from dlo_lib.hpo.lock import FileLock
-from dlo_lib.hpo.table import Begin, Row
+from dlo_lib.hpo.table import Begin, TrialRow
 
 PLACE, CLAIM = "place", "claim"
 
 
 class Journal:
-    """The file at ``path``, and what lies beside it."""
+    """The journal at ``path`` and the files beside it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         self._lock = FileLock(self.beside("lock"))
 
     def beside(self, what: str) -> Path:
-        """The path of that name that belongs to this file."""
+        """Return the path of a file or folder that belongs to this journal."""
         return self.path.with_name(f"{self.path.name}.{what}")
 
     def storage(self) -> JournalStorage:
-        """The file as Optuna's storage; makes it when there is none."""
+        """Open the journal as an Optuna storage; create it if it does not exist."""
         return JournalStorage(JournalFileBackend(str(self.path), lock_obj=self._lock))  # type: ignore[arg-type]
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Alone with the file, which then ends with a whole record."""
-        with self._lock.held():
+        """Hold the lock of the journal, and first remove an incomplete record at its end."""
+        with self._lock:
             if self.path.exists():
                 _cut_torn_end(self.path)
             yield
@@ -60,20 +61,21 @@ def _cut_torn_end(path: Path) -> None:
 
 
 def place_of(decision: Begin) -> dict[str, Any]:
-    """What never changes of the trial that ``decision`` begins."""
+    """Return the constant attributes of the trial that ``decision`` starts."""
     return {"until": decision.until, "group": decision.group, "parent": decision.parent}
 
 
 def claim_of(worker: str, resource: int, attempt: int = 1) -> dict[str, Any]:
-    """Who trains, how far, and how often somebody has begun to."""
+    """Return the claim on a trial: the worker, the resource to train to, and the
+    number of attempts so far."""
     return {"worker": worker, "resource": resource, "attempt": attempt}
 
 
-def row_of(trial: FrozenTrial) -> Row:
-    """The trial in the table."""
+def row_of(trial: FrozenTrial) -> TrialRow:
+    """Return the row of ``trial`` in the table."""
     place, claim = trial.user_attrs[PLACE], trial.user_attrs[CLAIM]
     open_goal = claim["resource"] not in trial.intermediate_values and not trial.state.is_finished()
-    return Row(
+    return TrialRow(
         number=trial.number,
         params=trial.params,
         until=place["until"],
@@ -86,7 +88,10 @@ def row_of(trial: FrozenTrial) -> Row:
 
 
 def for_sampler(trial: FrozenTrial) -> FrozenTrial:
-    """The trial as a sampler may know it: one that waits for its promotion counts by what it has reported."""
+    """Return the trial as the sampler sees it.
+
+    A trial that waits for a promotion counts with its last reported loss.
+    """
     row = row_of(trial)
     state = TrialState.PRUNED if trial.state is TrialState.RUNNING and row.goal is None else trial.state
     return create_trial(
@@ -99,7 +104,7 @@ def for_sampler(trial: FrozenTrial) -> FrozenTrial:
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint, file or folder, when it is there."""
+    """Remove a checkpoint, which is a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

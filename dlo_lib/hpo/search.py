@@ -1,15 +1,20 @@
-"""A search that several processes share, and that goes on after any of them was killed, without losing or doubling a trial.
+"""A search that several processes share.
 
-All that is known stands in one file, the journal of an Optuna study. A trial is asked for, trained, and told, and each of these is one
-record: *who trains it how far* (with its hyperparameters, when it is new), and *what was reported*. A process that is killed leaves a trial
-with a goal and no report. Its lease has ended with it (``dlo_lib.hpo.lock``): the next worker that asks takes the trial up from its last
-checkpoint, with the number and the hyperparameters that it had.
+It continues after any of them is killed and loses or repeats no trial.
 
-    search = Search.make("lr.journal", Definition({"lr": FloatDistribution(1e-4, 1, log=True)}, Asha(27, 1, 9), seed=1))
-    search.work(objective)                              # and in other processes: Search.join("lr.journal").work(objective)
+One file, the journal of an Optuna study, stores the whole state. :meth:`Search.ask` and :meth:`Search.tell`
+each write one record: the claim on a trial (with its hyperparameters, if it is new) and the reported loss. A
+killed process leaves a trial with a goal and no report, and its lease ends with it (``dlo_lib.hpo.lease``).
+The next worker that calls ``ask`` resumes this trial from its last checkpoint, with the same number and the
+same hyperparameters.
 
-Cost: asking and telling take a lock and read what is new in the journal: milliseconds. Each trial keeps its last checkpoint.
-"""
+    search = Search.make("lr.journal", Definition({"lr": FloatDistribution(1e-4, 1, log=True)}, Asha(27, 1,
+        9), seed=1))
+    search.work(objective)                              # first process
+    Search.join("lr.journal").work(objective)           # other processes
+
+Cost: ``ask`` and ``tell`` take a lock and read the new records of the journal, which takes milliseconds. Each
+trial keeps its last checkpoint."""
 
 from __future__ import annotations
 
@@ -26,21 +31,26 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from dlo_lib.errors import UserError
 from dlo_lib.hpo.definition import Definition, quiet
 from dlo_lib.hpo.journal import CLAIM, PLACE, Journal, claim_of, for_sampler, place_of, remove, row_of
-from dlo_lib.hpo.lock import Lease, is_alive
-from dlo_lib.hpo.population import explored
-from dlo_lib.hpo.table import Begin, GoOn, Row, Step
+from dlo_lib.hpo.lease import Lease, is_alive
+from dlo_lib.hpo.population import explore
+from dlo_lib.hpo.table import Begin, NoTask, Promote, TrialRow
 from dlo_lib.text import tr
 
 _DEFINITION = "definition"  # an attribute of the study
 _POLL_S = 0.2
 
 ATTEMPTS = 3
-"""A trial whose workers were killed so many times (it may be what the machine runs out of memory with) has failed."""
+"""The number of killed workers after which a trial counts as failed.
+
+The trial itself may exhaust the memory.
+"""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Train ``trial``: from ``begin``, with the checkpoint ``resume`` (None: from nothing), to ``resource``; save at ``checkpoint``."""
+    """Train ``trial`` from ``begin`` to ``resource``: load the checkpoint ``resume`` (None: start anew), save
+    ``checkpoint``.
+    """
 
     trial: int
     params: Mapping[str, Any]
@@ -48,15 +58,21 @@ class Task:
     resource: int
     resume: Path | None
     checkpoint: Path
-    """A path that may be made a file or a folder; its parent exists."""
+    """The path of the new checkpoint, a file or a folder; its parent folder exists."""
 
 
 Objective = Callable[[Task], float]
-"""Trains as the task says; returns the loss at ``task.resource``, where lower is better. NaN or infinity: the trial has failed."""
+"""Runs a task and returns the loss at ``task.resource``; lower is better.
+
+NaN or infinity marks the trial as failed.
+"""
 
 
 class Search:
-    """One process's hold on a search. Make one with :meth:`make` or :meth:`join`; :meth:`work`, or :meth:`ask` and :meth:`tell`."""
+    """One worker's connection to a search.
+
+    Create it with :meth:`make` or :meth:`join`. Then call :meth:`work`, or :meth:`ask` and :meth:`tell`.
+    """
 
     def __init__(self, journal: Journal, definition: Definition, study: optuna.Study) -> None:
         self.path, self.definition, self.study = journal.path, definition, study
@@ -65,56 +81,69 @@ class Search:
 
     @classmethod
     def make(cls, path: str | Path, definition: Definition) -> Search:
-        """The search at ``path``, made when there is none yet.
+        """Open the search at ``path``; create it if it does not exist.
 
         Raises:
-            UserError: there is one which searches something else, or in another way.
+            UserError: the search at ``path`` has another definition.
         """
         journal, text = Journal(path), definition.to_json()
         journal.path.parent.mkdir(parents=True, exist_ok=True)
         with journal.held(), quiet():
-            study = optuna.create_study(storage=journal.storage(), study_name=journal.path.stem, load_if_exists=True)
+            study = optuna.create_study(
+                storage=journal.storage(), study_name=journal.path.stem, load_if_exists=True
+            )
             if (known := study.user_attrs.get(_DEFINITION)) is None:
                 study.set_user_attr(_DEFINITION, text)
             elif known != text:
-                raise UserError(tr("{path} holds another search: join it, or make this one in another file", path=journal.path))
+                raise UserError(
+                    tr(
+                        "{path} holds another search: join it, or create this one in another file",
+                        path=journal.path,
+                    )
+                )
         return cls(journal, definition, study)
 
     @classmethod
     def join(cls, path: str | Path) -> Search:
-        """The search at ``path``, as it was defined.
+        """Open the existing search at ``path`` with its stored definition.
 
         Raises:
-            UserError: there is none.
+            UserError: there is no search at ``path``.
         """
         journal = Journal(path)
         if not journal.path.is_file():
-            raise UserError(tr("there is no search at {path}: make it first, then join", path=journal.path))
+            raise UserError(
+                tr("there is no search at {path}: create it with Search.make, then join", path=journal.path)
+            )
         with journal.held(), quiet():
             storage = journal.storage()
             if journal.path.stem not in [each.study_name for each in storage.get_all_studies()]:
-                raise UserError(tr("{path} holds no search called {name}", path=journal.path, name=journal.path.stem))
+                raise UserError(
+                    tr("{path} holds no search called {name}", path=journal.path, name=journal.path.stem)
+                )
             study = optuna.load_study(storage=storage, study_name=journal.path.stem)
         return cls(journal, Definition.from_json(study.user_attrs.get(_DEFINITION, "")), study)
 
-    def table(self) -> list[Row]:
-        """All trials so far."""
+    def table(self) -> list[TrialRow]:
+        """Return the rows of all trials so far."""
         return [row_of(trial) for trial in self._trials()]
 
     @property
-    def best(self) -> Row:
-        """The trial with the lowest loss among those that went furthest.
+    def best(self) -> TrialRow:
+        """The trial with the lowest loss among those with the largest resource.
 
         Raises:
-            UserError: none has reported yet.
+            UserError: no trial has reported yet.
         """
-        told = [row for row in self.table() if row.reports]
-        if not told:
+        reported = [row for row in self.table() if row.reports]
+        if not reported:
             raise UserError(tr("no trial of {path} has reported yet", path=self.path))
-        return min(told, key=lambda row: (-max(row.reports), row.reports[max(row.reports)]))
+        return min(reported, key=lambda row: (-max(row.reports), row.reports[max(row.reports)]))
 
-    def ask(self) -> Task | Step:
-        """What this process should train now: what a killed worker has left, else what the policy decides."""
+    def ask(self) -> Task | NoTask:
+        """Return the next task of this process: one that a killed worker has left, otherwise the policy's
+        decision.
+        """
         with self._journal.held():
             trials = self._trials()
             self._settle(trials)
@@ -128,23 +157,29 @@ class Search:
             decision = self.definition.policy.decide(self.table())
             if isinstance(decision, Begin):
                 return self._begin(decision, trials)
-            if isinstance(decision, GoOn):
+            if isinstance(decision, Promote):
                 return self._claim(trials[decision.trial], decision.resource)
-            if decision is Step.DONE:
+            if decision is NoTask.DONE:
                 self._close(trials)
             return decision
 
     def tell(self, task: Task, loss: float) -> None:
-        """Report the loss of ``task``; NaN or infinity says that it failed.
+        """Report the loss of ``task``; NaN or infinity marks the trial as failed.
 
         Raises:
-            UserError: the task is not this process's, or was told before.
+            UserError: another process has claimed the task, or its loss is already reported.
         """
         with self._journal.held():
             trial = self._trials()[task.trial]
             is_mine = trial.user_attrs[CLAIM]["worker"] == self._lease.id
             if not is_mine or row_of(trial).goal != task.resource:
-                raise UserError(tr("trial {trial} is not this process's to report at {at}", trial=task.trial, at=task.resource))
+                raise UserError(
+                    tr(
+                        "trial {trial} at {at} is not claimed by this process: report a task once",
+                        trial=task.trial,
+                        at=task.resource,
+                    )
+                )
             if math.isfinite(loss):
                 self.study._storage.set_trial_intermediate_value(trial._trial_id, task.resource, float(loss))
                 self._settle([self._trials()[task.trial]])
@@ -155,18 +190,18 @@ class Search:
                 remove(older)
 
     def give_back(self, task: Task) -> None:
-        """Leave ``task`` to whoever asks next, as if this process had been killed."""
+        """Release ``task``, so that the next worker that calls :meth:`ask` gets it."""
         with self._journal.held():
             self._set_claim(self._trials()[task.trial], claim_of("", task.resource, attempt=0))
 
     def work(self, objective: Objective) -> int:
-        """Train until there is nothing left to train; returns how many tasks this process has done.
+        """Run tasks until the search is complete; return the number of tasks that this process has run.
 
-        A trial whose objective raises ``ArithmeticError`` (a loss that overflowed) has failed. Any other exception is the objective's own
-        mistake or an interrupt: the task is given back and the exception goes on.
-        """
+        An ``ArithmeticError`` in the objective (a loss that overflows) marks the trial as failed. Any other
+        exception is an error in the objective or an interrupt: the task is released and the exception is
+        raised again."""
         done = 0
-        while (task := self.ask()) is not Step.DONE:
+        while (task := self.ask()) is not NoTask.DONE:
             if not isinstance(task, Task):
                 time.sleep(_POLL_S)
                 continue
@@ -182,7 +217,7 @@ class Search:
         return done
 
     def leave(self) -> None:
-        """End this process's part: what it has not told is left to others."""
+        """End the lease of this process; its unreported tasks go to other workers."""
         self._lease.end()
 
     def _trials(self) -> list[FrozenTrial]:
@@ -193,10 +228,10 @@ class Search:
         if decision.params is None:
             params = self.definition.propose([for_sampler(trial) for trial in trials])
         elif decision.explore:
-            params = explored(decision.params, self.definition.space, f"{self.definition.seed}/{number}")
+            params = explore(decision.params, self.definition.space, f"{self.definition.seed}/{number}")
         else:
             params = dict(decision.params)
-        self.study.add_trial(  # one record: the trial is there with all that belongs to it, or not at all
+        self.study.add_trial(  # one record, so that a trial is stored with all its attributes or not at all
             create_trial(
                 state=TrialState.RUNNING,
                 params=params,
@@ -225,7 +260,7 @@ class Search:
             source, begin = row.parent, max(row_of(self._trials()[row.parent]).reports)
         resume, checkpoint = self._folder(source) / f"at-{begin}", self._folder(row.number) / f"at-{row.goal}"
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        remove(checkpoint)  # half of one, by a worker that was killed
+        remove(checkpoint)  # a killed worker may have left an incomplete one
         if not resume.exists():
             return Task(row.number, row.params, 0, row.goal, None, checkpoint)
         return Task(row.number, row.params, begin, row.goal, resume, checkpoint)
@@ -234,7 +269,10 @@ class Search:
         return self._journal.beside("trials") / f"{trial:05d}"
 
     def _settle(self, trials: list[FrozenTrial]) -> None:
-        """Complete the trials that have reported at their end: the process that reported may have been killed before it did."""
+        """Complete the trials that have reported their last loss.
+
+        A worker may be killed between the report and this call.
+        """
         for trial in trials:
             until = trial.user_attrs[PLACE]["until"]
             if not trial.state.is_finished() and until in trial.intermediate_values:
@@ -242,5 +280,8 @@ class Search:
 
     def _close(self, trials: list[FrozenTrial]) -> None:
         for trial in trials:
-            if not trial.state.is_finished() and trial.user_attrs[PLACE]["until"] not in trial.intermediate_values:
+            if (
+                not trial.state.is_finished()
+                and trial.user_attrs[PLACE]["until"] not in trial.intermediate_values
+            ):
                 self.study.tell(trial.number, state=TrialState.PRUNED)

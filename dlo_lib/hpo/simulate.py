@@ -1,8 +1,8 @@
-"""A search carried out in memory and in simulated time: what a policy trains, what that costs, who waits.
+"""Simulate a search in memory: the tasks of each worker, their cost and the waiting time.
 
-Each worker asks the policy as soon as it is free. A trial that is trained from resource a to b keeps it for (b - a) times what a unit costs
-this trial; what is reported then is what ``loss`` says. The same policies run for real in ``dlo_lib.hpo.search``.
-"""
+A worker requests a decision of the policy as soon as it is free. Training a trial from resource a to resource
+b takes (b - a) times the cost of one unit for this trial; the trial then reports the value of ``loss``.
+``dlo_lib.hpo.search`` runs the same policies on real trials."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlo_lib.hpo.table import Begin, GoOn, Policy, Row, Step
+from dlo_lib.hpo.table import Begin, NoTask, Policy, Promote, TrialRow
 
-Loss = Callable[[Row, int], float | None]
-"""The loss of a trial at a resource; None when it fails there."""
+Loss = Callable[[TrialRow, int], float | None]
+"""The loss of a trial at a resource; None if the trial fails there."""
 
-Propose = Callable[[Sequence[Row]], dict[str, Any]]
-"""Hyperparameters for a new trial, from the table so far."""
+Propose = Callable[[Sequence[TrialRow]], dict[str, Any]]
+"""Returns the hyperparameters of a new trial, given the table so far."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """What a worker did from ``start`` to ``end``: train ``trial`` up to ``resource``."""
+    """One task: ``worker`` trains ``trial`` up to ``resource``, from time ``start`` to time ``end``."""
 
     worker: int
     trial: int
@@ -32,68 +32,85 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Simulation:
-    """The table at the end and who did what when."""
+class SimulatedSearch:
+    """The final table and the tasks of all workers."""
 
-    table: tuple[Row, ...]
+    table: tuple[TrialRow, ...]
     spans: tuple[Span, ...]
 
     @property
     def makespan(self) -> float:
-        """When the last trial has reported."""
+        """The time at which the last trial reports."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property
     def cost(self) -> float:
-        """The time of all workers that was spent on training."""
+        """The training time, summed over all workers."""
         return sum(span.end - span.start for span in self.spans)
 
 
 def simulate(
-    policy: Policy, loss: Loss, propose: Propose, *, workers: int = 1, cost: Callable[[Row], float] = lambda row: 1.0
-) -> Simulation:
-    """Carry ``policy`` out with so many ``workers``; ``cost`` is the time of a trial for one unit of resource.
+    policy: Policy,
+    loss: Loss,
+    propose: Propose,
+    *,
+    workers: int = 1,
+    cost: Callable[[TrialRow], float] = lambda row: 1.0,
+) -> SimulatedSearch:
+    """Simulate ``policy`` with this number of ``workers``; ``cost`` is the time of one unit of resource for a
+    trial.
 
-    Example: ``simulate(Asha(27, 1, 27), lambda row, resource: row.params["x"] + 1 / resource, lambda table: {"x": random.random()})``.
-    """
-    table, spans, now = list[Row](), list[Span](), 0.0
+    Example: ``simulate(Asha(27, 1, 27), lambda row, resource: row.params["x"] + 1 / resource, lambda table:
+    {"x": random.random()})``."""
+    table, spans, now = list[TrialRow](), list[Span](), 0.0
     free, running = list(range(workers)), list[tuple[float, int, Span]]()
     while True:
-        decision = policy.decide(table) if free else Step.WAIT
-        if isinstance(decision, Step):
+        decision = policy.decide(table) if free else NoTask.WAIT
+        if isinstance(decision, NoTask):
             if not running:
-                return Simulation(tuple(table), tuple(spans))
+                return SimulatedSearch(tuple(table), tuple(spans))
             now, worker, span = heapq.heappop(running)
             table[span.trial] = _reported(table[span.trial], loss)
             free.append(worker)
             free.sort()
             continue
-        begun = _sent(decision, table, propose)
+        begun = _start(decision, table, propose)
         worker, row = free.pop(0), table[begun.trial]
-        span = Span(worker, begun.trial, begun.resource, now, now + (begun.resource - begun.before) * cost(row))
+        span = Span(
+            worker, begun.trial, begun.resource, now, now + (begun.resource - begun.before) * cost(row)
+        )
         spans.append(span)
         heapq.heappush(running, (span.end, worker, span))
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _Started:
     trial: int
     before: int
     resource: int
 
 
-def _sent(decision: Begin | GoOn, table: list[Row], propose: Propose) -> _Sent:
-    if isinstance(decision, GoOn):
+def _start(decision: Begin | Promote, table: list[TrialRow], propose: Propose) -> _Started:
+    if isinstance(decision, Promote):
         row = table[decision.trial]
         table[decision.trial] = replace(row, goal=decision.resource)
-        return _Sent(decision.trial, max(row.reports, default=0), decision.resource)
+        return _Started(decision.trial, max(row.reports, default=0), decision.resource)
     params = dict(decision.params) if decision.params is not None else propose(table)
-    table.append(Row(len(table), params, decision.until, goal=decision.resource, group=decision.group, parent=decision.parent))
+    table.append(
+        TrialRow(
+            len(table),
+            params,
+            decision.until,
+            goal=decision.resource,
+            group=decision.group,
+            parent=decision.parent,
+        )
+    )
     before = 0 if decision.parent is None else max(table[decision.parent].reports)
-    return _Sent(len(table) - 1, before, decision.resource)
+    return _Started(len(table) - 1, before, decision.resource)
 
 
-def _reported(row: Row, loss: Loss) -> Row:
+def _reported(row: TrialRow, loss: Loss) -> TrialRow:
     assert row.goal is not None
     value = loss(row, row.goal)
     reports = row.reports if value is None else {**row.reports, row.goal: value}

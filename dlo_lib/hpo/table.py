@@ -1,10 +1,11 @@
-"""The table of a search, and what can be decided from it.
+"""The table of a search and the decisions of a policy.
 
-A trial is one configuration of hyperparameters. It is trained to a resource (epochs, steps, images: a whole number that grows), reports its
-loss there, and may go on later. The rows of all trials are the whole state of a search: a policy is a function of the table, so a search
-that was killed goes on by reading its table again, and several workers that share one table share one search.
+A trial is one configuration of hyperparameters. It is trained to a resource (an increasing number of epochs,
+steps or images), reports its loss there and may be promoted later. The rows of all trials are the complete
+state of a search. A policy is a function of the table. A search that was killed therefore continues from its
+table, and several workers share a search by sharing its table.
 
-    policy.decide(table) -> Begin(...) | GoOn(...) | Step.WAIT | Step.DONE
+    policy.decide(table) -> Begin(...) | Promote(...) | NoTask.WAIT | NoTask.DONE
 """
 
 from __future__ import annotations
@@ -17,82 +18,85 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
-class Row:
-    """What is known of one trial. Losses are finite: a trial that diverged or crashed has ``failed``."""
+class TrialRow:
+    """The state of one trial. Its losses are finite; a trial that diverged or crashed has ``failed``."""
 
     number: int
     params: Mapping[str, Any]
     until: int
-    """The resource at which it is complete."""
+    """The resource at which the trial is complete."""
     reports: Mapping[int, float] = field(default_factory=dict)
-    """Loss by resource."""
+    """The loss by resource."""
     goal: int | None = None
-    """The resource that it is on its way to; None while nobody trains it."""
+    """The resource to which the trial is being trained; None if it is not in training."""
     group: int = 0
-    """The bracket or the member of a population that it belongs to."""
+    """The index of its bracket or of its member of the population."""
     failed: bool = False
     parent: int | None = None
-    """The trial whose last checkpoint it began from."""
+    """The number of the trial from whose last checkpoint it started."""
 
     def loss(self, resource: int) -> float:
-        """The loss at ``resource``; infinite for a trial that failed before."""
+        """Return the loss at ``resource``; infinity for a trial that failed before."""
         return self.reports.get(resource, math.inf)
 
     def is_through(self, resource: int) -> bool:
-        """Whether nothing more is to come from it at ``resource``."""
+        """Whether the trial has reported at ``resource`` or has failed."""
         return self.failed or resource in self.reports
 
     def has_begun(self, resource: int) -> bool:
-        """Whether it was ever sent on its way to ``resource``."""
+        """Whether training to ``resource`` has started."""
         return self.is_through(resource) or self.goal == resource
 
 
 @dataclass(frozen=True)
 class Begin:
-    """A new trial: train to ``resource``; it is complete at ``until``."""
+    """Start a new trial and train it to ``resource``; the trial is complete at ``until``."""
 
     resource: int
     until: int
     group: int = 0
     params: Mapping[str, Any] | None = None
-    """None: the sampler proposes."""
+    """The hyperparameters; None if the sampler draws them."""
     parent: int | None = None
-    """The trial whose last checkpoint it begins from, with the resource that went into it."""
+    """The number of the trial from whose last checkpoint, and resource, the new trial starts."""
     explore: bool = False
     """Whether ``params`` are perturbed first."""
 
 
 @dataclass(frozen=True)
-class GoOn:
-    """Train ``trial`` on, to ``resource``."""
+class Promote:
+    """Train the existing ``trial`` further, to ``resource``."""
 
     trial: int
     resource: int
 
 
-class Step(enum.Enum):
-    """Nothing to train now: ``WAIT`` until a running trial has reported, or ``DONE`` for good."""
+class NoTask(enum.Enum):
+    """There is nothing to train: ``WAIT`` until a running trial reports, or the search is ``DONE``."""
 
     WAIT = "wait"
     DONE = "done"
 
 
-Decision = Begin | GoOn | Step
+Decision = Begin | Promote | NoTask
 
 
 class Policy(Protocol):
-    """Decides who is trained next, and how far: a frozen dataclass of numbers, which can be written down."""
+    """Decides which trial is trained next and to which resource.
 
-    def decide(self, table: Sequence[Row]) -> Decision:
-        """The next step, from the rows in the order of their numbers."""
+    A policy is a frozen dataclass, which can be serialised.
+    """
+
+    def decide(self, table: Sequence[TrialRow]) -> Decision:
+        """Return the next decision from the rows, which are in the order of their numbers."""
         ...
 
 
-def idle(table: Sequence[Row]) -> Step:
-    """``WAIT`` while a trial is trained, else ``DONE``."""
-    return Step.WAIT if any(row.goal is not None for row in table) else Step.DONE
+def idle(table: Sequence[TrialRow]) -> NoTask:
+    """Return ``WAIT`` while a trial is in training, otherwise ``DONE``."""
+    return NoTask.WAIT if any(row.goal is not None for row in table) else NoTask.DONE
 
 
-def best_first(rows: Sequence[Row], resource: int) -> list[Row]:
-    """``rows`` by their loss at ``resource``; equal ones by number."""
+def best_first(rows: Sequence[TrialRow], resource: int) -> list[TrialRow]:
+    """Sort ``rows`` by their loss at ``resource``, then by number."""
     return sorted(rows, key=lambda row: (row.loss(resource), row.number))

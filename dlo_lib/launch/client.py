@@ -1,38 +1,33 @@
-"""The caller's side of the warm server: start it once, ask it for ranks, and be sure that they end.
+"""The caller's side of the warm server: start it once, request ranks, and make sure that they end.
 
-There is one server per process, started by the first launch and replaced when it is found dead or belongs to the process that this one was
-forked from. The only way to it is a socket pair made here, so no other user or notebook can reach it. A launch is one more socket pair:
-closing our end stops its ranks, whatever else goes wrong.
+Each process has one server. The first launch starts it; it is replaced if it is dead, or if it belongs to the
+process that this one was forked from. It is reached only by a socket pair created here, so no other user or
+notebook can use it. Each launch has a separate socket pair: closing this end stops its ranks in any case.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import dlo_lib
-from dlo_lib.comm.board import Board
+from dlo_lib.comm.deadlock.board import Board
+from dlo_lib.interpreter import trusted_python
 from dlo_lib.launch.frames import stack_as_traceback
-from dlo_lib.launch.server import READY, REPORT, REQUEST, Request
+from dlo_lib.launch.server import READY, REPORT, REQUEST, ServerRequest
 
 _STOP_TIMEOUT_S = 5.0
 _STACKS_TIMEOUT_S = 0.5
-_BLACK_BOX_BYTES = 1 << 20
+_STACK_BYTES = 1 << 20
 _BOOT = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[3])
 from dlo_lib.launch.server import main
 main(int(sys.argv[1]), int(sys.argv[2]))
 """
@@ -40,40 +35,50 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 
 @dataclass
 class RankFiles:
-    """The parent's ends of what connects it with one rank."""
+    """The caller's ends of the connections to one rank."""
 
-    channel: socket.socket  # the rank's result or error; the end of our stream tells the rank to leave
-    output: int  # all that the rank prints
-    black_box: IO[bytes]  # stacks that faulthandler writes, on demand or in a crash
+    channel: socket.socket  # the rank's result or error; the end of this stream asks the rank to leave
+    output: int  # everything that the rank prints
+    stack_file: IO[bytes]  # stacks that faulthandler writes, on request or in a crash
 
     def stack(self) -> str:
-        """What the black box holds, most recent call last, as a traceback."""
-        data = os.pread(self.black_box.fileno(), _BLACK_BOX_BYTES, 0)
+        """Return the last stack in the file as a traceback, most recent call last."""
+        data = os.pread(self.stack_file.fileno(), _STACK_BYTES, 0)
         return stack_as_traceback(data.decode(errors="replace"))
 
     def close(self) -> None:
+        """Close all connections."""
         self.channel.close()
         os.close(self.output)
-        self.black_box.close()
+        self.stack_file.close()
 
 
 class Server:
-    """The server process of this process."""
+    """The server of this process."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the server is
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  stays open as long as the server
         self._socket = ours
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), str(self._owner), json.dumps(_module_path())],
+                trusted_python(_BOOT, str(theirs.fileno()), str(self._owner), user_settings=True),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # a Ctrl-C in the terminal is for the caller alone, which then stops its ranks
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # or NumPy starts a thread, which no fork survives
+                # Ctrl-C in the terminal reaches only the caller, which then stops its ranks.
+                start_new_session=True,
+                # No thread survives the fork: NumPy starts one when it is imported, torch._inductor a pool.
+                # An imported module that looks for a GPU asks NVML, because CUDA, once asked, refuses to
+                # start in a forked process.
+                env={
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "TORCH_WARM_POOL": "0",
+                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                },
             )
         try:
             ready = ours.recv(len(READY))
@@ -90,21 +95,23 @@ class Server:
 
     @property
     def usable(self) -> bool:
+        """Whether the server runs and belongs to this process."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def launch(self) -> socket.socket:
-        """The control socket of a new launch."""
+        """Start a launch; return its control socket."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._socket, [b"L"], [theirs.fileno()])
         return ours
 
     def close(self) -> None:
-        """End the server, and with it every rank that is left."""
+        """End the server and all its ranks."""
         atexit.unregister(self.close)
         if self._owner == os.getpid():
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # close() is not enough: a process forked from this one holds a copy
+                # Close() is not enough: a forked process may hold a copy.
+                self._socket.shutdown(socket.SHUT_RDWR)
             try:
                 self._process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -114,7 +121,7 @@ class Server:
         self._errors.close()
 
 
-_server: Server | None = None  # one per process, as an import is: a warm start is worth nothing if each call pays for it
+_server: Server | None = None  # one per process: starting it takes longer than most calls
 _lock = threading.Lock()
 
 
@@ -130,16 +137,19 @@ def _open_launch() -> socket.socket:
 
 
 class Launch:
-    """The ranks of one call. As a context manager: on leaving, none of them lives."""
+    """The ranks of one call. As a context manager, it ends all of them on exit."""
 
     def __init__(self, world_size: int, job: bytes) -> None:
         self.files: list[RankFiles] = []
         self.control = _open_launch()
         self.board = Board(world_size)
         try:
-            # The job is written once for all ranks. The listener is where they will meet (rank 0 serves the store on it): its port is taken
-            # from now on, so two launches never want the same one.
-            with _shared_file() as shared, socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size)) as listener:
+            # The job is written once for all ranks. The listener is for the store that rank 0 serves: its
+            # port is taken from now on, so two launches never use the same one.
+            with (
+                _shared_file() as shared,
+                socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size)) as listener,
+            ):
                 shared.write(job)
                 shared.flush()
                 for rank in range(world_size):
@@ -151,42 +161,42 @@ class Launch:
     def _fork(self, rank: int, job: int, listener: int) -> None:
         channel, theirs = socket.socketpair()
         read, write = os.pipe()
-        black_box = _shared_file()
-        self.files.append(RankFiles(channel, read, black_box))
+        stack_file = _shared_file()
+        self.files.append(RankFiles(channel, read, stack_file))
         os.set_blocking(read, False)
         channel.setblocking(False)
         try:
-            files = [theirs.fileno(), write, black_box.fileno(), job, listener, self.board.descriptor]
-            socket.send_fds(self.control, [REQUEST.pack(Request.FORK, rank)], files)
+            files = [theirs.fileno(), write, stack_file.fileno(), job, listener, self.board.descriptor]
+            socket.send_fds(self.control, [REQUEST.pack(ServerRequest.FORK, rank)], files)
         finally:
             theirs.close()
             os.close(write)
 
     def next_exit(self) -> tuple[int, int] | None:
-        """The next (rank, wait status) from the server, waiting for it; None when no more will come."""
+        """Wait for the next (rank, wait status) from the server; None if no more will come."""
         try:
             data = self.control.recv(REPORT.size, socket.MSG_WAITALL)
         except ConnectionError:
             return None
         return REPORT.unpack(data) if len(data) == REPORT.size else None
 
-    def let_go(self) -> None:
-        """Tell the ranks, which hold their connections open for each other, that all have what they need."""
+    def release(self) -> None:
+        """Release the ranks, which keep their connections open for each other until all have answered."""
         for files in self.files:
-            with contextlib.suppress(OSError):  # that one has gone already
+            with contextlib.suppress(OSError):  # this rank has ended already
                 files.channel.shutdown(socket.SHUT_WR)
 
     def stacks(self) -> list[str]:
-        """Each rank's stack now, most recent call last, in the words of a traceback; empty for a rank that cannot be asked."""
-        self.control.sendall(REQUEST.pack(Request.STACKS, 0))
+        """Return the stack of each rank as a traceback, most recent call last; "" without an answer."""
+        self.control.sendall(REQUEST.pack(ServerRequest.STACKS, 0))
         deadline = time.monotonic() + _STACKS_TIMEOUT_S
-        while time.monotonic() < deadline and not all(_size(files.black_box) for files in self.files):
+        while time.monotonic() < deadline and not all(_size(files.stack_file) for files in self.files):
             time.sleep(0.02)
-        time.sleep(0.02)  # the last one may still be writing
+        time.sleep(0.02)  # the last rank may still be writing
         return [files.stack() for files in self.files]
 
     def stop(self) -> None:
-        """Kill what is left of the ranks and wait until they are gone. What they wrote can still be read."""
+        """Kill the remaining ranks and wait until they have ended. Their output can still be read."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
             self.control.settimeout(_STOP_TIMEOUT_S)
@@ -195,6 +205,7 @@ class Launch:
         self.control.close()
 
     def close(self) -> None:
+        """Stop the ranks and close all connections."""
         self.stop()
         self.board.close()
         for files in self.files:
@@ -203,12 +214,14 @@ class Launch:
     def __enter__(self) -> Launch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def _shared_file() -> IO[bytes]:
-    """A file without a name: in memory on Linux, so that nothing is left when all processes are killed."""
+    """Return a file without a name (in memory on Linux), of which nothing is left after a kill."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("dlo-launch"), "wb+", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
@@ -216,17 +229,3 @@ def _shared_file() -> IO[bytes]:
 
 def _size(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_size
-
-
-def _module_path() -> list[str]:
-    """``sys.path`` without the current folder, where a ``random.py`` of the user's would hide Python's own from the server."""
-    home = str(Path(dlo_lib.__file__).parents[1])
-    return [*(entry for entry in sys.path if entry not in ("", current_folder())), home]
-
-
-def current_folder() -> str | None:
-    """The current folder, or None when it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None

@@ -1,7 +1,7 @@
-"""What ranks print, as lines that say whose they are: ``[rank 1] loss 3.2``.
+"""The output of ranks, as lines with the rank's number: ``[rank 1] loss 3.2``.
 
-Each rank's stdout and stderr are one pipe, read by the caller while it waits, so lines come live, are never torn, and a rank that prints
-without end is slowed down instead of filling memory.
+The stdout and stderr of a rank are one pipe, which the caller reads while it waits. Therefore lines appear at
+once and are never mixed, and a rank that prints without end is slowed down instead of filling the memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LONGEST_LINE_BYTES = 1 << 16
 
 
 class RankOutput:
-    """The lines of one rank's pipe, written to the caller's ``sys.stdout`` as it is at that moment."""
+    """The lines of one rank's pipe, written to the ``sys.stdout`` that the caller has at that moment."""
 
     def __init__(self, rank: int, pipe: int) -> None:
         self._prefix = f"[rank {rank}] "
@@ -22,10 +22,10 @@ class RankOutput:
         self._partial = b""
 
     def pump(self) -> bool:
-        """Write the whole lines that have arrived; False at the end of the pipe, or when nothing is in it."""
+        """Write the complete lines that have arrived; return False if the pipe is empty or at its end."""
         try:
             data = os.read(self._pipe, _CHUNK_BYTES)
-        except BlockingIOError:  # something that the rank has started still holds the pipe
+        except BlockingIOError:  # a process that the rank started still holds the pipe
             return False
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _LONGEST_LINE_BYTES:
@@ -35,7 +35,7 @@ class RankOutput:
         return bool(data)
 
     def finish(self) -> None:
-        """Write what is left in the pipe, and the line that was begun."""
+        """Write what is left in the pipe, including an incomplete line."""
         while self.pump():
             pass
         if self._partial:
@@ -49,5 +49,5 @@ class RankOutput:
 
 
 def _as_shown(line: bytes) -> str:
-    """A progress bar redraws its line with carriage returns: what a terminal would show in the end."""
+    """Return what a terminal shows of a line; a progress bar redraws its line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")

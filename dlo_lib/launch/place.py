@@ -1,7 +1,7 @@
-"""Who this process is among the ranks of a job: read from torchrun's environment, from SLURM's, or alone.
+"""The rank of this process in a job, from the environment of torchrun or of SLURM, or a single rank.
 
-``srun python`` needs no launcher of torch: SLURM says everything but a port, which is derived from the job's number, so that two jobs on
-one node do not meet.
+``srun python`` needs no launcher of torch. SLURM provides everything except a port, which is derived from the
+number of the job, so that two jobs on one node use different ports.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch.distributed as dist
 from dlo_lib.errors import UserError
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""What ``dist.init_process_group`` is given: with NCCL too, tensors on the CPU can be sent."""
-FIRST_PORT, PORTS = 20_000, 10_000  # below the ephemeral ports, which on Linux begin at 32768
+"""The argument of ``dist.init_process_group``; with NCCL, tensors on the CPU can be sent too."""
+FIRST_PORT, PORTS = 20_000, 10_000  # below the ephemeral ports, which start at 32768 on Linux
 
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in its job. ``launcher`` is torchrun, slurm, run_ranks or none."""
+    """A rank's position in its job. ``launcher`` is torchrun, slurm, run_ranks, environment or none."""
 
     rank: int
     local_rank: int
@@ -38,15 +38,16 @@ class Place:
 
 
 def place() -> Place:
-    """The place of this process, from its environment.
+    """Return the position of this process in its job, read from environment variables.
 
     Raises:
-        UserError: the environment contradicts itself.
+        UserError: the variables contradict each other, or one is not a number.
     """
     rank, local_rank, world_size, local_world_size, launcher = _numbers(os.environ)
     if not (0 <= rank < world_size and 0 <= local_rank < local_world_size):
         raise UserError(
-            f"rank {rank} of {world_size} (local {local_rank} of {local_world_size}) cannot be: unset RANK and WORLD_SIZE, or use torchrun"
+            f"rank {rank} of {world_size} (local {local_rank} of {local_world_size}) is invalid: "
+            "unset RANK and WORLD_SIZE, or use torchrun"
         )
     device, backend = _device(local_rank, local_world_size)
     return Place(rank, local_rank, world_size, local_world_size, device, backend, launcher)
@@ -56,36 +57,58 @@ def _numbers(environment: Mapping[str, str]) -> tuple[int, int, int, int, str]:
     def number(name: str, default: int) -> int:
         text = environment.get(name, str(default))
         if not text.strip().isdigit():
-            raise UserError(f'{name} is "{text}": it must be a whole number; unset it, or start with torchrun or srun')
+            raise UserError(
+                f'{name} is "{text}": it must be a whole number; unset it, or start with torchrun or srun'
+            )
         return int(text)
 
     if "RANK" in environment and "WORLD_SIZE" in environment:
         world_size = number("WORLD_SIZE", 1)
-        launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environment else environment.get("DLO_LAUNCHER", "environment")
-        return number("RANK", 0), number("LOCAL_RANK", 0), world_size, number("LOCAL_WORLD_SIZE", world_size), launcher
-    # A job of one task, as `salloc` gives a shell, is alone until srun starts it.
+        launcher = (
+            "torchrun"
+            if "TORCHELASTIC_RUN_ID" in environment
+            else environment.get("DLO_LAUNCHER", "environment")
+        )
+        return (
+            number("RANK", 0),
+            number("LOCAL_RANK", 0),
+            world_size,
+            number("LOCAL_WORLD_SIZE", world_size),
+            launcher,
+        )
+    # A job of one task, such as the shell of `salloc`, is a single rank until srun starts it.
     if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
         world_size = number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 1))
-        per_node = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or str(world_size)
+        per_node = (
+            environment.get("SLURM_STEP_TASKS_PER_NODE")
+            or environment.get("SLURM_TASKS_PER_NODE")
+            or str(world_size)
+        )
         local = tasks_per_node(per_node)[number("SLURM_NODEID", 0)]
         return number("SLURM_PROCID", 0), number("SLURM_LOCALID", 0), world_size, local, "slurm"
     return 0, 0, 1, 1, "none"
 
 
 def gpu_for_each(ranks: int) -> bool:
-    """Whether this process sees a GPU for each of ``ranks``: NCCL wants one for every rank of a node. Does not initialise CUDA."""
+    """Whether this process sees a GPU for each of ``ranks``, as NCCL requires on a node.
+
+    Does not initialise CUDA.
+    """
     return torch.cuda.device_count() >= ranks and dist.is_nccl_available()
 
 
 def use_loopback() -> None:
-    """On one machine gloo then needs neither a host name that resolves nor an open firewall. The user's own choice stays."""
+    """Let gloo use the loopback interface, which needs no host name that resolves and no open firewall.
+
+    A value that the user has set is kept.
+    """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
 
 
 def _device(local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
     if gpu_for_each(local_world_size):
         return torch.device("cuda", local_rank), "nccl"
-    # SLURM may show each rank only its own GPU.
+    # SLURM may show each rank only its GPU.
     given = os.environ.get("SLURM_STEP_GPUS", os.environ.get("SLURM_JOB_GPUS", ""))
     if gpu_for_each(1) and given.count(",") + 1 >= local_world_size > 1:
         return torch.device("cuda", 0), "nccl"
@@ -94,10 +117,12 @@ def _device(local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
 
 @contextmanager
 def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterator[None]:
-    """The process group of the job, always destroyed at the end; one that exists already (within ``run_ranks``) is used and left.
+    """Create the process group of the job and destroy it at the end.
+
+    A process group that exists already (within ``run_ranks``) is used and kept.
 
     Raises:
-        UserError: the port is in use, or the place where the ranks meet cannot be reached.
+        UserError: the port is in use, or rank 0 cannot be reached.
     """
     if dist.is_initialized():
         yield
@@ -105,7 +130,7 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
     if here.device.type == "cuda":
         torch.cuda.set_device(here.device)
     backend = BACKENDS[here.backend]
-    address, port = meeting_point(os.environ, here)
+    address, port = rendezvous(os.environ, here)
     if address in ("127.0.0.1", "localhost"):
         use_loopback()
     try:
@@ -113,13 +138,20 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         else:
             dist.init_process_group(
-                backend, init_method=f"tcp://{address}:{port}", rank=here.rank, world_size=here.world_size, timeout=timeout
+                backend,
+                init_method=f"tcp://{address}:{port}",
+                rank=here.rank,
+                world_size=here.world_size,
+                timeout=timeout,
             )
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" in str(error) or "in use" in str(error):
+    except RuntimeError as error:
+        if "EADDRINUSE" in str(error) or "in use" in str(error):  # not a DistNetworkError before PyTorch 2.7
             raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from error
+        if not isinstance(error, dist.DistNetworkError):
+            raise
         raise UserError(
-            f"rank {here.rank} cannot reach {address}:{port}, where rank 0 waits: see whether rank 0 runs, check MASTER_ADDR"
+            f"rank {here.rank} cannot reach rank 0 at {address}:{port}: "
+            "check whether rank 0 runs, and MASTER_ADDR"
         ) from error
     try:
         yield
@@ -127,8 +159,12 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
         dist.destroy_process_group()
 
 
-def meeting_point(environment: Mapping[str, str], here: Place) -> tuple[str, int | None]:
-    """Host and port where the ranks of a job meet; no port for one rank alone, unless MASTER_PORT is set."""
+def rendezvous(environment: Mapping[str, str], here: Place) -> tuple[str, int | None]:
+    """Return host and port of rank 0's store; no port for a single rank, unless MASTER_PORT is set.
+
+    Raises:
+        UserError: MASTER_PORT is missing or not a port.
+    """
     address = environment.get("MASTER_ADDR")
     port = environment.get("MASTER_PORT")
     if port is not None and not (port.isdigit() and 0 < int(port) < 65_536):
@@ -136,18 +172,25 @@ def meeting_point(environment: Mapping[str, str], here: Place) -> tuple[str, int
     if here.world_size == 1:
         return address or "127.0.0.1", None if port is None else int(port)
     if here.launcher == "slurm":
-        nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", "")
+        nodes = (
+            environment.get("SLURM_STEP_NODELIST")
+            or environment.get("SLURM_JOB_NODELIST")
+            or environment.get("SLURM_NODELIST", "")
+        )
         job = environment.get("SLURM_JOB_ID", "0")
         step = environment.get("SLURM_STEP_ID", "0")
         derived = FIRST_PORT + (int(job) * 31 + int(step)) % PORTS
         return address or first_node(nodes), int(port or derived)
     if port is None:
-        raise UserError("RANK and WORLD_SIZE are set but MASTER_PORT is not: start with torchrun, or set MASTER_ADDR and MASTER_PORT")
+        raise UserError(
+            "RANK and WORLD_SIZE are set but MASTER_PORT is not: "
+            "start with torchrun, or set MASTER_ADDR and MASTER_PORT"
+        )
     return address or "127.0.0.1", int(port)
 
 
 def first_node(nodes: str) -> str:
-    """The first host of a SLURM node list.
+    """Return the first host of a SLURM node list.
 
     >>> first_node("r1i0n[3-5,9],r2i1n0")
     'r1i0n3'
@@ -163,7 +206,7 @@ def first_node(nodes: str) -> str:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """The number of ranks on each node, from SLURM's short form.
+    """Return the number of ranks on each node, from SLURM's short form.
 
     >>> tasks_per_node("4(x2),1")
     [4, 4, 1]

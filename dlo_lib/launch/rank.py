@@ -1,13 +1,14 @@
-"""One rank: from the fork to its answer. It takes over the caller's surroundings, joins the process group, calls the function, answers.
+"""One rank: it applies the caller's state, joins the process group, calls the function, and answers.
 
-All that is the caller's *now* applies here: environment, current folder, ``sys.path``, ``sys.argv``, the source of notebook cells.
-After its answer a rank keeps its connections open until the caller has heard from all of them, so that no neighbour's collective
-breaks because this one was quicker, or failed.
+The caller's state at the time of the call applies: environment, current folder, ``sys.path``, ``sys.argv``
+and the source of notebook cells. After its answer a rank keeps its connections open until the caller has the
+answers of all ranks, so that it does not break a collective of a slower rank.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import gc
 import json
@@ -29,26 +30,30 @@ from typing import Any, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
-from dlo_lib.comm.board import Board, Row, State
-from dlo_lib.comm.keeper import kept_row
-from dlo_lib.comm.trace import Trace, trace_collectives
-from dlo_lib.comm.vocabulary import never_waited
+from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
+from dlo_lib.comm.deadlock.rank_recorder import record_row
+from dlo_lib.comm.deadlock.vocabulary import never_waited
+from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.errors import UserError
-from dlo_lib.launch.failure import says_communication_broke
-from dlo_lib.launch.frames import below_this_package, remember_sources
-from dlo_lib.launch.lifetime import die_with
+from dlo_lib.launch.failure import STACK_SIGNAL, is_communication_error
+from dlo_lib.launch.frames import register_sources, strip_library_frames
 from dlo_lib.launch.place import BACKENDS, use_loopback
-from dlo_lib.launch.server import STACK_SIGNAL
 from dlo_lib.launch.values import pack_result, unpack_call
+from dlo_lib.lifetime import die_with
+from dlo_lib.torch_compat import store_on
 
-HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, bytes that follow
+HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
 RETURNED, RAISED = b"V", b"E"
 SEED = 0
+WARM_PACKAGES = frozenset({"torch", "dlo_lib", "numpy", "sympy", "networkx", "safetensors", "_pytest"})
+"""What ranks have imported of these the server imports too: they start no thread and touch no GPU while they
+are imported. They then read the environment of the server's start."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """What all ranks of a call have in common. Plain data: it is unpickled before the caller's ``sys.path`` applies."""
+class LaunchSpec:
+    """What all ranks of a call share. Plain data, because it is unpickled before ``sys.path`` is set."""
 
     world_size: int
     nccl: bool
@@ -63,38 +68,53 @@ class Job:
 
 
 def run_rank(
-    rank: int, server: int, channel_file: int, output: int, black_box: int, job_file: int, listener_file: int, board: int
+    rank: int,
+    server: int,
+    say_imports: socket.socket,
+    channel_file: int,
+    output: int,
+    stack_file: int,
+    job_file: int,
+    listener_file: int,
+    board: int,
 ) -> NoReturn:
-    """Be rank ``rank``. All numbers but this and ``server``, the parent's process id, are file descriptors."""
-    _take_output(output)  # first, so that whatever goes wrong is seen
+    """Run as rank ``rank``. ``server`` is the parent's process id; the other numbers are file descriptors.
+
+    What this rank has imported is sent to ``say_imports`` at its end.
+    """
+    at_fork = frozenset(sys.modules)
+    _redirect_output(output)  # first, so that all errors are visible
     die_with(server)
     os.setpgid(0, 0)
-    _open_black_box(black_box)
+    _write_stacks_to(stack_file)
     channel = socket.socket(fileno=channel_file)
     try:
         job = _read_job(job_file)
-        _take_surroundings(job, rank)
+        _apply_caller_state(job, rank)
         fn, args, kwargs = unpack_call(job.call)
-        _fill_main(fn, *args, *kwargs.values())
+        _populate_main(fn, *args, *kwargs.values())
         listener = socket.socket(fileno=listener_file)
         call = partial(fn, *args, **kwargs)
         if job.explain:
-            result = _explained(call, job, listener, Row(Board(job.world_size, board), rank))
+            result = _explained(call, job, listener, RankRow(Board(job.world_size, board), rank))
         else:
             _join(rank, job, listener)
             result = _traced(call) if job.trace else call()
         kind, answer = RETURNED, pack_result(result)
-    except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too: the caller must hear of it
+    except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too, because the caller needs an answer
         kind, answer = RAISED, _report(error)
     sys.stdout.flush()
     sys.stderr.flush()
     channel.sendall(HEADER.pack(kind, len(answer)))
     channel.sendall(answer)
-    channel.recv(1)  # the others have all they need from us, or the caller is gone
+    if names := _imported_since(at_fork):
+        with contextlib.suppress(OSError):  # full: the next rank says it again
+            say_imports.send(json.dumps(names).encode())
+    channel.recv(1)  # all ranks have answered, or the caller has ended
     _end()
 
 
-def _take_output(pipe: int) -> None:
+def _redirect_output(pipe: int) -> None:
     for standard in (1, 2):
         os.dup2(pipe, standard)
     os.close(pipe)
@@ -105,18 +125,19 @@ def _line_buffered(file: int) -> TextIO:
     return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _open_black_box(file: int) -> None:
+def _write_stacks_to(file: int) -> None:
     faulthandler.enable(file, all_threads=False)
     faulthandler.register(STACK_SIGNAL, file, all_threads=False)
 
 
-def _read_job(file: int) -> Job:
-    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as job:  # not read(): the ranks share one file position
+def _read_job(file: int) -> LaunchSpec:
+    # Not read(), because the ranks share one file position.
+    with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as job:
         os.close(file)
         return pickle.loads(job)
 
 
-def _take_surroundings(job: Job, rank: int) -> None:
+def _apply_caller_state(job: LaunchSpec, rank: int) -> None:
     os.environ.clear()
     os.environ.update(job.environment)
     use_loopback()
@@ -125,7 +146,7 @@ def _take_surroundings(job: Job, rank: int) -> None:
     sys.path[:] = job.module_path
     sys.argv[:] = job.arguments
     sys.modules["__main__"] = ModuleType("__main__")
-    remember_sources(job.sources)
+    register_sources(job.sources)
     gc.enable()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // job.world_size))
@@ -135,15 +156,17 @@ def _take_surroundings(job: Job, rank: int) -> None:
         sys.modules["numpy"].random.seed(SEED)
 
 
-def _fill_main(fn: Callable[..., Any], *values: Any) -> None:
-    """Give ``__main__`` what the call brought from there: ``all_gather_object`` and ``torch.save`` look for a notebook's classes in it."""
+def _populate_main(fn: Callable[..., Any], *values: Any) -> None:
+    """Put the call's objects into ``__main__``, where ``torch.save`` and others look for their classes."""
     main = vars(sys.modules["__main__"])
     if getattr(fn, "__module__", None) == "__main__":
         main.update(getattr(fn, "__globals__", {}))
-    main.update({type(value).__name__: type(value) for value in values if type(value).__module__ == "__main__"})
+    main.update(
+        {type(value).__name__: type(value) for value in values if type(value).__module__ == "__main__"}
+    )
 
 
-def _join(rank: int, job: Job, listener: socket.socket) -> None:
+def _join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     os.environ.update(
         RANK=str(rank),
@@ -156,28 +179,34 @@ def _join(rank: int, job: Job, listener: socket.socket) -> None:
     )
     if job.nccl:
         torch.cuda.set_device(rank)
-    if rank == 0:  # the store takes the listening socket over
-        store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    if rank == 0:  # the store takes over the listening socket
+        store = store_on(listener.detach(), port, job.world_size)
     else:
         listener.close()
         store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=False, wait_for_workers=False)
-    dist.init_process_group(BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size)
-    # PyTorch 2.13 calls its own functions by new names (all_gather_single, ...), which the PyTorch of most clusters does not know yet.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated\..* use `torch\.distributed\.\w+_single`", FutureWarning)
+    dist.init_process_group(
+        BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size
+    )
+    # PyTorch 2.13 gives its functions new names (all_gather_single, ...), which earlier releases do not have.
+    warnings.filterwarnings(
+        "ignore",
+        r"`torch\.distributed\.\w+` is deprecated\..* use `torch\.distributed\.\w+_single`",
+        FutureWarning,
+    )
 
 
-def _explained(fn: Callable[[], Any], job: Job, listener: socket.socket, row: Row) -> Any:
-    """Join and call ``fn`` with this rank's row kept, from which the caller sees when no progress is possible."""
-    with kept_row(row) as keeper:
+def _explained(fn: Callable[[], Any], job: LaunchSpec, listener: socket.socket, row: RankRow) -> Any:
+    """Join and call ``fn`` while recording this rank's row, from which the caller explains dead-locks."""
+    with record_row(row) as recorder:
         try:
-            with keeper.joining():
+            with recorder.joining():
                 _join(row.rank, job, listener)
             result = _traced(fn) if job.trace else fn()
         except BaseException:
-            keeper.ends(State.RAISED)
+            recorder.ends(Activity.RAISED)
             raise
-        keeper.ends(State.FINISHED)
-    for call in keeper.never_waited():
+        recorder.ends(Activity.FINISHED)
+    for call in recorder.never_waited():
         print(f"warning: {never_waited(call)}")
     return result
 
@@ -189,17 +218,35 @@ def _traced(fn: Callable[[], Any]) -> tuple[Any, Trace]:
 
 
 def _report(error: BaseException) -> bytes:
-    error.__traceback__ = below_this_package(error.__traceback__)
+    error.__traceback__ = strip_library_frames(error.__traceback__)
     first_line = str(error).split("\n", 1)[0]
-    headline = f"called sys.exit({error.code!r})" if isinstance(error, SystemExit) else f"raised {type(error).__name__}: {first_line}"
+    headline = (
+        f"called sys.exit({error.code!r})"
+        if isinstance(error, SystemExit)
+        else f"raised {type(error).__name__}: {first_line}"
+    )
     text = "".join(traceback.format_exception(error))
-    if error.__traceback__ is None:  # not in the caller's code: wrong arguments, a result that cannot be sent
+    # Not raised in the caller's code: wrong arguments, a result that cannot be sent.
+    if error.__traceback__ is None:
         headline, text = (first_line if isinstance(error, UserError) else headline), ""
-    return json.dumps({"headline": headline, "traceback": text, "follows": says_communication_broke(error)}).encode()
+    return json.dumps(
+        {"headline": headline, "traceback": text, "is_consequence": is_communication_error(error)}
+    ).encode()
+
+
+def _imported_since(before: frozenset[str]) -> list[str]:
+    """The modules of ``WARM_PACKAGES`` that this process has imported from files since it had ``before``."""
+    return [
+        name
+        for name, module in sorted(sys.modules.items())
+        if name not in before
+        and name.partition(".")[0] in WARM_PACKAGES
+        and getattr(getattr(module, "__spec__", None), "has_location", False)
+    ]
 
 
 def _end() -> NoReturn:
-    """As at the end of a script: what was registered runs and files are flushed; but without tearing the interpreter down, for speed."""
+    """End as a script does: run exit functions, flush files; do not tear down the interpreter, for speed."""
     try:
         if dist.is_initialized():
             dist.destroy_process_group()

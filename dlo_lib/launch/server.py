@@ -1,16 +1,22 @@
-"""The warm server: a process that has imported torch once, and forks a rank in milliseconds whenever it is asked to.
+"""The warm server: a process that imports torch once and then forks each rank in milliseconds.
 
-It is a server of our own and not multiprocessing's ``forkserver``, because that one runs the caller's ``__main__`` again in each child (a
-script without ``if __name__ == "__main__"`` would start itself anew), belongs to the thread that started it, gives each rank a file that
-keeps the server alive when the caller is killed, and hides how a child ended. This one is a single-threaded loop over one socket:
-    the caller sends a *control* socket per launch; on it, FORK with a rank's files, STACKS, or the end of the stream: stop this launch
-    the server answers with (rank, wait status) as each rank ends, and closes once all of a launch are gone
+It replaces multiprocessing's ``forkserver``, which runs the caller's ``__main__`` in each child (a script
+without ``if __name__ == "__main__"`` would start itself again), belongs to the thread that started it, gives
+each rank a file that keeps the server alive when the caller is killed, and hides how a child ended. This
+server is a single-threaded loop over one socket:
+    the caller sends one *control* socket per launch; on it, FORK with a rank's files, or STACKS;
+    the end of the stream stops the launch
+    the server answers with (rank, wait status) as each rank ends, and closes the socket when all have ended
 
-Nobody is left behind: the server holds a pidfd of the caller, which becomes readable when that process is gone, however it went, and
-then stops every rank; the kernel kills the ranks when the server itself goes. Each rank leads a process group, so that what a rank has
-started goes with it.
+No process is left behind. The server holds a pidfd of the caller, which becomes readable when the caller ends
+for any reason, and then stops every rank. The kernel kills the ranks when the server itself ends. Each rank
+leads a process group, so processes that a rank started end with it.
 
-Cost: one import of torch (about 2 s of CPU, 350 MB shared by all ranks), then some 15 ms a rank.
+A rank tells the server when it leaves what it has imported of ``rank.WARM_PACKAGES``. The server imports that
+too before it forks for the next launch, so that no later rank pays for it. A process that calls ``run_ranks``
+once pays nothing for that.
+
+Cost: one import of torch (about 2 s of CPU time, 350 MB shared by all ranks), then about 15 ms per rank.
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ import errno
 import functools
 import gc
 import importlib
+import json
 import os
 import selectors
 import signal
@@ -31,18 +38,20 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# torch.optim imports torch._dynamo when the first optimiser is made: 0.7 s that each rank of each call would pay again.
+from dlo_lib.launch.failure import STACK_SIGNAL
+
+# torch.optim imports torch._dynamo with the first optimiser, which would cost each rank of each call 0.7 s.
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "cloudpickle", "dlo_lib.launch.rank")
 READY = b"ready"
 
-REQUEST = struct.Struct("!ii")  # what, rank
-REPORT = struct.Struct("!ii")  # rank, wait status; or -errno when it could not be forked
-STACK_SIGNAL = signal.SIGUSR2  # training scripts use SIGUSR1
+REQUEST = struct.Struct("!ii")  # request, rank
+REPORT = struct.Struct("!ii")  # rank, wait status or -errno if the fork failed
 _PARENT_POLL_S = 0.5
+_DATAGRAM_BYTES = 1 << 20
 
 
-class Request(enum.IntEnum):
-    """What a launch can ask for; stopping needs no word, the end of the stream is enough."""
+class ServerRequest(enum.IntEnum):
+    """What a launch can request. The end of the stream stops it, so stopping needs no request."""
 
     FORK = 1
     STACKS = 2
@@ -51,11 +60,11 @@ class Request(enum.IntEnum):
 @dataclass
 class _Launch:
     control: socket.socket
-    ranks: dict[int, int] = field(default_factory=dict)  # process id -> rank, those that live
+    ranks: dict[int, int] = field(default_factory=dict)  # process id -> rank, of the ranks that run
     stopping: bool = False
 
     def report(self, rank: int, status: int) -> None:
-        with contextlib.suppress(OSError):  # the caller is gone: nobody to tell
+        with contextlib.suppress(OSError):  # the caller has ended
             self.control.sendall(REPORT.pack(rank, status))
 
     def signal(self, number: signal.Signals) -> None:
@@ -68,14 +77,16 @@ class _Server:
         self._client = client
         self._parent = parent
         self._launches: list[_Launch] = []
+        # Each rank sends one datagram.
+        self._imports, self._say_imports = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
-        for end in (self._wake_read, self._wake_write):
+        for end in (self._wake_read, self._wake_write, self._imports.fileno(), self._say_imports.fileno()):
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self._listen(self._wake_read, self._reap)
-        self._listen(client, self._accept)
+        self._listen(client, self._on_launch)
         self._parent_handle: int | None = None
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(ProcessLookupError):
@@ -83,7 +94,7 @@ class _Server:
                 self._listen(self._parent_handle, self._leave)
 
     def serve(self) -> None:
-        """Until the parent is gone."""
+        """Serve until the parent has ended."""
         timeout = None if self._parent_handle is not None else _PARENT_POLL_S
         while True:
             for key, _ in self._selector.select(timeout):
@@ -94,16 +105,27 @@ class _Server:
     def _listen(self, source: int | socket.socket, call: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, call)
 
-    def _accept(self) -> None:
+    def _on_launch(self) -> None:
         data, files, _, _ = socket.recv_fds(self._client, 1, 1)
         if not data:
             self._leave()
+        self._import_what_ranks_did()
         for file in files:
             launch = _Launch(socket.socket(fileno=file))
             self._launches.append(launch)
-            self._listen(launch.control, functools.partial(self._obey, launch))
+            self._listen(launch.control, functools.partial(self._on_request, launch))
 
-    def _obey(self, launch: _Launch) -> None:
+    def _import_what_ranks_did(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # no rank has more to say
+            while True:
+                for name in json.loads(self._imports.recv(_DATAGRAM_BYTES)):
+                    # The next rank that needs a module which cannot be imported fails by
+                    # itself, where it is seen.
+                    with contextlib.suppress(Exception):
+                        importlib.import_module(name)
+                _settle()
+
+    def _on_request(self, launch: _Launch) -> None:
         try:
             data, files, _, _ = socket.recv_fds(launch.control, REQUEST.size, 8)
         except ConnectionError:
@@ -112,9 +134,9 @@ class _Server:
             self._stop(launch)
             return
         what, rank = REQUEST.unpack(data)
-        if what == Request.FORK:
+        if what == ServerRequest.FORK:
             self._fork(launch, rank, files)
-        elif what == Request.STACKS:
+        elif what == ServerRequest.STACKS:
             for pid in launch.ranks:
                 os.kill(pid, STACK_SIGNAL)
 
@@ -125,15 +147,15 @@ class _Server:
             launch.report(rank, -(error.errno or errno.EAGAIN))
         else:
             if pid == 0:
-                self._become(rank, files)
-            with contextlib.suppress(OSError):  # the rank does the same: whoever comes first
+                self._run_child(rank, files)
+            with contextlib.suppress(OSError):  # the rank makes the same call; the earlier one takes effect
                 os.setpgid(pid, pid)
             launch.ranks[pid] = rank
         for file in files:
             os.close(file)
 
-    def _become(self, rank: int, files: list[int]) -> None:
-        """In the child: drop all that is the server's and be a rank. Never returns."""
+    def _run_child(self, rank: int, files: list[int]) -> None:
+        """Run in the child: close everything that belongs to the server and become a rank. Never returns."""
         try:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -141,15 +163,15 @@ class _Server:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             server = os.getppid()
             self._selector.close()
-            for end in (self._client, *(launch.control for launch in self._launches)):
+            for end in (self._client, self._imports, *(launch.control for launch in self._launches)):
                 end.close()
             for file in (self._wake_read, self._wake_write, self._parent_handle):
                 if file is not None:
                     os.close(file)
             from dlo_lib.launch.rank import run_rank
 
-            run_rank(rank, server, *files)
-        except BaseException:  # noqa: BLE001  it must not come back into the server's loop
+            run_rank(rank, server, self._say_imports, *files)
+        except BaseException:  # noqa: BLE001  the child must not return into the server's loop
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -162,17 +184,17 @@ class _Server:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     del launch.ranks[pid]
-                    _signal_group(pid, signal.SIGKILL)  # what it has started and left
+                    _signal_group(pid, signal.SIGKILL)  # processes that the rank started
                     launch.report(rank, status)
-            self._forget_if_over(launch)
+            self._remove_if_ended(launch)
 
     def _stop(self, launch: _Launch) -> None:
         launch.stopping = True
         self._selector.unregister(launch.control)
         launch.signal(signal.SIGKILL)
-        self._forget_if_over(launch)
+        self._remove_if_ended(launch)
 
-    def _forget_if_over(self, launch: _Launch) -> None:
+    def _remove_if_ended(self, launch: _Launch) -> None:
         if launch.stopping and not launch.ranks:
             self._launches.remove(launch)
             launch.control.close()
@@ -188,15 +210,25 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def main(file: int, parent: int) -> None:
-    """The whole life of the server: import, say so, serve. ``file`` is a socket to the process ``parent``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()  # imports leave no garbage; a collection would only write to pages that the ranks share
-    for module in PRELOAD:
-        importlib.import_module(module)
+def _settle() -> None:
+    """After imports: what is there now belongs to all ranks."""
     gc.freeze()
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False  # torch takes its operators down one by one, 0.1 s in each rank; what a rank's own code adds still runs
+        # torch takes its operators down one by one, 0.1 s in each rank. What a rank's
+        # own code adds still runs.
+        finalizer.atexit = False
+
+
+def main(file: int, parent: int) -> None:
+    """Run the server: import the modules, report readiness, serve.
+
+    ``file`` is a socket to the process ``parent``.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()  # imports leave no garbage, and a collection would write to pages that the ranks share
+    for module in PRELOAD:
+        importlib.import_module(module)
+    _settle()
     client = socket.socket(fileno=file)
     client.sendall(READY)
     _Server(client, parent).serve()

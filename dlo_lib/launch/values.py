@@ -1,8 +1,8 @@
-"""What travels between the caller and its ranks, always by value: functions and arguments there, results back.
+"""Values sent between the caller and its ranks: functions and arguments to the ranks, results back.
 
-cloudpickle sends functions and classes of ``__main__`` (a script, a notebook's cells) as code, and those of a module as an import that
-each rank does for itself. A module that an ordinary import would not find as it is (loaded from a path, rewritten by a test runner) is sent
-as code too.
+cloudpickle sends functions and classes of ``__main__`` (a script, a notebook's cells) as code, and those of a
+module as an import that each rank performs. A module that an ordinary import would not find (loaded from a
+path, rewritten by a test runner) is sent as code too.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch import Tensor
 
 from dlo_lib.errors import UserError
 
-_CURE = "send plain data and tensors, and open files, locks and connections inside the function"
+_ADVICE = "send plain data and tensors, and open files, locks and connections inside the function"
 
 
 def pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """``fn(*args, **kwargs)`` as bytes.
+    """Return ``fn(*args, **kwargs)`` as bytes.
 
     Raises:
-        UserError: the function or an argument cannot be sent to another process; the one at fault is named.
+        UserError: the function or an argument cannot be sent to another process; the message names it.
     """
-    _send_as_code_what_no_import_would_find()
+    _send_unimportable_modules_as_code()
     try:
         return _pickled((fn, tuple(args), dict(kwargs)))
     except Exception as error:
@@ -39,51 +39,60 @@ def pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         parts = {f"the function {name} (or something it uses)": fn}
         parts |= {f"args[{position}] of {name}": value for position, value in enumerate(args)}
         parts |= {f"argument {key} of {name}": value for key, value in kwargs.items()}
-        culprit = next((part for part, value in parts.items() if not _travels(value)), "the call")
-        raise UserError(f"{culprit} cannot be sent to the ranks ({_first_line(error)}): {_CURE}") from error
+        culprit = next((part for part, value in parts.items() if not _can_be_sent(value)), "the call")
+        raise UserError(f"{culprit} cannot be sent to the ranks ({_first_line(error)}): {_ADVICE}") from error
 
 
 def unpack_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the function, the positional and the keyword arguments of :func:`pack_call`."""
     return cloudpickle.loads(data)
 
 
 def pack_result(value: Any) -> bytes:
-    """A rank's result as bytes.
+    """Return a rank's result as bytes.
 
     Raises:
-        UserError: it cannot be sent to another process.
+        UserError: the result cannot be sent to another process.
     """
     try:
         return _pickled(value, _ResultPickler)
     except Exception as error:
         kind = type(value).__name__
-        raise UserError(f"returned a {kind} that cannot be sent back ({_first_line(error)}): return tensors and plain data") from error
+        raise UserError(
+            f"returned a {kind} that cannot be sent back ({_first_line(error)}): "
+            "return tensors and plain data"
+        ) from error
 
 
 def unpack_result(data: bytes | bytearray) -> Any:
+    """Return the result of :func:`pack_result`."""
     return cloudpickle.loads(data)
 
 
 class _Pickler(cloudpickle.Pickler):
-    """A tensor that is a view goes alone, without the rest of the storage it looks into."""
+    """Sends a tensor that is a view without the rest of its storage."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and (alone := self._alone(obj)) is not obj:
-            return alone.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
+        if type(obj) is Tensor and (copy := self._without_storage(obj)) is not obj:
+            return copy.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
         return super().reducer_override(obj)
 
-    def _alone(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+    def _without_storage(self, tensor: Tensor) -> Tensor:
+        if (
+            tensor.layout is not torch.strided
+            or tensor.device.type == "meta"
+            or tensor.untyped_storage().nbytes() <= tensor.nbytes
+        ):
             return tensor
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 class _ResultPickler(_Pickler):
-    """And a result goes to the CPU, so that the caller need not touch a GPU to read it."""
+    """Sends tensors as CPU tensors, so that the caller can read them without a GPU."""
 
-    def _alone(self, tensor: Tensor) -> Tensor:
+    def _without_storage(self, tensor: Tensor) -> Tensor:
         if tensor.device.type in ("cpu", "meta"):
-            return super()._alone(tensor)
+            return super()._without_storage(tensor)
         return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
 
 
@@ -93,10 +102,10 @@ def _pickled(value: Any, pickler: type[cloudpickle.Pickler] = _Pickler) -> bytes
     return buffer.getvalue()
 
 
-def _travels(value: Any) -> bool:
+def _can_be_sent(value: Any) -> bool:
     try:
         _pickled(value)
-    except Exception:  # noqa: BLE001  whatever its __reduce__ raises is the answer
+    except Exception:  # noqa: BLE001  __reduce__ may raise any exception
         return False
     return True
 
@@ -105,20 +114,25 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _send_as_code_what_no_import_would_find() -> None:
+def _send_unimportable_modules_as_code() -> None:
     installed = (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"))
     tops: dict[str, importlib.machinery.ModuleSpec | None] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(module, ModuleType) or module.__name__ != name or name == "__main__":
             continue
-        if file is None or not file.endswith(".py") or file.startswith(installed) or name in cloudpickle.list_registry_pickle_by_value():
+        if (
+            file is None
+            or not file.endswith(".py")
+            or file.startswith(installed)
+            or name in cloudpickle.list_registry_pickle_by_value()
+        ):
             continue
         top = name.partition(".")[0]
         if top not in tops:
             tops[top] = _find(top)
         ordinary = type(getattr(module, "__loader__", None)) is importlib.machinery.SourceFileLoader
-        if not (ordinary and _leads_to(tops[top], name, file)):
+        if not (ordinary and _loads_file(tops[top], name, file)):
             cloudpickle.register_pickle_by_value(module)
 
 
@@ -130,8 +144,8 @@ def _find(top: str) -> importlib.machinery.ModuleSpec | None:
     return None
 
 
-def _leads_to(top: importlib.machinery.ModuleSpec | None, name: str, file: str) -> bool:
-    """Whether an import of ``name``, whose first part is found as ``top``, comes to ``file``."""
+def _loads_file(top: importlib.machinery.ModuleSpec | None, name: str, file: str) -> bool:
+    """Whether an import of ``name``, whose first part has the spec ``top``, loads ``file``."""
     if top is None:
         return False
     if "." not in name and top.origin is not None:
@@ -139,6 +153,9 @@ def _leads_to(top: importlib.machinery.ModuleSpec | None, name: str, file: str) 
     rest = name.split(".")[1:]
     for folder in top.submodule_search_locations or ():
         stem = os.path.join(folder, *rest)
-        if any(os.path.exists(path) and os.path.samefile(path, file) for path in (f"{stem}.py", os.path.join(stem, "__init__.py"))):
+        if any(
+            os.path.exists(path) and os.path.samefile(path, file)
+            for path in (f"{stem}.py", os.path.join(stem, "__init__.py"))
+        ):
             return True
     return False

@@ -1,4 +1,8 @@
-"""Models written out in full."""
+"""Llama and ResNet in plain PyTorch, with parameter counts, FLOP counts and checkpoints.
+
+``llama`` and ``resnet`` hold the models, ``configs`` their named sizes, ``counts`` their parameters and
+FLOPs. The room imports no other room.
+"""
 
 from dlo_lib.models.configs import CONFIGS, model_config
 from dlo_lib.models.llama import Llama, LlamaConfig, RopeScaling

@@ -1,4 +1,6 @@
-"""Configurations of public models by name, each from its ``config.json`` on the Hugging Face hub (meta-llama/...)."""
+"""Configurations of public models by name, each from its ``config.json`` on the Hugging Face hub
+(meta-llama/...).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ CONFIGS: dict[str, LlamaConfig] = {
         hidden=4096, intermediate=14_336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
         rope_scaling=RopeScaling(factor=8.0), **_LLAMA_3_VOCABULARY,
     ),
-    # For laptops and tests: bytes as tokens (256, and one for the end of a text), every feature of the family present.
+    # For laptops and tests: byte tokens (256 and an end-of-text token), with every feature of the family.
     "tiny": LlamaConfig(
         vocab_size=257, hidden=64, intermediate=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
         max_positions=1024, tied_embeddings=True,
@@ -31,10 +33,10 @@ CONFIGS: dict[str, LlamaConfig] = {
 
 
 def model_config(model: str | LlamaConfig) -> LlamaConfig:
-    """The configuration of that name, or ``model`` itself when it is one already.
+    """Return the configuration with this name; a configuration is returned unchanged.
 
     Raises:
-        UserError: no such name; the nearest ones are offered.
+        UserError: the name is unknown; the message suggests the nearest names.
     """
     if isinstance(model, LlamaConfig):
         return model

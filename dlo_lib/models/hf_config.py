@@ -1,8 +1,8 @@
-"""Hugging Face's ``config.json`` of a Llama, read to a ``LlamaConfig`` and written from one.
+"""Convert between Hugging Face's ``config.json`` of a Llama and ``LlamaConfig``.
 
-Both spellings of rotary positions are read: ``rope_parameters`` (transformers 5) and ``rope_theta`` with ``rope_scaling`` (before, and on
-the hub); the latter is written, for every version reads it. What our Llama does not compute is refused, never ignored.
-"""
+Both formats of the rotary positions are read: ``rope_parameters`` (transformers 5) and ``rope_theta`` with
+``rope_scaling`` (earlier versions and the hub). The second is written, because every version reads it. An
+option that ``Llama`` does not support raises an error."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import LlamaConfig, RopeScaling
 
-_ROPE_THETA = 10_000.0  # where config.json leaves it out: the value of the first Llama
+_ROPE_THETA = 10_000.0  # the default of config.json: the value of the first Llama
 
 
 def config_from_hf(table: dict[str, Any]) -> LlamaConfig:
-    """The configuration that ``config.json`` describes.
+    """Convert the content of a ``config.json`` to a configuration.
 
     Raises:
-        UserError: it is not a Llama, it asks for something that our Llama lacks, or a size is missing or wrong.
+        UserError: it is not a Llama, it has an option that ``Llama`` does not support, or a size is missing
+            or wrong.
     """
-    _refuse_what_differs(table)
+    _check_supported(table)
     rope = table.get("rope_parameters") or {}
     try:
         return LlamaConfig(
@@ -41,13 +42,15 @@ def config_from_hf(table: dict[str, Any]) -> LlamaConfig:
             initializer_std=table.get("initializer_range", 0.02),
         )
     except KeyError as error:
-        raise UserError(f"config.json has no {error.args[0]}: copy it again from where the checkpoint came from") from error
+        raise UserError(
+            f"config.json has no {error.args[0]}: copy it again from the source of the checkpoint"
+        ) from error
     except (TypeError, ValueError) as error:
-        raise UserError(f"config.json has sizes that do not go together: {error}") from error
+        raise UserError(f"config.json has inconsistent sizes: {error}") from error
 
 
 def config_to_hf(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """What ``config.json`` holds for a checkpoint of ``config`` in ``dtype``."""
+    """Return the content of ``config.json`` for a checkpoint of ``config`` in ``dtype``."""
     scaling = config.rope_scaling
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -81,12 +84,21 @@ def config_to_hf(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _refuse_what_differs(table: dict[str, Any]) -> None:
-    expected = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None}
+def _check_supported(table: dict[str, Any]) -> None:
+    expected = {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "quantization_config": None,
+    }
     for name, ours in expected.items():
         theirs = table.get(name, None if name == "model_type" else ours)
         if theirs != ours:
-            raise UserError(f"config.json has {name} = {theirs!r}, our Llama has {ours!r}: choose a checkpoint of the Llama 3 family")
+            raise UserError(
+                f"config.json has {name} = {theirs!r}, Llama supports {ours!r}: "
+                "choose a checkpoint of the Llama 3 family"
+            )
 
 
 def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
@@ -95,7 +107,8 @@ def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
         return None
     if kind != "llama3":
         raise UserError(
-            f'config.json stretches rotary positions by "{kind}", our Llama by "llama3": choose a checkpoint of the Llama 3 family'
+            f'config.json scales rotary positions by "{kind}", Llama supports "llama3": '
+            "choose a checkpoint of the Llama 3 family"
         )
     return RopeScaling(
         factor=rope["factor"],

@@ -1,11 +1,12 @@
-"""Llama 3.x: a decoder of pre-norm blocks with grouped-query attention (GQA), SwiGLU and rotary positions (RoPE).
+"""Llama 3.x: a decoder of pre-norm blocks with grouped-query attention (GQA), SwiGLU and rotary positions
+(RoPE).
 
-Every block computes  x + Attention(RMSNorm(x))  and then  x + SwiGLU(RMSNorm(x));  the logits are RMSNorm(x) @ W_out^T,
-where W_out is the embedding itself when embeddings are tied. Module and parameter names are those of Hugging Face's
-checkpoints, so that a state dict needs no translation but the prefix ``model.``.
+Every block computes  x + Attention(RMSNorm(x))  and then  x + SwiGLU(RMSNorm(x)).  The logits are RMSNorm(x)
+@ W_out^T, where W_out is the embedding if the embeddings are tied. Module and parameter names are those of
+the checkpoints of Hugging Face, except for the prefix ``model.``.
 
-Papers: Llama 3 (arXiv:2407.21783), GQA (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), RMSNorm (arXiv:1910.07467), RoPE (arXiv:2104.09864).
-"""
+Papers: Llama 3 (arXiv:2407.21783), GQA (arXiv:2305.13245), SwiGLU (arXiv:2002.05202), RMSNorm
+(arXiv:1910.07467), RoPE (arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """The ``llama3`` stretching of rotary frequencies, which lets a model trained on short texts read long ones."""
+    """The ``llama3`` scaling of rotary frequencies, which extends the context of a model trained on short
+    sequences.
+    """
 
     factor: float
     low_freq_factor: float = 1.0
@@ -31,7 +34,10 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes of a Llama. ``hidden`` is the width of the residual stream; ``head_dim`` need not be hidden / num_heads."""
+    """The sizes of a Llama.
+
+    ``hidden`` is the width of the residual stream; ``head_dim`` may differ from hidden / num_heads.
+    """
 
     vocab_size: int
     hidden: int
@@ -49,13 +55,17 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"
+            )
         if self.head_dim % 2:
-            raise ValueError(f"head_dim ({self.head_dim}) must be even: rotary positions turn pairs of elements")
+            raise ValueError(
+                f"head_dim ({self.head_dim}) must be even: rotary positions rotate pairs of elements"
+            )
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, computed in at least fp32."""
+    """Compute x / rms(x) * weight over the last dimension, in fp32 or wider."""
 
     def __init__(self, hidden: int, eps: float, **factory: Any) -> None:
         super().__init__()
@@ -69,39 +79,46 @@ class RMSNorm(nn.Module):
 
 
 def rope_frequencies(config: LlamaConfig, device: torch.device | str | None = None) -> Tensor:
-    """The angle per position of each pair of a head, (head_dim / 2,) fp32.
+    """Return the angle per position of each pair of elements of a head, (head_dim / 2,) fp32.
 
-    With scaling, frequencies whose wavelength exceeds the original context are divided by ``factor``, short ones are kept,
-    and the band between is blended.
-    """
+    With scaling, frequencies whose wavelength exceeds the original context are divided by ``factor``, high
+    frequencies are kept, and frequencies in between are interpolated."""
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float()
     frequencies = 1.0 / config.rope_theta ** (pairs / config.head_dim)
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    turns = scaling.original_max_positions / (2 * math.pi / frequencies)  # full turns within the original context
+    # full turns within the original context
+    turns = scaling.original_max_positions / (2 * math.pi / frequencies)
     keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     keep = keep.clamp(0, 1)
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (batch, heads, seq, head_dim) by the angles whose cos and sin are (seq, head_dim); halves form the pairs."""
+    """Rotate x (batch, heads, seq, head_dim) by angles with the given cos and sin (seq, head_dim).
+
+    Element i of the first half forms a pair with element i of the second half.
+    """
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def rotation(config: LlamaConfig, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, each (seq, head_dim); computed in fp32, in the dtype of ``like``."""
+    """Return cos and sin of the angles of every position, each (seq, head_dim) in the dtype of ``like``.
+
+    They are computed in fp32.
+    """
     positions = torch.arange(seq, device=like.device).float()
-    # Not a buffer: a handful of numbers to compute, and `model.to(torch.bfloat16)` would round them.
+    # Not a buffer, because the frequencies are cheap and `model.to(torch.bfloat16)` would round a buffer.
     angles = torch.outer(positions, rope_frequencies(config, like.device))
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
 class Attention(nn.Module):
-    """Causal self-attention where ``num_heads / num_kv_heads`` query heads share one key and value head."""
+    """Causal self-attention; ``num_heads / num_kv_heads`` query heads share one key
+    head and one value head."""
 
     def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
@@ -137,7 +154,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block, (batch, seq, hidden) to the same."""
+    """One transformer block; input and output are (batch, seq, hidden)."""
 
     def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
@@ -152,12 +169,13 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens (batch, seq) int64 to logits (batch, seq, vocab_size).
+    """A Llama model: maps tokens (batch, seq) int64 to logits (batch, seq, vocab_size).
 
     Args:
         config: the sizes.
-        checkpointing: keep only each block's input for backward and compute the block again there (arXiv:1604.06174).
-        device, dtype: of the parameters; ``meta`` makes a model without storage.
+        checkpointing: save only the input of each block and recompute the block in the backward
+            (arXiv:1604.06174).
+        device, dtype: of the parameters; ``meta`` creates a model without storage.
     """
 
     def __init__(
@@ -178,12 +196,17 @@ class Llama(nn.Module):
         self.init_weights()
 
     def tie_weights(self) -> None:
-        """One parameter for both ends, where embeddings are tied. ``to_empty`` and its like make two of it: call this after them."""
+        """Share the parameter of the embedding and the output, if they are tied.
+
+        Call this after ``to_empty`` and similar methods, which create two separate parameters.
+        """
         if self.config.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
     def init_weights(self) -> None:
-        """Normal with ``initializer_std`` for matrices, ones for norms; all that a model needs after ``to_empty``."""
+        """Initialise all parameters, also after ``to_empty``: matrices normal with ``initializer_std``, norms
+        with ones.
+        """
         self.tie_weights()
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -1,4 +1,8 @@
-"""The training step and what it is made of; learning rates: their schedules, and the test that finds them."""
+"""The training step, learning-rate schedules and the learning-rate range test.
+
+``step`` is the training step of training and profiling. ``schedules``, ``plateau`` and ``adapter`` set the
+learning rate, ``finder`` runs the range test, ``snapshots`` averages models. The room imports ``data``.
+"""
 
 from dlo_lib.optim.adapter import ScheduleLR
 from dlo_lib.optim.finder import RangeTest, Suggestion, range_test, range_test_with_reset

@@ -1,9 +1,9 @@
-"""A schedule as a torch scheduler: after ``scheduler.step()`` the optimiser has the learning rate of the next step.
+"""A schedule as a PyTorch scheduler: ``scheduler.step()`` sets the learning rate of the next step.
 
-The learning rate of each group is its own peak, the ``lr`` that it was made with, times ``schedule(step)``; a schedule that says a momentum
-sets SGD's ``momentum`` or Adam's beta 1. What has to be saved is one number, the step: loading it also sets the learning rate, so that the
-order in which optimiser and scheduler are loaded does not matter.
-"""
+The learning rate of each parameter group is its peak (the ``lr`` it was created with) times
+``schedule(step)``. A schedule with a momentum also sets SGD's ``momentum`` or Adam's beta 1. The state is the
+step and the peaks. Loading it also sets the learning rate, so optimiser and scheduler can be loaded in any
+order."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dlo_lib.errors import UserError
-from dlo_lib.optim.schedules import MomentumSchedule, Schedule
+from dlo_lib.optim.schedules import LRSchedule, MomentumSchedule
 
 
 class ScheduleLR(LRScheduler):
-    """Sets the optimiser's learning rates, and momentum where the schedule says one; call ``step`` after each optimiser step.
+    """Set the learning rates of an optimiser, and its momentum if the schedule has one.
+
+    Call ``step`` after each optimiser step.
 
     Raises:
-        UserError: the schedule says a momentum, and the optimiser has none.
+        UserError: the schedule has a momentum and the optimiser has none.
     """
 
-    def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
+    def __init__(self, optimizer: Optimizer, schedule: LRSchedule, last_epoch: int = -1) -> None:
         self.schedule = schedule
         if isinstance(schedule, MomentumSchedule) and not {"momentum", "betas"} & optimizer.defaults.keys():
-            raise UserError(f"{type(schedule).__name__} moves the momentum, {type(optimizer).__name__} has none: use SGD or Adam")
+            raise UserError(
+                f"{type(schedule).__name__} sets the momentum, {type(optimizer).__name__} has none: "
+                "use SGD or Adam"
+            )
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[Any]:
-        """Of each group, for the step that comes next; sets the momentum as torch's own do."""
+        """Return the learning rate of each group for the next step; set the momentum, as PyTorch's schedulers
+        do.
+        """
         if isinstance(self.schedule, MomentumSchedule):
             momentum = self.schedule.momentum(self.last_epoch)
             for group in self.optimizer.param_groups:
@@ -41,7 +48,7 @@ class ScheduleLR(LRScheduler):
         return [peak * self.schedule(self.last_epoch) for peak in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps done and the peaks: plain numbers."""
+        """Return the number of completed steps and the peak learning rates."""
         return {"step": self.last_epoch, "peaks": list(self.base_lrs)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""Reduce on plateau: the learning rate falls when a measured loss has stopped falling.
+"""Reduce on plateau: lower the learning rate when a measured loss stops falling.
 
-It cannot be a function of the step, but it is one of the losses so far: a frozen state, and a rule that makes the next state of it and one
-more loss,  state = rule.after(state, loss);  lr = peak * state.factor.  A loss counts as better when it is below best * (1 - threshold);
-after more than ``patience`` that are not, the factor is multiplied by ``gamma``. The state is four plain numbers, all that a checkpoint
-needs. As PyTorch's ReduceLROnPlateau with relative threshold; under data parallelism give every rank the same loss, the mean of all.
-"""
+The learning rate is a function of the losses so far, not of the step. A rule computes the next state from the
+current state and one more loss,  state = rule.after(state, loss);  lr = peak * state.factor.  A loss counts
+as better if it is below best * (1 - threshold). After more than ``patience`` losses in a row that are not
+better, the factor is multiplied by ``gamma``. The state is four numbers, which is all that a checkpoint
+needs. The rule equals PyTorch's ReduceLROnPlateau with a relative threshold. Under data parallelism, pass
+every rank the same loss, the mean over all ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +17,13 @@ from dlo_lib.errors import UserError
 
 @dataclass(frozen=True)
 class PlateauState:
-    """factor: of the peak learning rate. best: the lowest loss. bad: losses in a row that were not better. cooling: how many are
-    yet to be ignored.
+    """The state of the rule.
+
+    Attributes:
+        factor: the learning rate divided by its peak.
+        best: the lowest loss so far.
+        bad: the number of losses in a row that are not better.
+        cooling: the number of further losses to ignore.
     """
 
     factor: float = 1.0
@@ -28,14 +34,14 @@ class PlateauState:
 
 @dataclass(frozen=True)
 class ReduceOnPlateau:
-    """The rule.
+    """The rule that reduces the learning rate on a plateau.
 
     Args:
-        gamma: what the factor is multiplied by.
-        patience: how many losses in a row may fail to be better.
-        threshold: by what share a loss must be lower to be better.
-        cooldown: how many losses after a reduction do not count as bad.
-        lowest: the factor never falls below it.
+        gamma: the factor is multiplied by this number.
+        patience: the number of losses in a row that may not be better.
+        threshold: the relative improvement from which a loss counts as better.
+        cooldown: the number of losses after a reduction that do not count as bad.
+        lowest: the lower bound of the factor.
     """
 
     gamma: float = 0.1
@@ -49,7 +55,7 @@ class ReduceOnPlateau:
             raise UserError(f"gamma is {self.gamma}: use a number between 0 and 1")
 
     def after(self, state: PlateauState, loss: float) -> PlateauState:
-        """The state once ``loss`` is known; NaN is not better than anything."""
+        """Return the state after ``loss``. NaN never counts as better."""
         better = loss < state.best * (1 - self.threshold)
         bad = 0 if better or state.cooling else state.bad + 1
         reduce = bad > self.patience

@@ -1,13 +1,14 @@
-"""Learning-rate schedules as pure functions: the number of steps done so far goes in, a factor of the peak learning rate comes out.
+"""Learning-rate schedules as pure functions from the number of completed steps to a factor of the peak
+learning rate.
 
-A schedule is a frozen dataclass that is called,  lr = peak * schedule(step)  with step = 0 for the first step, as in PyTorch. It holds no
-state: resuming, drawing and comparing need nothing but the step. ``WarmUp`` goes before any of them; OneCycle and the cyclical ones also
-say a momentum, which falls where the learning rate rises. ``adapter.ScheduleLR`` makes each a torch scheduler; cost: nothing.
+A schedule is a callable frozen dataclass,  lr = peak * schedule(step),  with step = 0 for the first step, as
+in PyTorch. It has no state, so resuming, drawing and comparing need only the step. ``WarmUp`` can precede any
+schedule. OneCycle and the cyclical schedules also have a momentum, which falls while the learning rate rises.
+``adapter.ScheduleLR`` turns a schedule into a PyTorch scheduler.
 
-Papers: cyclical, Smith (arXiv:1506.01186); OneCycle, Smith and Topin (arXiv:1708.07120); cosine with restarts, Loshchilov and Hutter
-(arXiv:1608.03983); warm-up, Goyal et al. (arXiv:1706.02677); warm-up - stable - decay, Hu et al. (arXiv:2404.06395), whose decay as
-1 - sqrt is from Hägele et al. (arXiv:2405.18392).
-"""
+Papers: cyclical, Smith (arXiv:1506.01186); OneCycle, Smith and Topin (arXiv:1708.07120); cosine with
+restarts, Loshchilov and Hutter (arXiv:1608.03983); warm-up, Goyal et al. (arXiv:1706.02677); warm-up - stable
+- decay, Hu et al. (arXiv:2404.06395), whose decay as 1 - sqrt is from Hägele et al. (arXiv:2405.18392)."""
 
 from __future__ import annotations
 
@@ -19,39 +20,39 @@ from typing import Protocol, runtime_checkable
 from dlo_lib.errors import UserError
 
 
-class Schedule(Protocol):
-    """The number of steps already done, from 0, to a factor of the peak learning rate."""
+class LRSchedule(Protocol):
+    """A function from the number of completed steps, starting at 0, to a factor of the peak learning rate."""
 
     def __call__(self, step: int) -> float: ...
 
 
 @runtime_checkable
-class MomentumSchedule(Schedule, Protocol):
-    """A schedule that also says the momentum (beta 1 of Adam) of each step."""
+class MomentumSchedule(LRSchedule, Protocol):
+    """A schedule that also has a momentum (beta 1 of Adam) for each step."""
 
     def momentum(self, step: int) -> float: ...
 
 
-class Shape(enum.Enum):
-    """How a phase goes from one value to another."""
+class CurveShape(enum.Enum):
+    """The shape of the transition from one value to another."""
 
     LINEAR = "linear"
     COSINE = "cosine"
     ONE_MINUS_SQRT = "1-sqrt"
 
     def between(self, start: float, end: float, progress: float) -> float:
-        """``start`` at progress 0, ``end`` at 1."""
+        """Interpolate: ``start`` at progress 0, ``end`` at progress 1."""
         left = {
-            Shape.LINEAR: lambda p: 1 - p,
-            Shape.COSINE: lambda p: (1 + math.cos(math.pi * p)) / 2,
-            Shape.ONE_MINUS_SQRT: lambda p: 1 - math.sqrt(p),
+            CurveShape.LINEAR: lambda p: 1 - p,
+            CurveShape.COSINE: lambda p: (1 + math.cos(math.pi * p)) / 2,
+            CurveShape.ONE_MINUS_SQRT: lambda p: 1 - math.sqrt(p),
         }[self](progress)
         return end + (start - end) * left
 
 
 @dataclass(frozen=True)
 class Constant:
-    """1 for ever."""
+    """A constant factor of 1."""
 
     def __call__(self, step: int) -> float:
         return 1.0
@@ -59,10 +60,13 @@ class Constant:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A linear rise from 0 over ``steps`` steps, then ``then`` from its beginning. (The first step has factor 0, as in transformers.)"""
+    """A linear rise from 0 over ``steps`` steps, followed by ``then``.
+
+    The first step has factor 0, as in transformers.
+    """
 
     steps: int
-    then: Schedule
+    then: LRSchedule
 
     def __post_init__(self) -> None:
         _at_least("warm-up steps", self.steps, 0)
@@ -73,7 +77,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Step:
-    """Times ``gamma`` after each ``every`` steps (StepLR)."""
+    """Multiply the factor by ``gamma`` after every ``every`` steps (StepLR)."""
 
     every: int
     gamma: float = 0.1
@@ -87,7 +91,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Times ``gamma`` after each step (ExponentialLR)."""
+    """Multiply the factor by ``gamma`` after every step (ExponentialLR)."""
 
     gamma: float
 
@@ -97,7 +101,10 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """From 1 to ``final`` as (1 - step / steps) ** power, then ``final``; power 1 is linear decay."""
+    """Decay from 1 to ``final`` as (1 - step / steps) ** power, then stay at ``final``.
+
+    Power 1 is a linear decay.
+    """
 
     steps: int
     power: float = 1.0
@@ -113,14 +120,17 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Linear(Polynomial):
-    """From 1 to ``final`` in a straight line, then ``final``."""
+    """Decay linearly from 1 to ``final``, then stay at ``final``."""
 
     power: float = 1.0
 
 
 @dataclass(frozen=True)
 class Cosine:
-    """From 1 to ``final`` along half a cosine over ``steps`` steps, then ``final`` (CosineAnnealingLR, which would rise again)."""
+    """Decay from 1 to ``final`` along half a cosine over ``steps`` steps, then stay at ``final``.
+
+    CosineAnnealingLR has the same values up to ``steps`` and then rises again.
+    """
 
     steps: int
     final: float = 0.0
@@ -129,12 +139,14 @@ class Cosine:
         _at_least("steps", self.steps, 1)
 
     def __call__(self, step: int) -> float:
-        return Shape.COSINE.between(1.0, self.final, min(step, self.steps) / self.steps)
+        return CurveShape.COSINE.between(1.0, self.final, min(step, self.steps) / self.steps)
 
 
 @dataclass(frozen=True)
 class CosineRestarts:
-    """Half a cosine from 1 to ``final``, again and again; each cycle is ``growth`` times as long as the one before, the first ``period``.
+    """Repeat half a cosine from 1 to ``final``.
+
+    The first cycle has ``period`` steps, each further one ``growth`` times more.
 
     With growth 1 and period ceil(T / M) it is the schedule of M snapshots in T steps (``SnapshotEnsemble``).
     """
@@ -154,21 +166,21 @@ class CosineRestarts:
             length *= self.growth
             if self.growth == 1:
                 step %= length
-        return Shape.COSINE.between(1.0, self.final, step / length)
+        return CurveShape.COSINE.between(1.0, self.final, step / length)
 
 
 @dataclass(frozen=True)
 class WarmUpStableDecay:
-    """A linear rise from ``lowest`` to 1, a plateau, and a fall to ``lowest`` in the given shape.
+    """Rise linearly from ``lowest`` to 1, stay there, and fall to ``lowest`` in the given shape.
 
-    The plateau may be as long as one likes: a checkpoint on it can be decayed, or trained further, whatever was planned.
-    """
+    The length of the plateau need not be fixed in advance: a checkpoint from the plateau can be decayed or
+    trained further."""
 
     warmup: int
     stable: int
     decay: int
     lowest: float = 0.0
-    shape: Shape = Shape.ONE_MINUS_SQRT
+    shape: CurveShape = CurveShape.ONE_MINUS_SQRT
 
     def __post_init__(self) -> None:
         for name in ("warmup", "stable", "decay"):
@@ -176,36 +188,43 @@ class WarmUpStableDecay:
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
-            return Shape.LINEAR.between(self.lowest, 1.0, step / self.warmup)
+            return CurveShape.LINEAR.between(self.lowest, 1.0, step / self.warmup)
         falling = step - self.warmup - self.stable
         if falling < 0:
             return 1.0
-        return self.shape.between(1.0, self.lowest, falling / self.decay) if falling < self.decay else self.lowest
+        return (
+            self.shape.between(1.0, self.lowest, falling / self.decay)
+            if falling < self.decay
+            else self.lowest
+        )
 
 
 @dataclass(frozen=True)
 class OneCycle:
-    """One rise from ``start`` to 1 and one fall to ``final`` (OneCycleLR): high learning rates regularise, the end converges.
+    """Rise once from ``start`` to 1 and fall once to ``final`` (OneCycleLR).
 
-    The momentum does the contrary: it falls from ``most_momentum`` to ``least_momentum`` and comes back. The last of the ``steps`` has
-    ``final``, and so has every later one.
+    High learning rates regularise; the low ones at the end converge. The momentum moves in the opposite
+    direction: it falls from ``most_momentum`` to ``least_momentum`` and rises back. The last of the ``steps``
+    steps and all later ones have the factor ``final``.
 
     Args:
-        rise: share of the steps that rise.
+        rise: the fraction of the steps in which the factor rises.
     """
 
     steps: int
     rise: float = 0.3
     start: float = 1 / 25
     final: float = 1 / 25e4
-    shape: Shape = Shape.COSINE
+    shape: CurveShape = CurveShape.COSINE
     least_momentum: float = 0.85
     most_momentum: float = 0.95
 
     def __post_init__(self) -> None:
         _at_least("steps", self.steps, 2)
         if not 1 < self.rise * self.steps < self.steps:
-            raise UserError(f"rise is {self.rise} of {self.steps} steps: let it be more than one step, and not all of them")
+            raise UserError(
+                f"rise is {self.rise} of {self.steps} steps: use more than one step and fewer than all steps"
+            )
 
     def __call__(self, step: int) -> float:
         return self._phase(step, self.start, 1.0, self.final)
@@ -223,10 +242,10 @@ class OneCycle:
 
 @dataclass(frozen=True)
 class Triangular:
-    """From ``lowest`` to 1 in ``rise`` steps and back in ``fall`` (as many when None), for ever (CyclicLR).
+    """Rise from ``lowest`` to 1 in ``rise`` steps and fall back in ``fall`` steps, periodically (CyclicLR).
 
-    The momentum does the contrary, between ``most_momentum`` and ``least_momentum``.
-    """
+    If ``fall`` is None, it equals ``rise``. The momentum moves in the opposite direction, between
+    ``most_momentum`` and ``least_momentum``."""
 
     rise: int
     lowest: float
@@ -260,7 +279,7 @@ class Triangular:
 
 @dataclass(frozen=True)
 class Triangular2(Triangular):
-    """Each triangle is half as high as the one before."""
+    """A triangular schedule in which each triangle is half as high as the previous one."""
 
     def _height(self, cycle: int, step: int) -> float:
         return 0.5**cycle
@@ -268,7 +287,7 @@ class Triangular2(Triangular):
 
 @dataclass(frozen=True)
 class ExpRange(Triangular):
-    """The height is ``gamma ** step``."""
+    """A triangular schedule whose height is ``gamma ** step``."""
 
     gamma: float = 0.999
 
@@ -276,29 +295,33 @@ class ExpRange(Triangular):
         return self.gamma**step
 
 
-class Course(enum.Enum):
-    """Schedules by name, for a run whose number of steps is known."""
+class ScheduleName(enum.Enum):
+    """The schedules that a run with a known number of steps can choose by name."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
     WSD = "wsd"
 
-    def over(self, steps: int, warmup: int) -> Schedule:
-        """The schedule of ``steps`` steps, of which ``warmup`` rise; WSD falls in the last fifth, or in what the warm-up leaves of it.
+    def over(self, steps: int, warmup: int) -> LRSchedule:
+        """Create the schedule of ``steps`` steps, of which the first ``warmup`` rise.
+
+        WSD decays in the last fifth of the steps, or in all steps after the warm-up if these are fewer.
 
         Raises:
-            UserError: the warm-up leaves nothing.
+            UserError: the warm-up takes all steps.
         """
-        if self is Course.CONSTANT:
+        if self is ScheduleName.CONSTANT:
             return WarmUp(warmup, Constant())
         left = steps - warmup
         if left < 1:
-            raise UserError(f"warmup takes {warmup} of {steps} steps: leave some to the {self.value} schedule")
-        if self is Course.WSD:
+            raise UserError(
+                f"warmup takes {warmup} of {steps} steps: leave some to the {self.value} schedule"
+            )
+        if self is ScheduleName.WSD:
             decay = min(left, max(1, round(steps / 5)))
             return WarmUpStableDecay(warmup, left - decay, decay)
-        return WarmUp(warmup, Linear(left) if self is Course.LINEAR else Cosine(left))
+        return WarmUp(warmup, Linear(left) if self is ScheduleName.LINEAR else Cosine(left))
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -1,9 +1,12 @@
-"""Snapshot ensembles: one run with warm restarts, whose model is kept at the end of each cycle; together these predict
-better than one.
+"""Snapshot ensembles: train once with warm restarts, save the model at the end of each cycle, predict with
+all of them.
 
-With M cycles in T steps a snapshot is taken after every  ceil(T / M)  steps, where the cosine has come down; the restart throws the next
-one elsewhere. The prediction is the mean of the members' probabilities,  p(x) = 1/M sum_i softmax(f_i(x)).  Cost: one training, M times the
-storage, M times the work to predict.
+For at most M snapshots in T steps, a cycle has  ceil(T / M)  steps, and a snapshot is taken at the end of
+each cycle, where the rate of the cosine is lowest. There may be fewer than M cycles, and the last one may be
+shorter and end at a higher rate: (T, M) = (5, 4) gives cycles of 2, 2 and 1 steps. The restart moves the
+weights to another minimum. The prediction is the mean of the probabilities of the K members,
+p(x) = 1/K sum_i softmax(f_i(x)).  Cost: one training, K times the storage and K times the work for a
+prediction.
 
 Paper: Huang et al., Snapshot ensembles: train 1, get M for free (arXiv:1704.00109).
 """
@@ -22,17 +25,20 @@ from dlo_lib.optim.schedules import CosineRestarts
 
 
 class SnapshotEnsemble:
-    """Keeps ``snapshots`` copies of the model of a run of ``steps`` steps, on its device, and predicts with all of them.
+    """Save up to ``snapshots`` copies of a model during a run of ``steps`` steps, on its device, and predict
+    with all of them.
 
-    ``schedule`` is what the run is to follow: a cosine from 1 to 0 for each snapshot.
+    The run must follow ``schedule``: a cosine from 1 to 0 for each snapshot.
 
     Raises:
-        UserError: more snapshots than steps, or none.
+        UserError: there are more snapshots than steps, or none.
     """
 
     def __init__(self, steps: int, snapshots: int) -> None:
         if not 1 <= snapshots <= steps:
-            raise UserError(f"{snapshots} snapshots in {steps} steps: use at least 1 and at most as many as steps")
+            raise UserError(
+                f"{snapshots} snapshots in {steps} steps: use at least 1 and at most as many as steps"
+            )
         self.steps = steps
         self.schedule = CosineRestarts(period=math.ceil(steps / snapshots))
         self.states: list[dict[str, Tensor]] = []
@@ -41,19 +47,21 @@ class SnapshotEnsemble:
         return len(self.states)
 
     def after_step(self, step: int, model: nn.Module) -> None:
-        """Keep ``model`` if the ``step``-th step, from 1, was the last of a cycle, or of all."""
+        """Save ``model`` if ``step``, counted from 1, is the last step of a cycle or of the run."""
         if step % self.schedule.period == 0 or step == self.steps:
             self.states.append({name: value.detach().clone() for name, value in model.state_dict().items()})
 
     def probabilities(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """The mean of the members' probabilities, (batch, classes); ``model`` lends its code and is left as it was.
+        """Return the mean of the probabilities of the members, (batch, classes).
+
+        The snapshots are loaded into ``model``, which is restored afterwards.
 
         Raises:
             UserError: there are no snapshots.
         """
         if not self.states:
             raise UserError("the ensemble has no snapshots: call after_step after each step of the run")
-        with _as_it_was(model), torch.no_grad():
+        with _preserved(model), torch.no_grad():
             total = torch.zeros(())
             for state in self.states:
                 model.load_state_dict(state)
@@ -62,7 +70,7 @@ class SnapshotEnsemble:
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
+def _preserved(model: nn.Module) -> Iterator[None]:
     before = {name: value.detach().clone() for name, value in model.state_dict().items()}
     training = [module for module in model.modules() if module.training]
     try:

@@ -1,13 +1,14 @@
-"""The training step: forward, loss over the valid tokens of all ranks, backward, accumulation, clipping, optimiser.
+"""The training step: forward, loss over the valid tokens of all ranks, backward, accumulation, clipping,
+optimiser.
 
-There is one definition, used by ``train``, by ``profiling`` on fake tensors and by the labs. The loss of a micro-batch is
-    sum of its token losses * world_size / (valid tokens of all micro-batches on all ranks),
-so that the mean over ranks which data parallelism takes of the gradients gives the gradient of the mean loss per token, whatever
-the ranks' shares. (The mean of the ranks' own means would weigh a token by how few its rank holds.)
+``train``, ``profiling`` (on fake tensors) and the labs share this definition. The loss of a micro-batch is
+    sum of its token losses * world_size / (valid tokens of all micro-batches on all ranks).
+Data parallelism averages the gradients over the ranks. With this loss, the average is the gradient of the
+mean loss per token, however the tokens are distributed. (The mean of the means of the ranks would give a
+larger weight to the tokens of a rank that has few of them.)
 
-Beside the model's own communication a step sends two numbers: the count of valid tokens, under the first forward, and the loss,
-under the optimiser.
-"""
+In addition to the communication of the model, a step sends two numbers: the count of valid tokens, which
+overlaps with the first forward, and the loss, which overlaps with the optimiser."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from dlo_lib.data.tokens import IGNORE_INDEX
 MicroBatch = tuple[Tensor, Tensor]
 """Inputs and targets, both (batch, seq) int64."""
 LossOf = Callable[[Tensor, Tensor], Tensor]
-"""Logits (batch, seq, vocab) and targets (batch, seq) to a loss, ()."""
+"""Maps logits (batch, seq, vocab) and targets (batch, seq) to a loss, ()."""
 
 
 class Precision(enum.Enum):
@@ -42,7 +43,7 @@ class Precision(enum.Enum):
 
 
 class Phase(enum.Enum):
-    """The stretches of a step, in order; ``on_phase`` is called as each begins."""
+    """The phases of a step, in order; ``on_phase`` is called at the start of each."""
 
     FORWARD = "forward"
     LOSS = "loss"
@@ -54,10 +55,14 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step reports, as tensors so that an accelerator need not be waited for.
+    """The results of a step, as tensors, so that the CPU does not wait for the accelerator.
 
-    loss: () fp32 or wider, mean over the valid tokens of all ranks. tokens: () int64, their number. grad_norm: () before clipping,
-    or None when nothing is clipped. Without a single valid token the loss is 0, and so are the gradients.
+    Without a valid token, the loss and the gradients are 0.
+
+    Attributes:
+        loss: () fp32 or wider, the mean over the valid tokens of all ranks.
+        tokens: () int64, the number of valid tokens of all ranks.
+        grad_norm: () the norm before clipping; None without clipping.
     """
 
     loss: Tensor
@@ -77,37 +82,46 @@ def train_step(
     sync_each: bool = False,
     on_phase: Callable[[Phase], None] = lambda phase: None,
 ) -> StepResult:
-    """One optimiser step over ``micro_batches``; gradients are None before and after it.
+    """Take one optimiser step over ``micro_batches``; gradients are None before and after it.
 
     Args:
-        model: inputs (batch, seq) to logits (batch, seq, vocab). With ``no_sync()`` (a context without gradient communication) and
-            ``finish_grad_sync()`` (waits for it) it is a data-parallel one; with ``accumulate_gradients()`` a pipeline.
-        micro_batches: pairs of inputs and targets, both (batch, seq) int64 on the model's device; a target of ``IGNORE_INDEX`` is not
-            learned. Their gradients are summed and communicated once (but see ``sync_each``).
+        model: maps inputs (batch, seq) to logits (batch, seq, vocab). A data-parallel model has ``no_sync()``
+            (a context without gradient communication) and ``finish_grad_sync()`` (waits for the
+            communication); a pipeline has ``accumulate_gradients()``.
+        micro_batches: pairs of inputs and targets, both (batch, seq) int64 on the device of the model.
+            Targets equal to ``IGNORE_INDEX`` are ignored. The gradients are summed and communicated once (but
+            see ``sync_each``).
         scaler: scales the loss for fp16 and skips the step when a gradient overflowed.
         max_norm: clips the gradients to this global 2-norm.
         group: the ranks over which ``model`` averages gradients; None for this process alone.
-        sync_each: communicate after each micro-batch, so that a model whose gradients are sharded holds no more than its shards of them.
-        on_phase: called with the phase that begins.
+        sync_each: communicate after each micro-batch, so that a model with sharded gradients stores only its
+            shards.
+        on_phase: called with each phase at its start.
     """
     world_size = dist.get_world_size(group) if group is not None else 1
     valid = torch.stack([(targets != IGNORE_INDEX).sum() for _, targets in micro_batches]).sum()
-    counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None  # its wait hides behind the forward
+    # The all-reduce of the count overlaps with the forward.
+    counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
         losses = summed_cross_entropy(logits, targets)
         if counting is not None:
             counting.wait()
-        # A count divides in the loss's own dtype; a scale computed from it would be fp32, whatever the model.
+        # Division by the integer count keeps the dtype of the loss; a scale would be fp32.
         return losses * world_size / valid.clamp(min=1)
 
     accumulate = getattr(model, "accumulate_gradients", None)
-    if accumulate is not None:  # a pipeline has its own way through the micro-batches
+    if accumulate is not None:  # a pipeline schedules the micro-batches itself
         loss_sum = accumulate(micro_batches, loss_of, precision, scaler)
     else:
-        loss_sum = _accumulate_gradients(model, micro_batches, loss_of, precision, scaler, sync_each, on_phase)
+        loss_sum = _accumulate_gradients(
+            model, micro_batches, loss_of, precision, scaler, sync_each, on_phase
+        )
+    if counting is not None:
+        counting.wait()  # again, because only the last stage of a pipeline has computed a loss
     getattr(model, "finish_grad_sync", lambda: None)()
-    reporting = dist.all_reduce(loss_sum, group=group, async_op=True) if group is not None else None  # hides behind the optimiser
+    # The all-reduce of the loss overlaps with the optimiser.
+    reporting = dist.all_reduce(loss_sum, group=group, async_op=True) if group is not None else None
 
     grad_norm = None
     if max_norm is not None:
@@ -130,8 +144,13 @@ def train_step(
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum of the losses of valid tokens, (), in fp32 or wider; logits (batch, seq, vocab), targets (batch, seq) int64."""
-    # At least fp32, and said here: autocast would do it on CPU, but leaves bf16 log-probabilities on CUDA.
+    """Compute the sum of the losses of the valid tokens, (), in fp32 or wider.
+
+    Args:
+        logits: (batch, seq, vocab).
+        targets: (batch, seq) int64.
+    """
+    # The cast is explicit, because autocast computes in fp32 on CPU but in bf16 on CUDA.
     wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
@@ -145,18 +164,25 @@ def _accumulate_gradients(
     sync_each: bool,
     on_phase: Callable[[Phase], None],
 ) -> Tensor:
-    """Forward and backward of each micro-batch; the gradients are communicated with the last one's. The sum of the losses, ()."""
+    """Run forward and backward of each micro-batch and return the sum of the losses, ().
+
+    The gradients are communicated in the backward of the last micro-batch, or of each one with ``sync_each``.
+    """
     loss_sum = torch.zeros((), device=micro_batches[0][0].device)
     for index, (inputs, targets) in enumerate(micro_batches):
         last = index == len(micro_batches) - 1
-        with contextlib.nullcontext() if last or sync_each else getattr(model, "no_sync", contextlib.nullcontext)():
+        with (
+            contextlib.nullcontext()
+            if last or sync_each
+            else getattr(model, "no_sync", contextlib.nullcontext)()
+        ):
             on_phase(Phase.FORWARD)
             with torch.autocast(inputs.device.type, precision.dtype, enabled=precision is not Precision.FP32):
                 logits = model(inputs)
                 on_phase(Phase.LOSS)
                 loss = loss_of(logits, targets)
-            del logits  # the graph keeps what backward needs, and no more
-            loss_sum = loss_sum + loss.detach()  # in the loss's own dtype: fp64 in the proofs of parity
+            del logits  # the graph keeps the tensors that backward needs
+            loss_sum = loss_sum + loss.detach()  # keeps the dtype of the loss (fp64 in the parity tests)
             on_phase(Phase.BACKWARD)
             (loss if scaler is None else scaler.scale(loss)).backward()
             del loss
@@ -164,9 +190,10 @@ def _accumulate_gradients(
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before, ().
+    """Scale the gradients so that their global 2-norm is at most ``max_norm``; return the norm before
+    scaling, ().
 
-    A model whose gradients are sharded brings its own ``clip_grad_norm_(max_norm)``.
+    A model with sharded gradients has a method ``clip_grad_norm_(max_norm)``, which is called instead.
     """
     clip = getattr(model, "clip_grad_norm_", None)
     return nn.utils.clip_grad_norm_(model.parameters(), max_norm) if clip is None else clip(max_norm)

@@ -1,9 +1,18 @@
-"""Ways to spread one training step over ranks."""
+"""Distributes a training step over ranks: data, sharded and pipeline parallelism.
+
+ddp        copies of the model; gradients are averaged      zero       optimiser state and gradients in shards
+fsdp       parameters in shards; units are gathered         pipeline   layers on different ranks
+sharding   packing, reduction and exchange of shards, for zero and fsdp
+
+``plan`` (the plan and the function that applies it) and ``checkpoint`` use these rooms. The rooms use
+``mesh`` (the ranks), ``protocol`` (the interface of every wrapper) and ``backward_pass``. A room imports
+``sharding`` and the modules below it, but no other room. ``dlo_lib.parallel`` may import ``dlo_lib.models``
+and ``dlo_lib.optim``.
+"""
 
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.sync_batch_norm import SyncBatchNorm
-from dlo_lib.parallel.zero import ShardedOptimizer
-from dlo_lib.parallel.zero2 import ShardedDDP
+from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 
 __all__ = ["DDP", "FSDP", "ShardedDDP", "ShardedOptimizer", "SyncBatchNorm"]

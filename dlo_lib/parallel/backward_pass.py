@@ -1,7 +1,9 @@
-"""What is done once in each backward pass, by those who work in its hooks: begin with the first gradient, end when the engine has done.
+"""The begin and the end of a backward pass, for wrappers that work in autograd hooks. A pass begins with its
+first gradient and ends when the autograd engine has finished.
 
-The engine calls what was queued in a pass when the pass is over, and drops it without a call when an exception ended the pass. It alone
-keeps the callback alive, so the callback's death tells the next forward, or the next gradient, that there is something to recover from.
+The engine calls the queued callbacks at the end of a pass. If an exception ends the pass, the engine discards
+them without a call. Only the engine holds a reference to the callback. The next forward or gradient therefore
+detects an interrupted pass by a dead weak reference.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor
 
 
 class BackwardPass:
-    """Where a backward pass is: not begun, ``running``, or ``interrupted`` by an exception and nothing done about it yet."""
+    """The state of a backward pass: not begun, ``running``, or ``interrupted`` by an exception."""
 
     def __init__(self) -> None:
         self._at_end: weakref.ref[Callable[[], None]] | None = None
@@ -32,25 +34,26 @@ class BackwardPass:
         return self._at_end is not None and self._at_end() is None
 
     def begin(self, at_end: Callable[[], None]) -> None:
-        """Within a pass: ``at_end`` is called when the engine has done. It says ``end()``."""
-        callback = functools.partial(at_end)  # an object of its own, which nobody else keeps alive
+        """Begin a pass, from inside a backward hook. The engine calls ``at_end`` at the end of the pass;
+        ``at_end`` must call ``end``."""
+        callback = functools.partial(at_end)  # a new object, so that only the engine holds a reference to it
         self._at_end = weakref.ref(callback)
         torch.autograd.Variable._execution_engine.queue_callback(callback)
 
     def end(self) -> None:
-        """The pass is over, or has been recovered from."""
+        """End the pass, or mark an interrupted one as handled."""
         self._at_end = None
 
 
 class Synchronising(Protocol):
-    """Averages gradients in backward passes, while ``sync``."""
+    """An object that averages gradients in backward passes while ``sync`` is True."""
 
     sync: bool
 
 
 @contextlib.contextmanager
 def without_sync(gradients: Synchronising) -> Iterator[None]:
-    """Backward passes inside do not communicate."""
+    """Backward passes inside the context do not communicate gradients."""
     before, gradients.sync = gradients.sync, False
     try:
         yield
@@ -58,8 +61,13 @@ def without_sync(gradients: Synchronising) -> Iterator[None]:
         gradients.sync = before
 
 
-def used_on_any_rank(used: Sequence[bool], groups: Sequence[dist.ProcessGroup], device: torch.device) -> Tensor:
-    """Which parameters some rank of ``groups`` used: int32, as many. None can know by itself, so it costs a small all-reduce each."""
+def used_on_any_rank(
+    used: Sequence[bool], groups: Sequence[dist.ProcessGroup], device: torch.device
+) -> Tensor:
+    """Return which parameters at least one rank used, (len(used),) int32 of 0 and 1; called by every rank.
+
+    Cost: one all-reduce of this tensor for each group.
+    """
     flags = torch.tensor(used, dtype=torch.int32, device=device)
     for ranks in groups:
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=ranks)

@@ -1,8 +1,10 @@
-"""A run of a tensor's elements, as it lies in memory, told to ``torch.distributed.checkpoint`` as the boxes that it consists of.
+"""Describes a contiguous range of the elements of a tensor to ``torch.distributed.checkpoint``, as a list of
+boxes.
 
-The format knows boxes: an offset and a size in every dimension. A run that begins and ends in the middle of rows is the rest of a row, some
-whole rows and the beginning of another; in n dimensions at most 2 n - 1 boxes. So whoever reads the checkpoint sees tensors of the
-parameters' shapes, and may cut them otherwise: by rows as FSDP does, or into runs of another number of ranks.
+The checkpoint format consists of boxes: an offset and a size in every dimension. A range that begins and ends
+within rows consists of the end of a row, several whole rows and the beginning of a row; in n dimensions, of
+at most 2 n - 1 boxes. The checkpoint then contains tensors with the shapes of the parameters, which a reader
+may shard differently: by rows as in FSDP, or into ranges for another number of ranks.
 
     3 x 4, elements 2 to 11      . . x x        (0, 2) 1 x 2
                                  x x x x        (1, 0) 1 x 4
@@ -22,11 +24,12 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and sizes."""
+"""The offsets and the sizes, by dimension."""
 
 
 def boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """Elements ``start`` to ``stop`` of a contiguous tensor of that shape, box by box in the order of memory."""
+    """Yield the boxes of the elements ``start`` to ``stop`` of a contiguous tensor, in the order of
+    memory."""
     if start == stop:
         return
     row, rest = math.prod(shape[1:]), tuple(shape[1:])
@@ -50,11 +53,16 @@ class _Chunk:
 
 
 class FlatPart(Tensor):
-    """A tensor of which only elements ``start`` to ``start + len(part)`` are here; good for nothing but checkpoints.
+    """A tensor of which this rank holds the elements ``start`` to ``start + n``. It supports checkpoints
+    only.
 
     Args:
-        part: (n,), in the order of memory; or the whole tensor, of its shape.
-        shape, strides: of the whole, which is dense and no number.
+        part: the elements in the order of memory, (n,); or the whole tensor, with its shape.
+        shape, strides: those of the whole tensor, which is dense and has at least one dimension.
+        start: the first element.
+
+    Raises:
+        NotImplementedError: an operator is called on the tensor.
     """
 
     _chunks: list[_Chunk]
@@ -63,7 +71,8 @@ class FlatPart(Tensor):
     @staticmethod
     def __new__(cls, part: Tensor, shape: Sequence[int], strides: Sequence[int], start: int) -> FlatPart:
         shape, strides = tuple(shape), tuple(strides)
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)  # type: ignore[attr-defined]
+        make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        self = make(cls, shape, dtype=part.dtype, device=part.device)
         self._properties = TensorProperties.create_from_tensor(part)
         if part.numel() == math.prod(shape):
             self._chunks = [_Chunk(_at((0,) * len(shape), shape), part)]

@@ -1,7 +1,9 @@
-"""Loss scaling for fp16 where each rank holds its own part of the gradients: an overflow on one rank is one for all.
+"""Loss scaling for fp16 when each rank holds a part of the gradients. After an overflow on one rank, all
+ranks skip the step.
 
-A rank sees only its shards overflow; if it alone skipped the step, the shards would no longer be of one model. So the flag that
-``GradScaler`` keeps, on the device, is the largest of all ranks: one all-reduce of a number a step.
+A rank detects an overflow only in its own shards. If it skipped the step alone, the shards would belong to
+different steps. Therefore the overflow flag of ``GradScaler`` is the maximum over the ranks: one all-reduce
+of a scalar in each step.
 """
 
 from __future__ import annotations
@@ -11,12 +13,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlo_lib.parallel.zero import ShardedOptimizer
+from dlo_lib.parallel.protocol import local_optimizer
 
 
 class ShardedGradScaler(torch.amp.GradScaler):
-    """A ``torch.amp.GradScaler`` that agrees over ``group``, the ranks that hold parts of the gradients: those of FSDP's shards, or those
-    that ``ShardedDDP`` has left in the pieces of a ``ShardedOptimizer``.
+    """A ``torch.amp.GradScaler`` whose overflow flag is equal on all ranks of ``group``.
+
+    Args:
+        device: the type of the device, as in ``GradScaler``.
+        group: the ranks that hold parts of the gradients: the shards of FSDP, the pieces of a
+            ``ShardedOptimizer`` after ``ShardedDDP``, or the stages of a pipeline.
+        options: keyword arguments of ``GradScaler``.
     """
 
     def __init__(self, device: str, group: dist.ProcessGroup, **options: Any) -> None:
@@ -24,12 +31,11 @@ class ShardedGradScaler(torch.amp.GradScaler):
         self._group = group
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        holder = optimizer.local if isinstance(optimizer, ShardedOptimizer) else optimizer
-        assert holder is not None
+        holder = local_optimizer(optimizer)
         super().unscale_(holder)
         state = self._per_optimizer_states[id(optimizer)] = self._per_optimizer_states[id(holder)]
         assert self._scale is not None
-        found = torch.zeros((), device=self._scale.device)  # of a rank that holds no gradient as well
+        found = torch.zeros((), device=self._scale.device)  # a rank without gradients takes part as well
         for flag in state["found_inf_per_device"].values():
             found += flag.to(found.device, non_blocking=True)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)

@@ -1,24 +1,28 @@
-"""What a training step costs: memory measured and computed, FLOPs and their utilisation."""
+"""The cost of a training step: measured and computed memory, FLOPs and their utilisation.
+
+``measure`` runs a step on fake tensors or on a device, and ``tracker`` records its memory. ``footprint`` and
+``capacity`` compute the memory. ``mfu`` computes the utilisation. The ``compile_*`` modules inspect
+``torch.compile``. Imports ``parallel``, ``optim``, ``models``, ``launch`` and ``hardware``.
+"""
 
 from dlo_lib.models.counts import flops_per_token, parameters
 from dlo_lib.profiling.capacity import largest_batch, ranks_needed, step_fits
-from dlo_lib.profiling.footprint import Footprint, Moment, memory_footprint
+from dlo_lib.profiling.footprint import Footprint, FootprintMoment, memory_footprint
 from dlo_lib.profiling.measure import measure_memory
 from dlo_lib.profiling.mfu import mfu
 from dlo_lib.profiling.plot import plot_memory
 from dlo_lib.profiling.report import MemoryReport
-from dlo_lib.profiling.settings import OPTIMIZERS, OptimizerStep, Parallel
-from dlo_lib.profiling.tracker import Event, MemoryTracker, Part
+from dlo_lib.profiling.settings import OPTIMIZERS, OptimizerStep
+from dlo_lib.profiling.tracker import MemoryEvent, MemoryTracker, Part
 
 __all__ = [
     "OPTIMIZERS",
-    "Event",
     "Footprint",
+    "FootprintMoment",
+    "MemoryEvent",
     "MemoryReport",
     "MemoryTracker",
-    "Moment",
     "OptimizerStep",
-    "Parallel",
     "Part",
     "flops_per_token",
     "largest_batch",

@@ -1,8 +1,10 @@
-"""What fits: whether a training step fits a GPU, the largest batch that does, and how many ranks a global batch needs.
+"""Computes whether a training step fits on a GPU, the largest batch that fits, and the number of ranks that a
+global batch needs.
 
-A step fits when its peak (``memory_footprint``) is at most the GPU's *usable* memory. Memory only grows with the batch, so the largest
-one is found by doubling until it does not fit and then halving the gap: about 2 log2(largest) questions instead of ``largest``. Data
-parallelism divides the global batch over ranks and nothing else: if one sequence a rank does not fit, no number of ranks helps.
+A step fits if its peak (``memory_footprint``) is at most the *usable* memory of the GPU. The memory grows
+with the batch. The largest batch is found by doubling until it does not fit, and then by bisection, with
+about 2 log2(largest) evaluations. Data parallelism divides only the global batch over the ranks: if one
+sequence does not fit on a rank, it does not fit on any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,27 +21,35 @@ from dlo_lib.profiling.footprint import memory_footprint
 UNBOUNDED = 2**62
 
 
-def step_fits(model: str | LlamaConfig, gpu: str | Gpu, batch: int = 1, seq: int = 2048, **settings: Any) -> bool:
-    """Whether a training step of ``batch`` sequences fits one ``gpu``; further settings as for ``memory_footprint``.
+def step_fits(
+    model: str | LlamaConfig, gpu: str | Gpu, batch: int = 1, seq: int = 2048, **settings: Any
+) -> bool:
+    """Return whether a training step of ``batch`` sequences of ``seq`` tokens fits on one ``gpu``.
+
+    Args:
+        settings: other arguments of ``memory_footprint``.
 
     Raises:
-        UserError: an unknown name or a size below 1.
+        UserError: a name is unknown, or a size is below 1.
     """
     offered = find_gpu(gpu) if isinstance(gpu, str) else gpu
     return memory_footprint(model, batch, seq, **settings).peak_bytes <= offered.usable_bytes
 
 
 def largest_batch(fits: Callable[[int], bool]) -> int:
-    """The largest batch for which ``fits`` is true, 0 when not even 1 is. ``fits`` must not become true again once it was false.
+    """Return the largest batch for which ``fits`` is True; 0 if ``fits(1)`` is False.
+
+    Args:
+        fits: a monotonic function: if it is False for a batch, it is False for every larger batch.
 
     Raises:
-        UserError: everything fits.
+        UserError: every batch fits.
     """
     too_large = 1
     while fits(too_large):
         too_large *= 2
         if too_large > UNBOUNDED:
-            raise UserError("every batch fits: check what decides it")
+            raise UserError("every batch fits: check the function `fits`")
     largest = too_large // 2
     while too_large - largest > 1:
         middle = (largest + too_large) // 2
@@ -50,11 +60,18 @@ def largest_batch(fits: Callable[[int], bool]) -> int:
     return largest
 
 
-def ranks_needed(model: str | LlamaConfig, gpu: str | Gpu, global_batch: int, seq: int = 2048, **settings: Any) -> int | None:
-    """The fewest ranks over which data parallelism can spread ``global_batch`` sequences; None when no number of ranks is enough.
+def ranks_needed(
+    model: str | LlamaConfig,
+    gpu: str | Gpu,
+    global_batch: int,
+    seq: int = 2048,
+    **settings: Any,
+) -> int | None:
+    """Return the smallest number of ranks over which data parallelism can distribute ``global_batch``
+    sequences; None if one sequence does not fit on a rank.
 
     Raises:
-        UserError: an unknown name or a size below 1.
+        UserError: a name is unknown, or a size is below 1.
     """
     if global_batch < 1:
         raise UserError(f"global_batch is {global_batch}: use at least 1")

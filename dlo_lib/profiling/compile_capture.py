@@ -1,13 +1,15 @@
-"""A backend for ``torch.compile`` that keeps each graph as plain data, and notes what every run of it was given.
+"""A backend for ``torch.compile`` that records each graph as plain data, and the inputs of each run.
 
-Dynamo hands a backend straight-line code: placeholders, operations, outputs. ``GraphRecorder`` writes these down as lists, names and
-numbers, which can be stored, drawn, counted or run again elsewhere (``dlo_lib.grading.graphs``), and then runs the graph as it is. Sizes
-that the graph leaves open are written as "dimension d of that input", so that it can be run again on other sizes.
+Dynamo passes straight-line code to a backend: placeholders, operations, outputs. ``GraphRecorder`` converts
+them to lists, names and numbers, which can be stored, drawn, counted or run in another process
+(``dlo_lib.grading.checks.graphs``), and runs the graph unchanged. A symbolic size is recorded as "dimension d
+of input i", so that the graph can be run with other sizes.
 
-    graph = {"inputs": [{"name": n} | {"name": n, "size": [input, dim]}], "nodes": [{"name", "kind", "module", "op", "args", "kwargs"}],
+    graph = {"inputs": [{"name": n} | {"name": n, "size": [input, dim]}], "nodes": [{"name", "kind", "module",
+    "op", "args", "kwargs"}],
              "outputs": [...]}, where {"ref": n} is the value of another node
 
-Cost: that of running without a compiler, and a copy of each constant.
+Cost: that of eager execution, and a copy of each constant.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ PlainGraph = dict[str, Any]
 
 
 class GraphRecorder:
-    """``torch.compile(f, backend=GraphRecorder(inputs))``; ``graphs`` and ``calls`` hold what was made and what was run, in order.
+    """Records graphs and calls: ``torch.compile(f, backend=GraphRecorder(inputs))``.
 
     Args:
-        inputs: tensors that are to be recognised when a graph gets them: in ``calls`` they appear as ``{"input": name}``, others by value.
+        inputs: named tensors. In ``calls`` they appear as ``{"input": name}``; other tensors appear by value.
+
+    Attributes:
+        graphs: the graphs in the order of compilation.
+        calls: the calls of graphs in order, with the number of the graph and its arguments.
     """
 
     def __init__(self, inputs: Mapping[str, Tensor] | None = None) -> None:
@@ -34,7 +40,7 @@ class GraphRecorder:
         self._inputs = dict(inputs or {})
 
     def __call__(self, module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        """What ``torch.compile`` calls for each graph."""
+        """Record a graph and return the function that runs it. ``torch.compile`` calls it for each graph."""
         number = len(self.graphs)
         self.graphs.append(plain_graph(module))
 
@@ -48,16 +54,20 @@ class GraphRecorder:
         if not isinstance(arg, Tensor):
             return {"value": arg}
         for name, tensor in self._inputs.items():
-            if arg.data_ptr() == tensor.data_ptr() and arg.shape == tensor.shape and arg.dtype == tensor.dtype:
+            if (
+                arg.data_ptr() == tensor.data_ptr()
+                and arg.shape == tensor.shape
+                and arg.dtype == tensor.dtype
+            ):
                 return {"input": name}
         return {"value": arg.detach().clone()}
 
 
 def plain_graph(module: fx.GraphModule) -> PlainGraph:
-    """A graph of Dynamo's as plain data, in the form that the module's docstring shows.
+    """Return a graph of Dynamo as plain data, in the form of the docstring of this module.
 
     Raises:
-        TypeError: it holds something that is none, such as an autograd function of one's own.
+        TypeError: the graph contains an object that is not plain data, such as a custom autograd function.
     """
     graph: PlainGraph = {"inputs": [], "nodes": [], "outputs": []}
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -67,7 +77,8 @@ def plain_graph(module: fx.GraphModule) -> PlainGraph:
         elif node.op == "output":
             graph["outputs"] = [_plain(value) for value in node.args[0]]
         elif node.op == "get_attr":
-            graph["nodes"].append({"name": node.name, "kind": "constant", "value": _constant(module, str(node.target))})
+            value = _constant(module, str(node.target))
+            graph["nodes"].append({"name": node.name, "kind": "constant", "value": value})
         elif node.op in ("call_function", "call_method"):
             graph["nodes"].append({"name": node.name, **_operation(node)})
         else:
@@ -76,7 +87,7 @@ def plain_graph(module: fx.GraphModule) -> PlainGraph:
 
 
 def _open_size(node: fx.Node, placeholders: list[fx.Node]) -> dict[str, Any]:
-    """Of which tensor's dimension a symbolic size is, where the placeholder is one."""
+    """Return the input and the dimension of a symbolic size; {} for a placeholder that is not a size."""
     symbol = node.meta.get("example_value")
     if not isinstance(symbol, torch.SymInt):
         return {}
@@ -90,9 +101,16 @@ def _open_size(node: fx.Node, placeholders: list[fx.Node]) -> dict[str, Any]:
 
 
 def _operation(node: fx.Node) -> dict[str, Any]:
-    args, kwargs = [_plain(arg) for arg in node.args], {name: _plain(value) for name, value in node.kwargs.items()}
+    args = [_plain(arg) for arg in node.args]
+    kwargs = {name: _plain(value) for name, value in node.kwargs.items()}
     if node.op == "call_method":
-        return {"kind": "method", "module": "torch.Tensor", "op": str(node.target), "args": args, "kwargs": kwargs}
+        return {
+            "kind": "method",
+            "module": "torch.Tensor",
+            "op": str(node.target),
+            "args": args,
+            "kwargs": kwargs,
+        }
     target: Any = node.target
     name = target.__name__
     module = "torch" if getattr(torch, name, None) is target else str(target.__module__)

@@ -1,16 +1,19 @@
-"""What compiling costs against what it gains: seconds of the first call, seconds of each step, and the step from which on it has paid.
+"""The cost and the gain of ``torch.compile``: seconds of the first call, seconds of each step, and the number
+of steps after which the cost is compensated.
 
     compile + n · compiled <= n · eager    ⇔    n >= compile / (eager - compiled)
 
-The eager and the compiled step are timed in turns, so that a machine that slows down slows both; medians, in wall time. A GPU is waited
-for. With a warm cache (Inductor's, in a folder) the same graphs cost less to get: ``compiled_in_new_process`` measures that as it happens,
-in a process that has compiled nothing yet.
+The eager and the compiled step are timed alternately, so that a slowdown of the machine affects both. The
+results are medians of the wall time. On a GPU, each step is synchronised. With a warm cache of Inductor,
+which is a folder, the compilation of the same graphs is faster. ``compiled_in_new_process`` measures the
+compilation in a new process.
 
-Cost: two steps more than asked for, and the compiling.
+Cost: the requested steps, two more steps, and the compilation.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import shutil
@@ -31,17 +34,17 @@ COMPILERS = ("g++", "clang++", "c++")
 
 
 class Backend(Enum):
-    """Of ``torch.compile``; the value is its name there."""
+    """A backend of ``torch.compile``; the value is its name."""
 
     INDUCTOR = "inductor"
-    """Generates code: C++ on a processor, Triton on a GPU."""
+    """Generates code: C++ on a CPU, Triton on a GPU."""
     AOT_EAGER = "aot_eager"
-    """Makes the same graphs and runs torch's own operations one by one: nothing is fused."""
+    """Creates the same graphs and runs the operations of torch separately, without fusion."""
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The backend that this machine can run, and why."""
+    """The backend that this machine can run, and the reason."""
 
     backend: Backend
     why: str
@@ -49,7 +52,7 @@ class BackendChoice:
 
 @dataclass(frozen=True)
 class CompileTimes:
-    """In seconds: what the first compiled call took beyond a step, and the median step of each."""
+    """Times in seconds: the first compiled call without one step, and the median eager and compiled step."""
 
     compile: float
     eager: float
@@ -57,23 +60,25 @@ class CompileTimes:
 
     @property
     def speedup(self) -> float:
-        """Eager over compiled."""
+        """The eager time divided by the compiled time."""
         return self.eager / self.compiled
 
     @property
     def break_even(self) -> int | None:
-        """The step from which on compiling has paid; None if it never does."""
+        """The number of steps that compensate the compilation; None if no number does."""
         return break_even_steps(self.compile, self.eager, self.compiled)
 
 
 def break_even_steps(compile: float, eager: float, compiled: float) -> int | None:
-    """The fewest steps after which the compiled run, its compiling included, has taken no longer than the eager one; None if never.
+    """Return the smallest number of steps for which the compiled run, including the compilation, takes no
+    longer than the eager run; None if there is none.
 
     Args:
-        compile, eager, compiled: seconds of compiling, of an eager and of a compiled step.
+        compile: seconds of the compilation.
+        eager, compiled: seconds of an eager and of a compiled step.
 
     Raises:
-        UserError: one of them is negative.
+        UserError: an argument is negative.
 
     >>> break_even_steps(30.0, 0.5, 0.25)
     120
@@ -86,31 +91,36 @@ def break_even_steps(compile: float, eager: float, compiled: float) -> int | Non
 
 
 def usable_backend(device: torch.device | str = "cpu") -> BackendChoice:
-    """Inductor where it can generate code for ``device``: a processor needs a C++ compiler (``$CXX``, g++ or clang++), a GPU Triton."""
+    """Return Inductor if it can generate code for ``device``, otherwise aot_eager. A CPU needs a C++ compiler
+    (``$CXX``, g++ or clang++), a GPU needs Triton."""
     if torch.device(device).type == "cpu":
         wanted = (os.environ["CXX"].split()[0],) if os.environ.get("CXX", "").strip() else COMPILERS
         found = next((path for name in wanted if (path := shutil.which(name))), None)
         if found:
             return BackendChoice(Backend.INDUCTOR, f"Inductor generates C++, compiled by {found}")
         cure = "apt-get install g++, or module load gcc on a cluster"
-        why = f"no C++ compiler ({', '.join(wanted)}): nothing is fused, nothing gets faster. Cure: {cure}"
+        why = f"no C++ compiler ({', '.join(wanted)}): operations are not fused and not faster. Cure: {cure}"
         return BackendChoice(Backend.AOT_EAGER, why)
     try:
         import triton  # noqa: F401
     except ImportError:
-        return BackendChoice(Backend.AOT_EAGER, "no Triton: nothing is fused, nothing gets faster. Cure: pip install triton")
+        why = "no Triton: operations are not fused and not faster. Cure: pip install triton"
+        return BackendChoice(Backend.AOT_EAGER, why)
     return BackendChoice(Backend.INDUCTOR, "Inductor generates Triton kernels")
 
 
-def compile_times(eager: Callable[[], object], compiled: Callable[[], object], steps: int = 10) -> CompileTimes:
-    """Time a step and its compiled form, in turns. ``compiled`` must not have been called before: its first call compiles.
+def compile_times(
+    eager: Callable[[], object], compiled: Callable[[], object], steps: int = 10
+) -> CompileTimes:
+    """Time an eager and a compiled step alternately. ``compiled`` must not have been called before, because
+    its first call compiles.
 
     Raises:
-        UserError: fewer than one step.
+        UserError: ``steps`` is below 1.
     """
     if steps < 1:
         raise UserError(f"{steps} steps cannot be timed: use at least 1")
-    eager()  # what torch sets up at its first call is not the step's
+    eager()  # exclude the initialisation of torch in its first call
     first = _seconds(compiled)
     pairs = [(_seconds(eager), _seconds(compiled)) for _ in range(steps)]
     eager_step, compiled_step = (statistics.median(times) for times in zip(*pairs))
@@ -118,21 +128,25 @@ def compile_times(eager: Callable[[], object], compiled: Callable[[], object], s
 
 
 def compiled_in_new_process(function: Callable[[], object], cache: str | Path) -> CompileReport:
-    """What compiling costs a process that has compiled nothing yet, with ``cache`` as the folder of Inductor's caches.
+    """Run ``function`` in a new process with ``cache`` as the folder of Inductor's caches, and report its
+    compilation.
 
-    The first call with an empty folder is a cold start; the next finds the folder warm, as a job that is started again would.
+    The first call with an empty folder is a cold start. The next call finds a warm cache, as a restarted job
+    does.
 
     Args:
-        function: compiles and runs what is to be measured; it goes to the process by value, as with ``run_ranks``.
+        function: compiles and runs the code. It is sent to the process by value, as in ``run_ranks``.
+        cache: the folder.
     """
     return run_ranks(_watched, 1, function, str(Path(cache).resolve()))[0]
 
 
 def _watched(function: Callable[[], object], cache: str) -> CompileReport:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    importlib.import_module("torch._inductor.compile_fx")  # not measured: later ranks find it imported
     import torch._inductor.config as config
 
-    config.compile_threads = 1  # no pool of processes that would outlive this one
+    config.compile_threads = 1  # start no pool of processes, because it could outlive this process
     with watch_compilation() as watch:
         function()
     return watch.report

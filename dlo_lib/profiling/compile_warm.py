@@ -1,7 +1,8 @@
-"""Imported for what it does once: Dynamo loads all that it needs at its first use, some 400 modules, and traces a first function.
+"""Initialises Dynamo at import: it loads the modules that Dynamo imports at its first use, about 400, and
+traces a function.
 
-Processes that are forked afterwards have that for nothing: the first trace of each takes 0.05 s instead of 2. It starts no thread, runs no
-backward and generates no code, which would not survive a fork.
+Processes that are forked afterwards inherit this state: their first trace takes 0.05 s instead of 2 s. This
+module starts no thread, runs no backward and generates no code, because these do not survive a fork.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What ``torch.compile`` did while a piece of code ran: graphs, graph breaks, recompilations, seconds, and what came from its cache.
+"""Reports the work of ``torch.compile`` while code runs: graphs, graph breaks, recompilations, seconds, and
+cache hits.
 
-The code runs once, as it is; nothing is traced again, and no log is read. Dynamo keeps a record of each graph that it makes
-(``CompilationMetrics``), of each place where it had to break (``graph_break_reasons``), and counts its cache's hits: the watch notes what
-is new in these between its beginning and its end. The records are Dynamo's own, without a promise for the next release; what a release
-does not have is named in ``CompileReport.missing`` and left out.
+The code runs once and unchanged; it is not traced again, and no log is parsed. Dynamo stores a record of each
+graph (``CompilationMetrics``) and of each graph break (``graph_break_reasons``), and counts the hits of its
+cache. The watch compares these records before and after the code. The records are internal to Dynamo and may
+change between releases; ``CompileReport.missing`` names those that the release does not have.
 
-Cost: none while it runs; compiling is not slowed down.
+Cost: none during the run; the compilation is not slower.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 
 from dlo_lib.profiling.compile_reasons import BreakCause, GuardCause, break_cause, guard_cause
 
-KEPT = 4096  # records that Dynamo keeps during a watch; by itself it forgets all but the last 64
+MAX_RECORDS = 4096  # the records that Dynamo keeps during a watch; its default is 64
 HITS, MISSES = ("fxgraph_cache_hit", "fxgraph_cache_miss")
 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where a graph had to end, and why. ``words`` are the compiler's."""
+    """The position and the cause of a graph break. ``words`` is the message of the compiler."""
 
     cause: BreakCause
     file: str
@@ -36,7 +37,8 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph that was made. ``number``: how many the same code already had, so a recompilation from 1 on."""
+    """One compiled graph. ``number`` counts the graphs of the same code from 0; a graph above 0 is a
+    recompilation."""
 
     function: str
     file: str
@@ -48,7 +50,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """A graph that was made because a guard of the earlier ones of the same code failed. ``guard`` holds the compiler's words."""
+    """A graph that was compiled because a guard of the earlier graphs of the same code failed. ``guard`` is
+    the message of the compiler."""
 
     cause: GuardCause
     function: str
@@ -59,13 +62,14 @@ class Recompilation:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What was compiled.
+    """The result of a watch.
 
     Attributes:
-        left: functions left to Python as a whole, as where a loop holds a break.
-        seconds: of compiling, in all.
-        hits, misses: graphs that Inductor's cache had, or had not.
-        missing: what this version of torch does not tell.
+        graphs, breaks, recompilations: in the order of compilation.
+        left: functions that run in Python as a whole, for example because a loop contains a graph break.
+        seconds: the total time of compilation.
+        hits, misses: the number of graphs that were found, or not found, in the cache of Inductor.
+        missing: the information that this version of torch does not report.
     """
 
     graphs: tuple[Graph, ...] = ()
@@ -78,34 +82,44 @@ class CompileReport:
     missing: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """For people: one line of counts, then each break and each recompilation with its cure."""
-        counts = ((len(self.graphs), "graph"), (len(self.breaks), "graph break"), (len(self.recompilations), "recompilation"))
+        """Return a line of counts, and each graph break and recompilation with its cure."""
+        kinds = ((self.graphs, "graph"), (self.breaks, "graph break"), (self.recompilations, "recompilation"))
+        counts = [(len(found), name) for found, name in kinds]
         head = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts)
         lines = [f"{head}, {self.seconds:.2f} s of compiling"]
         for broken in self.breaks:
-            lines += [f"graph break at {_place(broken.file, broken.line)}: {broken.source}", *_advice(broken.cause)]
+            lines += [
+                f"graph break at {_place(broken.file, broken.line)}: {broken.source}",
+                *_advice(broken.cause),
+            ]
             lines += [f"    compiler: {broken.words}"] if broken.cause is BreakCause.OTHER else []
         for broken in self.left:
-            lines += [f"left to Python as a whole, for {_place(broken.file, broken.line)}: {broken.source}", *_advice(broken.cause)]
+            place = _place(broken.file, broken.line)
+            lines += [
+                f"left to Python as a whole, because of {place}: {broken.source}",
+                *_advice(broken.cause),
+            ]
             lines += [f"    compiler: {broken.words}"] if broken.cause is BreakCause.OTHER else []
         for again in self.recompilations:
-            lines += [f"{again.function} ({_place(again.file, again.line)}) compiled again: {again.guard}", *_advice(again.cause)]
+            place = _place(again.file, again.line)
+            lines += [f"{again.function} ({place}) compiled again: {again.guard}", *_advice(again.cause)]
         lines += [f"not known with this version of torch: {what}" for what in self.missing]
         return "\n".join(lines)
 
 
 @dataclass
 class CompileWatch:
-    """A watch that is running, or was: ``report`` is there once it has ended."""
+    """A watch. ``report`` is filled at its end."""
 
     report: CompileReport = field(default_factory=CompileReport)
 
 
 @contextmanager
 def watch_compilation() -> Iterator[CompileWatch]:
-    """Note what is compiled inside the context; ``report`` is filled at its end, also when the code raises.
+    """Record the compilations inside the context. ``report`` is filled at its end, also if the code raises.
 
-    What was compiled before is not compiled again: ``torch.compiler.reset()`` first, to begin from nothing. Watches may be nested.
+    Code that was compiled before is not compiled again; call ``torch.compiler.reset()`` first to compile
+    everything. Watches may be nested.
 
     >>> import torch
     >>> with watch_compilation() as watch:
@@ -116,29 +130,31 @@ def watch_compilation() -> Iterator[CompileWatch]:
     from torch._dynamo import utils
 
     missing: list[str] = []
-    before = _take(utils, missing)
-    utils.set_compilation_metrics_limit(KEPT + len(before.metrics))
+    before = _read_records(utils, missing)
+    utils.set_compilation_metrics_limit(MAX_RECORDS + len(before.metrics))
     watch = CompileWatch()
     try:
         yield watch
     finally:
-        watch.report = _difference(before, _take(utils, []), tuple(missing))
+        watch.report = _difference(before, _read_records(utils, []), tuple(missing))
 
 
 @dataclass(frozen=True)
 class _Records:
-    """Dynamo's records at one moment."""
+    """The records of Dynamo at one time."""
 
     metrics: tuple[Any, ...]
     breaks: tuple[Any, ...]
     counted: Mapping[str, int]
 
 
-def _take(utils: Any, missing: list[str]) -> _Records:
+def _read_records(utils: Any, missing: list[str]) -> _Records:
     breaks = getattr(utils, "graph_break_reasons", None)
     if breaks is None:
         missing.append("where graphs break")
-    return _Records(tuple(utils.get_compilation_metrics()), tuple(breaks or ()), dict(utils.counters["inductor"]))
+    return _Records(
+        tuple(utils.get_compilation_metrics()), tuple(breaks or ()), dict(utils.counters["inductor"])
+    )
 
 
 def _difference(before: _Records, after: _Records, missing: tuple[str, ...]) -> CompileReport:
@@ -164,10 +180,14 @@ def _graph(record: Any) -> Graph:
 
 
 def _recompilation(record: Any) -> Recompilation:
-    told = _reason(record)
-    guard = " ".join((told or "").split("\nUser stack trace")[0].split("(HINT")[0].split())
+    reason = _reason(record)
+    guard = " ".join((reason or "").split("\nUser stack trace")[0].split("(HINT")[0].split())
     return Recompilation(
-        guard_cause(told), record.co_name, record.co_filename, record.co_firstlineno, guard or GuardCause.UNTOLD.explanation
+        guard_cause(reason),
+        record.co_name,
+        record.co_filename,
+        record.co_firstlineno,
+        guard or GuardCause.UNKNOWN.explanation,
     )
 
 
@@ -181,7 +201,8 @@ def _left(record: Any) -> GraphBreak:
 
 
 def _breaks(reasons: Iterable[Any]) -> Iterator[GraphBreak]:
-    """Each place once: a frame that is traced again after a break may report the same one twice."""
+    """Yield each graph break once. A frame that is traced again after a break may report the same break
+    twice."""
     seen = set()
     for reason in reasons:
         stack = list(reason.user_stack)
@@ -193,13 +214,14 @@ def _breaks(reasons: Iterable[Any]) -> Iterator[GraphBreak]:
 
 
 def _broken(file: str, line: int, words: str) -> GraphBreak:
-    return GraphBreak(break_cause(words), file, line, linecache.getline(file, line).strip(), words.strip().partition("\n")[0])
+    source, first_line = linecache.getline(file, line).strip(), words.strip().partition("\n")[0]
+    return GraphBreak(break_cause(words), file, line, source, first_line)
 
 
 def _seconds(record: Any) -> float:
     if record.entire_frame_compile_time_s is not None:
         return float(record.entire_frame_compile_time_s)
-    backward = getattr(record, "backward_cumulative_compile_time_us", None)  # compiled when the backward first runs
+    backward = getattr(record, "backward_cumulative_compile_time_us", None)  # of the first backward
     return backward / 1e6 if backward else 0.0
 
 
@@ -208,6 +230,6 @@ def _advice(cause: BreakCause | GuardCause) -> list[str]:
 
 
 def _place(file: str, line: int) -> str:
-    if "ipykernel" in file:  # a notebook's cells are files with a number for a name
+    if "ipykernel" in file:  # the file name of a notebook cell is a number
         return f"line {line} of a cell"
     return f"{PurePath(file).name or 'unknown'}:{line}"

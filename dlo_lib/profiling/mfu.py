@@ -1,9 +1,10 @@
-"""Model FLOPs utilisation: how much of a machine's arithmetic goes into the model.
+"""Model FLOPs utilisation (MFU): the fraction of the peak arithmetic of the devices that the model uses.
 
     MFU = tokens/s of all devices * FLOPs per token / (devices * peak FLOP/s)
 
-Only the model's own FLOPs count, forward and backward; what checkpointing computes again does not (that is *hardware* FLOPs utilisation).
-Published figures count attention over all seq keys even where the kernel skips the future; so does this one unless told otherwise.
+Only the FLOPs of the forward and backward of the model count. The recomputation of activation checkpointing
+does not count (it counts in the *hardware* FLOPs utilisation). Published values count attention over all seq
+keys, also if the kernel skips future tokens. This is the default here.
 
 Paper: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B.
 """
@@ -28,16 +29,21 @@ def mfu(
     num_devices: int = 1,
     attention: AttentionFlops = AttentionFlops.FULL,
 ) -> float:
-    """The share of the devices' peak that the model's FLOPs are; above 1 one of the figures is wrong.
+    """Return the FLOP/s of the model divided by the peak of the devices. A value above 1 means that an
+    argument is wrong.
 
     Args:
-        tokens_per_second: trained by all devices together.
-        seq: tokens per sequence.
-        precision: of the matrix products, whose dense peak is taken.
-        attention: what of attention's products counts.
+        tokens_per_second: the training throughput of all devices together.
+        model: a configuration or its name.
+        seq: the number of tokens per sequence.
+        gpu: a GPU or its name.
+        precision: the precision of the matrix products; its dense peak is used.
+        num_devices: the number of devices.
+        attention: which FLOPs of attention count.
 
     Raises:
-        UserError: an unknown name, a GPU without that arithmetic, a count below 1 or a negative speed.
+        UserError: a name is unknown, the GPU does not support the precision, a count is below 1, or the
+            throughput is negative.
     """
     for name, size in (("seq", seq), ("num_devices", num_devices)):
         if size < 1:

@@ -1,6 +1,6 @@
-"""Memory over a training step, drawn: what is held, stacked by part, against what a GPU offers.
+"""Plots the memory of a training step, stacked by part, with the usable memory of a GPU.
 
-matplotlib is imported when a figure is asked for, so that measuring needs none.
+matplotlib is imported only when a figure is drawn, so that measurements do not need it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 
-# From the bottom up: what is always there first. The colours stay apart for colour-blind readers (after Okabe and Ito, 2008).
+# The parts from the bottom up, the persistent ones first. The colours are distinguishable for colour-blind
+# readers (after Okabe and Ito, 2008).
 COLOURS = {
     Part.WEIGHTS: "#0072B2",
     Part.OPTIMIZER_STATE: "#56B4E9",
@@ -34,13 +35,20 @@ COLOURS = {
 }
 
 
-def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str = "", ax: Axes | None = None) -> Figure:
-    """Draw the timeline of ``report``, stacked by part, in GiB over the storages that come and go.
+def plot_memory(
+    report: MemoryReport,
+    limit_bytes: int | None = None,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Figure:
+    """Draw the timeline of ``report``, stacked by part, in GiB. The horizontal axis counts allocations and
+    frees.
 
     Args:
+        report: the measurement.
         limit_bytes: the usable memory of a GPU, drawn as a line.
-        title: above the axes.
-        ax: where to draw; a new figure by default.
+        title: the title of the axes.
+        ax: the axes to draw into; by default those of a new figure.
     """
     if ax is None:
         ax = new_figure(9, 4.5).subplots()
@@ -54,28 +62,47 @@ def plot_memory(report: MemoryReport, limit_bytes: int | None = None, title: str
         seen = held[part] > visible
         if seen.any():
             colour = COLOURS[part]
-            # The logits live for a few events only, thinner than a pixel: the edge keeps them visible.
-            ax.fill_between(events, below, above, where=seen, label=part.value, facecolor=colour, edgecolor=colour, linewidth=0.8)
+            # The logits exist for a few events only, less than a pixel. The edge makes them visible.
+            ax.fill_between(
+                events,
+                below,
+                above,
+                where=seen,
+                label=part.value,
+                facecolor=colour,
+                edgecolor=colour,
+                linewidth=0.8,
+            )
         below = above
 
     top = max(total.max(), (limit_bytes or 0) / GIB) * 1.15
     peak = int(total.argmax())
     ax.plot(peak, total[peak], "v", color="black", markersize=7)
     side = "right" if peak > 0.85 * len(total) else "left" if peak < 0.15 * len(total) else "center"
-    ax.annotate(f"peak {total[peak]:.1f} GiB", (peak, total[peak]), textcoords="offset points", xytext=(0, 7), ha=side, weight="bold")
+    ax.annotate(
+        f"peak {total[peak]:.1f} GiB",
+        (peak, total[peak]),
+        textcoords="offset points",
+        xytext=(0, 7),
+        ha=side,
+        weight="bold",
+    )
     if limit_bytes is not None:
-        ax.axhline(limit_bytes / GIB, color="#B00020", linestyle="--", linewidth=1.5, label=f"usable: {limit_bytes / GIB:.1f} GiB")
+        limit = limit_bytes / GIB
+        ax.axhline(limit, color="#B00020", linestyle="--", linewidth=1.5, label=f"usable: {limit:.1f} GiB")
     _mark_phases(ax, report, top)
-    ax.set(xlim=(0, len(total) - 1), ylim=(0, top), ylabel="memory held (GiB)", xlabel="allocations and frees, in order", title=title)
+    ax.set(xlim=(0, len(total) - 1), ylim=(0, top), title=title)
+    ax.set(ylabel="memory held (GiB)", xlabel="allocations and frees, in order")
     handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)  # in the order of the stack
+    # Reverse the legend, so that it has the order of the stack.
+    ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     whole = ax.get_figure(root=True)
     assert whole is not None
     return whole
 
 
 def _mark_phases(ax: Axes, report: MemoryReport, top: float) -> None:
-    """A thin line where each phase begins, with its name; a phase too short for a name goes without."""
+    """Draw a thin line at the start of each phase, and the name of the phase if there is enough space."""
     phases = [event.phase for event in report.events[report.begin :]]
     for phase in Phase:
         inside = [index for index, now in enumerate(phases) if now is phase]

@@ -1,4 +1,4 @@
-"""What a measurement of memory found: events, and the peaks they add up to."""
+"""The result of a memory measurement: events, and the peaks that follow from them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import cached_property
 import numpy as np
 
 from dlo_lib.optim import Phase
-from dlo_lib.profiling.tracker import Event, Part
+from dlo_lib.profiling.tracker import MemoryEvent, Part
 
 
 @dataclass(frozen=True)
 class MemoryReport:
     """The memory of one rank over one training step, in bytes."""
 
-    events: tuple[Event, ...]
+    events: tuple[MemoryEvent, ...]
 
     @cached_property
     def timeline(self) -> dict[Part, np.ndarray]:
-        """For each part the bytes it holds after each event, (events,) int64."""
+        """The bytes of each part after each event, (events,) int64."""
         change = np.zeros((len(self.events), len(Part)), dtype=np.int64)
         column = {part: index for index, part in enumerate(Part)}
         for row, event in enumerate(self.events):
@@ -29,7 +29,7 @@ class MemoryReport:
 
     @cached_property
     def total(self) -> np.ndarray:
-        """Bytes held after each event, (events,) int64."""
+        """The bytes of all parts after each event, (events,) int64."""
         return np.sum(list(self.timeline.values()), axis=0)
 
     @property
@@ -39,7 +39,7 @@ class MemoryReport:
 
     @cached_property
     def peak_by_phase(self) -> dict[Phase, int]:
-        """The largest sum of all parts within each phase, what lives when the phase begins included."""
+        """The largest sum of all parts within each phase, including the sum at the start of the phase."""
         peaks: dict[Phase, int] = {}
         held = 0
         for event, after in zip(self.events, self.total.tolist()):
@@ -50,18 +50,19 @@ class MemoryReport:
 
     @cached_property
     def peak_by_part(self) -> dict[Part, int]:
-        """Each part's own peak during the step. Parts peak at different times, so these add up to more than ``peak_bytes``."""
+        """The peak of each part during the step. The parts have their peaks at different times, so the sum of
+        these peaks may exceed ``peak_bytes``."""
         begin = self.begin
         return {part: int(held[begin:].max()) for part, held in self.timeline.items()}
 
     @cached_property
     def at_peak(self) -> dict[Part, int]:
-        """What each part holds when the sum is largest; these add up to ``peak_bytes``."""
+        """The bytes of each part when the sum is largest. Their sum is ``peak_bytes``."""
         index = self.begin + int(self.total[self.begin :].argmax())
         return {part: int(held[index]) for part, held in self.timeline.items()}
 
     @cached_property
     def begin(self) -> int:
-        """Index of the last event before the step."""
+        """The index of the last event before the step."""
         first = next(index for index, event in enumerate(self.events) if event.phase is not None)
         return max(first - 1, 0)

@@ -1,10 +1,11 @@
-"""The choices that memory depends on besides the model, and their names: one list for the formula and for the measurement."""
+"""The settings that determine the memory of a step, in addition to the model. The formula and the measurement
+share them."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -12,28 +13,33 @@ import torch
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
-from dlo_lib.parallel.forms import Parallel
+from dlo_lib.parallel.plan import ParallelPlan, ShortForm
 
 E = TypeVar("E", bound=enum.Enum)
 
 
 class OptimizerStep(enum.Enum):
-    """How PyTorch runs an optimiser's step: three implementations of the same arithmetic, with their own temporaries."""
+    """The implementation of the optimiser step in PyTorch. The three implementations need different temporary
+    memory."""
 
     FUSED = "fused"
-    """One kernel for everything: nothing is held in between."""
+    """One kernel, without temporary memory."""
     FOREACH = "foreach"
-    """One kernel per operation over all parameters at once, CUDA's default: a temporary is as large as all parameters together."""
+    """One kernel per operation for all parameters, the default on CUDA. A temporary tensor has the size of
+    all parameters together."""
     FOR_LOOP = "for-loop"
-    """Parameter by parameter: a temporary is as large as one parameter."""
+    """A loop over the parameters. A temporary tensor has the size of one parameter."""
 
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimiser and what it holds.
+    """An optimiser and its memory.
 
-    states: tensors per parameter, of its shape. denominator: whether a step computes one, sqrt(v) + eps, as large as the parameters
-    at hand.
+    Attributes:
+        cls: the class.
+        options: the hyper-parameters that affect the memory.
+        states: the number of state tensors with the shape of the parameter.
+        denominator: whether a step computes sqrt(v) + eps, which has the size of the parameters.
     """
 
     cls: Callable[..., torch.optim.Optimizer]
@@ -42,8 +48,12 @@ class OptimizerKind:
     denominator: bool
 
     def arguments(self, step: OptimizerStep) -> dict[str, float]:
-        """For ``cls``, beside the parameters."""
-        return {"fused": step is OptimizerStep.FUSED, "foreach": step is OptimizerStep.FOREACH, **self.options}
+        """Return the keyword arguments of ``cls``."""
+        return {
+            "fused": step is OptimizerStep.FUSED,
+            "foreach": step is OptimizerStep.FOREACH,
+            **self.options,
+        }
 
 
 OPTIMIZERS = {
@@ -53,9 +63,14 @@ OPTIMIZERS = {
 }
 
 
+GPUS_PER_NODE = 8
+"""The number of ranks that share one copy of the model in hybrid sharding, at most."""
+
+
 @dataclass(frozen=True)
 class StepSettings:
-    """A training step of one rank; ``StepSettings.of`` reads and checks what a person wrote."""
+    """The settings of a training step of one rank. ``StepSettings.of`` creates them from the arguments of a
+    user."""
 
     config: LlamaConfig
     batch: int
@@ -64,8 +79,9 @@ class StepSettings:
     checkpointing: bool
     optimizer: OptimizerKind
     step: OptimizerStep
-    parallel: Parallel
-    bucket_view: bool
+    plan: ParallelPlan
+    alone: bool
+    """Whether the step runs without a process group."""
     world_size: int
 
     @classmethod
@@ -78,48 +94,78 @@ class StepSettings:
         checkpointing: bool,
         optimizer: str,
         fused: bool | OptimizerStep,
-        parallel: str | Parallel,
+        parallel: str | ShortForm | ParallelPlan,
         bucket_view: bool,
         world_size: int,
     ) -> StepSettings:
-        """The settings, whole.
+        """Parse and check the arguments of ``measure_memory``.
 
         Raises:
-            UserError: an unknown name, a size below 1, or several ranks that nothing joins.
+            UserError: a name is unknown, a size is below 1, or there are several ranks without a form of
+                parallelism.
         """
         for name, size in (("batch", batch), ("seq", seq), ("world_size", world_size)):
             if size < 1:
                 raise UserError(f"{name} is {size}: use at least 1")
         if optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
-        how = named(Parallel, "parallel", parallel)
-        if how is Parallel.PP:
-            raise UserError("a pipeline's memory depends on its schedule: use Simulation.peak_memory of dlo_lib.parallel.pipeline.simulate")
-        if how is Parallel.NONE and world_size > 1:
-            raise UserError(f'world_size is {world_size} with parallel="none": use 1, or parallel="ddp" or another form')
+        kind = named(Precision, "precision", precision)
+        plan, alone = _plan(parallel, kind, bucket_view, world_size)
         if isinstance(fused, bool):
             fused = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
         return cls(
             config=model_config(model),
             batch=batch,
             seq=seq,
-            precision=named(Precision, "precision", precision),
+            precision=kind,
             checkpointing=checkpointing,
             optimizer=OPTIMIZERS[optimizer],
             step=fused,
-            parallel=how,
-            bucket_view=bucket_view,
+            plan=plan,
+            alone=alone,
             world_size=world_size,
         )
 
     @property
     def writes_scores(self) -> bool:
-        """Whether CUDA's attention writes the scores (seq, seq) out: it has no fp32 kernel for grouped queries that would not."""
+        """Whether attention writes the scores (seq, seq) to memory. CUDA has no flash kernel for grouped
+        queries in fp32."""
         return self.precision is Precision.FP32 and self.config.num_heads != self.config.num_kv_heads
 
 
+def _plan(
+    parallel: str | ShortForm | ParallelPlan,
+    precision: Precision,
+    bucket_view: bool,
+    ranks: int,
+) -> tuple[ParallelPlan, bool]:
+    """Return the plan, and whether it needs no process group."""
+    if isinstance(parallel, ParallelPlan):
+        plan, alone = parallel.over(ranks), False
+    else:
+        how = named(ShortForm, "parallel", parallel)
+        if how is ShortForm.NONE and ranks > 1:
+            raise UserError(
+                f'world_size is {ranks} with parallel="none": use 1, or parallel="ddp" or another form'
+            )
+        plan, alone = how.plan(ranks, min(GPUS_PER_NODE, ranks)), how is ShortForm.NONE
+    if plan.pipelined:
+        raise UserError(
+            "a pipeline's memory depends on its schedule: "
+            "use Simulation.peak_memory of dlo_lib.parallel.pipeline.simulate",
+        )
+    # Do not keep buffers, as on a GPU.
+    compute_dtype = plan.compute_dtype or precision.dtype
+    plan = replace(plan, compute_dtype=compute_dtype, bucket_view=bucket_view, keep_buffers=False)
+    return plan, alone
+
+
 def named(kind: type[E], what: str, value: str | E) -> E:
-    """The member of ``kind`` with that value; the nearest values are offered when there is none."""
+    """Return the member of ``kind`` with this value.
+
+    Raises:
+        UserError: there is none. The message offers similar values.
+    """
     if isinstance(value, kind):
         return value
     names = [member.value for member in kind]

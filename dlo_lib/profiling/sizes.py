@@ -1,11 +1,18 @@
-"""Sizes in a training step of a Llama, in bytes: its weights, and what each part of forward keeps for backward.
+"""Sizes of tensors in a training step of a Llama, in bytes: the weights, and the activations that forward
+saves for backward.
 
-With T = batch * seq tokens, e bytes a number of the matrix products (2 for bf16 and fp16, 4 for fp32), hidden h, intermediate f, queries
-q = num_heads * head_dim and keys k = num_kv_heads * head_dim, the halves of a block keep per token under autocast
-    attention   4h + 4h + 3eh + e(2q + 2k) + ...    its input and its norm in fp32, a copy for each of q_proj, k_proj and v_proj; queries,
-                                                    keys, values and output (flash attention keeps no scores: arXiv:2205.14135)
-    MLP         4h + 4h + 2eh + 4ef + ...           the same for gate_proj and up_proj; gate, silu(gate), up and their product
-which is T(26h + 4q + 4k + 8f) bytes a block in bf16 beside small change (1 / rms of a norm, log-sum-exp of attention: 4 bytes a row).
+Notation: T = batch * seq tokens; e bytes per element of the matrix products (2 for bf16 and fp16, 4 for
+fp32); hidden size h, intermediate size f, query size q = num_heads * head_dim and key size k = num_kv_heads *
+head_dim. With autocast, a block saves for each token:
+
+    attention   4h + 4h + 3eh + e(2q + 2k) + ...    the input and its norm in fp32; a copy for each of q_proj,
+                                                    k_proj and v_proj; queries, keys, values and output
+                                                    (flash attention saves no scores: arXiv:2205.14135)
+    MLP         4h + 4h + 2eh + 4ef + ...           the input and its norm; a copy for gate_proj and up_proj;
+                                                    gate, silu(gate), up and their product
+
+The sum is T(26h + 4q + 4k + 8f) bytes per block in bf16. In addition, 1 / rms of a norm and the log-sum-exp
+of attention need 4 bytes per row.
 """
 
 from __future__ import annotations
@@ -22,13 +29,13 @@ FP32 = 4
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes of fp32 weights, and of their low-precision copies under autocast (0 without)."""
+    """The bytes of the fp32 weights, and of their low-precision copies with autocast (0 without)."""
 
     all: int
     block: int
     """The seven matrices of a block."""
     vocabulary: int
-    """The embedding; the output projection is as large, and the same when tied."""
+    """The embedding. The output projection has the same size; if it is tied, it is the same tensor."""
     cast_block: int
     cast_head: int
 
@@ -44,7 +51,7 @@ class WeightSizes:
 
 @dataclass(frozen=True)
 class ActivationSizes:
-    """Bytes of tensors of all tokens of the batch."""
+    """The bytes of activations for all tokens of the batch."""
 
     residual: int
     """(batch, seq, hidden) in fp32."""
@@ -53,18 +60,19 @@ class ActivationSizes:
     keys: int
     """(batch, num_kv_heads, seq, head_dim)."""
     scores: int
-    """(batch, num_heads, seq, seq) where attention writes them out; else the log-sum-exp of each row, (batch, num_heads, seq)."""
+    """(batch, num_heads, seq, seq) if attention writes the scores to memory, otherwise the log-sum-exp of
+    each row, (batch, num_heads, seq)."""
     wide: int
     """(batch, seq, intermediate)."""
     logits: int
     """(batch, seq, vocab_size) in fp32."""
     attention_kept: int
-    """By the first half of a block, its input included."""
+    """The bytes that the attention of a block saves, including its input."""
     mlp_kept: int
-    """By the second half."""
+    """The bytes that the MLP of a block saves, including its input."""
     last_norm_kept: int
     head_input: int
-    """Autocast's copy of what the output projection reads."""
+    """The copy of the input of the output projection that autocast creates."""
 
     @classmethod
     def of(cls, chosen: StepSettings) -> ActivationSizes:
@@ -77,9 +85,13 @@ class ActivationSizes:
 
         normed = residual + FP32 * tokens  # the normalised tensor and 1 / rms
         copy = e * tokens * c.hidden
-        # Every matrix under autocast makes its own copy of what it reads; without, they share the tensor.
-        for_qkv, for_gate_up, for_head = (3 * copy, 2 * copy, copy) if autocast(chosen) else (residual, residual, residual)
-        per_query = queries if chosen.writes_scores else keys  # then keys and values are written out for every query head
+        # With autocast, each matrix product casts its input. Without, the products share the input.
+        cast = autocast(chosen)
+        for_qkv, for_gate_up, for_head = (
+            (3 * copy, 2 * copy, copy) if cast else (residual, residual, residual)
+        )
+        # If the scores are written, keys and values are expanded for every query head.
+        per_query = queries if chosen.writes_scores else keys
         return cls(
             residual=residual,
             queries=queries,
@@ -95,10 +107,10 @@ class ActivationSizes:
 
 
 def autocast(chosen: StepSettings) -> bool:
-    """Whether matrix products are in lower precision than the weights."""
+    """Return whether matrix products have a lower precision than the weights."""
     return chosen.precision is not Precision.FP32
 
 
 def grouped(config: LlamaConfig) -> bool:
-    """Whether several query heads share a key head."""
+    """Return whether several query heads share a key head."""
     return config.num_heads != config.num_kv_heads

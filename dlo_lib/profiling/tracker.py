@@ -1,10 +1,12 @@
-"""Live memory, counted storage by storage while real code runs.
+"""Records the memory of running code, for each storage.
 
-Every operator passes a dispatch mode, which notes each storage that appears and, through a weak reference, when it dies. Storages
-are counted and not tensors, since views share one. Each belongs to a part (weights, gradients, ...), which may be known only after
-its birth: a gradient shows itself once autograd has put it in ``.grad``. So births and deaths are recorded, and summed afterwards.
+A dispatch mode sees every operator. It records each new storage, and its release through a weak reference. It
+counts storages instead of tensors, because views share a storage. Each storage belongs to a part (weights,
+gradients, ...). The part may become known after the allocation: a gradient is identified when autograd
+assigns it to ``.grad``. Therefore allocations and releases are recorded first, and summed afterwards.
 
-Cost: one Python call per operator, nothing per byte; on fake tensors (no data) a model of any size can be followed.
+Cost: one Python call per operator, independent of the number of bytes. With fake tensors, which have no data,
+it works for a model of any size.
 """
 
 from __future__ import annotations
@@ -26,29 +28,35 @@ from dlo_lib.optim import Phase
 
 
 class Part(enum.Enum):
-    """What memory holds. Every byte is in exactly one part."""
+    """The use of memory. Every byte belongs to exactly one part."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
-    """``.grad``, and what it is summed and cast from: under autocast a weight's gradient exists in bf16 first."""
+    """``.grad``, and the tensors from which it is summed or cast: with autocast, the gradient of a weight is
+    first computed in bf16."""
     OPTIMIZER_STATE = "optimizer state"
     STEP_TEMPORARIES = "step temporaries"
-    """What clipping and the optimiser's step allocate and free again."""
+    """Temporary memory of gradient clipping and of the optimiser step."""
     CAST_WEIGHTS = "cast weights"
-    """The low-precision copies of the weights that autocast makes in forward and backward still needs; they do not grow with the batch."""
+    """The low-precision copies of the weights that autocast creates in forward and that backward reads. They
+    do not grow with the batch."""
     UNITS = "gathered units"
-    """Sharded training: parameters that are whole for the moment, and the messages that bring them and take their gradients away."""
+    """In sharded training, the unsharded parameters, and the messages of their all-gather and of the
+    reduction of their gradients."""
     ACTIVATIONS = "activations"
-    """What forward keeps for backward, gradients of activations, and the temporaries of both, from the embedding to the last norm."""
+    """The tensors that forward saves for backward, the gradients of activations, and the temporary memory of
+    both, from the embedding to the last norm."""
     LOGITS_AND_LOSS = "logits and loss"
     """The same for the output projection and the cross-entropy."""
     BUFFERS = "buffers"
-    """The batch, the model's buffers, constants, and buckets of gradient communication that are not the gradients themselves."""
+    """The batch, the buffers of the model, constants, and buckets of gradients if the gradients are not views
+    of them."""
 
 
 @dataclass(frozen=True)
-class Event:
-    """A storage appears (``bytes`` > 0) or disappears (< 0) in that phase; ``phase`` is None before the step begins."""
+class MemoryEvent:
+    """An allocation (``bytes`` > 0) or a release (``bytes`` < 0); ``phase`` is None before the step
+    begins."""
 
     phase: Phase | None
     part: Part
@@ -68,15 +76,22 @@ _fused_sgd = torch.ops.aten._fused_sgd_.default
 
 
 class MemoryTracker(TorchDispatchMode):
-    """A dispatch mode that records the births and deaths of storages; use it as a context inside the fake tensor mode, if any.
+    """A dispatch mode that records allocations and releases of storages. If there is a fake tensor mode,
+    enter the tracker inside it.
+
+    Args:
+        fake_mode: the surrounding fake tensor mode, or None.
+        scratch: for operators with temporary memory inside their kernel, a function that returns its size in
+            bytes from the arguments of the operator.
 
     Attributes:
-        phase: the phase that new events are in.
-        scope: the part that new storages are taken for until they are claimed.
-        scratch: what an operator allocates inside its kernel and frees again, in bytes, by operator, from the operator's arguments.
+        phase: the phase of new events.
+        scope: the part of new storages until ``claim`` changes it.
     """
 
-    def __init__(self, fake_mode: FakeTensorMode | None = None, scratch: dict[object, Callable[..., int]] | None = None) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode | None = None, scratch: dict[object, Callable[..., int]] | None = None
+    ) -> None:
         super().__init__()
         self.phase: Phase | None = None
         self.scope = Part.BUFFERS
@@ -87,7 +102,8 @@ class MemoryTracker(TorchDispatchMode):
         self._resize: AbstractContextManager | None = None
 
     def claim(self, tensors: Iterable[Tensor], part: Part) -> None:
-        """Say that the storages of ``tensors`` belong to ``part``, since their birth and with what they were copied or added from."""
+        """Assign the storages of ``tensors`` to ``part``, from their allocation on, together with the
+        storages from which they were copied or summed."""
         for tensor in tensors:
             waiting = [self._track(tensor)]
             while waiting:
@@ -95,27 +111,27 @@ class MemoryTracker(TorchDispatchMode):
                 allocation.part = part
                 waiting += [source for source in allocation.sources if source.part is not part]
 
-    def events(self) -> list[Event]:
-        """What happened so far, in order."""
-        return [Event(phase, allocation.part, size) for phase, allocation, size in self._events]
+    def events(self) -> list[MemoryEvent]:
+        """Return the recorded events in order."""
+        return [MemoryEvent(phase, allocation.part, size) for phase, allocation, size in self._events]
 
     def live_bytes(self) -> dict[Part, int]:
-        """What is alive now, by part."""
+        """Return the bytes that are allocated now, by part."""
         held = dict.fromkeys(Part, 0)
         for _, allocation in self._live.values():
             held[allocation.part] += allocation.size
         return held
 
     def __enter__(self) -> MemoryTracker:
-        # Sharded code frees a tensor's memory by resizing its storage, which is no operator.
+        # Sharded training frees memory by resizing a storage, which is not an operator.
         resize = torch.UntypedStorage.resize_
 
-        def resize_and_note(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        def resize_and_record(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
             result = resize(storage, size)
             self._resized(storage)
             return result
 
-        self._resize = mock.patch.object(torch.UntypedStorage, "resize_", resize_and_note)
+        self._resize = mock.patch.object(torch.UntypedStorage, "resize_", resize_and_record)
         self._resize.__enter__()
         return super().__enter__()
 
@@ -126,9 +142,10 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes back as operators on its local tensors
+            return NotImplemented  # DTensor then calls operators on its local tensors
         if func is _fused_sgd and self._fake_mode is not None:
-            return None  # PyTorch has no fake kernel for it; it works in place and allocates nothing
+            # PyTorch has no fake kernel for this operator, which works in place and allocates nothing
+            return None
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             allocation = self._track(out)
@@ -149,22 +166,23 @@ class MemoryTracker(TorchDispatchMode):
 
     def _track(self, tensor: Tensor) -> _Allocation:
         if isinstance(tensor, FakeTensor):
-            foreign, device = self._fake_mode not in (None, tensor.fake_mode), tensor.fake_device  # .device would be an operator
+            # Read fake_device, because .device would call an operator.
+            foreign, device = self._fake_mode not in (None, tensor.fake_mode), tensor.fake_device
         else:
             foreign, device = False, tensor.device
         if foreign or device.type == "meta":
-            return _Allocation(0, self.scope)  # shape arithmetic: nothing is allocated
+            return _Allocation(0, self.scope)  # a computation of shapes, which allocates nothing
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
             return self._live[key][1]
         allocation = _Allocation(storage.nbytes(), self.scope)
 
-        def died(_: weakref.ref) -> None:
+        def on_release(_: weakref.ref) -> None:
             del self._live[key]
             self._events.append((self.phase, allocation, -allocation.size))
 
-        self._live[key] = (weakref.ref(storage, died), allocation)
+        self._live[key] = (weakref.ref(storage, on_release), allocation)
         self._events.append((self.phase, allocation, allocation.size))
         return allocation
 

@@ -1,4 +1,9 @@
-"""The one training script: ``python -m dlo_lib.train`` under torchrun, srun or alone; from Python ``train(TrainConfig(...))``."""
+"""The training script: ``python -m dlo_lib.train`` under torchrun, srun or alone, or
+``train(TrainConfig(...))``.
+
+``config`` defines a run, ``loop`` trains, ``checkpoint`` and ``state`` save and restore, ``metrics`` and
+``clock`` measure, ``board`` writes to TensorBoard. The room imports ``profiling`` and the floors below it.
+"""
 
 from dlo_lib.train.checkpoint import Checkpoint, newest
 from dlo_lib.train.config import TrainConfig

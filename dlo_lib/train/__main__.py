@@ -1,8 +1,7 @@
-"""``python -m dlo_lib.train --help``: the options of ``TrainConfig``, on every rank that torchrun or srun starts, or alone.
+"""The command ``python -m dlo_lib.train``, on one rank or on every rank that torchrun or srun starts.
 
-Bad input is one line from rank 0 and exit status 2 on every rank; a run that a signal stopped has status 0, its checkpoint being written.
-When ranks wait for what can no longer happen, rank by rank it is said why, and all end with status 3.
-"""
+Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops writes its
+checkpoint and has status 0. In a dead-lock, each rank prints its reason and exits with status 3."""
 
 from __future__ import annotations
 
@@ -16,10 +15,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from dlo_lib.comm.detail import Explain
+from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.launch import Place, explained, init_process_group, place
-from dlo_lib.launch.lifetime import die_with
+from dlo_lib.lifetime import die_with
+from dlo_lib.torch_version import check_torch
 from dlo_lib.train.config import TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
@@ -27,32 +27,46 @@ from dlo_lib.usage import run_app
 
 
 def parse(arguments: list[str]) -> TrainConfig | None:
-    """The configuration that the command line asks for; None when it asked for help, which is printed.
+    """Parse the command line; return None for ``--help``, which prints the help.
 
     Raises:
-        UserError: an option that does not exist, or a value that it cannot take.
+        UserError: an option does not exist, or a value is invalid.
     """
-    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    )
     app.command(help="Train a Llama on one rank, or on all that torchrun or srun starts.")(_command())
     config = run_app(app, "python -m dlo_lib.train", arguments)
     return config if isinstance(config, TrainConfig) else None
 
 
 def _command() -> Any:
-    """A function with one keyword parameter per field of TrainConfig: typer reads signatures, so the options are written once."""
+    """Create a function with one keyword parameter per field of TrainConfig, from which typer reads the
+    options.
+    """
     hints, said = get_type_hints(TrainConfig), options()
     parameters = []
     for option in fields(TrainConfig):
         kind, default, choices = hints[option.name], option.default, None
-        if isinstance(default, enum.Enum):  # as text: TrainConfig knows how to say which names there are
+        if isinstance(default, enum.Enum):  # as text, because the error of TrainConfig lists the valid names
             kind, choices, default = str, "|".join(member.value for member in type(default)), default.value
         names = [name for name in (option.name.replace("_", "-"), said[option.name].also) if name is not None]
-        declared = typer.Option(*(f"--{name}" for name in names), help=said[option.name].help, metavar=choices)
+        declared = typer.Option(
+            *(f"--{name}" for name in names), help=said[option.name].help, metavar=choices
+        )
         parameters.append(
-            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared])
+            inspect.Parameter(
+                option.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[kind, declared],
+            )
         )
 
-    said_at_once = "when ranks wait for ever, say why at once, with --explain every rank's Python stack too; --no-explain does not watch"
+    said_at_once = (
+        "explain a dead-lock at once, with --explain also with the stack of every rank; "
+        "--no-explain does not watch"
+    )
     parameters.append(
         inspect.Parameter(
             "explain",
@@ -63,7 +77,7 @@ def _command() -> Any:
     )
 
     def command(explain: bool | None, **options: Any) -> TrainConfig:
-        return TrainConfig(**options)  # how much is explained is no part of what is trained, and known before the ranks meet (_explain)
+        return TrainConfig(**options)  # `_explain` reads --explain earlier, before the process group exists
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -73,21 +87,26 @@ def _command() -> Any:
 def main(arguments: list[str]) -> int:
     """Train; return the exit status."""
     try:
+        check_torch()
         here = place()
-        if here.launcher == "torchrun":  # killed, it leaves its ranks behind: they would go on writing where the next run resumes
+        if here.launcher == "torchrun":  # a killed torchrun leaves ranks that write to the resumed run
             die_with(os.getppid())
         with contextlib.ExitStack() as stack:
             stack.enter_context(explained(here, _explain(arguments)))
             if here.world_size > 1:
                 stack.enter_context(init_process_group(here))
             return _train(arguments, here, stack.enter_context(Control()))
-    except UserError as error:  # of this rank alone, or before the ranks have met
+    except UserError as error:  # of this rank only, or before the process group exists
         return _say(str(error))
 
 
 def _explain(arguments: list[str]) -> Explain:
     asked = [argument for argument in arguments if argument in ("--explain", "--no-explain")]
-    return {"--explain": Explain.STACKS, "--no-explain": Explain.OFF}[asked[-1]] if asked else Explain.from_environment()
+    return (
+        {"--explain": Explain.STACKS, "--no-explain": Explain.OFF}[asked[-1]]
+        if asked
+        else Explain.from_environment()
+    )
 
 
 def _train(arguments: list[str], here: Place, control: Control) -> int:
@@ -100,7 +119,7 @@ def _train(arguments: list[str], here: Place, control: Control) -> int:
     except AgreedError as error:
         if here.rank == 0:
             _say(str(error))
-        with control.together():  # nobody leaves before it is said: a launcher ends the others as soon as one leaves
+        with control.together():  # wait for rank 0 to print: a launcher ends all ranks when one exits
             return EXIT_BAD_INPUT
 
 

@@ -1,8 +1,8 @@
-"""TensorBoard inside a notebook, served by the notebook's own kernel: it ends when the kernel ends, and leaves no process behind.
+"""TensorBoard in a notebook. The kernel serves it, so the server ends with the kernel.
 
-``%tensorboard --logdir FOLDER`` shows the same page, from a process of its own that lives on. Behind a hub, where a browser does not reach
-the kernel's ports, ``$TENSORBOARD_PROXY_URL`` says the way, with ``%PORT%`` for the port, as TensorBoard's own extension reads it.
-"""
+``%tensorboard --logdir FOLDER`` shows the same page from a separate process, which survives the kernel.
+Behind a hub, where a browser cannot reach the ports of the kernel, ``$TENSORBOARD_PROXY_URL`` gives the URL,
+with ``%PORT%`` for the port, as for the extension of TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dlo_lib.errors import UserError
 
 
 @dataclass(frozen=True)
-class Board:
-    """A page that is being served: a notebook shows it, ``url`` opens it elsewhere on this machine."""
+class TensorBoardView:
+    """A served page. A notebook displays it; ``url`` opens it in another program on this machine."""
 
     url: str
     height: int
@@ -26,7 +26,7 @@ class Board:
     def _repr_html_(self) -> str:
         port = urlparse(self.url).port
         proxy = os.environ.get("TENSORBOARD_PROXY_URL", "").replace("%PORT%", str(port))
-        # The host as the browser knows it: the notebook may be open on another machine than the kernel's.
+        # The host name of the browser, because the notebook may be open on another machine than the kernel.
         where = json.dumps(proxy) if proxy else f'location.protocol + "//" + location.hostname + ":{port}/"'
         frame = f"tensorboard-{port}"
         return (
@@ -35,11 +35,12 @@ class Board:
         )
 
 
-def serve_board(folder: str | Path, *, height: int = 600) -> Board:
-    """TensorBoard on the runs below ``folder``, on a free port of this machine, read anew every few seconds.
+def serve_board(folder: str | Path, *, height: int = 600) -> TensorBoardView:
+    """Serve TensorBoard for the runs below ``folder`` on a free port of this machine; it reloads every few
+    seconds.
 
-    Also tells ``%tensorboard`` where its program is, which it does not find by itself when a kernel runs in an environment that is not
-    activated (``$TENSORBOARD_BINARY``).
+    This also sets ``$TENSORBOARD_BINARY``, because ``%tensorboard`` does not find its program if the
+    environment of the kernel is not activated.
 
     Raises:
         UserError: the package tensorboard is missing.
@@ -52,5 +53,7 @@ def serve_board(folder: str | Path, *, height: int = 600) -> Board:
     if binary.exists():
         os.environ.setdefault("TENSORBOARD_BINARY", str(binary))
     board = program.TensorBoard()
-    board.configure(argv=[None, "--logdir", str(folder), "--port", "0", "--reload_interval", "5", "--load_fast", "false"])
-    return Board(board.launch(), height)
+    board.configure(
+        argv=[None, "--logdir", str(folder), "--port", "0", "--reload_interval", "5", "--load_fast", "false"]
+    )
+    return TensorBoardView(board.launch(), height)

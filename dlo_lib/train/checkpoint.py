@@ -1,15 +1,19 @@
-"""Checkpoints between two optimiser steps, from which a run goes on bit for bit: a folder that is whole or absent.
+"""Checkpoints between two optimiser steps.
 
-``step-000100/`` holds the model as a Hugging Face checkpoint (``config.json``, ``model*.safetensors``), ``optimizer.safetensors`` (each
-tensor named ``<state>.<parameter>``), ``rank-00000.safetensors`` for every rank (random states, place in the data) and
-``checkpoint.json`` with all else, and with the size and CRC-32 of every file. Nothing is pickled: a checkpoint from anywhere can be read
-without running its code. Sharded training writes no whole model: ``sharded/`` is in the format of ``torch.distributed.checkpoint``, every
-rank's shards in a file of its own, and may be resumed on another number of ranks. (That format is pickled.)
+A run resumes from them bit for bit; a checkpoint is complete or absent.
 
-It is written as ``.step-000100.part``, synced and renamed when every rank has written its share; then ``latest``, a link, is turned to
-it; older ones are removed last. So whatever happens in between, the newest folder of that name is whole.
+``step-000100/`` contains the model as a Hugging Face checkpoint (``config.json``, ``model*.safetensors``),
+``optimizer.safetensors`` (each tensor is named ``<state>.<parameter>``), ``rank-00000.safetensors`` for every
+rank (random states, position in the data) and ``checkpoint.json`` with the remaining state and the size and
+CRC-32 of every file. These files are not pickled, so a checkpoint can be read without running code from it.
+Sharded training does not write a full model: ``sharded/`` has the format of ``torch.distributed.checkpoint``
+(which is pickled) with one file per rank and can be resumed on another number of ranks.
 
-Cost: 12 bytes a parameter on disk (fp32 and AdamW), and one reading of what was written.
+A checkpoint is written as ``.step-000100.part``, synced, and renamed when every rank has written its part.
+Then the link ``latest`` is set to it, and old checkpoints are removed last. The newest folder ``step-*`` is
+therefore always complete.
+
+Cost: 12 bytes per parameter on disk (fp32 and AdamW), and reading the files once for the checksums.
 """
 
 from __future__ import annotations
@@ -25,11 +29,19 @@ from typing import Any
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
-from dlo_lib.parallel.forms import FORMS, Parallel, Sharded
+from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control
 from dlo_lib.train.disk import writing
-from dlo_lib.train.state import RankState, TrainState, load_optimizer, load_place_in_data, load_rank, save_optimizer, save_rank
+from dlo_lib.train.state import (
+    RankSnapshot,
+    TrainState,
+    load_optimizer,
+    load_place_in_data,
+    load_rank,
+    save_optimizer,
+    save_rank,
+)
 
 MANIFEST = "checkpoint.json"
 OPTIMIZER = "optimizer.safetensors"
@@ -39,7 +51,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint on disk, and what its ``checkpoint.json`` says."""
+    """A complete checkpoint on disk, with the content of its ``checkpoint.json``."""
 
     folder: Path
     step: int
@@ -49,14 +61,16 @@ class Checkpoint:
     scaler: dict[str, Any] | None
 
     def restore(self, state: TrainState, rank: int, world_size: int, control: Control) -> None:
-        """Put back the optimiser, the scaler, the sampler and, on as many ranks as before, this rank's random states; called by every
-        rank. Shards are read here; a model that is whole was loaded when it was built.
-        """
-        sharded = _is_sharded(self.config["parallel"])
-        if sharded:
-            from dlo_lib.parallel.sharded_checkpoint import Spread, load_sharded  # 0.7 s on each rank, which others need not pay
+        """Restore the optimiser, the scaler and the sampler; every rank calls it.
 
-            assert isinstance(state.spread, Spread)
+        The random states of the ranks are restored if the number of ranks is unchanged. Shards of the model
+        are read here; a full model was loaded when it was built."""
+        sharded = (self.folder / SHARDED).is_dir()
+        if sharded:
+            # 0.7 s on each rank, which others need not pay
+            from dlo_lib.parallel.checkpoint import load_sharded
+
+            assert isinstance(state.spread, ParallelModel)
             load_sharded(self.folder / SHARDED, state.spread, state.optimizer)
         with control.together():
             if not sharded:
@@ -71,15 +85,16 @@ class Checkpoint:
 
 
 def folder_of(out: Path) -> Path:
-    """Where the checkpoints of a run lie."""
+    """Return the folder of the checkpoints of a run."""
     return out / "checkpoints"
 
 
 def newest(out: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run, every byte of it verified; None when there is none.
+    """Return the newest checkpoint of a run after verifying all its files; None if there is no checkpoint.
 
     Raises:
-        UserError: it is damaged; the message names the file, and the newest one before it that is whole.
+        UserError: it is damaged; the message names the file and the newest earlier checkpoint that is
+            complete.
     """
     folders = _steps(out)
     if not folders:
@@ -92,34 +107,39 @@ def newest(out: Path) -> Checkpoint | None:
                 _verified(folder)
             except UserError:
                 continue
-            raise UserError(f"{error}: remove {folders[-1]} and resume again, from {folder.name}, which is whole") from error
-        raise UserError(f"{error}, and no checkpoint before it is whole: choose another --out and start again") from error
+            raise UserError(
+                f"{error}: remove {folders[-1]} and resume from {folder.name}, which is complete"
+            ) from error
+        raise UserError(
+            f"{error}, and no earlier checkpoint is complete: choose another --out and start again"
+        ) from error
 
 
 def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, control: Control) -> Path:
-    """Write the checkpoint of ``state.step``, called by every rank; return its folder.
+    """Write the checkpoint of ``state.step`` and return its folder; every rank calls it.
 
-    Rank 0 writes what is the same on all ranks, every rank its own. Each phase ends when all ranks have done it.
+    Rank 0 writes the state that is the same on all ranks; each rank writes its own state. Each phase ends
+    when all ranks have completed it.
 
     Raises:
-        AgreedError: the disk is full or cannot be written to. The earlier checkpoints are as they were.
+        AgreedError: the disk is full or cannot be written to. Earlier checkpoints are unchanged.
     """
     target = folder_of(config.out) / f"step-{state.step:06d}"
     aside = target.with_name(f".{target.name}.part")
-    sharded = _is_sharded(config.parallel)
+    sharded = state.saves_in_parts
     try:
         with control.together(), writing(target):
             if rank == 0:
-                for left in target.parent.glob(".step-*.part"):  # by a run that was killed
+                for left in target.parent.glob(".step-*.part"):  # from a killed run
                     shutil.rmtree(left)
                 aside.mkdir(parents=True)
         if sharded:
-            from dlo_lib.parallel.sharded_checkpoint import Spread, save_sharded  # as above
+            from dlo_lib.parallel.checkpoint import save_sharded  # as above
 
-            assert isinstance(state.spread, Spread)
+            assert isinstance(state.spread, ParallelModel)
             save_sharded(aside / SHARDED, state.spread, state.optimizer)
         with control.together(), writing(target):
-            save_rank(aside / _rank_file(rank), state, RankState.now())
+            save_rank(aside / _rank_file(rank), state, RankSnapshot.now())
             if rank == 0 and sharded:
                 save_config(state.model.config, aside)
             elif rank == 0:
@@ -136,11 +156,6 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return target
-
-
-def _is_sharded(form: Parallel | str) -> bool:
-    """Whether every rank writes what it alone holds."""
-    return FORMS[Parallel(form)].sharded is not Sharded.NOTHING
 
 
 def _write_manifest(folder: Path, state: TrainState, config: TrainConfig, world_size: int) -> None:
@@ -190,7 +205,7 @@ def _verified(folder: Path) -> Checkpoint:
 
 
 def _steps(out: Path) -> list[Path]:
-    """The folders of whole checkpoints, oldest first."""
+    """Return the folders of complete checkpoints, the oldest first."""
     return sorted(folder_of(out).glob("step-*"), key=lambda folder: int(folder.name.removeprefix("step-")))
 
 

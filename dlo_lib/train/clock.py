@@ -1,10 +1,12 @@
-"""Where the time of one step goes on this rank: reading, forward, backward, optimiser, and standing still for other ranks.
+"""Measure the parts of one step on this rank: reading, forward, backward, optimiser and waiting for other
+ranks.
 
-A step is cut where its phases begin. The waits for collectives that fall into a phase (from the trace of the rank's own communication) are
-taken out of it and added up beside it, so the parts never count a second twice. On a GPU the cuts are events on its stream, and what is
-waited for there is not known to the process: it stays in the phase that waits.
+The step is divided at the starts of its phases. The waits for collectives within a phase, taken from the
+trace of this rank, are subtracted from the phase and summed separately, so no second counts twice. On a GPU,
+the boundaries are events on its stream. The process does not know the waits of the GPU, so they stay in their
+phases.
 
-Cost: a trace and a few clock readings, for the steps that are looked at; these are the steps for which a line of metrics is due.
+Cost: a trace and a few clock readings in each measured step, which is a step with a line of metrics.
 """
 
 from __future__ import annotations
@@ -16,13 +18,17 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dlo_lib.comm.trace import Trace, trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.optim.step import Phase
 
 
 @dataclass(frozen=True)
 class StepSplit:
-    """Seconds of one step. communication: the process stood still for other ranks; None on a GPU, where it is part of the others."""
+    """Seconds of one step.
+
+    ``communication`` is the time of waiting; None on a GPU, where the other parts include it.
+    """
 
     load: float
     forward: float
@@ -32,25 +38,25 @@ class StepSplit:
 
 
 class NoClock(contextlib.AbstractContextManager["NoClock"]):
-    """A step that nobody looks at."""
+    """A clock for a step that is not measured."""
 
     def __exit__(self, *error: object) -> None:
         return None
 
     def on_phase(self, phase: Phase) -> None:
-        """To be given to ``train_step``."""
+        """Pass this method to ``train_step``."""
 
 
 _PARTS = {Phase.LOSS: Phase.FORWARD, Phase.CLIP: Phase.OPTIMIZER}
-"""Phases that count as another."""
+"""Phases that count as part of another phase."""
 
 
 class StepClock(NoClock):
-    """A context around the reading of a step's data and ``train_step``; ``split`` afterwards."""
+    """A context around reading the data of a step and ``train_step``; call ``split`` afterwards."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._cuts: list[tuple[Phase | None, int | torch.cuda.Event]] = []  # what begins, and when; None: reading
+        self._cuts: list[tuple[Phase | None, int | torch.cuda.Event]] = []  # phase and start; None: reading
         self._stack = contextlib.ExitStack()
         self._trace: Trace | None = None
 
@@ -75,11 +81,16 @@ class StepClock(NoClock):
         self._cuts.append((begins, event))
 
     def split(self) -> StepSplit | None:
-        """The parts; None for a pipeline, whose forwards and backwards alternate. On a GPU the step must be over."""
+        """Return the parts; None for a pipeline, whose forwards and backwards alternate.
+
+        On a GPU, the step must have completed.
+        """
         seen = [begins for begins, _ in self._cuts]
         if Phase.BACKWARD not in seen or seen[-1] is not Phase.END:
             return None
-        seconds: dict[Phase | None, float] = dict.fromkeys((None, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER), 0.0)
+        seconds: dict[Phase | None, float] = dict.fromkeys(
+            (None, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER), 0.0
+        )
         stood_still = 0.0
         for (part, begin), (_, end) in zip(self._cuts, self._cuts[1:]):
             if isinstance(begin, int) and isinstance(end, int):
@@ -92,7 +103,7 @@ class StepClock(NoClock):
         return StepSplit(*parts, communication=None if self._device.type == "cuda" else stood_still)
 
     def _waited(self, begin: int, end: int) -> float:
-        """Seconds of the interval in which the process stood still; waits of several calls at once count once."""
+        """Return the seconds of the interval in which the process waited; simultaneous waits count once."""
         if self._trace is None or self._trace.unavailable:
             return 0.0
         origin = self._trace.began

@@ -1,23 +1,23 @@
-"""Runs side by side, read from TensorBoard's event files: what its dashboard draws, as a table in a notebook.
+"""Compare runs in a table, read from the event files of TensorBoard.
 
-A run is a folder that holds event files, whoever wrote them; its name is its path below the folder that is read. A column takes one number
-from a run's curve: its last value, its lowest or its highest. Cost: the files are read anew each time, 0.1 s for a thousand points.
-"""
+A run is a folder with event files, which any program may have written. Its name is its path below the folder
+that is read. A column takes one number from the curve of a run: its last, lowest or highest value. Cost: each
+call reads the files, in 0.1 s for a thousand points."""
 
 from __future__ import annotations
 
 import enum
-import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.markup import render
 
 
 class Pick(enum.Enum):
-    """Which value of a curve stands in the table."""
+    """The value of a curve that the table shows."""
 
     LAST = "last"
     LOWEST = "lowest"
@@ -25,14 +25,17 @@ class Pick(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Run:
-    """``scalars[tag]`` is a curve, (step, value) in the order of the file."""
+class RunScalars:
+    """A run; ``scalars[tag]`` is a curve, (step, value) in the order of the file."""
 
     name: str
     scalars: Mapping[str, Sequence[tuple[int, float]]]
 
     def pick(self, tag: str, pick: Pick) -> float:
-        """NaN where the run has no such curve; values that are no numbers count in LAST only."""
+        """Return one value of a curve; NaN if the run has no such curve.
+
+        Only LAST considers non-finite values.
+        """
         values = [value for _, value in self.scalars.get(tag, ())]
         if pick is Pick.LAST or not values:
             return values[-1] if values else math.nan
@@ -42,71 +45,87 @@ class Run:
 
 @dataclass(frozen=True)
 class RunTable:
-    """Names of runs and their numbers; a notebook shows it as a table, ``print`` as text. The best of each column is marked."""
+    """Names of runs and their values.
+
+    A notebook shows a table, ``print`` shows text. The best value of a column is marked.
+    """
 
     columns: Mapping[str, Pick]
     rows: Mapping[str, tuple[float, ...]]
 
     def __str__(self) -> str:
-        cells = [["run", *self._titles()], *self._marked("", " *")]
+        marked = [
+            [name, *(f"{text} *" if best else text for text, best in cells)] for name, cells in self._cells()
+        ]
+        cells = [["run", *self._titles()], *marked]
         widths = [max(map(len, column)) for column in zip(*cells)]
-        return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in cells)
+        return "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+            for row in cells
+        )
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(title)}</th>" for title in ["run", *self._titles()])
-        body = "".join(
-            f"<tr><td style='text-align:left'>{html.escape(name)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-            for name, *cells in self._marked("<b>", "</b>")
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return render("runs", titles=["run", *self._titles()], rows=self._cells())
 
     def _titles(self) -> list[str]:
         return [f"{pick.value} {tag}" for tag, pick in self.columns.items()]
 
-    def _marked(self, before: str, after: str) -> list[list[str]]:
-        """Rows of text; a column of lowest values is best where it is lowest, one of highest values where it is highest."""
+    def _cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
+        """Return for each run the texts of its numbers, and whether each is the best of its column.
+
+        The best value is the minimum for LOWEST and the maximum for HIGHEST.
+        """
         best = []
         for pick, column in zip(self.columns.values(), zip(*self.rows.values())):
             finite = [value for value in column if math.isfinite(value)]
-            best.append({Pick.LOWEST: min, Pick.HIGHEST: max}[pick](finite) if finite and pick is not Pick.LAST else None)
+            best.append(
+                {Pick.LOWEST: min, Pick.HIGHEST: max}[pick](finite)
+                if finite and pick is not Pick.LAST
+                else None
+            )
 
-        def text(value: float, top: float | None) -> str:
-            return f"{before}{value:.4g}{after}" if value == top else f"{value:.4g}"
+        return [
+            (name, [(f"{value:.4g}", value == top) for value, top in zip(values, best)])
+            for name, values in self.rows.items()
+        ]
 
-        return [[name, *(text(value, top) for value, top in zip(values, best))] for name, values in self.rows.items()]
 
-
-def read_runs(folder: str | Path) -> list[Run]:
-    """All runs below ``folder``, by name.
+def read_runs(folder: str | Path) -> list[RunScalars]:
+    """Read all runs below ``folder``, sorted by name.
 
     Raises:
-        UserError: there are none, or the package tensorboard is missing.
+        UserError: there are no runs, or the package tensorboard is missing.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise UserError("runs are read with the package tensorboard: pip install tensorboard") from error
+        raise UserError("reading runs needs the package tensorboard: pip install tensorboard") from error
     root = Path(folder)
     runs = []
     for place in sorted({file.parent for file in root.rglob("*tfevents*")}):
         events = EventAccumulator(str(place), size_guidance={"scalars": 0})  # 0 keeps every point
         events.Reload()
-        scalars = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-        runs.append(Run(str(place.relative_to(root)), scalars))
+        scalars = {
+            tag: [(event.step, event.value) for event in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+        }
+        runs.append(RunScalars(str(place.relative_to(root)), scalars))
     if not runs:
-        raise UserError(f"no event files below {root}: give the folder that a run, or several, were written to")
+        raise UserError(f"no event files below {root}: give the folder of one or several runs")
     return runs
 
 
 def compare_runs(folder: str | Path, columns: Mapping[str, Pick]) -> RunTable:
-    """The runs below ``folder`` as a table, a column for each tag.
+    """Return a table of the runs below ``folder`` with one column for each tag.
 
     Raises:
-        UserError: no runs, or a tag that none of them has.
+        UserError: there are no runs, or no run has a tag.
     """
     runs = read_runs(folder)
     known = {tag for run in runs for tag in run.scalars}
     for tag in columns:
         if tag not in known:
             raise unknown_name("curve", tag, known)
-    return RunTable(dict(columns), {run.name: tuple(run.pick(tag, pick) for tag, pick in columns.items()) for run in runs})
+    return RunTable(
+        dict(columns), {run.name: tuple(run.pick(tag, pick) for tag, pick in columns.items()) for run in runs}
+    )

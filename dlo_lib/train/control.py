@@ -1,11 +1,11 @@
-"""What the ranks decide together: whether to stop, and whether something failed on one of them.
+"""Collective decisions of the ranks: whether to stop, and whether a rank has failed.
 
-A signal or a full disk may reach one rank only; if that rank left on its own, the others would wait for it for ever. So every step
-carries one tiny all-reduce (the largest of GO_ON, STOP, FAILED), sent when the step begins and read when it has ended: the decision
-travels behind the step's compute, and takes effect on every rank after the same step. It has a gloo group of its own, on CPU, so that no
-decision waits for an accelerator.
+A signal or a full disk may affect only one rank. If this rank exited alone, the others would wait for it
+forever. Every step therefore has a small all-reduce (the maximum of CONTINUE, STOP, FAILED). It starts with
+the step and is read at its end, so it overlaps with the compute, and the decision takes effect on every rank
+after the same step. It uses a separate gloo group on the CPU, so it does not wait for an accelerator.
 
-Cost: 8 bytes a step; one exchange of short texts at start and at each checkpoint.
+Cost: 8 bytes per step, and one exchange of short messages at the start and at each checkpoint.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ import torch.distributed as dist
 from dlo_lib.errors import UserError
 
 
-class Verdict(enum.IntEnum):
-    """What a rank wants, the stronger wish being the larger number."""
+class Decision(enum.IntEnum):
+    """The vote of a rank; the largest vote decides."""
 
-    GO_ON = 0
+    CONTINUE = 0
     STOP = 1
     FAILED = 2
 
 
 class AgreedError(UserError):
-    """An error that every rank raises alike, so that one rank may say it for all."""
+    """An error that every rank raises, so that one rank can print it for all."""
 
 
 class Control:
-    """The ranks' agreement; a context, since it owns a process group. In one process without ``torch.distributed`` it agrees with
-    itself.
+    """Collective decisions; a context, because it owns a process group.
+
+    Without ``torch.distributed``, the decision is that of this process.
     """
 
     def __init__(self) -> None:
@@ -47,16 +48,16 @@ class Control:
         if self._group is not None:
             dist.destroy_process_group(self._group)
 
-    def ask(self, mine: Verdict) -> Callable[[], Verdict]:
-        """Send this rank's wish; the call that is returned waits for the strongest wish of all ranks."""
+    def ask(self, mine: Decision) -> Callable[[], Decision]:
+        """Send the vote of this rank; return a function that waits for the largest vote of all ranks."""
         if self._group is None:
             return lambda: mine
         wish = torch.tensor(int(mine))
         work = dist.all_reduce(wish, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-        def strongest() -> Verdict:
+        def strongest() -> Decision:
             work.wait()
-            return Verdict(int(wish))
+            return Decision(int(wish))
 
         return strongest
 
@@ -65,7 +66,8 @@ class Control:
         """Wait for every rank at the end of the body, which must not communicate.
 
         Raises:
-            AgreedError: on every rank, when the body raised a ``UserError`` on one; the message is that of the lowest such rank.
+            AgreedError: on every rank, if the body raised a ``UserError`` on one; the message is that of the
+                lowest such rank.
         """
         mine: UserError | None = None
         try:

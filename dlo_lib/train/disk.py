@@ -1,4 +1,4 @@
-"""What a disk refuses, as one line with the cure."""
+"""Errors of the file system as one line with the cure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from dlo_lib.errors import UserError, no_space
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the file system in the body into a ``UserError`` that names ``path``; let all others through."""
+    """Convert errors of the file system in the body to a ``UserError`` that names ``path``."""
     try:
         yield
     except OSError as error:
-        raise no_space(path, error) or UserError(f"cannot write {path} ({error.strerror or error}): choose another --out") from error
+        raise no_space(path, error) or UserError(
+            f"cannot write {path} ({error.strerror or error}): choose another --out"
+        ) from error

@@ -1,9 +1,8 @@
-"""The training loop: read, step, report, save, until the last step or a request to stop.
+"""The training loop: read, step, report and save, until the last step or a request to stop.
 
-All that is learned happens in ``train_step``; here is what surrounds it. Ranks run the same lines in the same order and leave the loop
-after the same step, because they decide that together (``control``). Rank 0 alone reports; an accelerator is waited for only where a line
-of metrics is due.
-"""
+``train_step`` does the training; this module adds the rest. All ranks leave the loop after the same step,
+because the decision is collective (``control``). Only rank 0 reports. The loop waits for the accelerator only
+in steps with a line of metrics."""
 
 from __future__ import annotations
 
@@ -12,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
-from dlo_lib.parallel.forms import FORMS, Parallel, Sharded
+from dlo_lib.parallel.plan import ZeroStage
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.config import TrainConfig
-from dlo_lib.train.control import Control, Verdict
+from dlo_lib.train.control import Control, Decision
 from dlo_lib.train.prepare import Prepared, open_out, prepare
 from dlo_lib.train.report import reporter
 from dlo_lib.train.signals import StopRequests
@@ -29,10 +27,15 @@ from dlo_lib.train.signals import StopRequests
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended, the same on every rank.
+    """The result of a run, the same on every rank.
 
-    step: the last one done. tokens: valid ones learned from, on all ranks. loss: of the last step; None when there was none left to do.
-    checkpoint: the folder of the state after ``step``. stopped: whether a signal ended it before ``config.steps``. out: the run's folder.
+    Attributes:
+        step: the last completed step.
+        tokens: the number of valid tokens of all steps and ranks.
+        loss: the loss of the last step; None if the run had no step left.
+        checkpoint: the folder of the state after ``step``.
+        stopped: whether a signal ended the run before ``config.steps``.
+        out: the folder of the run.
     """
 
     step: int
@@ -44,18 +47,20 @@ class TrainResult:
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Train as ``config`` says, on every rank alike: under torchrun, srun or alone, or inside ``run_ranks``.
+    """Train with ``config``; every rank calls it, under torchrun or srun, alone, or inside ``run_ranks``.
 
-    A process group that exists is used, else one is made (and destroyed) when ``config.parallel`` needs it. The global random states are
-    seeded. SIGTERM and SIGUSR1, on whichever rank, end the run after a step with a checkpoint; the result then says ``stopped``.
+    An existing process group is used. Otherwise one is created, and destroyed at the end, if
+    ``config.parallel`` needs it. The global random states are seeded. SIGTERM or SIGUSR1 on any rank ends the
+    run after a step with a checkpoint; the result then has ``stopped``.
 
     Raises:
-        UserError: what cannot be trained or resumed, a damaged checkpoint, a full disk. ``AgreedError`` when it is raised on every rank.
+        UserError: the run cannot be trained or resumed, a checkpoint is damaged, or the disk is full. It is
+            an ``AgreedError`` if every rank raises it.
     """
     here = place()
     with contextlib.ExitStack() as stack:
         requests = stack.enter_context(StopRequests())
-        if here.world_size > 1 or config.parallel is not Parallel.NONE:
+        if here.world_size > 1 or config.is_parallel:
             stack.enter_context(init_process_group(here))
         control = stack.enter_context(Control())
         with control.together():
@@ -66,21 +71,22 @@ def train(config: TrainConfig) -> TrainResult:
         return _run(config, here, prepared, control, requests)
 
 
-def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control, requests: StopRequests) -> TrainResult:
+def _run(
+    config: TrainConfig, here: Place, prepared: Prepared, control: Control, requests: StopRequests
+) -> TrainResult:
     checkpoint = prepared.checkpoint
-    group = dist.group.WORLD if dist.is_initialized() else None
-    state = prepared.spread(config, here, group)
+    state = prepared.spread(config, here)
     if checkpoint is not None:
         checkpoint.restore(state, here.rank, here.world_size, control)
     saved = checkpoint.folder if checkpoint else None
     stream = batches(prepared.dataset, state.sampler.endless(), here.device)
     tokens = torch.tensor(state.tokens, device=here.device)
-    verdict, failure, loss = Verdict.GO_ON, None, None
+    verdict, failure, loss = Decision.CONTINUE, None, None
 
     with control.together():
         report = reporter(config, here, state)
     with report:
-        while state.step < config.steps and verdict is Verdict.GO_ON:
+        while state.step < config.steps and verdict is Decision.CONTINUE:
             strongest = control.ask(_wish(failure, requests))
             state.step += 1
             for parameters in state.optimizer.param_groups:
@@ -95,7 +101,7 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
                         scaler=state.scaler,
                         max_norm=config.clip or None,
                         group=state.group,
-                        sync_each=FORMS[config.parallel].sharded >= Sharded.GRADIENTS,
+                        sync_each=prepared.plan.stage >= ZeroStage.GRADIENTS,
                         on_phase=clock.on_phase,
                     )
             except torch.OutOfMemoryError as error:
@@ -107,11 +113,11 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
             loss = result.loss
             try:
                 report.after_step(result, tokens)
-            except UserError as error:  # a full disk, on rank 0: the others learn it with the next verdict
+            except UserError as error:  # a full disk on rank 0; the next verdict tells the other ranks
                 failure = error
             verdict = strongest()
-            last = state.step == config.steps or verdict is Verdict.STOP
-            if verdict is not Verdict.FAILED and (last or _due(config, state.step)):
+            last = state.step == config.steps or verdict is Decision.STOP
+            if verdict is not Decision.FAILED and (last or _due(config, state.step)):
                 state.tokens = int(tokens)
                 with report.paused():
                     saved = save(state, config, here.rank, here.world_size, control)
@@ -131,10 +137,10 @@ def _run(config: TrainConfig, here: Place, prepared: Prepared, control: Control,
     return outcome
 
 
-def _wish(failure: UserError | None, requests: StopRequests) -> Verdict:
+def _wish(failure: UserError | None, requests: StopRequests) -> Decision:
     if failure is not None:
-        return Verdict.FAILED
-    return Verdict.STOP if requests.received else Verdict.GO_ON
+        return Decision.FAILED
+    return Decision.STOP if requests.received else Decision.CONTINUE
 
 
 def _due(config: TrainConfig, step: int) -> bool:

@@ -1,9 +1,8 @@
-"""What a run reports, as data: ``metrics.jsonl``, one JSON object a line, and TensorBoard's event files.
+"""The metrics of a run: ``metrics.jsonl`` with one JSON object per line, and the event files of TensorBoard.
 
-A line is written whole and at once, so that it can be read while the run goes on. A resumed run first drops what was written after its
-checkpoint (in TensorBoard by ``purge_step``), so that each step stands there once. JSON knows neither NaN nor infinity: such a number is
-``null``.
-"""
+Each line is flushed at once, so that it can be read during the run. A resumed run first removes the lines
+after its checkpoint (in TensorBoard with ``purge_step``), so that each step occurs once. JSON has no NaN and
+no infinity; such a number is written as ``null``."""
 
 from __future__ import annotations
 
@@ -24,13 +23,21 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Metrics:
-    """One line. Rates and times are means over the steps since the line before, of this process's run.
+    """One line of metrics. Rates and times are means over the steps since the previous line of this process.
 
-    step: from 1. loss: mean over the step's valid tokens of all ranks, in nats. lr: of this step. grad_norm: before clipping; None when
-    nothing is clipped. tokens: valid ones learned from since the run began, on all ranks. tokens_per_second: of all ranks. step_seconds:
-    wall time. peak_bytes: of rank 0, on the GPU or of the process. mfu: share of the GPU's peak that went into model FLOPs; None on other
-    devices. loss_scale: of the fp16 scaler after the step, or None. gpu: the card, by its name in ``dlo_lib.hardware``; None where it is
-    none of these. load_seconds to communication_seconds: where the time of this one step went on rank 0 (``train.clock``), or None.
+    Attributes:
+        step: the step, from 1.
+        loss: the mean over the valid tokens of the step on all ranks, in nats.
+        lr: the learning rate of the step.
+        grad_norm: the norm before clipping; None without clipping.
+        tokens: the number of valid tokens on all ranks since the start of the run.
+        tokens_per_second: the rate of all ranks together.
+        step_seconds: the wall time per step.
+        peak_bytes: the peak memory of rank 0, of its GPU or of its process.
+        mfu: the model FLOPs divided by the peak FLOPs of the GPU; None on other devices.
+        loss_scale: the scale of the fp16 scaler after the step, or None.
+        gpu: the name of the GPU in ``dlo_lib.hardware``; None if it is unknown.
+        load_seconds to communication_seconds: the parts of this step on rank 0 (``train.clock``), or None.
     """
 
     step: int
@@ -52,14 +59,15 @@ class Metrics:
 
 
 def read_metrics(out: str | Path) -> list[Metrics]:
-    """The lines of a run's folder, in order of step; empty before the first."""
+    """Read the lines of metrics of a run in the order of the steps; empty if there are none yet."""
     return [Metrics(**line) for line in _whole_lines(Path(out) / METRICS_FILE)]
 
 
 class MetricsWriter:
-    """Writes :class:`Metrics` below ``out``, after dropping those beyond ``resumed_step``; used as a context.
+    """Write :class:`Metrics` to ``out`` after removing the lines beyond ``resumed_step``; use it as a
+    context.
 
-    Without the package ``tensorboard`` only the JSON lines are written, and it says so once.
+    Without the package ``tensorboard``, it prints a notice and writes only the JSON lines.
     """
 
     def __init__(self, out: Path, resumed_step: int) -> None:
@@ -75,7 +83,7 @@ class MetricsWriter:
     def __exit__(self, *error: object) -> None:
         try:
             self._file.close()
-        except OSError:  # what a full disk left in the buffer; `write` has raised for it
+        except OSError:  # a full disk left text in the buffer; `write` has already raised
             if error[0] is None:
                 raise
         if self._board is not None:
@@ -103,7 +111,9 @@ class MetricsWriter:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once so far: by tensors on a GPU, else by this process (VmHWM, which a fork does not inherit)."""
+    """Return the peak memory in bytes: of tensors on a GPU, otherwise of this process (VmHWM, which a fork
+    resets).
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
@@ -112,7 +122,7 @@ def peak_memory(device: torch.device) -> int:
         return int(line.split()[1]) * 1024
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes there
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # macOS, in bytes
 
 
 def _finite(value: Any) -> Any:
@@ -120,7 +130,9 @@ def _finite(value: Any) -> Any:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of an earlier run; a process that was killed may have left the last one unfinished, or a block of zeros."""
+    """Return the complete lines of an earlier run; a killed process may leave an incomplete line or a block
+    of zeros.
+    """
     if not path.exists():
         return []
     known = {option.name for option in fields(Metrics)}
@@ -139,6 +151,10 @@ def _tensorboard(folder: Path, purge_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        print("tensorboard is not installed: metrics are written to metrics.jsonl only (pip install tensorboard)", file=sys.stderr)
+        print(
+            "tensorboard is not installed: metrics are written to metrics.jsonl only (pip install "
+            "tensorboard)",
+            file=sys.stderr,
+        )
         return None
     return SummaryWriter(str(folder), purge_step=purge_step)

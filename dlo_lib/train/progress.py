@@ -1,4 +1,4 @@
-"""How far a run is, for the person in front of it: a bar on a terminal, a line for each line of metrics elsewhere."""
+"""Show the progress of a run: a bar in a terminal, otherwise one text line for each line of metrics."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from dlo_lib.train.metrics import Metrics
 
 
 class TrainProgress:
-    """A context; ``show`` after each line of metrics, ``advance`` after each step, ``say`` for anything else."""
+    """A context: call ``show`` after each line of metrics, ``advance`` after each step, ``say`` for other
+    messages.
+    """
 
     def __init__(self, steps: int, done: int) -> None:
         self._steps = steps
         self._console = Console()
-        # Not rich's own guess: a notebook's kernel sets FORCE_COLOR, which makes rich take the ranks' pipes for terminals.
+        # Not rich's detection: a notebook kernel sets FORCE_COLOR, with which rich treats pipes as terminals.
         self._terminal = self._console.file.isatty()
         self._bar = Progress(
             TextColumn(tr("training")),
@@ -39,7 +41,11 @@ class TrainProgress:
         self._bar.update(self._task, completed=step)
 
     def show(self, metrics: Metrics) -> None:
-        text = tr("loss {loss:.4f}  {rate:,.0f} tokens/s", loss=_number(metrics.loss), rate=metrics.tokens_per_second)
+        text = tr(
+            "loss {loss:.4f}  {rate:,.0f} tokens/s",
+            loss=_number(metrics.loss),
+            rate=metrics.tokens_per_second,
+        )
         if metrics.mfu is not None:
             text += tr("  MFU {mfu:.1%}", mfu=metrics.mfu)
         if self._terminal:

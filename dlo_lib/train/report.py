@@ -1,7 +1,7 @@
-"""What rank 0 tells while a run goes on: lines of metrics as data, and how far it is for a person.
+"""The reports of rank 0 during a run: lines of metrics and the progress.
 
-Throughput is taken between two lines, checkpoints left out; the figures are asked from the device only where a line is due.
-"""
+Throughput is measured between two lines, without the time of checkpoints. The values are read from the device
+only in steps with a line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dlo_lib.train.state import TrainState
 
 
 class Quiet:
-    """The reporter of every rank but the first: a context that says nothing."""
+    """The reporter of all ranks except rank 0: a context that reports nothing."""
 
     def __enter__(self) -> Quiet:
         return self
@@ -38,11 +38,11 @@ class Quiet:
         return None
 
     def clock(self) -> NoClock:
-        """For the step that is about to be taken: a context around its reading and itself."""
+        """Return the context for the next step, including the reading of its data."""
         return NoClock()
 
     def after_step(self, result: StepResult, tokens: Tensor) -> None:
-        """To be called after each step, with the tokens learned from so far, ().
+        """Report a step; ``tokens``, (), is the number of tokens of the run so far.
 
         Raises:
             UserError: the disk is full.
@@ -50,11 +50,11 @@ class Quiet:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens in here is no training time."""
+        """Exclude the time of the block from the throughput."""
         yield
 
     def finish(self, checkpoint: Path, stopped: bool, signal: str | None) -> None:
-        """To be called once, after the last step; ``signal`` is the one that this rank received, if any."""
+        """Report the end of the run; ``signal`` is the signal that this rank received, if any."""
 
 
 class Reporter(Quiet):
@@ -77,12 +77,14 @@ class Reporter(Quiet):
                 "steps {first} to {last} of {sequences} sequences of {seq} tokens",
                 model=config.model,
                 parameters=state.parameters,
-                parallel=config.parallel.value,
+                parallel=config.form,
                 ranks=place.world_size,
                 device=place.device.type,
                 first=state.step + 1,
                 last=config.steps,
-                sequences=config.batch * config.accumulation * (dist.get_world_size(state.group) if state.group is not None else 1),
+                sequences=config.batch
+                * config.accumulation
+                * (dist.get_world_size(state.group) if state.group is not None else 1),
                 seq=config.seq,
             )
         )
@@ -109,7 +111,7 @@ class Reporter(Quiet):
         self._progress.advance(step)
         if not self._is_due(step):
             return
-        loss, all_tokens = float(result.loss), int(tokens)  # waits for the device: the clock below is that of finished work
+        loss, all_tokens = float(result.loss), int(tokens)  # waits for the device before the clock is read
         seconds = time.perf_counter() - self._since
         rate = (all_tokens - self._since_tokens) / seconds
         metrics = Metrics(
@@ -132,7 +134,9 @@ class Reporter(Quiet):
 
     def _split(self) -> dict[str, float | None]:
         split = self._clock.split() if self._clock is not None else None
-        return {} if split is None else {f"{part}_seconds": seconds for part, seconds in asdict(split).items()}
+        return (
+            {} if split is None else {f"{part}_seconds": seconds for part, seconds in asdict(split).items()}
+        )
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -141,7 +145,14 @@ class Reporter(Quiet):
         self._since += time.perf_counter() - began
 
     def _mfu(self, rate: float, gpu: Gpu) -> float:
-        return mfu(rate, self._state.model.config, self._config.seq, gpu, self._config.precision, self._place.world_size)
+        return mfu(
+            rate,
+            self._state.model.config,
+            self._config.seq,
+            gpu,
+            self._config.precision,
+            self._place.world_size,
+        )
 
     def finish(self, checkpoint: Path, stopped: bool, signal: str | None) -> None:
         step = self._state.step
@@ -150,7 +161,8 @@ class Reporter(Quiet):
         else:
             self._progress.say(
                 tr(
-                    "stopped by {signal} after step {step}: {checkpoint}; go on with the same command and --resume",
+                    "stopped by {signal} after step {step}: {checkpoint}; "
+                    "continue with the same command and --resume",
                     signal=signal or tr("a signal to another rank"),
                     step=step,
                     checkpoint=checkpoint,
@@ -159,7 +171,7 @@ class Reporter(Quiet):
 
 
 def _card(device: torch.device) -> Gpu | None:
-    """The one that this is, if it is known."""
+    """Return the GPU of this device if it is known."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -167,11 +179,11 @@ def _card(device: torch.device) -> Gpu | None:
 
 
 def _gpu(device: torch.device, precision: Precision) -> Gpu | None:
-    """The one whose peak MFU is measured against, if it is known and computes in that precision."""
+    """Return the GPU for the MFU: the GPU of this device, if it is known and supports the precision."""
     gpu = _card(device)
     return gpu if gpu is not None and precision.value in gpu.peak_flops else None
 
 
 def reporter(config: TrainConfig, place: Place, state: TrainState) -> Quiet:
-    """The one for this rank."""
+    """Create the reporter of this rank."""
     return Reporter(config, place, state) if place.rank == 0 else Quiet()

@@ -1,8 +1,8 @@
-"""A request to stop, as a flag: SIGTERM and SIGUSR1 end a run between two steps, with a checkpoint.
+"""Requests to stop: SIGTERM and SIGUSR1 end a run between two steps, with a checkpoint.
 
-SLURM sends a signal of one's choice some time before a job's limit (``--signal=USR1@90``), and SIGTERM when it is cancelled or
-pre-empted. A handler may run between any two lines of Python, so it only takes a note; the loop reads it where stopping is safe.
-"""
+SLURM sends a chosen signal some time before the time limit of a job (``--signal=USR1@90``), and SIGTERM when
+the job is cancelled or pre-empted. A handler can run between any two bytecodes, so it only sets a flag, which
+the loop reads between two steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequests:
-    """A context in which the signals of ``STOP_SIGNALS`` are noted instead of killing the process; what they did before is restored.
+    """A context that records the signals of ``STOP_SIGNALS`` and restores the previous handlers at its end.
 
-    Signals arrive in the main thread only: in another one the context does nothing.
+    Only the main thread receives signals; in another thread the context does nothing.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
-"""What a run consists of between two steps, and how each piece is written: tensors as safetensors, all else as JSON in their header.
+"""The state of a run between two steps and its files: tensors as safetensors, other values as JSON in their
+header.
 
-Beside the model: AdamW's moments and step counts, the fp16 scaler, the sampler's place in the data, and the random states of Python,
-NumPy and PyTorch (CPU, and this rank's GPU). These are all the sources of numbers, so a run that is put back goes on bit for bit.
-"""
+In addition to the model, the state has the moments and step counts of AdamW, the fp16 scaler, the position of
+the sampler, and the random states of Python, NumPy and PyTorch (of the CPU and of the GPU of this rank). With
+all of these, a run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -26,8 +27,15 @@ from dlo_lib.models import Llama
 
 @dataclass
 class TrainState:
-    """``model`` is the plain module, below ``spread``, which spreads it over ranks; ``tokens`` are the valid ones learned from, on all
-    ranks; ``parameters`` how many the model has, on all ranks together; ``group`` the ranks that learn from data of their own.
+    """The state of a run.
+
+    Attributes:
+        model: the plain module inside ``spread``.
+        spread: the wrapper that distributes the model over the ranks.
+        parameters: the number of parameters of the model on all ranks together.
+        group: the data-parallel ranks.
+        saves_in_parts: whether every rank writes its shards to a checkpoint.
+        tokens: the number of valid tokens so far on all ranks.
     """
 
     model: Llama
@@ -37,21 +45,25 @@ class TrainState:
     sampler: RankSampler
     scaler: torch.amp.GradScaler | None
     group: dist.ProcessGroup | None = None
+    saves_in_parts: bool = False
     step: int = 0
     tokens: int = 0
 
 
 @dataclass(frozen=True)
-class RankState:
+class RankSnapshot:
     """The random states of one rank: ``tensors``, and ``plain`` for JSON."""
 
     tensors: dict[str, Tensor]
     plain: dict[str, Any]
 
     @classmethod
-    def now(cls) -> RankState:
+    def now(cls) -> RankSnapshot:
         kind, keys, *rest = np.random.get_state(legacy=True)
-        tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64))}
+        tensors = {
+            "torch": torch.get_rng_state(),
+            "numpy": torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+        }
         if torch.cuda.is_available():
             tensors["cuda"] = torch.cuda.get_rng_state()
         return cls(tensors, {"python": random.getstate(), "numpy": [kind, *rest]})
@@ -67,39 +79,45 @@ class RankState:
 
 
 def seed_everything(seed: int) -> None:
-    """Python, NumPy and PyTorch, all devices."""
+    """Seed Python, NumPy and PyTorch on all devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def save_rank(path: Path, state: TrainState, random_state: RankState) -> None:
+def save_rank(path: Path, state: TrainState, random_state: RankSnapshot) -> None:
     plain = {"random": random_state.plain, "sampler": state.sampler.state_dict()}
     _write(path, random_state.tensors, plain)
 
 
 def load_rank(path: Path, state: TrainState) -> None:
-    """Put back what ``save_rank`` wrote on this rank."""
+    """Restore the state that ``save_rank`` wrote on this rank."""
     tensors, plain = _read(path)
     state.sampler.load_state_dict(plain["sampler"])
-    RankState(tensors, plain["random"]).put_back()
+    RankSnapshot(tensors, plain["random"]).put_back()
 
 
 def load_place_in_data(path: Path, state: TrainState) -> None:
-    """The same from any rank's file, without the random state, which is that rank's own."""
+    """Restore the position in the data from the file of any rank, without the random state of that rank."""
     _, plain = _read(path)
     state.sampler.load_state_dict(plain["sampler"])
 
 
 def save_optimizer(path: Path, state: TrainState) -> None:
-    """Tensors named ``<state>.<parameter>``, such as ``exp_avg.norm.weight``; the hyper-parameters of each group in the header."""
+    """Write the tensors, named ``<state>.<parameter>`` such as ``exp_avg.norm.weight``.
+
+    The header has the hyperparameters of each group.
+    """
     names: dict[Tensor, str] = {parameter: name for name, parameter in state.model.named_parameters()}
     tensors = {
         f"{key}.{names[parameter]}": value.detach().contiguous()
         for parameter, values in state.optimizer.state.items()
         for key, value in values.items()
     }
-    groups = [{**group, "params": [names[parameter] for parameter in group["params"]]} for group in state.optimizer.param_groups]
+    groups = [
+        {**group, "params": [names[parameter] for parameter in group["params"]]}
+        for group in state.optimizer.param_groups
+    ]
     _write(path, tensors, {"groups": groups})
 
 

@@ -1,103 +1,113 @@
-"""The figures of this lab: each function draws what it is given and computes nothing of its own; lines are told apart by dashes and markers too."""
+"""The figures of this lab. They compute only means."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlo_lib.drawing import new_figure
-
-STYLES = [
-    ("#4c78a8", "-", "o"),
-    ("#e4572e", "--", "s"),
-    ("#59a14f", "-.", "^"),
-    ("#b07aa1", ":", "D"),
-    ("#9c755f", "-", "v"),
-    ("#f1a208", "--", "P"),
-    ("#666666", "-.", "X"),
-]
+from dlo_lib.labkit.figures import BLACK, METHODS, MUTED, finish, legend, log_ticks, panels, styled
+from dlo_lib.labkit.predictions import mark_predicted
 
 
-def _panels(count: int = 1, width: float = 9, height: float = 3.4) -> list[Axes]:
-    panels = list(new_figure(width, height).subplots(1, count, squeeze=False)[0])
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-    return panels
-
-
+@styled
 def by_rate(losses: Mapping[float, Sequence[float]], accuracy: Mapping[float, float]) -> Figure:
-    """Losses over the steps, a line for each learning rate; and the accuracy at the end against the rate."""
-    left, right = _panels(2, 9, 4)
-    for (rate, curve), (colour, dashes, _) in zip(losses.items(), STYLES):
-        left.plot(curve, color=colour, linestyle=dashes, label=f"{rate:g}")
-    left.set(xlabel="step", ylabel="training loss", ylim=(0, 4), title="one model, one batch order")
-    left.legend(title="learning rate", frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=5)
-    right.plot(list(accuracy), [100 * value for value in accuracy.values()], color="black", marker="o")
+    """Plot the losses over the steps, a line per learning rate, and the final accuracy against the rate."""
+    left, right = panels(2, width=10, height=4.2)
+    for (rate, curve), style in zip(losses.items(), METHODS):
+        left.plot(curve, **style.line(), label=f"{rate:g}")
+    legend(left, "below", title="learning rate", ncols=5, columnspacing=1.2)
+    labels = {"xlabel": "step", "ylabel": "training loss", "title": "one model, one batch order"}
+    finish(left, "both", ylim=(0, 4), **labels)
+    right.plot(list(accuracy), [100 * value for value in accuracy.values()], color=BLACK, marker="o")
     right.set_xscale("log")
-    right.set(xlabel="learning rate", ylabel="test accuracy (%)", ylim=(0, 102), title="after as many steps")
-    return left.get_figure()
+    labels = {"xlabel": "learning rate", "ylabel": "test accuracy (%)", "title": "after the last step"}
+    return finish(right, "both", ylim=(0, 102), **labels)
 
 
+@styled
 def tested(
-    rates: Sequence[float], losses: Sequence[float], curve: Sequence[float], found: Mapping[str, float], reset: Mapping[float, float]
+    rates: Sequence[float],
+    losses: Sequence[float],
+    curve: Sequence[float],
+    found: Mapping[str, float],
+    reset: Mapping[float, float],
 ) -> Figure:
-    """A range test: its losses, the smoothed curve, what it suggests; and beside it the test that begins anew for each rate."""
-    left, right = _panels(2, 10)
-    left.plot(rates[: len(losses)], losses, color="#bbbbbb", linewidth=1, label="loss")
-    left.plot(rates[: len(curve)], curve, color=STYLES[0][0], linewidth=2, label="smoothed")
-    for (name, rate), (colour, dashes, _) in zip(found.items(), STYLES[1:]):
-        left.axvline(rate, color=colour, linestyle=dashes, label=f"{name}: {rate:.2g}")
-    left.set(ylabel="loss", title="one run, the rate grows")
-    left.legend(frameon=False, fontsize=8)
-    right.plot(list(reset), list(reset.values()), color=STYLES[2][0], marker="o")
-    right.set(title="a new start and a few steps for each rate")
-    for axes in (left, right):
+    """Plot a range test (losses, smoothed curve, suggestions), and the test that restarts for each rate."""
+    left, right = panels(2, width=11, height=4.2)
+    left.plot(rates[: len(losses)], losses, color=MUTED, linewidth=0.8, alpha=0.6, label="loss")
+    smoothed, *marks = (METHODS[index] for index in range(1 + len(found)))
+    left.plot(rates[: len(curve)], curve, **smoothed.line(), label="smoothed")
+    for (name, rate), style in zip(found.items(), marks):
+        left.axvline(rate, **style.line(), linewidth=1.5, label=f"{name}: {rate:.2g}")
+    legend(left, "below", ncols=2)
+    right.plot(list(reset), list(reset.values()), **METHODS[2].line(marked=True))
+    for axes, title in (
+        (left, "one run with a growing rate"),
+        (right, "a restart and a few steps for each rate"),
+    ):
         axes.set_xscale("log")
-        axes.set(xlabel="learning rate", ylim=(0, 2 * curve[0]))
+        finish(axes, "both", xlabel="learning rate", ylabel="loss", ylim=(0, 2 * curve[0]), title=title)
     return left.get_figure()
 
 
+@styled
 def schedules(factors: Mapping[str, Sequence[float]], momenta: Sequence[float] = ()) -> Figure:
-    """Factors over the steps; the momentum of OneCycle in a panel of its own."""
-    panels = _panels(2 if momenta else 1, 10 if momenta else 9, 4)
-    for (name, line), (colour, dashes, _) in zip(factors.items(), STYLES):
-        panels[0].plot(line, color=colour, linestyle=dashes, label=name)
-    panels[0].set(xlabel="step", ylabel="learning rate / peak", ylim=(-0.03, 1.08))
-    panels[0].legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=4)
-    if momenta:
-        panels[1].plot(momenta, color="black")
-        panels[1].set(xlabel="step", ylabel="momentum", title="OneCycle")
-    return panels[0].get_figure()
+    """Plot the factors over the steps, and the momentum of OneCycle in a separate panel."""
+    left, *right = panels(2 if momenta else 1, width=11 if momenta else 9, height=4.2)
+    for (name, line), style in zip(factors.items(), METHODS):
+        left.plot(line, **style.line(), label=name)
+    legend(left, "below", ncols=2 if momenta else 4)
+    for axes in right:
+        axes.plot(momenta, color=BLACK)
+        finish(axes, "both", xlabel="step", ylabel="momentum", title="OneCycle")
+    return finish(left, "both", xlabel="step", ylabel="learning rate / peak", ylim=(-0.03, 1.08))
 
 
+@styled
 def spread(accuracies: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Every repeat as a point, the mean as a bar, a row for each name."""
-    (axes,) = _panels(1, 9, 0.8 + 0.42 * len(accuracies))
-    for row, (values, (colour, _, marker)) in enumerate(zip(accuracies.values(), STYLES)):
+    """Plot every repeat as a point and the mean as a bar, a row per name."""
+    (axes,) = panels(width=9, height=0.9 + 0.45 * len(accuracies))
+    for row, (values, style) in enumerate(zip(accuracies.values(), METHODS)):
         percent = [100 * value for value in values]
-        axes.plot(percent, [row] * len(percent), marker, color=colour, linestyle="none", alpha=0.6)
-        axes.plot([sum(percent) / len(percent)] * 2, [row - 0.3, row + 0.3], color=colour, linewidth=3)
+        axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
+        axes.plot([sum(percent) / len(percent)] * 2, [row - 0.3, row + 0.3], color=style.colour, linewidth=3)
     axes.set_yticks(range(len(accuracies)), list(accuracies))
     axes.set_ylim(len(accuracies) - 0.4, -0.6)
-    axes.set(xlabel="test accuracy (%)", title=title)
-    return axes.get_figure()
+    return finish(axes, "both", xlabel="test accuracy (%)", title=title)
 
 
+@styled
+def peaks(found: Mapping[str, float], scale: float, predicted: Mapping[str, float | None]) -> Figure:
+    """Plot the peak of each batch size beside the two rules, with the noise scale and the predictions."""
+    (axes,) = panels()
+    sizes = [int(size) for size in found]
+    base = 64
+    range_style, *rule_styles = (METHODS[index] for index in range(3))
+    for (name, power), style in zip((("linear rule", 1.0), ("sqrt rule", 0.5)), rule_styles):
+        axes.plot(sizes, [found[str(base)] * (size / base) ** power for size in sizes], **style.line(), label=name)
+    axes.plot(sizes, list(found.values()), **range_style.points(), markersize=9, label="range test")
+    mark_predicted(axes, {size: int(size) for size in found}, predicted)
+    if sizes[0] <= scale <= 4 * sizes[-1]:
+        axes.axvline(scale, color=MUTED, linestyle=":", label=f"noise scale at the start: {scale:.0f}")
+    log_ticks(axes, "x", sizes)
+    low, high = axes.get_ylim()
+    ticks = [digit * 10**power for power in range(-5, 3) for digit in (1, 2, 5)]
+    log_ticks(axes, "y", [tick for tick in ticks if low <= tick <= high], text="{:g}".format)
+    legend(axes, "right")
+    return finish(axes, "both", xlabel="images in a batch", ylabel="peak of the learning rate")
+
+
+@styled
 def budgets(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
-    """Accuracy against the length of the run: points are repeats, the line goes through their means."""
-    (axes,) = _panels()
-    for (name, line), (colour, dashes, marker) in zip(accuracies.items(), STYLES):
+    """Plot accuracy against the length of the run: points are repeats, the line connects their means."""
+    (axes,) = panels()
+    for (name, line), style in zip(accuracies.items(), METHODS):
         means = [100 * sum(values) / len(values) for values in line.values()]
-        axes.plot(list(line), means, color=colour, linestyle=dashes, label=name)
+        axes.plot(list(line), means, **style.line(), label=name)
         for epochs, values in line.items():
-            axes.plot([epochs] * len(values), [100 * value for value in values], marker, color=colour, alpha=0.6)
-    axes.set_xscale("log", base=2)
-    several = sorted({epochs for line in accuracies.values() for epochs in line})
-    axes.set_xticks(several, [str(epochs) for epochs in several])
-    axes.set(xlabel="epochs in the whole run", ylabel="test accuracy (%)", title="each point is a run of its own length")
-    axes.legend(frameon=False)
-    return axes.get_figure()
+            axes.plot([epochs] * len(values), [100 * value for value in values], **style.points(), alpha=0.6)
+    log_ticks(axes, "x", sorted({epochs for line in accuracies.values() for epochs in line}))
+    axes.legend()
+    labels = {"xlabel": "epochs in the whole run", "ylabel": "test accuracy (%)"}
+    return finish(axes, "both", title="each point is a separate run of this length", **labels)

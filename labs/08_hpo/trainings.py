@@ -1,7 +1,7 @@
-"""What this lab searches on: a landscape that is a formula, and real trainings of a small network on handwritten digits, many side by side.
+"""The objectives of this lab: a landscape given by a formula, and real trainings of many small networks on handwritten digits.
 
-Many networks of one shape, each with its own learning rate and weight decay, are trained at once by batched products: (models, batch, 64)
-with (models, 64, hidden). So curves that would take minutes one after the other take seconds.
+All networks have one shape, and each has its own learning rate and weight decay. Batched products, (models, batch, 64) with
+(models, 64, hidden), train them at once: this takes seconds, and would take minutes one after the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEARNING_RATE, WEIGHT_DECAY = (1e-4, 3.0), (1e-6, 1e-1)  # both searched on a lo
 
 
 def landscape(learning_rate: float, weight_decay: float) -> float:
-    """The loss of a training that does not take place: a narrow valley in the learning rate, a shallow one in the weight decay."""
+    """The loss of a simulated training: a narrow valley in the learning rate, a shallow one in the weight decay."""
     u = math.log(learning_rate / LEARNING_RATE[0]) / math.log(LEARNING_RATE[1] / LEARNING_RATE[0])
     v = math.log(weight_decay / WEIGHT_DECAY[0]) / math.log(WEIGHT_DECAY[1] / WEIGHT_DECAY[0])
     valley = math.exp(-(((u - 0.63 + 0.12 * (v - 0.5)) / 0.08) ** 2))
@@ -31,14 +31,14 @@ def landscape(learning_rate: float, weight_decay: float) -> float:
 
 @dataclass(frozen=True)
 class Digits:
-    """Images (n, 64) and labels (n,), to learn from and to choose hyperparameters with. The test images are left alone."""
+    """Images (n, 64) and labels (n,), for training and for the choice of hyperparameters. The test images are not used."""
 
     train: tuple[Tensor, Tensor]
     valid: tuple[Tensor, Tensor]
 
 
 def load_digits() -> Digits:
-    """1,000 images to learn from, 348 to choose with."""
+    """Return 1,000 images for training and 348 for validation."""
     part = digits().train
     images = part.images.flatten(1)
     return Digits((images[:1000], part.labels[:1000]), (images[1000:], part.labels[1000:]))
@@ -53,7 +53,7 @@ class Networks:
 
     @classmethod
     def begin(cls, count: int, seed: int, hidden: int = 16) -> Networks:
-        """``count`` networks, each drawn anew."""
+        """Return ``count`` networks with different random weights."""
         generator = torch.Generator().manual_seed(seed)
         shapes = [(count, 64, hidden), (count, 1, hidden), (count, hidden, 10), (count, 1, 10)]
         bounds = [64, 64, hidden, hidden]
@@ -61,14 +61,14 @@ class Networks:
         return cls(weights, tuple(torch.zeros_like(weight) for weight in weights))
 
     def copies(self, parents: list[int]) -> Networks:
-        """Network i becomes a copy of network ``parents[i]``, velocities too."""
+        """Return networks of which number i is a copy of network ``parents[i]``, velocities included."""
         return replace(
             self, weights=tuple(each[parents] for each in self.weights), velocities=tuple(each[parents] for each in self.velocities)
         )
 
 
 def train_epoch(networks: Networks, data: Digits, learning_rates: Tensor, weight_decays: Tensor, seed: int) -> tuple[Networks, Tensor]:
-    """One epoch of SGD with momentum for all networks; they, and the validation loss (networks,) of each: NaN where it diverged."""
+    """Train all networks for one epoch of SGD with momentum; return them and their validation losses (networks,), NaN after divergence."""
     images, labels = data.train
     weights = [each.clone().requires_grad_() for each in networks.weights]
     velocities = [each.clone() for each in networks.velocities]
@@ -82,12 +82,12 @@ def train_epoch(networks: Networks, data: Digits, learning_rates: Tensor, weight
                 weight.sub_(rates * velocity)
     with torch.no_grad():
         losses = _losses(weights, *data.valid)
-    losses = torch.where(losses < 20, losses, torch.nan)  # beyond, nothing is learned any more
+    losses = torch.where(losses < 20, losses, torch.nan)  # above 20 a training has diverged
     return Networks(tuple(weight.detach() for weight in weights), tuple(velocities)), losses
 
 
 def train_many(data: Digits, learning_rates: Tensor, weight_decays: Tensor, epochs: int, seed: int) -> Tensor:
-    """Validation losses (epochs, networks) of as many networks as there are learning rates."""
+    """Train one network per learning rate; return the validation losses (epochs, networks)."""
     networks, losses = Networks.begin(len(learning_rates), seed), []
     for epoch in range(epochs):
         networks, now = train_epoch(networks, data, learning_rates, weight_decays, seed + epoch)

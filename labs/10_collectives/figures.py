@@ -1,71 +1,79 @@
-"""The figures of this lab: each function draws what it is given; the rings and trees of the idea are followed step by step, not computed."""
+"""The figures of this lab: traffic, the steps of the ring and the tree, timings, and the cost model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dlo_lib.drawing import new_figure
+from dlo_lib.labkit import figures
+from dlo_lib.labkit.figures import (
+    BLACK,
+    LIMIT,
+    METHODS,
+    MUTED,
+    SMALL,
+    finish,
+    legend,
+    log_ticks,
+    panels,
+    styled,
+)
 
-COLOURS = {"ring": "#0072B2", "tree": "#D55E00", "gloo": "#777777"}
-STAR, GREY, COMPLETE = "#B00020", "#666666", "#009E73"
-SHADES = ("#f4f4f4", "#d6e6f2", "#a9cce3", "#5fa2ce", "#9fd8c4")  # of a chunk with no, one, two, three shares; and complete
+STYLES = dict(zip(("ring", "tree", "gloo"), METHODS))
+RING, TREE = STYLES["ring"].colour, STYLES["tree"].colour
+SHADES = [colormaps["Blues"](share) for share in (0.0, 0.15, 0.35, 0.55)]  # of a chunk with 0 to 3 shares
+COMPLETE = to_rgba(figures.GREEN, 0.4)
 
 Timing = tuple[str, int, int, float]
 
 
-def _clean(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _busiest(axes: Axes, busiest: Mapping[str, Mapping[int, float]]) -> None:
-    for (name, by_world), colour, style in zip(busiest.items(), (STAR, COLOURS["ring"]), ("o-", "s-")):
+def _busiest(axes: Axes, busiest: Mapping[str, Mapping[int, float]]) -> Figure:
+    for (name, by_world), colour, line in zip(busiest.items(), (LIMIT, RING), ("o--", "s-")):
         worlds = list(by_world)
-        axes.plot(worlds, list(by_world.values()), style, color=colour)
-        axes.annotate(name, (worlds[-1], by_world[worlds[-1]]), xytext=(-4, 7), textcoords="offset points", ha="right", color=colour)
+        axes.plot(worlds, list(by_world.values()), line, color=colour)
+        place = {"xytext": (-4, 7), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(name, (worlds[-1], by_world[worlds[-1]]), color=colour, **place)
     axes.set_xticks(worlds)
-    axes.set_ylim(bottom=0)
-    axes.margins(y=0.15)
-    _clean(axes, "sent and received by the busiest rank", "ranks", "in units of the tensor")
+    axes.set_ylim(0, 1.2 * max(max(by_world.values()) for by_world in busiest.values()))
+    title = "bytes sent and received by the busiest rank"
+    return finish(axes, title=title, xlabel="ranks", ylabel="bytes ÷ bytes of the tensor")
 
 
+@styled
 def busiest(busiest: Mapping[str, Mapping[int, float]]) -> Figure:
-    """What passes through the busiest rank, against the number of ranks."""
-    figure = new_figure(5.6, 3.2)
-    _busiest(figure.subplots(), busiest)
-    return figure
+    """Plot the traffic of the busiest rank against the number of ranks."""
+    return _busiest(*panels(width=6, height=3.4), busiest)
 
 
+@styled
 def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mapping[int, float]]) -> Figure:
-    """What each rank has sent, with 2 (N-1)/N as lines; and the busiest rank of two algorithms."""
-    figure = new_figure(11, 3.4)
-    left, right = figure.subplots(1, 2)
+    """Plot the bytes sent by each rank, with 2 (N-1)/N as lines, and the busiest rank of two algorithms."""
+    left, right = panels(2, width=11, height=3.6)
     place, ticks = 0.0, []
     for world, shares in sent.items():
-        left.bar([place + rank for rank in range(world)], list(shares), 0.8, color=COLOURS["ring"])
+        left.bar([place + rank for rank in range(world)], list(shares), 0.8, color=RING)
         formula = 2 * (world - 1) / world
-        left.plot([place - 0.5, place + world - 0.5], [formula] * 2, color="black", linewidth=1.5)
+        left.plot([place - 0.5, place + world - 0.5], [formula] * 2, color=BLACK, linewidth=2)
         left.text(place + (world - 1) / 2, formula + 0.03, f"{formula:.2f}", ha="center", va="bottom")
         ticks.append(place + (world - 1) / 2)
         place += world + 1
-    left.axhline(2, color=GREY, linestyle=":", linewidth=1)
+    left.axhline(2, color=MUTED, linestyle=":", linewidth=1.2)
     left.set_xticks(ticks, [f"{world} ranks" for world in sent])
-    left.set_ylim(0, 2.2)
-    _clean(left, "your ring: sent by each rank (bars), 2 (N-1)/N (lines)", "", "in units of the tensor")
-    _busiest(right, busiest)
-    return figure
+    title = "sent by each rank of your ring (bars), 2 (N-1)/N (lines)"
+    finish(left, title=title, ylabel="bytes ÷ bytes of the tensor", ylim=(0, 2.2))
+    return _busiest(right, busiest)
 
 
-def ring(ranks: int) -> Figure:
-    """Reduce-scatter and all-gather on a ring: whose shares a rank has in its hands, for each chunk, step by step."""
-    figure = new_figure(11, 5.2)
-    rows = figure.subplots(2, ranks)
+@styled
+def ring(ranks: int = 4) -> Figure:
+    """Draw reduce-scatter and all-gather on a ring: the shares that each rank has of each chunk, step by step."""
+    every = panels(ranks, 2, width=11, height=5.4)
+    rows = every[:ranks], every[ranks:]
     holds = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # by rank and chunk: whose shares
     everyone = set(range(ranks))
     for half, (row, title) in enumerate(zip(rows, ("reduce-scatter", "all-gather"))):
@@ -81,21 +89,32 @@ def ring(ranks: int) -> Figure:
                     arrived.add((to, chunk))
                 holds = new
             _hands(axes, holds, arrived, everyone)
-            axes.set_title(f"{title}: begin" if step == 0 else f"step {step}", fontsize=10, loc="left")
-    rows[1, 0].set_xlabel("chunk")
-    return figure
+            axes.set_title(f"{title}: start" if step == 0 else f"step {step}")
+            if step:
+                axes.set_yticklabels([])
+    for axes in rows[1]:
+        axes.set_xlabel("chunk")
+    return axes.get_figure()
 
 
-def _hands(axes: Axes, holds: list[list[set[int]]], arrived: set[tuple[int, int]], everyone: set[int]) -> None:
+def _hands(
+    axes: Axes,
+    holds: list[list[set[int]]],
+    arrived: set[tuple[int, int]],
+    everyone: set[int],
+) -> None:
     ranks = len(holds)
     for rank, chunks in enumerate(holds):
         for chunk, shares in enumerate(chunks):
-            colour = SHADES[-1] if shares == everyone else SHADES[min(len(shares), 3)]
-            axes.add_patch(Rectangle((chunk - 0.5, rank - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=2))
+            colour = COMPLETE if shares == everyone else SHADES[min(len(shares), 3)]
+            look = {"facecolor": colour, "edgecolor": figures.BACKGROUND, "linewidth": 2}
+            axes.add_patch(Rectangle((chunk - 0.5, rank - 0.5), 1, 1, **look))
             text = "sum" if shares == everyone else "+".join(map(str, sorted(shares)))
-            axes.text(chunk, rank, text, ha="center", va="center", fontsize=9, weight="bold" if shares == everyone else "normal")
+            weight = "bold" if shares == everyone else "normal"
+            axes.text(chunk, rank, text, ha="center", va="center", fontsize=SMALL, weight=weight)
     for rank, chunk in arrived:
-        axes.add_patch(Rectangle((chunk - 0.44, rank - 0.44), 0.88, 0.88, fill=False, edgecolor="black", linewidth=1.6))
+        frame = Rectangle((chunk - 0.44, rank - 0.44), 0.88, 0.88, fill=False, edgecolor=BLACK, linewidth=1.6)
+        axes.add_patch(frame)
     axes.set_xlim(-0.55, ranks - 0.45)
     axes.set_ylim(ranks - 0.45, -0.55)
     axes.set_xticks(range(ranks))
@@ -104,101 +123,97 @@ def _hands(axes: Axes, holds: list[list[set[int]]], arrived: set[tuple[int, int]
     axes.spines[:].set_visible(False)
 
 
-def tree(ranks: int) -> Figure:
-    """A broadcast from rank 0 by doubling: who has the tensor after each round, and who sends to whom."""
-    figure = new_figure(6.4, 3.4)
-    axes = figure.subplots()
+@styled
+def tree(ranks: int = 6) -> Figure:
+    """Draw a broadcast from rank 0 by doubling: the messages, and the ranks with the tensor after each round."""
+    (axes,) = panels(width=6.4, height=3.4)
     have, rounds = 1, 0
     while have < ranks:
         for rank in range(min(have, ranks - have)):
-            arrow = {"arrowstyle": "-|>", "color": COLOURS["tree"], "linewidth": 1.5, "shrinkA": 6, "shrinkB": 6}
+            arrow = {"arrowstyle": "-|>", "color": TREE, "linewidth": 1.8, "shrinkA": 6, "shrinkB": 6}
             axes.annotate("", (rounds + 1, rank + have), (rounds, rank), arrowprops=arrow)
         have, rounds = min(2 * have, ranks), rounds + 1
     for when in range(rounds + 1):
         for rank in range(ranks):
             full = rank < 2**when
-            axes.plot(when, rank, "o", markersize=11, color=COLOURS["tree"] if full else "white", markeredgecolor=COLOURS["tree"])
+            fill = TREE if full else figures.BACKGROUND
+            axes.plot(when, rank, "o", markersize=12, color=fill, markeredgecolor=TREE, markeredgewidth=1.5)
     axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-    axes.set_xticks(range(rounds + 1), ["begin", *(f"round {when}" for when in range(1, rounds + 1))])
+    axes.set_xticks(range(rounds + 1), ["start", *(f"round {when}" for when in range(1, rounds + 1))])
     axes.invert_yaxis()
     axes.margins(0.08)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-    return figure
+    return axes.get_figure()
 
 
-def _timed(axes: Axes, timings: Sequence[Timing], world: int, names: Sequence[str], line: str) -> None:
+def _timed(axes: Axes, timings: Sequence[Timing], world: int, names: Sequence[str], *, joined: bool) -> None:
     for name in names:
-        points = [(size, 1e6 * seconds) for algorithm, size, ranks, seconds in timings if (algorithm, ranks) == (name, world)]
-        axes.plot(*zip(*points), "o" + line, color=COLOURS[name], markersize=5, label=f"{name}, measured")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+        own = [timing for timing in timings if (timing[0], timing[2]) == (name, world)]
+        points = [(size, 1e6 * seconds) for _, size, _, seconds in own]
+        look = STYLES[name].line(marked=True) if joined else STYLES[name].points()
+        axes.plot(*zip(*points), **look, label=f"{name}, measured")
     sizes = sorted({size for _, size, _, _ in timings})
-    axes.set_xticks(sizes[::2], [_bytes(size) for size in sizes[::2]])
-    axes.grid(axis="y", color="#eeeeee")
+    log_ticks(axes, "x", sizes[::2], figures.size)
+    axes.tick_params(axis="x", rotation=30)
+    axes.set_yscale("log")
 
 
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} TB"
-
-
+@styled
 def timed(timings: Sequence[Timing]) -> Figure:
-    """Seconds against bytes, a panel for each number of ranks."""
-    figure = new_figure(11, 3.6)
+    """Plot seconds against bytes, with a panel for each number of ranks."""
     worlds = sorted({ranks for _, _, ranks, _ in timings})
-    for axes, world in zip(figure.subplots(1, len(worlds), sharey=True), worlds):
-        _timed(axes, timings, world, list(COLOURS), "-")
-        _clean(axes, f"all-reduce on {world} ranks, measured", "tensor", "µs")
-    axes.legend(frameon=False)
+    for axes, world in zip(panels(len(worlds), width=11, height=3.8, sharey=True), worlds):
+        _timed(axes, timings, world, list(STYLES), joined=True)
+        figure = finish(axes, title=f"all-reduce on {world} ranks, measured", xlabel="tensor", ylabel="µs")
+    axes.legend()
     return figure
 
 
+@styled
 def fitted(
-    timings: Sequence[Timing], sizes: Sequence[int], lines: Mapping[tuple[str, int], Sequence[float]], crossing: float | None
+    timings: Sequence[Timing],
+    sizes: Sequence[int],
+    lines: Mapping[tuple[str, int], Sequence[float]],
+    crossing: float | None,
 ) -> Figure:
-    """The model's lines beside the measured points; the crossover of the largest number of ranks."""
-    figure = new_figure(12, 3.8)
+    """Plot the lines of the model and the measured points; the crossover of the largest number of ranks."""
     worlds = sorted({ranks for _, _, ranks, _ in timings})
-    for axes, world in zip(figure.subplots(1, len(worlds), sharey=True), worlds):
-        _timed(axes, timings, world, ("ring", "tree"), "")
+    for axes, world in zip(panels(len(worlds), width=12, height=4, sharey=True), worlds):
+        _timed(axes, timings, world, ("ring", "tree"), joined=False)
         for name in ("ring", "tree"):
-            axes.plot(
-                sizes, [1e6 * seconds for seconds in lines[name, world]], color=COLOURS[name], linewidth=1.5, label=f"{name}, your model"
-            )
-        _clean(axes, f"{world} ranks", "tensor", "µs")
+            micros = [1e6 * seconds for seconds in lines[name, world]]
+            axes.plot(sizes, micros, **STYLES[name].line(), label=f"{name}, your model")
+        figure = finish(axes, title=f"{world} ranks", xlabel="tensor", ylabel="µs")
         if world == worlds[-1] and crossing is not None and crossing > 0:
-            axes.axvline(crossing, color="black", linestyle=":", linewidth=1.2)
-            axes.text(crossing, 1, f" {_bytes(crossing)}", transform=axes.get_xaxis_transform(), va="top")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+            axes.axvline(crossing, color=BLACK, linestyle=":", linewidth=1.5)
+            above = {"transform": axes.get_xaxis_transform(), "va": "top"}
+            axes.text(crossing, 1, f" {figures.size(crossing)}", **above)
+    legend(axes, "right")
     return figure
 
 
+@styled
 def at_scale(
     links: Mapping[str, Mapping[str, Sequence[float]]],
     sizes: Sequence[int],
     crossings: Mapping[str, float | None],
     tensors: Mapping[str, float],
 ) -> Figure:
-    """Ring and tree by the model on several links, with the crossovers and some tensors of training."""
-    figure = new_figure(11.5, 4.4)
-    for axes, (link, curves) in zip(figure.subplots(1, len(links), sharey=True), links.items()):
+    """Plot the model of ring and tree on several links, with the crossovers and some tensors of training."""
+    every = panels(len(links), width=12, height=4.6, sharey=True)
+    for axes, (link, curves) in zip(every, links.items()):
         for name, seconds in curves.items():
-            axes.plot(sizes, list(seconds), color=COLOURS[name], linewidth=2, label=name)
+            axes.plot(sizes, list(seconds), **STYLES[name].line(), label=name)
         if crossing := crossings[link]:
-            axes.axvline(crossing, color="black", linestyle=":", linewidth=1.2)
-            axes.text(crossing, 2e-6, f" same at {_bytes(crossing)}", va="bottom")
+            axes.axvline(crossing, color=BLACK, linestyle=":", linewidth=1.5)
+            axes.text(crossing, 2e-6, f" equal at {figures.size(crossing)}", va="bottom")
         for name, size in tensors.items():
-            axes.axvline(size, color=GREY, linewidth=0.7, alpha=0.6)
-            axes.text(size, 8e4, name, rotation=90, ha="right", va="top", fontsize=8, color=GREY)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_ylim(1e-6, 1e5)
-        axes.set_xticks(sizes[::4], [_bytes(size) for size in sizes[::4]])
-        axes.grid(axis="y", color="#eeeeee")
-        _clean(axes, link, "tensor", "seconds, by your model")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(0.02, 0.62))
+            axes.axvline(size, color=MUTED, linewidth=0.8, alpha=0.6)
+            axes.text(size, 8e7, name, rotation=90, ha="right", va="top", fontsize=SMALL, color=MUTED)
+        log_ticks(axes, "x", sizes[::4], figures.size)
+        axes.tick_params(axis="x", rotation=30)
+        axes.set(yscale="log", ylim=(1e-6, 1e8), yticks=[10.0**power for power in range(-6, 5, 2)])
+        figure = finish(axes, title=link, xlabel="tensor", ylabel="seconds, predicted by your model")
+    axes.legend(loc="center left", bbox_to_anchor=(0.02, 0.5))
     return figure

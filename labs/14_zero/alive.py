@@ -1,12 +1,19 @@
-"""What a process holds of a model's state: bytes of all parameters, of their gradients, and of what optimisers keep, by looking at what is alive.
+"""The training state in this process: bytes of all parameters, their gradients and the optimisers' state; and a
+file that can hold the state of an optimiser.
 
-Nothing is asked of the code that is measured. Memory that two tensors share counts once.
+It reads the objects that are alive, so the measured code needs no change. Memory that two tensors share counts
+once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
-from collections.abc import Iterable
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -31,3 +38,46 @@ def state() -> dict[str, int]:
         "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer": _bytes(kept),
     }
+
+
+def private_bytes() -> int | None:
+    """Bytes of memory that only this process has, without mapped files; None where the system does not report it."""
+    gc.collect()
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        return None
+    with contextlib.suppress(AttributeError):  # glibc keeps freed memory for later: return it to the system first
+        ctypes.CDLL(None).malloc_trim(0)
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
+    return 1024 * int(line.split()[1])
+
+
+class StateFile:
+    """A file that is mapped into memory, with room for fp32 tensors."""
+
+    def __init__(self, file: str, nbytes: int) -> None:
+        self.file = file
+        self.numbers = torch.from_file(file, shared=True, size=nbytes // 4)
+
+    def move_here(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move the parameters and moments of ``optimizer`` into the file."""
+        offset = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                moments = [value for value in optimizer.state[parameter].values() if value.dim()]
+                for tensor in (parameter, *moments):
+                    place = self.numbers[offset : offset + tensor.numel()].view(tensor.shape)
+                    tensor.data = place.copy_(tensor.data)
+                    offset += tensor.numel()
+
+    def write_to_disk(self) -> None:
+        """Return when the disk has the file."""
+        with open(self.file, "rb+") as file:
+            os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def file_for(nbytes: int) -> Iterator[StateFile]:
+    """A temporary file of this size, removed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield StateFile(str(Path(folder) / "state"), nbytes)

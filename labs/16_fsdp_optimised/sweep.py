@@ -1,9 +1,9 @@
-"""The sweep of this lab: DDP, FSDP and FSDP with torch.compile over sequences of 512 tokens; in the notebook, and as one job array on a cluster.
+"""The measurements of this lab, and its sweep as one job array on a cluster.
 
-    cluster.submit("sweep.py", {"model": ...}, gpus=8, sweep={"row": range(11)})         one row an element, on the GPUs of a node
-    torchrun --standalone --nproc-per-node=2 sweep.py --row 4 --model tiny               one row here
+    cluster.submit("sweep.py", {"model": ...}, gpus=8, sweep={"row": range(14)})         one row per element, on the GPUs of a node
+    torchrun --standalone --nproc-per-node=2 sweep.py --row 4 --model tiny               one row on this machine
 
-A row prints one line of JSON: form, batch, peak bytes, seconds a step; ``table`` reads them.
+A row prints one line of JSON: form, batch, peak bytes, seconds per step; ``table`` reads them.
 """
 
 from __future__ import annotations
@@ -11,130 +11,306 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import os
-import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlo_lib.cluster import Job
+from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.tracing.timeline import waits
+from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.launch import init_process_group, place
 from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.models.counts import parameters_by_part
+from dlo_lib.models.llama import Block, rotation
 from dlo_lib.optim import Precision, train_step
-from dlo_lib.parallel.compile_blocks import compile_blocks
-from dlo_lib.parallel.ddp import DDP
-from dlo_lib.parallel.deferred_init import deferred_init
+from dlo_lib.parallel.compile import compile_blocks
 from dlo_lib.parallel.fsdp import FSDP
-from dlo_lib.profiling import Part, measure_memory
+from dlo_lib.parallel.fsdp.deferred_init import deferred_init
+from dlo_lib.parallel.mesh import Degrees, ParallelMesh
+from dlo_lib.parallel.plan import ShortForm, parallelize
+from dlo_lib.parallel.sharding.transport import CollectiveTransport
+from dlo_lib.profiling import measure_memory
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.train.metrics import peak_memory
 
+UNITS, WIDTH, ROWS_OF_X = 6, 512, 768
+STEPS = 4  # that are timed, after one that is not
+LLAMA = LlamaConfig(512, 128, 384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32)
+LIBRARY_LAYERS, LIBRARY_WIDTH = 6, 64
+MESSAGES = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
+
 SEQ, WORLD = 512, 8
-COMPILED = "fsdp + compile"
-BATCHES = {"ddp": (1, 2, 4, 8), "fsdp": (4, 8, 16, 32), COMPILED: (8, 16, 24)}
+CHECKPOINTED, COMPILED = "fsdp + checkpointing", "fsdp + compile"
+BATCHES = {"ddp": (1, 2, 4, 8), "fsdp": (4, 8, 16, 32), CHECKPOINTED: (8, 16, 32), COMPILED: (8, 16, 24)}
 ROWS = [(form, batch) for form, batches in BATCHES.items() for batch in batches]
-SMALL = {"ddp": (1, 2, 4, 8), "fsdp": (4, 8, 16, 32), COMPILED: (8, 16, 24)}
-SMALL_SEQ, SMALL_MODEL = 64, LlamaConfig(512, 128, 384, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=32)
-GAIN = 0.10
-"""What compiling is assumed to take off the computing at true size, until a cluster has said it."""
+SMALL = {"ddp": (1, 2, 4, 8), "fsdp": (2, 4, 8, 16), CHECKPOINTED: (8, 16, 32)}
+SMALL_SEQ, SMALL_MODEL = 64, LlamaConfig(512, 256, 768, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
 
 Point = tuple[int, float, float]
+Sharding = Callable[[nn.Module, type[nn.Module]], None]
+
+
+# -- a stack of layers in the student's FSDP
+
+
+class Layer(nn.Module):
+    """tanh(x W)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+def simple_form(model: nn.Module, kind: type[nn.Module]) -> None:
+    """Shard ``model`` as in lab 15: every message is waited for at once."""
+    import own_fsdp  # here: a row of the sweep runs without it
+
+    root, units = own_fsdp.make_units(model, kind)
+    own_fsdp.add_hooks(model, root, units, own_fsdp.Simple())
+
+
+def traced_step(shard: Sharding) -> None:
+    """Run three steps on this rank, each after a barrier: what follows the last barrier is one warm step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(dist.get_rank())
+    model = nn.Sequential(*(Layer() for _ in range(UNITS)))
+    shard(model, Layer)
+    x = torch.randn(ROWS_OF_X, WIDTH)
+    for _ in range(3):
+        dist.barrier()
+        model(x).sum().backward()
+
+
+def llama_seconds(shard: Sharding) -> float:
+    """Return the seconds of a training step of a small Llama, the least of ``STEPS`` after a warm-up step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Llama(LLAMA)
+    shard(model, Block)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tokens = torch.randint(LLAMA.vocab_size, (2, 65))
+    seconds = []
+    for _ in range(STEPS + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def asked_ahead(trace: Trace) -> tuple[int, int]:
+    """Count the gathers of rank 0, and those with another event between their start and their wait."""
+    events = trace.select(rank=0)
+    gathers = trace.select(Kind.ALL_GATHER, rank=0)
+
+    def early(gather: Any) -> bool:
+        waited = gather.waited_from
+        moments = [event.issued for event in events] + [event.waited_from for event in events if event.waited_from is not None]
+        return waited is not None and any(gather.issued < moment < waited for moment in moments)
+
+    return len(gathers), sum(early(gather) for gather in gathers)
+
+
+def waiting(trace: Trace) -> float:
+    """Return the share of the last step in which the process waits, mean over the ranks."""
+    shares = []
+    for rank in sorted({event.rank for event in trace.events}):
+        begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER, rank))
+        events = [event for event in trace.select(rank=rank) if event.issued >= begin]
+        end = max(event.waited_until or event.issued for event in events)
+        shares.append(sum(until - since for since, until in waits(events)) / (end - begin))
+    return sum(shares) / len(shares)
+
+
+# -- the library's FSDP
+
+
+class _Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(LIBRARY_WIDTH, LIBRARY_WIDTH, bias=False) for _ in range(LIBRARY_LAYERS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def library_units() -> list[int]:
+    """Return the bytes of the units of ``library_step``."""
+    return [4 * LIBRARY_WIDTH**2] * LIBRARY_LAYERS
+
+
+def library_step(keep: int) -> None:
+    """Run forward and backward; ``keep`` ranks share a unit in between."""
+    policy = {dist.get_world_size(): True, 1: False}.get(keep, keep)
+    FSDP(_Layers(), reshard_after_forward=policy, transport=CollectiveTransport())(torch.randn(4, LIBRARY_WIDTH)).sum().backward()
+
+
+def hybrid_step(size: int) -> None:
+    """Run forward and backward with shard groups of ``size`` ranks."""
+    mesh = ParallelMesh(Degrees(dp_replicate=0, dp_shard=size))
+    shards, replicas = mesh.group_along("dp_shard"), mesh.group_along("dp_replicate")
+    model = FSDP(_Layers(), shards, replicas=replicas, transport=CollectiveTransport())
+    model(torch.randn(4, LIBRARY_WIDTH)).sum().backward()
+
+
+def llama_step(checkpointing: bool) -> None:
+    """Run forward and backward of a small Llama."""
+    model = FSDP(Llama(LLAMA, checkpointing=checkpointing), transport=CollectiveTransport())
+    model(torch.randint(0, LLAMA.vocab_size, (1, 32))).sum().backward()
+
+
+def links(trace: Trace, per_node: int) -> dict[str, float]:
+    """Return the bytes that stay in a node and that leave it, mean per rank; in a ring a rank sends to the next."""
+    sent = {"inside a node": 0.0, "between nodes": 0.0}
+    for event in trace.events:
+        if event.call.kind in MESSAGES:
+            members = list(event.call.members)
+            neighbour = members[(members.index(event.rank) + 1) % len(members)]
+            same = neighbour // per_node == event.rank // per_node
+            sent["inside a node" if same else "between nodes"] += event.call.ring_bytes
+    ranks = len({event.rank for event in trace.events})
+    return {where: count / ranks for where, count in sent.items()}
+
+
+def graphs_under_fsdp(compile_blocks: Callable[..., None]) -> tuple[list[int], list[int]]:
+    """Return the operations of each graph of a small Llama in FSDP, compiled as a whole and block by block."""
+    warnings.simplefilter("ignore")  # dynamo warns of each graph break
+    tokens = torch.randint(0, LLAMA.vocab_size, (1, 32))
+    counts: list[int] = []
+
+    def backend(graph_module: Any, example_inputs: Any) -> Any:
+        counts.append(sum(node.op in ("call_function", "call_method", "call_module") for node in graph_module.graph.nodes))
+        return graph_module.forward
+
+    torch.compile(FSDP(Llama(LLAMA), transport=CollectiveTransport()), backend=backend)(tokens)
+    whole = counts.copy()
+    counts.clear()
+    torch._dynamo.reset()
+    llama = Llama(LLAMA)
+    model = FSDP(llama, transport=CollectiveTransport())
+    compile_blocks(llama.layers, backend)
+    model(tokens)
+    return whole, counts
+
+
+# -- sizes
+
+
+def block_bytes(model: str) -> list[int]:
+    """Return the bytes in bf16 of each block of ``model``."""
+    parts, layers = parameters_by_part(model_config(model)), model_config(model).num_layers
+    return [2 * (parts["attention"] + parts["mlp"]) // layers] * layers
+
+
+def wrapping_cases(
+    model: str, forward_time: Callable[..., float], gather_cost: Callable[..., tuple[float, float]]
+) -> tuple[list[float], dict[str, list[float]], list[float]]:
+    """Return blocks in a unit (1/7: one matrix), milliseconds of a forward pass, and peak GiB of weights; 64 ranks."""
+    sizes, world = block_bytes(model), 64
+    units: dict[float, list[int]] = {1 / 7: [size // 7 for size in sizes for _ in range(7)]}
+    for count in range(1, len(sizes) + 1):
+        if len(sizes) % count == 0:
+            units[count] = [sum(sizes[first : first + count]) for first in range(0, len(sizes), count)]
+    counts = list(units)
+    times: dict[str, list[float]] = {}
+    # A start of 5 microseconds for each of the N - 1 steps of a ring; the slowest link of the ring sets its pace.
+    for link, bandwidth in (("25 GB/s per rank", 25e9), ("200 GB/s per rank", 200e9)):
+        for tokens in (2048, 16384):
+            seconds = tokens / (0.4 * 312e12)  # for a parameter in bf16: 2 bytes, 2 operations, at 40 % of an A100's peak
+            times[f"{link}, {tokens} tokens"] = [
+                1e3 * forward_time([(size, size * seconds) for size in units[count]], 5e-6 * (world - 1), (world - 1) / world / bandwidth)
+                for count in counts
+            ]
+    return counts, times, [gather_cost(units[count], world, world)[0] / 2**30 for count in counts]
+
+
+def flops(wrapper: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> int:
+    """Return the matrix-product FLOPs of forward and backward through three Llama blocks, called by ``wrapper``."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.randn(1, 64, LLAMA.hidden, requires_grad=True)
+    cos, sin = rotation(LLAMA, 64, x)
+    blocks = [Block(LLAMA) for _ in range(3)]
+    with FlopCounterMode(display=False) as counter:
+        y = x
+        for block in blocks:
+            y = wrapper(lambda x, block=block: block(x, cos, sin), y)
+        y.sum().backward()
+    return counter.get_total_flops()
+
+
+def tiny_updates(host_optimizer: Callable[..., Any], steps: int = 60) -> dict[str, list[float]]:
+    """Return a weight of 1 over small steps: in bf16, in fp32, and in bf16 with an fp32 master."""
+
+    def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1e-3)
+
+    kinds = {"bf16": (torch.bfloat16, sgd), "fp32": (torch.float32, sgd), "bf16, master on the host": (torch.bfloat16, None)}
+    curves = {}
+    for name, (dtype, make) in kinds.items():
+        weight = nn.Parameter(torch.ones(1, dtype=dtype))
+        optimizer = make([weight]) if make is not None else host_optimizer([weight], sgd)
+        curves[name] = [1.0]
+        for _ in range(steps):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+            curves[name].append(float(weight.detach()))
+    return curves
+
+
+# -- the sweep: memory
 
 
 def some(batches: Sequence[int], points: int) -> tuple[int, ...]:
-    """About ``points`` of them, the first and the last one always."""
+    """Return about ``points`` of the batches, always with the first and the last."""
     last = len(batches) - 1
     places = {0, last} | {round(i * last / max(1, points - 1)) for i in range(points)}
     return tuple(batches[place] for place in sorted(places))
 
 
-# -- memory, at true size
-
-
 @functools.cache
-def measured(model: str, form: str, batch: int, checkpointing: bool = False) -> MemoryReport:
-    """A training step on fake tensors, of one of 8 ranks."""
-    return measure_memory(model, batch, SEQ, parallel=form, world_size=WORLD, checkpointing=checkpointing)
+def measured(model: str | LlamaConfig, form: str, batch: int, seq: int = SEQ, world_size: int = WORLD) -> MemoryReport:
+    """Measure a training step on fake tensors, of one rank."""
+    parallel = "ddp" if form == "ddp" else "fsdp"
+    return measure_memory(model, batch, seq, parallel=parallel, world_size=world_size, checkpointing=form == CHECKPOINTED)
 
 
-def memory(model: str, points: int, share: float) -> dict[str, list[tuple[int, float]]]:
-    """Batch and peak bytes of one of 8 ranks: measured on fake tensors; compiled blocks keep ``share`` of the activations.
-
-    ``points`` of each line are measured, its ends among them.
-    """
-    found: dict[str, list[tuple[int, float]]] = {}
-    activations = []
-    for form in ("ddp", "fsdp"):
-        found[form] = []
-        for batch in some(BATCHES[form], points):
-            report = measured(model, form, batch)
-            found[form].append((batch, report.peak_bytes))
-            if form == "fsdp":
-                activations.append((batch, report.at_peak[Part.ACTIVATIONS]))
-    found[COMPILED] = [(batch, on_line(found["fsdp"], batch) - (1 - share) * on_line(activations, batch)) for batch in BATCHES[COMPILED]]
-    return found
+def memory(model: str, points: int) -> dict[str, list[tuple[int, float]]]:
+    """Return batch and peak bytes of one of 8 ranks, for about ``points`` batches of each form, always with the first and the last."""
+    forms = ("ddp", "fsdp", CHECKPOINTED)
+    return {form: [(batch, measured(model, form, batch).peak_bytes) for batch in some(BATCHES[form], points)] for form in forms}
 
 
-def on_line(points: Sequence[tuple[int, float]], batch: int) -> float:
-    """The value at ``batch`` of the line through the first and the last point."""
-    (first, low), (last, high) = points[0], points[-1]
-    return low + (batch - first) * (high - low) / (last - first)
+# -- the sweep: time, on ranks
 
 
-def with_seconds(peaks: dict[str, list[tuple[int, float]]], model: str) -> dict[str, list[Point]]:
-    """The same points with modelled seconds of a step on a node of 8 A100: what each sequence costs, and what a step costs once.
-
-    Each sequence: 6 operations a parameter and token, at 40 % of the peak. Once: the messages that nothing hides (the first gather and the last
-    reduction, of one block, at 100 GB/s; for DDP the last bucket), and the optimiser, which reads and writes 28 bytes a parameter it owns.
-    """
-    config = model_config(model)
-    parameters = sum(parameters_by_part(config).values())
-    block = parameters / config.num_layers
-    each = 6 * parameters * SEQ / (0.4 * 312e12)
-    runs = {}
-    for form, points in peaks.items():
-        owned = parameters if form == "ddp" else parameters / WORLD
-        exposed = 25 * 2**20 if form == "ddp" else 2 * block + 4 * block
-        once = exposed / 100e9 + 28 * owned / 1.6e12
-        slower = 1 - GAIN if form == COMPILED else 1
-        runs[form] = [(batch, peak, once + slower * each * batch) for batch, peak in points]
-    return runs
-
-
-def with_rates(winners: dict[int, tuple[str, int] | None], runs: dict[str, list[Point]]) -> dict[int, tuple[str, int, float] | None]:
-    """The sequences a second of each winner."""
-    found: dict[int, tuple[str, int, float] | None] = {}
-    for limit, chosen in winners.items():
-        found[limit] = None
-        if chosen is not None:
-            form, batch = chosen
-            found[limit] = form, batch, batch / on_line([(count, seconds) for count, _, seconds in runs[form]], batch)
-    return found
-
-
-# -- time, on ranks
-
-
-def default_backend() -> str:
-    """Inductor, where it finds the C++ compiler that it needs on a CPU."""
-    compiler = any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++"))
-    return "inductor" if torch.cuda.is_available() or compiler else "aot_eager_decomp_partition"
-
-
-def wrapped(form: str, config: LlamaConfig, device: torch.device, backend: str) -> nn.Module:
-    """A Llama in the form asked for, on ``device``; in shards it is built without ever being whole."""
-    if form == "ddp":
-        return DDP(Llama(config).to(device))
+def wrapped(form: str, config: LlamaConfig, device: torch.device) -> nn.Module:
+    """Return a Llama in this form on ``device``; a sharded one is never whole, even during construction."""
+    ranks = dist.get_world_size()
+    short = ShortForm.DDP if form == "ddp" else ShortForm.FSDP
+    plan = short.plan(ranks, ranks, compute_dtype=torch.bfloat16 if device.type == "cuda" else None)
+    mesh = ParallelMesh(plan.degrees)
+    if not plan.builds_in_parts:
+        return parallelize(Llama(config).to(device), plan, mesh)
     with deferred_init() as recipe:
-        llama = Llama(config)
-    model = FSDP(llama, values=recipe.value, device=device, compute_dtype=torch.bfloat16 if device.type == "cuda" else None)
+        llama = Llama(config, checkpointing=form == CHECKPOINTED)
+    model = parallelize(llama, plan, mesh, values=recipe.value, device=device)
     if form == COMPILED:
-        compile_blocks(model, backend=backend or default_backend(), dynamic=True)  # one graph for all batches
+        compile_blocks(model, dynamic=True)  # one graph for all batches
     return model
 
 
@@ -147,7 +323,7 @@ def timed(
     steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Seconds of a training step by ``clock``, the least of ``steps`` after a warm one."""
+    """Return the seconds of a training step by ``clock``, the least of ``steps`` after a warm-up step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, config.vocab_size, (batch, seq + 1), device=device)
     precision = Precision.BF16 if device.type == "cuda" else Precision.FP32
@@ -162,30 +338,41 @@ def timed(
     return min(seconds[1:])
 
 
-def measure(form: str, batches: tuple[int, ...], backend: str) -> list[tuple[int, float]]:
-    """Batch and sequences a second of all ranks, of the small model; on GPUs where there is one for each rank.
+def measure(form: str, batches: tuple[int, ...]) -> list[tuple[int, float]]:
+    """Return batch and seconds of a step of the small model; on GPUs if there is one for each rank.
 
-    Without GPUs the ranks share cores with each other and with all else that runs here: then a second is one of this rank's processor time.
+    Without GPUs the ranks share cores with other processes, so the seconds are processor time of this rank.
     """
     torch.set_num_threads(1)
     torch.manual_seed(dist.get_rank())
     device = place().device
-    model = wrapped(form, SMALL_MODEL, device, backend)
+    model = wrapped(form, SMALL_MODEL, device)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
-    found = []
-    for batch in batches:
-        seconds = timed(model, SMALL_MODEL, batch, SMALL_SEQ, device, 2, clock)
-        found.append((batch, batch * dist.get_world_size() / seconds))
-    return found
+    return [(batch, timed(model, SMALL_MODEL, batch, SMALL_SEQ, device, 3, clock)) for batch in batches]
+
+
+def small_runs(seconds: dict[str, list[tuple[int, float]]], world_size: int = 2) -> dict[str, list[Point]]:
+    """Add the peak of each run of the small model, measured on fake tensors."""
+    return {
+        form: [(batch, measured(SMALL_MODEL, form, batch, SMALL_SEQ, world_size).peak_bytes, time) for batch, time in found]
+        for form, found in seconds.items()
+    }
+
+
+def limits(runs: dict[str, list[Point]], number: int = 60) -> list[int]:
+    """Return memory sizes in MiB, from just below the least peak to just above the largest."""
+    peaks = [peak / 2**20 for points in runs.values() for _, peak, _ in points]
+    low, high = 0.8 * min(peaks), 1.1 * max(peaks)
+    return sorted({round(low + (high - low) * i / (number - 1)) for i in range(number)})
 
 
 def table(job: Job) -> list[str]:
-    """What the elements of the submitted sweep have printed, a line each."""
+    """Return what the elements of the submitted sweep have printed, one line for each."""
     lines = []
     for element in range(job.elements):
         said = [json.loads(line) for line in job.logs(element).splitlines() if line.startswith("{")]
         lines += [
-            f"{row['form']:>14}  batch {row['batch']:>2} on {row['ranks']} ranks: {row['peak_bytes'] / 2**30:.2f} GiB, {row['seconds']:.2f} s a step, "
+            f"{row['form']:>14}  batch {row['batch']:>2} on {row['ranks']} ranks: {row['peak_bytes'] / 2**30:.2f} GiB, {row['seconds']:.2f} s per step, "
             f"{row['sequences_per_second']:.1f} sequences/s"
             for row in said
         ]
@@ -193,7 +380,7 @@ def table(job: Job) -> list[str]:
 
 
 def main() -> None:
-    """One row of the sweep, on the ranks that torchrun or srun has started."""
+    """Run one row of the sweep, on the ranks that torchrun or srun has started."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", type=int, default=0, choices=range(len(ROWS)))
     parser.add_argument("--model", default="llama-3.2-3b")
@@ -201,7 +388,7 @@ def main() -> None:
     form, batch = ROWS[chosen.row]
     here, config = place(), model_config(chosen.model)
     with init_process_group(here):
-        model = wrapped(form, config, here.device, "")
+        model = wrapped(form, config, here.device)
         seconds = timed(model, config, batch, SEQ, here.device, 10 if here.device.type == "cuda" else 1)
         line = {
             "form": form,

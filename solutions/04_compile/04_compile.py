@@ -1,17 +1,20 @@
 # %% [markdown] id="title"
 # # 04 · torch.compile: what it fuses, what breaks it, when it pays
 #
-# **What you will do.** Look at the code that a compiler writes for you, and count the bytes it saves. Take functions that it has to cut into
-# pieces and write them so that they are one graph. Stop it from compiling the same thing again and again. Compile an optimiser, and a model by
-# blocks. And find out after how many steps all of this has paid.
+# **What you will do.** Read the code that a compiler writes for you, and count the bytes that it saves.
+# Rewrite functions that it must cut into pieces, so that each is one graph. Use its switches: `fullgraph`,
+# `mode`, and the log `TORCH_LOGS`. Prevent repeated compilation of the same code. Compile an optimiser, and a
+# model block by block. Then compute after how many steps the compilation has paid.
 #
-# You need no GPU. On a processor the compiler writes C++ and calls a C++ compiler (`apt-get install g++`, or `module load gcc`); where there is
-# none, the lab runs all the same, and says what you will not see.
+# You need no GPU. On a CPU the compiler writes C++ and calls a C++ compiler (`apt-get install g++`, or
+# `module load gcc`); without one the lab still runs, and reports what you will not see.
 #
-# It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
+# The core exercises take about 95 minutes; the two optional ones (padding to buckets) 30 more. Each exercise has
+# a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
-# Words: kernel (*noyau de calcul*), fusion of kernels (*fusion de noyaux*), graph break (*rupture de graphe*), just-in-time compilation
-# (*compilation à la volée*), recompilation (*recompilation*), warm cache (*cache chaud*).
+# Words: kernel (*noyau de calcul*), fusion of kernels (*fusion de noyaux*), graph break (*rupture de
+# graphe*), just-in-time compilation (*compilation à la volée*), recompilation (*recompilation*), warm cache
+# (*cache chaud*).
 
 # %% id="setup"
 import logging
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 
 import dlo_lib.profiling.compile_warm  # the compiler is loaded once, here
 from dlo_lib.grading import Lab
+from dlo_lib.labkit.predictions import compared
 from dlo_lib.profiling.compile_watch import CompileReport, watch_compilation
 
 ROWS = int(os.environ.get("DLO_ROWS", 4096))  # of the tensors in the first measurement
@@ -34,14 +38,14 @@ DEPTH = int(os.environ.get("DLO_DEPTH", 3))  # of the model compiled near the en
 DEEPEST = int(os.environ.get("DLO_DEEPEST", 8))  # of the models whose operations are counted
 STEPS = int(os.environ.get("DLO_STEPS", 10))  # of each measurement of time
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-torch._logging.set_logs(dynamo=logging.ERROR)  # its warnings about graph breaks: the reports below say it better
+torch._logging.set_logs(dynamo=logging.ERROR)  # hide its warnings about graph breaks: the reports below are clearer
 lab = Lab(globals())
 
 # %% [markdown] id="why"
 # ## Why: the processor waits for memory
 #
-# Here is what stands between two matrix products of many networks: add a bias, an activation, a gate, a residual. Six small operations.
-# Written like this PyTorch runs them one after the other.
+# Between two matrix products many networks add a bias, apply an activation and a gate, and add a residual:
+# six small operations. PyTorch runs them one after the other.
 
 # %% id="show_backend" tags=["demo"]
 import figures
@@ -52,15 +56,23 @@ from dlo_lib.profiling.compile_time import Backend, compile_times, compiled_in_n
 choice = usable_backend(DEVICE)
 BACKEND = os.environ.get("DLO_BACKEND", choice.backend.value)
 FUSES = Backend(BACKEND) is Backend.INDUCTOR
-here = tempfile.TemporaryDirectory()  # the compiler's cache, empty: what is measured below is a cold start
+here = tempfile.TemporaryDirectory()  # an empty cache for the compiler: the measurements below are of a cold start
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(here.name, "cache")
 print(f"torch {torch.__version__} on {DEVICE}, {torch.get_num_threads()} threads, backend {BACKEND}: {choice.why}")
 if not FUSES:
-    print("!!! NOTHING IS FUSED ON THIS MACHINE. Graphs, breaks and recompilations are as they should be; times show no gain.")
+    print("!!! NOTHING IS FUSED ON THIS MACHINE. Graphs, breaks and recompilations are correct; the times show no gain.")
+
+# %% [markdown] id="predict_why_text"
+# **Predict.** `gated` below has six operations on two large tensors and a bias. How many times faster is it, compiled
+# into one loop? Replace `None` by a number. Predictions are not graded; the next cells show them beside the
+# measurement.
+
+# %% id="predict_why" tags=["prediction"]
+predicted_gain = {"times faster": None}
 
 # %% id="show_why" tags=["demo"]
 def gated(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
-    """What stands between two matrix products."""
+    """Apply the operations between two matrix products."""
     return F.gelu(x + bias) * torch.sigmoid(y) * 0.5 + y
 
 
@@ -74,30 +86,34 @@ compiled_gated = torch.compile(gated, backend=BACKEND)
 chain = compile_times(lambda: gated(x, bias, y), lambda: compiled_gated(x, bias, y), STEPS)
 once = 4 * (3 * x.numel() + bias.numel())  # bytes: x, y and the result, and the bias
 print(f"{moved.kernels} operations move {moved.bytes / 2**20:.0f} MiB; the three tensors and the result are {once / 2**20:.0f} MiB")
+print(compared(predicted_gain, {"times faster": chain.speedup}))
 if code:
     kernel = code.kernels[0]
-    print(f"compiled: {len(code.kernels)} kernel, which reads {kernel.reads} tensors and writes {kernel.writes}; {first_seconds:.1f} s until it ran")
+    print(f"compiled: {len(code.kernels)} kernel, which reads {kernel.reads} tensors and writes {kernel.writes}; first run after {first_seconds:.1f} s")
 figures.chain(chain.eager, chain.compiled, moved.bytes, once if FUSES else moved.bytes, compiled_with=BACKEND)
 
 # %% [markdown] id="why_questions"
-# The arithmetic is the same. Before you go on:
+# The arithmetic is the same. Before you continue:
 #
-# - What did the six operations move that the one kernel does not?
-# - Would the gain be the same for a large matrix product? (How many operations does it do on each number it reads?)
-# - The very first call took seconds (the first compilation of all sets up the C++ compiler too). Who pays for that, and when is it paid back?
+# - Which data do the six operations move that the one kernel does not?
+# - Would the gain be the same for a large matrix product? (How many operations does it perform on each number
+#   it reads?)
+# - The very first call took seconds (the first compilation also sets up the C++ compiler). After how many
+#   calls is this time paid back?
 
 # %% [markdown] id="idea"
 # ## The idea: read once, write once
 #
-# `torch.compile` watches Python while your function runs once (**Dynamo**), and writes down the operations on tensors: a *graph*. A *backend*
-# (**Inductor**) turns the graph into kernels. Neighbouring pointwise operations become **one** loop: each number is read once, goes through
-# all of them in registers, and is written once.
+# At the first call of your function, `torch.compile` analyses its Python bytecode (**Dynamo**) and records
+# the operations on tensors: a *graph*. A *backend* (**Inductor**) turns the graph into kernels. Neighbouring
+# pointwise operations become **one** loop: it reads each number once, applies all operations in registers,
+# and writes each result once.
 
 # %% id="show_idea" tags=["demo"]
 figures.idea()
 
 # %% [markdown] id="code_text"
-# This is the inside of the loop that it wrote for `gated`. Find the loads (one for each input) and the one store.
+# This is the inside of the loop that it wrote for `gated`. Find the loads (one per input) and the one store.
 
 # %% id="show_code" tags=["demo"]
 if code:
@@ -110,34 +126,37 @@ else:
 # %% [markdown] id="traffic_text"
 # ## 1 · Count the bytes
 #
-# Operations are a list of `(result, operands)`, in order: `[("a", ["x", "bias"]), ("b", ["a", "y"])]` is `a = x + bias; b = a * y`. `sizes` has
-# the number of elements of each tensor (a bias has fewer), `itemsize` the bytes of one element. What has no operation of its own is an input.
+# **Core · 10 min · ●●○**
+#
+# Operations are an ordered list of `(result, operands)`: `[("a", ["x", "bias"]), ("b", ["a", "y"])]` is
+# `a = x + bias; b = a * y`. `sizes` has the number of elements of each tensor (a bias has fewer), `itemsize`
+# the bytes of one element. A tensor that is no operation's result is an input.
 #
 # - **One by one**, each operation reads its *different* operands from memory and writes its result.
-# - **Fused** into one kernel, each input that is used is read once; `outputs` are written once; everything else stays in registers. (In
-#   training, what backward needs is an output too.)
+# - **Fused** into one kernel, each used input is read once and each of `outputs` is written once; the other
+#   results stay in registers. (In training, what backward needs is an output too.)
 
 # %% nbgrader={"grade_id": "traffic", "solution": true}
 def eager_bytes(operations: list[tuple[str, list[str]]], sizes: dict[str, int], itemsize: int) -> int:
-    """Bytes moved when each operation runs by itself."""
+    """Return the bytes moved when each operation runs separately."""
     ### BEGIN SOLUTION
     return itemsize * sum(sizes[name] for result, operands in operations for name in {result, *operands})
     ### END SOLUTION
 
 
 def fused_bytes(operations: list[tuple[str, list[str]]], sizes: dict[str, int], outputs: list[str], itemsize: int) -> int:
-    """Bytes moved when one kernel does all of them and writes `outputs`."""
+    """Return the bytes moved when one kernel runs all of them and writes `outputs`."""
     ### BEGIN SOLUTION
     read = {name for _, operands in operations for name in operands} - {result for result, _ in operations}
     return itemsize * sum(sizes[name] for name in read | set(outputs))
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_traffic", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_traffic", "grade": true}
 lab.check("traffic")
 
 # %% [markdown] id="traffic_after"
-# Your two numbers for `gated`, against what was counted while it ran:
+# Your two numbers for `gated`, and the bytes counted while it ran:
 
 # %% id="show_traffic" tags=["demo"]
 steps = [("a", ["x", "bias"]), ("b", ["a"]), ("c", ["y"]), ("d", ["b", "c"]), ("e", ["d"]), ("f", ["e", "y"])]
@@ -150,11 +169,12 @@ print(f"measured:   × {chain.speedup:.1f}")
 # %% [markdown] id="breaks_text"
 # ## What cuts a graph
 #
-# A graph holds operations on tensors, not Python. When Python needs to *know a value* to go on, the graph ends, Python runs, and a new graph
-# begins: a **graph break**. The results stay right. What is lost is everything that could have been fused across it, and time in Python.
+# A graph holds operations on tensors, not Python. When Python needs to *know a value* to continue, the graph
+# ends, Python runs, and a new graph begins: a **graph break**. The results stay right. The losses are the
+# fusion across the break and the time in Python.
 #
-# `explain` compiles a function, calls it once, and tells what happened: each break with its line, its reason, and a cure. (Its backend runs the
-# graphs as they are: what Dynamo does is the same, and nothing needs to be generated.)
+# `explain` compiles a function, calls it once, and reports each break with its line, its reason and a cure.
+# (Its backend runs the graphs unchanged: Dynamo does the same work, and no code is generated.)
 
 # %% id="explain"
 def explain(function, *args) -> CompileReport:
@@ -168,7 +188,7 @@ def explain(function, *args) -> CompileReport:
 
 # %% id="show_breaks" tags=["demo"]
 def given_clip(gradient: Tensor, limit: Tensor) -> Tensor:
-    """The gradient, scaled down to the norm `limit` if it is longer."""
+    """Return the gradient, scaled down to the norm `limit` if its norm is larger."""
     norm = gradient.norm().item()
     if norm > limit:
         return gradient * (limit / norm)
@@ -176,7 +196,7 @@ def given_clip(gradient: Tensor, limit: Tensor) -> Tensor:
 
 
 def given_mean(losses: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the losses where the mask is true, 0 if it is nowhere."""
+    """Return the mean of the losses where the mask is true, 0 if it is true nowhere."""
     kept = losses[mask]
     if kept.numel() == 0:
         return losses.new_zeros(())
@@ -184,7 +204,7 @@ def given_mean(losses: Tensor, mask: Tensor) -> Tensor:
 
 
 def given_route(tokens: Tensor, experts: Tensor, choice: Tensor) -> Tensor:
-    """Each token times the matrix of the expert chosen for it."""
+    """Return each token times the matrix of the expert chosen for it."""
     out = tokens.new_zeros(len(tokens), experts.shape[2])
     for expert in range(len(experts)):
         rows = (choice == expert).nonzero().flatten()
@@ -204,64 +224,97 @@ for name, (function, args) in examples.items():
     before[name] = explain(function, *args)
 
 # %% [markdown] id="clip_text"
-# ## 2 · Gradient clipping without looking
+# ## 2 · Gradient clipping without reading a value
 #
-# Write `given_clip` so that it is **one graph** with the same values. `limit` is a tensor of shape (). The check runs the graph that the compiler
-# made of your function on gradients that it has not seen, shorter and longer than the limit.
+# **Core · 8 min · ●●○**
 #
-# Both sides of a branch can be computed and one chosen: that is a few operations in registers, and cheap. But think of a gradient of zeros.
+# Rewrite `given_clip` as **one graph** with the same values. `limit` is a tensor of shape (). The check runs
+# the compiled graph of your function on new gradients, with norms below and above the limit.
+#
+# You can compute both sides of a branch and select one: this costs only a few operations in registers. But
+# consider a gradient of zeros.
 
 # %% nbgrader={"grade_id": "clip", "solution": true}
 def clip(gradient: Tensor, limit: Tensor) -> Tensor:
-    """The gradient, scaled down to the norm `limit` if it is longer; one graph."""
+    """Return the gradient, scaled down to the norm `limit` if its norm is larger; one graph."""
     ### BEGIN SOLUTION
     norm = gradient.norm()
     return gradient * torch.where(norm > limit, limit / norm, 1.0)
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_clip", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_clip", "grade": true}
 lab.check("clip")
 
 # %% [markdown] id="mean_text"
 # ## 3 · A mean over a mask
 #
-# `losses[mask]` has a *shape* that depends on values. Write `masked_mean` as one graph: the mean over the places where `mask` is true, 0 if there
-# are none. What is masked out is padding, and may hold anything, infinity too.
+# **Core · 6 min · ●○○**
+#
+# `losses[mask]` has a *shape* that depends on values. Write `masked_mean` as one graph: the mean over the
+# elements where `mask` is true, 0 if there are none. The other elements are padding and may have any value,
+# including infinity.
 
 # %% nbgrader={"grade_id": "mean", "solution": true}
 def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
-    """The mean of `losses` (float, any shape) where `mask` (bool, same shape) is true, 0 if it is nowhere; one graph, a tensor of shape ()."""
+    """Return the mean of `losses` (float, any shape) where `mask` (bool, same shape) is true, else 0; one graph, a tensor of shape ()."""
     ### BEGIN SOLUTION
     return torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_mean", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_mean", "grade": true}
 lab.check("mean")
 
 # %% [markdown] id="route_text"
-# ## 4 · To each token its expert
+# ## 4 · Each token to its expert
 #
-# A mixture of experts sends each token to one of several matrices. The loop of `given_route` asks for each expert *which* tokens are its own: again
-# a shape that depends on values. Write it as one graph.
+# **Core · 12 min · ●●●**
+#
+# A mixture of experts multiplies each token with one of several matrices. The loop of `given_route` finds,
+# for each expert, *which* tokens it has: again a shape that depends on values. Write it as one graph.
+#
+# An index such as `experts[choice]` has fixed shapes, but it **copies one weight matrix per token**: number ×
+# width × out elements. The check judges the bytes: no tensor of your graph may have more than number × experts ×
+# max(width, out) elements (or more than `experts`, which you have anyway). There are few experts, so you may
+# compute more products than are needed.
 
 # %% nbgrader={"grade_id": "route", "solution": true}
 def route(tokens: Tensor, experts: Tensor, choice: Tensor) -> Tensor:
-    """Each token times the matrix of its expert; one graph.
+    """Return each token times the matrix of its expert; one graph.
 
     tokens: (number, width). experts: (experts, width, out). choice: (number,) int64. Returns (number, out).
     """
     ### BEGIN SOLUTION
-    return torch.einsum("nd,ndh->nh", tokens, experts[choice])
+    every = torch.einsum("nd,edh->neh", tokens, experts)
+    return every.take_along_dim(choice[:, None, None], dim=1).squeeze(1)
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_route", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_route", "grade": true}
 lab.check("route")
 
+# %% [markdown] id="predict_route_text"
+# **Predict.** 512 tokens of width 64, 8 experts with matrices of 64 × 64, fp32: how many MiB do both versions move?
+
+# %% id="predict_route" tags=["prediction"]
+predicted_mib = {"a matrix per token": None, "yours": None}
+
+# %% id="show_route" tags=["demo"]
+def copied_route(tokens: Tensor, experts: Tensor, choice: Tensor) -> Tensor:
+    """Return the same as `route`, with a copy of a weight matrix for each token."""
+    return torch.einsum("nd,ndh->nh", tokens, experts[choice])
+
+
+routed = torch.randn(512, 64), torch.randn(8, 64, 64), torch.randint(0, 8, (512,))
+both = {"a matrix per token": copied_route, "yours": route}
+print(compared(predicted_mib, {name: moved_eagerly(function, *routed).bytes / 2**20 for name, function in both.items()}))
+
 # %% [markdown] id="breaks_after"
-# Before and after. Blue is a graph, grey is Python in between.
+# All experts for all tokens is the price of fixed shapes: here 8 times the arithmetic. Layers with many experts avoid
+# both: they sort the tokens by expert and use a grouped matrix product.
+#
+# The figure shows your functions before and after. Blue is a graph, grey is Python in between.
 
 # %% id="show_pieces" tags=["demo"]
 after = {name: explain(globals()[name], *args) for name, (_, args) in examples.items()}
@@ -271,11 +324,11 @@ figures.pieces(
 )
 
 # %% [markdown] id="break_cost_text"
-# What does a break cost? `gated` again, with one in its middle (`graph_break()` asks for it):
+# What does a break cost? This is `gated` with one in its middle (`graph_break()` causes it):
 
 # %% id="show_break_cost" tags=["demo"]
 def gated_in_two(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
-    """`gated`, cut in two."""
+    """`gated` with a graph break."""
     activated = F.gelu(x + bias)
     torch._dynamo.graph_break()
     return activated * torch.sigmoid(y) * 0.5 + y
@@ -284,21 +337,104 @@ def gated_in_two(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
 compiled_whole, compiled_in_two = torch.compile(gated, backend=BACKEND), torch.compile(gated_in_two, backend=BACKEND)
 compiled_whole(x, bias, y)
 cut = compile_times(lambda: compiled_whole(x, bias, y), lambda: compiled_in_two(x, bias, y), STEPS)
-print(f"one graph {1e3 * cut.eager:.1f} ms, cut in two {1e3 * cut.compiled:.1f} ms: `activated` goes to memory and back")
+print(f"one graph {1e3 * cut.eager:.1f} ms, cut in two {1e3 * cut.compiled:.1f} ms: `activated` is written to memory and read again")
 
 # %% [markdown] id="breaks_lesson"
-# A break costs what could have been fused across it. Where nothing could be, as between two large matrix products, it is hardly worth a fight.
-# `torch.compile(..., fullgraph=True)` makes a break an error: use it for what must be one graph.
+# A break costs the fusion across it. Where nothing could be fused, as between two large matrix products,
+# removing it is hardly worth the effort.
+
+# %% [markdown] id="options_text"
+# ## 5 · The switches: fullgraph, mode, TORCH_LOGS
+#
+# **Core · 12 min · ●●○**
+#
+# The reports above are of this course. In a project PyTorch itself answers, if you set the right switch.
+#
+# - **`fullgraph=True`** makes a graph break an error: `torch._dynamo.exc.Unsupported`, or
+#   `torch._dynamo.exc.UserError` where a *size* depends on values. Its first line is the reason. Use it for code
+#   that must be one graph: a later change cannot cut it silently.
+# - **`TORCH_LOGS`**, in the environment of the job, names what is logged: `graph_breaks` (where and why),
+#   `recompiles` (which guard failed), `output_code` (the generated kernels). Several names are separated by commas.
+# - **`mode`** chooses between compile time and speed. A *CUDA graph* records the kernel launches of a graph, so that
+#   the CPU starts them all at once; it needs a GPU and fixed shapes.
+#
+# | mode | what it adds | price |
+# |---|---|---|
+# | `default` | | |
+# | `reduce-overhead` | CUDA graphs: helps where launches take longer than the kernels | memory |
+# | `max-autotune-no-cudagraphs` | tries many kernels for each matrix product | minutes |
+# | `max-autotune` | both | minutes, memory |
+#
+# Write three functions:
+#
+# 1. `why_broken` compiles with `fullgraph=True` and `backend="eager"` (no code is generated) and calls the function
+#    once. It returns None if there is no break, else the first line of the error. Other errors, such as wrong
+#    shapes, are not caught.
+# 2. `job_environment` returns the variables for a job: an empty dict if nothing is to be logged.
+# 3. `mode_for` returns a mode by the table. Use CUDA graphs only where they can work **and** help: on a GPU, with
+#    fixed shapes, and if launches are the limit; with patience, add them wherever they can work. `patient` means that
+#    minutes of compilation do not matter.
+
+# %% nbgrader={"grade_id": "options", "solution": true}
+def why_broken(function, *args) -> str | None:
+    """Return the reason of the first graph break of `function(*args)`, one line; None if it is one graph."""
+    ### BEGIN SOLUTION
+    try:
+        torch.compile(function, backend="eager", fullgraph=True)(*args)
+    except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:
+        return str(error).splitlines()[0]
+    return None
+    ### END SOLUTION
+
+
+def job_environment(breaks: bool, recompilations: bool, code: bool) -> dict[str, str]:
+    """Return the environment variables of a job that logs graph breaks, recompilations, and generated code."""
+    ### BEGIN SOLUTION
+    wanted = {"graph_breaks": breaks, "recompiles": recompilations, "output_code": code}
+    names = [name for name, is_wanted in wanted.items() if is_wanted]
+    return {"TORCH_LOGS": ",".join(names)} if names else {}
+    ### END SOLUTION
+
+
+def mode_for(gpu: bool, fixed_shapes: bool, launches_limit: bool, patient: bool) -> str:
+    """Return the mode of torch.compile."""
+    ### BEGIN SOLUTION
+    cuda_graphs = gpu and fixed_shapes
+    if patient:
+        return "max-autotune" if cuda_graphs else "max-autotune-no-cudagraphs"
+    return "reduce-overhead" if cuda_graphs and launches_limit else "default"
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_options", "grade": true}
+lab.check("options")
+
+# %% [markdown] id="options_after"
+# `fullgraph` on the given functions and on yours; then what a job with your environment writes to its log for
+# `given_clip`. `set_logs` does in a notebook what `TORCH_LOGS` does for a job.
+
+# %% id="show_options" tags=["demo"]
+for name, (function, args) in examples.items():
+    torch.compiler.reset()
+    print(f"{name:12} given: {why_broken(function, *args)}; yours: {why_broken(globals()[name], *args)}")
+chosen = job_environment(breaks=True, recompilations=True, code=False)
+print(chosen)
+torch._logging.set_logs(**dict.fromkeys(chosen["TORCH_LOGS"].split(","), True))
+torch.compiler.reset()
+torch.compile(given_clip, backend="eager")(*examples["clip"][1])
+torch._logging.set_logs(dynamo=logging.ERROR)
+print("what the modes set:", {name: options for name, options in torch._inductor.list_mode_options().items() if "lite" not in name})
 
 # %% [markdown] id="state_text"
-# ## 5 · Python numbers that change
+# ## 6 · Python numbers that change
 #
-# A graph is only valid as long as what it was made for still holds: shapes, dtypes, and **Python numbers, which are constants in it**. Before each
-# call *guards* check that. When one fails, the function is compiled again. Here is a block that knows its depth and counts its calls:
+# A graph is valid only as long as the properties it was compiled for still hold: shapes, dtypes, and **Python
+# numbers, which are constants in it**. *Guards* check this before each call. If no compiled graph passes its
+# guards, the function is compiled again. Here is a block that knows its index and counts its calls:
 
 # %% id="show_state" tags=["demo"]
 class GivenBlock(nn.Module):
-    """x + tanh(x W) / (1 + index); counts how often it was called."""
+    """x + tanh(x W) / (1 + index); counts its calls."""
 
     def __init__(self, weight: Tensor, index: int) -> None:
         super().__init__()
@@ -312,7 +448,7 @@ class GivenBlock(nn.Module):
 
 
 def many_calls(kind: type, blocks: int = 3, calls: int = 2) -> CompileReport:
-    """What is compiled when `blocks` blocks are called `calls` times each."""
+    """Report what is compiled when `blocks` blocks are called `calls` times each."""
     torch.compiler.reset()
     compiled = [torch.compile(kind(torch.randn(4, 4), index), backend="eager") for index in range(blocks)]
     with watch_compilation() as watch, torch.no_grad():
@@ -329,14 +465,18 @@ for again in report.recompilations:
 print(f"why: {again.cause.explanation}\ncure: {again.cause.cure}")
 
 # %% [markdown] id="state_exercise"
-# A graph for each block and each call. And it gets worse: after the eighth graph of the same code (`recompile_limit`) the compiler gives up, and
-# the block runs eagerly from then on, with no more than a warning.
+# There is one graph for each block and each call. It gets worse: after the eighth graph of the same code
+# (`recompile_limit`) the compiler makes no more graphs. Inputs that match none of the eight run eagerly, with
+# only a warning.
 #
-# Write `Block` so that all blocks share **one** graph at every step. `block.calls` must still count (`int(block.calls)` is the number of calls).
+# **Core · 10 min · ●●○**
+#
+# Write `Block` so that all blocks share **one** graph at every step. `block.calls` must still count
+# (`int(block.calls)` is the number of calls).
 
 # %% nbgrader={"grade_id": "state", "solution": true}
 class Block(nn.Module):
-    """x + tanh(x W) / (1 + index); `calls` counts how often it was called. All blocks share one graph."""
+    """x + tanh(x W) / (1 + index); `calls` counts the calls. All blocks share one graph."""
 
     def __init__(self, weight: Tensor, index: int) -> None:
         ### BEGIN SOLUTION
@@ -353,127 +493,71 @@ class Block(nn.Module):
         ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_state", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_state", "grade": true}
 lab.check("state")
 
 # %% [markdown] id="dynamic_text"
-# ## 6 · Lengths that change
+# ## 7 · Lengths that change
 #
-# Sentences have many lengths. By default the first length is a constant of the first graph; when a second one comes, a second graph is made
-# that leaves it open, and serves the third. `dynamic=False` makes a graph for each:
+# Sentences have many lengths. By default the first length is a constant of the first graph. For a second
+# length the compiler makes a second graph in which the length is dynamic, and which also serves a third.
+# `dynamic=False` makes one graph per length.
+#
+# **Predict.** How many graphs are compiled for six lengths?
+
+# %% id="predict_dynamic" tags=["prediction"]
+predicted_graphs = {"dynamic=None": None, "dynamic=False": None}
 
 # %% id="show_dynamic" tags=["demo"]
 def pooled(x: Tensor) -> Tensor:
-    """The mean over the sequence of (batch, seq, width)."""
+    """Return the mean over the sequence of (batch, seq, width)."""
     return x.sum(1) / x.shape[1]
 
 
-LENGTHS = (5, 9, 12, 17, 23, 31)
+LENGTHS, graphs = (5, 9, 12, 17, 23, 31), {}
 for dynamic in (None, False):
     torch.compiler.reset()
     compiled = torch.compile(pooled, backend="eager", dynamic=dynamic)
     with watch_compilation() as watch:
         for length in LENGTHS:
             compiled(torch.randn(2, length, 4))
-    print(f"dynamic={dynamic}: {len(watch.report.graphs)} graphs for {len(LENGTHS)} lengths")
+    graphs[f"dynamic={dynamic}"] = len(watch.report.graphs)
+print(compared(predicted_graphs, graphs))
 print(watch.report.recompilations[0].guard)
 
 # %% [markdown] id="dynamic_exercise"
-# If you know what will change, say so before the first call: `torch._dynamo.mark_dynamic(tensor, dim)` leaves one dimension open from the
-# beginning. (It has an underscore and is documented all the same. It complains if the code cannot do without the constant.)
+# **Core · 5 min · ●○○**
 #
-# Write `mark_length`: the compiled function gets what it returns. **One** graph for all lengths, and the batch stays a constant.
+# If you know which dimension will change, mark it before the first call:
+# `torch._dynamo.mark_dynamic(tensor, dim)` makes one dimension dynamic from the first graph on. (The function
+# is documented, in spite of the underscore. It raises an error if the code needs the constant.)
+#
+# Write `mark_length`: the compiled function receives its result. There must be **one** graph for all lengths,
+# and the batch size stays a constant.
 
 # %% nbgrader={"grade_id": "dynamic", "solution": true}
 def mark_length(batch: Tensor) -> Tensor:
-    """The batch (batch, seq, width), with the sequence length left open to the compiler."""
+    """Return the batch (batch, seq, width), with the sequence length marked as dynamic."""
     ### BEGIN SOLUTION
     torch._dynamo.mark_dynamic(batch, 1)
     return batch
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_dynamic", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_dynamic", "grade": true}
 lab.check("dynamic")
 
-# %% [markdown] id="pad_text"
-# ## 7 · Padding to buckets
-#
-# An open length is not free: a kernel that knows its sizes can be unrolled and vectorised better, CUDA graphs want fixed shapes, and so do
-# compilers that know no open sizes at all. The other way is to round lengths up to a few **buckets**, one graph each.
-#
-# Pad a batch to the smallest bucket that holds it: tokens with any token, targets with -100, which `F.cross_entropy` ignores. Some bucket is
-# always large enough. They come in no particular order.
-
-# %% nbgrader={"grade_id": "pad", "solution": true}
-def pad_to_bucket(tokens: Tensor, targets: Tensor, buckets: list[int]) -> tuple[Tensor, Tensor]:
-    """tokens and targets (batch, length) int64, both padded at the end to (batch, bucket)."""
-    ### BEGIN SOLUTION
-    length = tokens.shape[1]
-    missing = min(bucket for bucket in buckets if bucket >= length) - length
-    return F.pad(tokens, (0, missing), value=0), F.pad(targets, (0, missing), value=-100)
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_pad", "grade": true, "points": 3}
-lab.check("pad")
-
-# %% [markdown] id="buckets_text"
-# ## 8 · Which buckets?
-#
-# Few buckets: much padding. Many buckets: much compiling. Each bucket costs `compile_seconds` once; a sequence in bucket b costs
-# `b · token_seconds`. You know how many sequences there are of each length.
-#
-# Choose the buckets that make the **sum of both** the least. There may be hundreds of lengths: trying all choices takes forever.
-
-# %% nbgrader={"grade_id": "buckets", "solution": true}
-def choose_buckets(counts: dict[int, int], compile_seconds: float, token_seconds: float) -> list[int]:
-    """The cheapest buckets. counts: number of sequences of each length."""
-    ### BEGIN SOLUTION
-    lengths = sorted(counts)
-    best, came_from = [0.0], [0]  # of the first k lengths
-    for end, bucket in enumerate(lengths, 1):
-        inside, ways = 0, []
-        for begin in range(end - 1, -1, -1):
-            inside += counts[lengths[begin]]
-            ways.append((best[begin] + compile_seconds + token_seconds * bucket * inside, begin))
-        least, begin = min(ways)
-        best.append(least)
-        came_from.append(begin)
-    buckets, end = [], len(lengths)
-    while end:
-        buckets.append(lengths[end - 1])
-        end = came_from[end]
-    return buckets[::-1]
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_buckets", "grade": true, "points": 6}
-lab.check("buckets")
-
-# %% [markdown] id="buckets_after"
-# Your buckets for a text: the words in each paragraph of some of Python's own modules. The price of a compilation decides.
-
-# %% id="show_buckets" tags=["demo"]
-import argparse
-import collections
-import decimal
-import inspect
-import subprocess
-import typing
-
-modules = (argparse, collections, decimal, logging, subprocess, tempfile, typing)
-paragraphs = [text.split() for module in modules for text in inspect.getsource(module).split("\n\n")]
-found = collections.Counter(min(len(words), 256) for words in paragraphs if words)
-figures.buckets(found, {price: choose_buckets(dict(found), price, 2e-4) for price in (0.05, 0.5, 5.0)})
-
 # %% [markdown] id="optimizer_text"
-# ## 9 · Compile the optimiser
+# ## 8 · Compile the optimiser
 #
-# An optimiser's step is nothing but pointwise operations, on all parameters: the best case there is. Its trap is the **step count** and the
-# **learning rate**, which change at every step: as Python numbers they would be constants of the graph.
+# **Core · 10 min · ●●○**
 #
-# Write one step of AdamW for one parameter. `step` (1 for the first step) and `lr` are tensors of shape (). Return new tensors. With g the gradient:
+# An optimiser's step consists of pointwise operations on all parameters, which is the best case for a
+# compiler. The difficulty: the **step count** and the **learning rate** change at every step, and as Python
+# numbers they would be constants of the graph.
+#
+# Write one step of AdamW for one parameter. `step` (1 for the first step) and `lr` are tensors of shape ().
+# Return new tensors. With g the gradient:
 #
 # $$\theta \leftarrow \theta\,(1 - \eta\lambda),\quad m \leftarrow \beta_1 m + (1-\beta_1)\,g,\quad v \leftarrow \beta_2 v + (1-\beta_2)\,g^2,\quad
 # \theta \leftarrow \theta - \eta\,\frac{m/(1-\beta_1^t)}{\sqrt{v/(1-\beta_2^t)}+\epsilon}$$
@@ -483,7 +567,7 @@ BETA1, BETA2, EPS, DECAY = 0.9, 0.95, 1e-8, 0.1
 
 # %% nbgrader={"grade_id": "optimizer", "solution": true}
 def adamw(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, lr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of AdamW: the new (parameter, first, second). One graph for every step and every learning rate."""
+    """Return the new (parameter, first, second) after one step of AdamW. One graph for all steps and learning rates."""
     ### BEGIN SOLUTION
     first = BETA1 * first + (1 - BETA1) * gradient
     second = BETA2 * second + (1 - BETA2) * gradient * gradient
@@ -493,32 +577,33 @@ def adamw(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, st
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_optimizer", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_optimizer", "grade": true}
 lab.check("optimizer")
 
 # %% [markdown] id="optimizer_after"
-# Your function, eager and compiled, beside PyTorch's own on the same parameters. `foreach` is one kernel per operation over all parameters, `fused`
-# a kernel that somebody wrote by hand. The compiler gets yours, twelve lines of plain Python.
+# The cell compares your function, eager and compiled, with PyTorch's optimisers on the same parameters.
+# `foreach` is one kernel per operation over all parameters, `fused` is a hand-written kernel. The compiler
+# starts from your few lines of plain Python.
 
 # %% id="show_optimizer" tags=["demo"]
 shapes = [(ROWS // 4, 512)] * 4
 
 
 def fresh() -> list[list[Tensor]]:
-    """Parameters, gradients and moments."""
+    """Return new parameters, gradients and moments."""
     torch.manual_seed(0)
     return [[torch.rand(*shape, device=DEVICE) for shape in shapes] for _ in range(4)]
 
 
 def all_steps(parameters, gradients, firsts, seconds, step, lr):
-    """One step for all parameters, in place."""
+    """Take one step for all parameters, in place."""
     for parameter, gradient, first, second in zip(parameters, gradients, firsts, seconds):
         for old, new in zip((parameter, first, second), adamw(parameter, gradient, first, second, step, lr)):
             old.copy_(new)
 
 
 def torchs(**kind) -> Callable[[], object]:
-    """A step of torch's AdamW of that kind."""
+    """Return the step function of torch's AdamW of this kind."""
     parameters, gradients, *_ = fresh()
     weights = [nn.Parameter(parameter) for parameter in parameters]
     for weight, gradient in zip(weights, gradients):
@@ -539,45 +624,49 @@ print(f"{len(watch.report.graphs)} graph, {len(watch.report.recompilations)} rec
 per_step = {"yours, eager": mine.eager, "yours, compiled": mine.compiled}
 for kind in ({"foreach": False, "fused": False}, {"foreach": True}, {"fused": True}):
     name = next((key for key, is_on in kind.items() if is_on), "for-loop")
-    per_step[f"torch's {name}"] = compile_times(torchs(**kind), lambda: None, STEPS).eager  # nothing to compare with in turns
+    per_step[f"torch's {name}"] = compile_times(torchs(**kind), lambda: None, STEPS).eager  # there is no second function to compare with
 figures.optimizers(per_step)
 
 # %% [markdown] id="blocks_text"
-# ## 10 · Block by block
+# ## 9 · Block by block
 #
-# Compiled as a whole, a model of 48 blocks is one graph with 48 times the same operations. The compiler works on all of them. But equal blocks run
-# the same *code*: compiled one by one, the second finds the graph of the first, with its own weights as inputs.
+# **Core · 8 min · ●●○**
 #
-# Compile the blocks of a Llama (`model.layers`), in place. `options` go to `torch.compile`. A checkpoint must still fit: the names in
-# `state_dict()` are to stay as they are.
+# Compiled as a whole, a model of 48 blocks is one graph with 48 times the same operations, and the compiler
+# processes all of them. But equal blocks run the same *code*: if they are compiled one by one, the second
+# block finds the graph of the first and passes its own weights as inputs.
+#
+# Compile the blocks of a Llama (`model.layers`), in place. `options` go to `torch.compile`. Checkpoints must
+# still fit: the names in `state_dict()` must stay unchanged.
 
 # %% nbgrader={"grade_id": "blocks", "solution": true}
 def compile_each_block(model: nn.Module, **options) -> None:
-    """Compile each of `model.layers`, in place; all of them share one graph."""
+    """Compile each of `model.layers` in place; all of them share one graph."""
     ### BEGIN SOLUTION
     for block in model.layers:
         block.forward = torch.compile(block.forward, **options)
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_blocks", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_blocks", "grade": true}
 lab.check("blocks")
 
 # %% [markdown] id="blocks_after"
-# The size of the graphs against depth, as a whole and block by block; and for one depth the seconds that it takes to turn them into code.
+# The figure shows the size of the graphs against depth, as a whole and block by block, and the seconds of
+# compilation for one depth.
 
 # %% id="show_depth" tags=["demo"]
 from dlo_lib.models import Llama, LlamaConfig
 
 
 def llama(depth: int) -> Llama:
-    """A small Llama of that depth."""
+    """Return a small Llama of this depth."""
     torch.manual_seed(0)
     return Llama(LlamaConfig(512, hidden=128, intermediate=256, num_layers=depth, num_heads=4, num_kv_heads=4, head_dim=32)).to(DEVICE)
 
 
 def compiled_llama(depth: int, backend: str, as_a_whole: bool, seq: int) -> CompileReport:
-    """What is compiled in one forward. No two calls below have the same `seq`: a graph that was seen before would come from the cache."""
+    """Report what one forward compiles. The measured calls below differ in `seq`, because the cache would serve a graph that is known."""
     torch.compiler.reset()
     model, tokens = llama(depth), torch.randint(0, 512, (4, seq), device=DEVICE)
     run = torch.compile(model, backend=backend) if as_a_whole else model
@@ -597,18 +686,21 @@ seconds = {name: compiled_llama(DEPTH, BACKEND, whole, 64 + 8 * whole).seconds f
 figures.depth(operations, seconds, DEPTH, compiled_with=BACKEND)
 
 # %% [markdown] id="break_even_text"
-# ## 11 · When has it paid?
+# ## 10 · When has it paid?
+#
+# **Core · 10 min · ●●○**
 #
 # Write two functions.
 #
-# - `break_even`: the fewest steps (0 or more) after which the compiled run, with its compilation, has taken **no longer** than the eager one. `None` if
-#   no number of steps is enough.
-# - `best_mode`: of several modes, each with its seconds of compiling and its seconds per step, the name of the one that takes least for a number of
-#   steps. (`torch.compile` has modes: `"max-autotune"` tries many kernels for each operation and takes minutes for it.)
+# - `break_even`: the fewest steps (0 or more) after which the compiled run, with its compilation, has taken
+#   **no longer** than the eager one. `None` if no number of steps is enough.
+# - `best_mode`: the mode with the shortest total time for a number of steps, given the seconds of compilation
+#   and the seconds per step of each. (`torch.compile` has modes: `"max-autotune"` tries many kernels for each
+#   operation and takes minutes.)
 
 # %% nbgrader={"grade_id": "break_even", "solution": true}
 def break_even(compile_seconds: float, eager_seconds: float, compiled_seconds: float) -> int | None:
-    """The fewest steps after which compiling has paid, None if it never does. The last two are seconds of one step."""
+    """Return the fewest steps after which compiling has paid, or None. The last two arguments are seconds per step."""
     ### BEGIN SOLUTION
     if compile_seconds == 0 and compiled_seconds <= eager_seconds:
         return 0
@@ -619,22 +711,27 @@ def break_even(compile_seconds: float, eager_seconds: float, compiled_seconds: f
 
 
 def best_mode(modes: dict[str, tuple[float, float]], steps: int) -> str:
-    """The name of the mode that takes least for `steps` steps. modes: name → (seconds of compiling, seconds of a step)."""
+    """Return the mode with the shortest total time for `steps` steps. modes: name → (seconds of compiling, seconds per step)."""
     ### BEGIN SOLUTION
     return min(modes, key=lambda name: modes[name][0] + steps * modes[name][1])
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_break_even", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_break_even", "grade": true}
 lab.check("break_even")
 
 # %% [markdown] id="break_even_after"
-# A real training step (forward, loss, backward) of the small Llama, its blocks compiled by *your* function: measured, and drawn with your
-# `break_even`.
+# The cell measures a real training step (forward, loss, backward) of the small Llama, with the blocks
+# compiled by *your* function, and plots it with your `break_even`.
+#
+# **Predict.** After how many steps has the compilation paid? (Also guess the speed-up of a step.)
+
+# %% id="predict_race" tags=["prediction"]
+predicted_race = {"steps": None, "times faster": None}
 
 # %% id="show_race" tags=["demo"]
 def training_step(model: Llama) -> Callable[[], object]:
-    """Forward, loss and backward of one batch."""
+    """Return a function that runs forward, loss and backward of one batch."""
 
     def step() -> None:
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
@@ -651,19 +748,20 @@ compile_each_block(compiled_model, backend=BACKEND)
 times = compile_times(training_step(eager_model), training_step(compiled_model), STEPS)
 paid = break_even(times.compile, times.eager, times.compiled)
 print(f"compiling {times.compile:.1f} s; a step {1e3 * times.eager:.1f} ms eager, {1e3 * times.compiled:.1f} ms compiled (× {times.speedup:.2f})")
-print(f"paid after {paid} steps" if paid is not None else "on this machine, for this model, it never pays")
+print(f"paid after {paid} steps" if paid is not None else "on this machine, with this model, it never pays")
+print(compared(predicted_race, {"steps": math.inf if paid is None else paid, "times faster": times.speedup}))
 figures.race(times.compile, times.eager, times.compiled, paid)
 
 # %% [markdown] id="cache_text"
-# ## 12 · The second start
+# ## 11 · The second start
 #
-# On a cluster a job is started again and again: after its time limit, after a failure, on 512 processes at once. Inductor keeps what it has
-# generated in a folder (`TORCHINDUCTOR_CACHE_DIR`; by default below /tmp, which does not outlive a job). The cell starts two new processes, one
-# after the other, with one folder for both.
+# On a cluster a job starts many times: after its time limit, after a failure, on 512 processes at once.
+# Inductor stores the generated code in a folder (`TORCHINDUCTOR_CACHE_DIR`; by default below /tmp, which is
+# deleted after a job). The cell starts two new processes, one after the other, with the same folder.
 
 # %% id="show_cache" tags=["demo"]
 def job() -> None:
-    """What a job compiles when it starts."""
+    """Compile what a job compiles at its start."""
     import torch
     import torch.nn.functional as F
 
@@ -680,17 +778,97 @@ if FUSES:
         print(f"{name} start: {report.seconds:5.1f} s of compiling, {report.hits} graphs from the cache, {report.misses} not")
 else:
     starts = []
-    print("Nothing is generated on this machine, so there is nothing to keep.")
+    print("No code is generated on this machine, so there is nothing to store.")
 figures.starts([report.seconds for report in starts]) if starts else None
 
-# %% [markdown] id="scale_text"
-# ## 13 · At scale
+# %% [markdown] id="pad_text"
+# ## 12 · Padding to buckets
 #
-# - **GPUs gain more.** There Inductor writes Triton, each eager operation also costs a kernel launch of some microseconds, and memory is further away
-#   from the arithmetic.
-# - **With FSDP compile by blocks**: graphs begin after the hook that gathers a block's parameters, and end before they are freed (lab 16).
-# - **Every rank compiles.** With 512 of them, share the cache through a folder that all can read, or let one rank fill it first.
-# - **Keep an eye on it**: `TORCH_LOGS=graph_breaks,recompiles` in the job's environment writes what you have read here into its log.
+# **Optional · 10 min · ●○○**
+#
+# A dynamic length has a cost: a kernel for known sizes can be unrolled and vectorised better, CUDA graphs
+# need fixed shapes, and some compilers support no dynamic sizes at all. The alternative is to round lengths
+# up to a few **buckets**, with one graph each.
+#
+# Pad a batch to the smallest bucket that is large enough: tokens with any token, targets with -100, which
+# `F.cross_entropy` ignores. There is always a bucket that is large enough. The buckets are not sorted.
+
+# %% nbgrader={"grade_id": "pad", "solution": true}
+def pad_to_bucket(tokens: Tensor, targets: Tensor, buckets: list[int]) -> tuple[Tensor, Tensor]:
+    """Return tokens and targets (batch, length) int64, both padded at the end to (batch, bucket)."""
+    ### BEGIN SOLUTION
+    length = tokens.shape[1]
+    missing = min(bucket for bucket in buckets if bucket >= length) - length
+    return F.pad(tokens, (0, missing), value=0), F.pad(targets, (0, missing), value=-100)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_pad", "grade": true}
+lab.check("pad")
+
+# %% [markdown] id="buckets_text"
+# ## 13 · Which buckets?
+#
+# **Optional · 20 min · ●●●**
+#
+# Few buckets need much padding, many buckets much compilation. Each bucket costs `compile_seconds` once; a
+# sequence in bucket b costs `b · token_seconds`. You know the number of sequences of each length.
+#
+# Choose the buckets with the least **sum of both** costs. There may be hundreds of lengths, too many to try
+# all choices.
+
+# %% nbgrader={"grade_id": "buckets", "solution": true}
+def choose_buckets(counts: dict[int, int], compile_seconds: float, token_seconds: float) -> list[int]:
+    """Return the cheapest buckets. counts: the number of sequences of each length."""
+    ### BEGIN SOLUTION
+    lengths = sorted(counts)
+    best, came_from = [0.0], [0]  # of the first k lengths
+    for end, bucket in enumerate(lengths, 1):
+        inside, ways = 0, []
+        for begin in range(end - 1, -1, -1):
+            inside += counts[lengths[begin]]
+            ways.append((best[begin] + compile_seconds + token_seconds * bucket * inside, begin))
+        least, begin = min(ways)
+        best.append(least)
+        came_from.append(begin)
+    buckets, end = [], len(lengths)
+    while end:
+        buckets.append(lengths[end - 1])
+        end = came_from[end]
+    return buckets[::-1]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_buckets", "grade": true}
+lab.check("buckets")
+
+# %% [markdown] id="buckets_after"
+# These are your buckets for a text: the words in each paragraph of some of Python's modules. The result
+# depends on the price of a compilation.
+
+# %% id="show_buckets" tags=["demo"]
+import argparse
+import collections
+import decimal
+import inspect
+import subprocess
+import typing
+
+modules = (argparse, collections, decimal, logging, subprocess, tempfile, typing)
+paragraphs = [text.split() for module in modules for text in inspect.getsource(module).split("\n\n")]
+found = collections.Counter(min(len(words), 256) for words in paragraphs if words)
+figures.buckets(found, {price: choose_buckets(dict(found), price, 2e-4) for price in (0.05, 0.5, 5.0)})
+
+# %% [markdown] id="scale_text"
+# ## 14 · At scale
+#
+# - **GPUs gain more.** There Inductor writes Triton, each eager operation also costs a kernel launch of some
+#   microseconds, and the arithmetic is faster relative to the memory.
+# - **With FSDP compile by blocks**: graphs begin after the hook that gathers a block's parameters, and end
+#   before they are freed (lab 16).
+# - **Every rank compiles.** With 512 ranks, share the cache through a folder that all can read, or let one
+#   rank fill it first.
+# - **Monitor it**: with your `job_environment` a job logs its graph breaks and recompilations.
 
 # %% id="show_scale" tags=["demo"]
 restarts, steps_a_start = 20, 3000
@@ -698,13 +876,16 @@ modes = {"eager": (0.0, times.eager), "compiled, cold each time": (restarts * ti
 if starts:
     modes["compiled, warm cache"] = (times.compile * (1 + (restarts - 1) * starts[1].seconds / starts[0].seconds), times.compiled)
 for name, (compiling, step) in modes.items():
-    print(f"{name:26} {compiling + restarts * steps_a_start * step:8.0f} s, of them {compiling:6.0f} s of compiling")
+    print(f"{name:26} {compiling + restarts * steps_a_start * step:8.0f} s, including {compiling:6.0f} s of compiling")
 print(f"{restarts} starts of {steps_a_start} steps: {best_mode(modes, restarts * steps_a_start)}")
 
 # %% [markdown] id="quiz_text"
-# ## 14 · Quiz
+# ## 15 · Quiz
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# **Core · 5 min · ●●○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests whether every question has an
+# answer; right answers count in grading.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -714,25 +895,37 @@ lab.quiz()
 quiz = {"q1": "b", "q2": "a", "q3": "d", "q4": "c", "q5": "a", "q6": "b", "q7": "d", "q8": "b"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 9}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - `torch._dynamo.config.capture_scalar_outputs = True` lets `.item()` stay in a graph. Try it on `given_clip`: what does the report say then, and
-#   why is the branch still a break? (`torch.cond` puts both sides of a branch into the graph.)
-# - `torch.compiler.set_stance("fail_on_recompile")` makes a recompilation an error. Where in a training loop would you switch it on?
-# - Compile the training step of lab 13's Llama with activation checkpointing. How many graphs are there, and what does backward recompute?
+# - `torch._dynamo.config.capture_scalar_outputs = True` lets `.item()` stay in a graph. Try it on
+#   `given_clip`: what does the report show, and why is the branch still a break? (`torch.cond` puts both
+#   sides of a branch into the graph.)
+# - `torch.compiler.set_stance("fail_on_recompile")` makes a recompilation an error. Where in a training loop
+#   would you enable it?
+# - Compile the training step of lab 13's Llama with activation checkpointing. How many graphs are there, and
+#   what does backward recompute?
 # - On a GPU: `mode="reduce-overhead"` records CUDA graphs. For which sizes of `gated` does it help?
-# - Write `gated` as a Triton kernel of your own (lab 05) and compare it with the one that Inductor wrote.
+# - Write `gated` as a Triton kernel (lab 05) and compare it with the one that Inductor wrote.
 #
 # ## References
 #
-# - J. Ansel et al., *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph Compilation* (ASPLOS 2024), [doi:10.1145/3620665.3640366](https://doi.org/10.1145/3620665.3640366)
-# - PyTorch documentation: [torch.compile programming model](https://docs.pytorch.org/docs/stable/compile/programming_model.html) (graph breaks, recompilations), [dynamic shapes](https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html)
-# - PyTorch recipes: [regional compilation](https://docs.pytorch.org/tutorials/recipes/regional_compilation.html), [compile-time caching](https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html), [compiling the optimiser](https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html)
-# - Z. Jiang et al., *Optimizer Fusion: Efficient Training with Better Locality and Parallelism* (2021), [arXiv:2104.00237](https://arxiv.org/abs/2104.00237)
-# - S. Williams, A. Waterman, D. Patterson, *Roofline: An Insightful Visual Performance Model for Multicore Architectures* (2009), [doi:10.1145/1498765.1498785](https://doi.org/10.1145/1498765.1498785)
-# - I. Loshchilov, F. Hutter, *Decoupled Weight Decay Regularization* (2019), [arXiv:1711.05101](https://arxiv.org/abs/1711.05101)
+# - J. Ansel et al., *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and
+#   Graph Compilation* (ASPLOS 2024), [doi:10.1145/3620665.3640366](https://doi.org/10.1145/3620665.3640366)
+# - PyTorch documentation: [torch.compile programming
+#   model](https://docs.pytorch.org/docs/stable/compile/programming_model.html) (graph breaks,
+#   recompilations), [dynamic shapes](https://docs.pytorch.org/docs/stable/torch.compiler_dynamic_shapes.html)
+# - PyTorch recipes: [regional
+#   compilation](https://docs.pytorch.org/tutorials/recipes/regional_compilation.html), [compile-time
+#   caching](https://docs.pytorch.org/tutorials/recipes/torch_compile_caching_tutorial.html), [compiling the
+#   optimiser](https://docs.pytorch.org/tutorials/recipes/compiling_optimizer.html)
+# - Z. Jiang et al., *Optimizer Fusion: Efficient Training with Better Locality and Parallelism* (2021),
+#   [arXiv:2104.00237](https://arxiv.org/abs/2104.00237)
+# - S. Williams, A. Waterman, D. Patterson, *Roofline: An Insightful Visual Performance Model for Multicore
+#   Architectures* (2009), [doi:10.1145/1498765.1498785](https://doi.org/10.1145/1498765.1498785)
+# - I. Loshchilov, F. Hutter, *Decoupled Weight Decay Regularization* (2019),
+#   [arXiv:1711.05101](https://arxiv.org/abs/1711.05101)
 # - The course this lab follows: IDRIS, *Deep Learning Optimisé – Jean Zay* (DLO-JZ)

@@ -1,39 +1,46 @@
 # %% [markdown] id="title"
 # # 08 · Hyperparameter search: what it finds for what it costs
 #
-# **What you will do.** Write the parts of which search methods are made: draws on a logarithmic scale, a Gaussian process with **Expected
-# Improvement**, successive halving, Hyperband, ASHA, a population, a pruning rule. Run them on a landscape that is a formula, then on real
-# trainings of a small network. And judge them as experiments should be judged: the same cost, many repeats, an interval.
+# **What you will do.** Write the parts of search methods: sampling on a logarithmic scale, a Gaussian process
+# with **Expected Improvement**, successive halving, Hyperband, a pruning rule, and an objective for Optuna. Run
+# them on a loss landscape given by a formula, then on real trainings of a small network. Compare them as
+# experiments should be compared: at the same cost, with many repeats and an interval.
 #
-# You need no GPU. It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
-# pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# You need no GPU. The core exercises take about 95 minutes; the two optional ones (ASHA, population-based
+# training) 30 more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
+# pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
+# that step.
 #
-# Words: hyperparameter (*hyperparamètre*), learning rate (*taux d'apprentissage*), weight decay (*dégradation des poids*), trial (*essai*),
-# pruning (*élagage*), population (*population*).
+# Words: hyperparameter (*hyperparamètre*), learning rate (*taux d'apprentissage*), weight decay (*dégradation
+# des poids*), trial (*essai*), pruning (*élagage*), population (*population*).
 
 # %% id="setup"
 import math
 import os
 
+import optuna
 import torch
 from torch import Tensor
 
 from dlo_lib.grading import Lab
+from dlo_lib.labkit.predictions import compared
 
 REPEATS = int(os.environ.get("DLO_REPEATS", 30))  # of every comparison
 POOL = int(os.environ.get("DLO_POOL", 200))  # real trainings that are run once and searched many times
 EPOCHS = 27
-torch.set_num_threads(1)  # the networks here are small: a second thread costs more than it brings
+torch.set_num_threads(1)  # the networks here are small: a second thread costs more than it saves
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 lab = Lab(globals())
 
 # %% [markdown] id="why"
-# ## Why: one number decides, and nobody tells you which
+# ## Why: one number decides, and you do not know which
 #
-# A landscape of two hyperparameters. Each point stands for a whole training; its colour is the loss at the end. (Here it is a formula, so that we
-# may look at all of it. For a real network, this picture would cost ten thousand trainings.)
+# This is a landscape of two hyperparameters. Each point stands for a whole training; its colour is the final
+# loss. (It is a formula here, so that we can see all of it. For a real network, this picture would cost ten
+# thousand trainings.)
 #
-# You may train 16 times. On the left they are spent on a **grid**, on the right **at random**. Look at the ticks below each picture: how many
-# different learning rates has each of them tried?
+# You have a budget of 16 trainings. On the left they form a **grid**, on the right they are **random**. Look
+# at the ticks below each picture: how many different learning rates does each method try?
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -44,20 +51,24 @@ scattered = torch.rand(16, 2, generator=torch.Generator().manual_seed(4)).tolist
 figures.landscape({"grid": grid, "random": scattered})
 
 # %% [markdown] id="why_after"
-# The learning rate matters much, the weight decay little; before the search nobody knows that. A grid spends its 16 trainings on 4 learning rates
-# (Bergstra and Bengio, 2012). Whether random search is really better *here* is a question for a measurement: it comes in a moment.
+# The learning rate matters much, the weight decay little, but this is not known before the search. A grid
+# spends its 16 trainings on only 4 learning rates (Bergstra and Bengio, 2012). Whether random search is
+# really better *here* is a question for a measurement, in step 2.
 
 # %% [markdown] id="scale_text"
-# ## 1 · Draw on the right scale
+# ## 1 · Sample on the right scale
 #
-# Learning rates from 0.0001 to 3: drawn uniformly, one in a thousand would be below 0.003. Hyperparameters that act by their *order of
-# magnitude* are drawn on a **logarithmic scale**: as many between 0.001 and 0.01 as between 0.1 and 1.
+# **Core · 5 min · ●○○**
 #
-# Write the function that turns a place between 0 and 1 into a value between `low` and `high`.
+# Take learning rates from 0.0001 to 3: if they are sampled uniformly, only one in a thousand is below 0.003.
+# If the *order of magnitude* of a hyperparameter matters, sample it on a **logarithmic scale**: as many
+# values between 0.001 and 0.01 as between 0.1 and 1.
+#
+# Write the function that maps a position between 0 and 1 to a value between `low` and `high`.
 
 # %% nbgrader={"grade_id": "scale", "solution": true}
 def from_place(place: float, low: float, high: float, log: bool) -> float:
-    """The value at `place` (0 is `low`, 1 is `high`) on a linear or a logarithmic scale."""
+    """Return the value at position `place` (0 is `low`, 1 is `high`) on a linear or a logarithmic scale."""
     ### BEGIN SOLUTION
     if log:
         return low * (high / low) ** place
@@ -65,21 +76,29 @@ def from_place(place: float, low: float, high: float, log: bool) -> float:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_scale", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_scale", "grade": true}
 lab.check("scale")
 
 # %% [markdown] id="interval_text"
-# ## 2 · Which one is better? Ask many times
+# ## 2 · Which one is better? Repeat the experiment
 #
-# One search proves nothing: random search may be lucky. So repeat both methods, with seed 0, 1, 2, ... and compare **seed by seed**. Is the mean
-# difference real? The **bootstrap** answers without any formula of statistics: draw the N differences again, N times with replacement,
-# and take the mean; do that many times; the middle 95 % of these means is the interval. If 0 is outside, the sign can be trusted.
+# **Core · 10 min · ●●○**
 #
-# `chosen` (draws, N) holds the numbers of the repeats that each new draw takes. For the quantiles use `torch.quantile`.
+# One search proves nothing: random search may be lucky. So repeat both methods, with seed 0, 1, 2, ... and
+# compare **seed by seed**. Is the mean difference real? The **bootstrap** answers without a formula of
+# statistics: resample the N differences, N times with replacement, and take the mean; repeat this many times;
+# the interval is the middle 95 % of these means.
+#
+# 95 % means: of 100 such experiments, about 95 give an interval that contains the true mean difference. If 0
+# is outside, we accept the sign, at that risk of error. The risk grows with the number of comparisons: ten
+# independent intervals are all right only with probability 0.95¹⁰ = 0.60.
+#
+# `chosen` (draws, N) holds the indices of the repeats in each resample. For the quantiles use
+# `torch.quantile`.
 
 # %% nbgrader={"grade_id": "interval", "solution": true}
 def interval(left: Tensor, right: Tensor, chosen: Tensor, level: float) -> tuple[float, float]:
-    """Where the mean of left - right (N,) lies, by the bootstrap: the middle `level` of the means over the rows of `chosen`."""
+    """Return the bootstrap interval of the mean of left - right (N,): the middle `level` of the means over the rows of `chosen`."""
     ### BEGIN SOLUTION
     means = (left - right)[chosen].mean(1)
     outside = (1 - level) / 2
@@ -87,16 +106,16 @@ def interval(left: Tensor, right: Tensor, chosen: Tensor, level: float) -> tuple
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_interval", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_interval", "grade": true}
 lab.check("interval")
 
 # %% id="show_interval" tags=["demo"]
 def verdict(a: str, b: str, losses: dict[str, list[float]]) -> None:
-    """Say what the repeats say of a against b; lower is better."""
+    """Print the result of comparing a with b; lower is better."""
     left, right = torch.tensor(losses[a]).double(), torch.tensor(losses[b]).double()
     chosen = torch.randint(len(left), (4000, len(left)), generator=torch.Generator().manual_seed(0))
     low, high = interval(left, right, chosen, 0.95)
-    said = f"{a} beats {b}" if high < 0 else f"{b} beats {a}" if low > 0 else f"{a} against {b}: no difference can be seen"
+    said = f"{a} beats {b}" if high < 0 else f"{b} beats {a}" if low > 0 else f"{a} and {b}: no difference can be seen"
     print(f"{said} ({len(left)} repeats: mean difference {float((left - right).mean()):+.3f}, 95 % interval {low:+.3f} to {high:+.3f})")
 
 
@@ -110,7 +129,7 @@ def random_losses(count: int, seed: int) -> list[float]:
 
 
 def moved_grid(side: int, seed: int) -> list[float]:
-    """A grid whose bounds somebody else would have chosen a little differently."""
+    """Return the losses on a grid that is shifted at random, as if its bounds were chosen a little differently."""
     shift = torch.rand(2, generator=torch.Generator().manual_seed(seed))
     return [loss_at(((i + shift[0]) / side, (j + shift[1]) / side)) for i in range(side) for j in range(side)]
 
@@ -123,54 +142,67 @@ verdict("random", "grid", found)
 figures.best_losses(found, "best of 16 trainings")
 
 # %% [markdown] id="interval_after"
-# The sentence above is made by the cell, from your interval. That is how every comparison in this lab is made. "No difference can be seen" is a
-# result too: the dots overlap, and a single run of each method would have named a winner all the same.
+# The cell derives the sentence above from your interval. All comparisons in this lab are made this way. "No
+# difference can be seen" is also a result: the dots overlap, and a single run of each method would still have
+# named a winner.
 
 # %% [markdown] id="process_text"
 # ## 3 · A model of the landscape: the Gaussian process
 #
-# Random search forgets. After ten trainings we know something about the landscape; a **Gaussian process** says what: at each point a mean and
-# a *doubt*. Two points are as alike as they are near, by the kernel with length scale $\ell$; $X$ are the measured points, $y$ their values:
+# **Core · 12 min · ●●●**
+#
+# Random search does not use its results. After ten trainings we know something about the landscape, and a
+# **Gaussian process** expresses it: at each point a mean and an *uncertainty*. The closer two points are, the
+# more similar are their values, according to the kernel with length scale $\ell$; $X$ are the measured
+# points, $y$ their values:
 #
 # $$k(x, x') = e^{-|x - x'|^2 / 2\ell^2} \qquad K = k(X, X) + n I$$
 #
 # $$\mu(x) = k(x, X)\, K^{-1} y \qquad \sigma^2(x) = 1 - k(x, X)\, K^{-1} k(X, x)$$
 #
-# $n$ is the variance of the noise of a measurement. Use `torch.linalg.solve` or a Cholesky factor. Rounding can make $\sigma^2$ a little
-# negative: clamp it to 0 before the root.
+# $n$ is the variance of the measurement noise, $I$ the identity. The kernel is given. Use
+# `torch.linalg.solve` or a Cholesky factor. Rounding can make $\sigma^2$ slightly negative: clamp it to 0
+# before the square root.
+
+# %% id="kernel"
+def kernel(a: Tensor, b: Tensor, length: float) -> Tensor:
+    """Return k (A, B) between the points `a` (A, d) and `b` (B, d)."""
+    return torch.exp(-(a[:, None] - b[None]).square().sum(-1) / (2 * length**2))
+
 
 # %% nbgrader={"grade_id": "process", "solution": true}
 def posterior(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (M,) at `new` (M, d), after `values` (N,) at `points` (N, d)."""
+    """Return mean and standard deviation (M,) at `new` (M, d), given `values` (N,) at `points` (N, d)."""
     ### BEGIN SOLUTION
-    def kernel(a, b):
-        return torch.exp(-(a[:, None] - b[None]).square().sum(-1) / (2 * length**2))
-
-    covariance = kernel(points, points) + noise * torch.eye(len(points), dtype=points.dtype)
-    across = kernel(points, new)
+    covariance = kernel(points, points, length) + noise * torch.eye(len(points), dtype=points.dtype)
+    across = kernel(points, new, length)
     weights = torch.linalg.solve(covariance, across)
     return weights.T @ values, (1 - (across * weights).sum(0)).clamp(min=0).sqrt()
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_process", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_process", "grade": true}
 lab.check("process")
 
 # %% [markdown] id="improvement_text"
 # ## 4 · Expected Improvement
 #
-# Where to measure next? At the lowest mean (**exploit**), or where the doubt is large (**explore**)? Jones, Schonlau and Welch (1998) weigh both
-# in one number. The next value is normal, with mean $\mu$ and standard deviation $\sigma$; if it is below the best so far, we gain the
-# difference, else nothing. On average we gain
+# **Core · 10 min · ●●○**
+#
+# Where should we measure next? At the lowest mean (**exploit**), or where the uncertainty is large
+# (**explore**)? Jones, Schonlau and Welch (1998) combine both in one number. The next value is normally
+# distributed, with mean $\mu$ and standard deviation $\sigma$; if it is below the best so far, we gain the
+# difference, otherwise nothing. The expected gain is
 #
 # $$z = \frac{best - \mu}{\sigma} \qquad EI = E[\max(best - f, 0)] = (best - \mu)\,\Phi(z) + \sigma\,\varphi(z)$$
 #
-# with the normal distribution $\Phi$ (`torch.special.ndtr`) and its density $\varphi(z) = e^{-z^2/2} / \sqrt{2\pi}$. Where $\sigma = 0$ nothing is
-# left to chance: the gain is max(best − μ, 0).
+# with the normal distribution function $\Phi$ (`torch.special.ndtr`) and its density
+# $\varphi(z) = e^{-z^2/2} / \sqrt{2\pi}$. If $\sigma = 0$ the value is certain, and the gain is max(best − μ,
+# 0).
 
 # %% nbgrader={"grade_id": "improvement", "solution": true}
 def expected_improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
-    """EI (M,): how far below `best`, the lowest value so far, the next value will be on average."""
+    """Return EI (M,): the expected amount by which the next value is below `best`, the lowest value so far."""
     ### BEGIN SOLUTION
     gain = best - mean
     z = gain / std.clamp(min=1e-300)
@@ -179,7 +211,7 @@ def expected_improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_improvement", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_improvement", "grade": true}
 lab.check("improvement")
 
 # %% id="show_improvement" tags=["demo"]
@@ -197,43 +229,48 @@ figures.improvement(line[:, 0], truth, (measured[:, 0], values), pictures)
 # %% [markdown] id="length_text"
 # ## 5 · How rough is the landscape?
 #
-# The three pictures have the same measurements and would measure next at different places. The length scale must come from the data. The
-# **marginal likelihood** says how probable the values are if all functions of a length scale are possible:
+# **Core · 8 min · ●●○**
+#
+# The three pictures have the same measurements but choose different next points. The length scale must come
+# from the data. The **marginal likelihood** is the probability density of the values under a length scale,
+# over all functions that it allows:
 #
 # $$\log p(y) = -\tfrac12\, y^T K^{-1} y \;-\; \tfrac12 \log |K| \;-\; \tfrac{N}{2} \log 2\pi$$
 #
-# The first term asks for a good fit, the second charges for freedom: a short length scale can fit anything, and so no values are *probable* with it.
-# Return the most probable of some lengths. (`torch.logdet` or twice the sum of the logarithms of the Cholesky factor's diagonal.)
+# The first term rewards a good fit, the second penalises flexibility: a short length scale can fit any
+# values, so it gives *each* of them a low probability. Return the length with the highest likelihood. (Use
+# `torch.logdet`, or twice the sum of the logarithms of the Cholesky factor's diagonal.)
 
 # %% nbgrader={"grade_id": "length", "solution": true}
 def best_length(points: Tensor, values: Tensor, lengths: list[float], noise: float) -> float:
-    """The one of `lengths` under which `values` (N,) at `points` (N, d) are most probable."""
+    """Return the one of `lengths` under which `values` (N,) at `points` (N, d) are most probable."""
     ### BEGIN SOLUTION
     def log_likelihood(length):
-        kernel = torch.exp(-(points[:, None] - points[None]).square().sum(-1) / (2 * length**2))
-        covariance = kernel + noise * torch.eye(len(points), dtype=points.dtype)
+        covariance = kernel(points, points, length) + noise * torch.eye(len(points), dtype=points.dtype)
         return -0.5 * (values @ torch.linalg.solve(covariance, values) + torch.logdet(covariance))
 
     return max(lengths, key=log_likelihood)
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_length", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_length", "grade": true}
 lab.check("length")
 
 # %% [markdown] id="next_text"
 # ## 6 · Where to measure next
 #
-# Put the three together. The process above assumes values with mean 0 and standard deviation 1: **standardise** them first (a loss is neither). Then
-# choose the length from `LENGTHS`, predict at the candidates, and return the number of the candidate with the largest EI. Mind the scale
-# in which `best` is.
+# **Core · 8 min · ●●○**
+#
+# Combine the three functions. The process assumes values with mean 0 and standard deviation 1, which losses
+# do not have: **standardise** them first. Then choose the length from `LENGTHS`, predict at the candidates,
+# and return the index of the candidate with the largest EI. Give `best` in the same units as the predictions.
 
 # %% nbgrader={"grade_id": "next", "solution": true}
 LENGTHS, NOISE = [0.05, 0.1, 0.2, 0.4, 0.8], 1e-4
 
 
 def next_candidate(points: Tensor, values: Tensor, candidates: Tensor) -> int:
-    """The number of the row of `candidates` (M, d) with the largest Expected Improvement."""
+    """Return the index of the row of `candidates` (M, d) with the largest Expected Improvement."""
     ### BEGIN SOLUTION
     scaled = (values - values.mean()) / values.std(correction=0)
     length = best_length(points, scaled, LENGTHS, NOISE)
@@ -242,17 +279,21 @@ def next_candidate(points: Tensor, values: Tensor, candidates: Tensor) -> int:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_next", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_next", "grade": true}
 lab.check("next")
 
 # %% [markdown] id="next_after"
-# Your search against random search, and against the **TPE** of Optuna, the sampler most people use: it models the good and the bad trials by
-# two densities, and proposes where their ratio is large. Each has the same 8 random trainings to begin with.
+# The cell compares your search with random search, and with **TPE**, the default sampler of Optuna: TPE
+# models the good and the bad trials with two densities, and proposes points where their ratio is large. All
+# three start with the same 8 random trainings.
+#
+# **Predict.** The landscape falls from 2.3 to 0.2. Which is the best loss after 28 trainings, on average over
+# the repeats? Replace each `None` that you want to predict. Predictions are not graded.
+
+# %% id="predict_next" tags=["prediction"]
+predicted_loss = {"random": None, "TPE": None, "your Bayesian search": None}
 
 # %% id="show_next" tags=["demo"]
-import optuna
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
 TRAININGS, START = 28, 8
 
 
@@ -280,17 +321,19 @@ def tpe(seed: int) -> list[float]:
 searches = {"random": lambda seed: random_losses(TRAININGS, seed), "TPE": tpe, "your Bayesian search": bayesian}
 curves = {name: [search(seed) for seed in range(REPEATS)] for name, search in searches.items()}
 last = {name: [min(curve) for curve in runs] for name, runs in curves.items()}
+print(compared(predicted_loss, {name: sum(losses) / len(losses) for name, losses in last.items()}))
 verdict("TPE", "random", last)
 verdict("your Bayesian search", "random", last)
 verdict("your Bayesian search", "TPE", last)
 figures.best_so_far(curves, START)
 
 # %% [markdown] id="pool_text"
-# ## 7 · Real trainings, and the resource that they take
+# ## 7 · Real trainings, and the resource that they use
 #
-# So far every trial was trained to its end. But a learning rate that is far too small shows it in the first epoch. The cell trains a
-# few hundred small networks on handwritten digits, each with hyperparameters of its own (drawn by your `from_place`), all side by side. This
-# **pool** of real curves is what the next searches search on: a trial costs the epochs of its curve that are looked at.
+# So far every trial was trained to its end. But a learning rate that is far too small is visible in the first
+# epoch. The cell trains a few hundred small networks on handwritten digits in parallel, each with different
+# hyperparameters (sampled with your `from_place`). The next searches use this **pool** of real curves: the
+# cost of a trial is the number of epochs of its curve that the search reads.
 
 # %% id="show_pool" tags=["demo"]
 data = trainings.load_digits()
@@ -300,30 +343,40 @@ decays = torch.tensor([from_place(float(v), *trainings.WEIGHT_DECAY, log=True) f
 pool = trainings.train_many(data, rates, decays, EPOCHS, seed=0).T.tolist()  # pool[trial][epoch]; NaN after divergence
 figures.curves(pool, rates.tolist())
 
+# %% [markdown] id="predict_ranks_text"
+# **Predict.** How much do the first epochs tell about the final result? The rank correlation is 1 if the order of
+# the trials after some epochs is the final order, and 0 if both have nothing in common.
+
+# %% id="predict_ranks" tags=["prediction"]
+predicted_ranks = {"after 1 epoch": None, "after 3": None, "after 9": None}
+
 # %% id="show_ranks" tags=["demo"]
 def ranks_agree(epochs: int) -> float:
-    """Correlation of the trials' ranks after `epochs` with their ranks at the end."""
+    """Return the correlation of the trials' ranks after `epochs` with their final ranks."""
     early, late = (torch.tensor([row[at - 1] for row in pool]).nan_to_num(99).argsort().argsort().double() for at in (epochs, EPOCHS))
     return float(torch.corrcoef(torch.stack([early, late]))[0, 1])
 
 
-for epochs in (1, 3, 9, 27):
-    print(f"after {epochs:2} epochs the ranks agree with the final ones to {ranks_agree(epochs):.2f}")
+print(compared(predicted_ranks, {"after 1 epoch": ranks_agree(1), "after 3": ranks_agree(3), "after 9": ranks_agree(9)}))
 
 # %% [markdown] id="halving_text"
 # ## 8 · Successive halving
 #
-# Begin many trials with little, keep the best part, give them more, and again. A **rung** is a number of trials and the resource (epochs) to which
-# they are trained *in all*. From $n$ trials with $r$ epochs, and with the factor $\eta$:
+# **Core · 10 min · ●●○**
+#
+# Start many trials with few epochs, keep the best part, train these longer, and repeat. A **rung** is a
+# number of trials and the *total* resource (epochs) that each of them receives. From $n$ trials with $r$
+# epochs, with the factor $\eta$:
 #
 # $$n_k = \lfloor n / \eta^k \rfloor \qquad r_k = r\, \eta^k \qquad \text{as long as } r_k \le \text{most and } n_k \ge 1$$
 #
-# Write the rungs, and who survives one: the numbers of the `keep` trials with the lowest losses, best first. A trial that diverged has the loss NaN.
-# It is the worst of all; `nan < 1` and `nan > 1` are both false, so sorting by the loss alone goes wrong.
+# Write the rungs, and the survivors of one rung: the indices of the `keep` trials with the lowest losses,
+# best first. A trial that diverged has the loss NaN and is the worst of all. `nan < 1` and `nan > 1` are both
+# false, so sorting by the loss alone gives a wrong order.
 
 # %% nbgrader={"grade_id": "halving", "solution": true}
 def rungs(trials: int, least: int, most: int, eta: int) -> list[tuple[int, int]]:
-    """(trials, epochs in all) of each rung, from (trials, least) upwards."""
+    """Return (trials, total epochs) of each rung, starting at (trials, least)."""
     ### BEGIN SOLUTION
     found = []
     while trials >= 1 and least <= most:
@@ -334,28 +387,32 @@ def rungs(trials: int, least: int, most: int, eta: int) -> list[tuple[int, int]]
 
 
 def survivors(losses: list[float], keep: int) -> list[int]:
-    """The numbers of the `keep` best trials, best first; equal losses in the order of their numbers."""
+    """Return the indices of the `keep` best trials, best first; equal losses in the order of their indices."""
     ### BEGIN SOLUTION
     return sorted(range(len(losses)), key=lambda i: (math.isnan(losses[i]), losses[i] if losses[i] == losses[i] else 0.0, i))[:keep]
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_halving", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_halving", "grade": true}
 lab.check("halving")
 
 # %% [markdown] id="hyperband_text"
 # ## 9 · Hyperband
 #
-# How many trials should halving begin with? If early losses say much, many; if they say little, few. Nobody knows beforehand. **Hyperband** (Li et al.,
-# 2017) runs both and what lies between: brackets $s = s_{max}, \dots, 0$ of about equal cost, with
+# **Core · 8 min · ●●○**
+#
+# How many trials should halving start with? Many if early losses predict the final ones, few if they do not.
+# This is not known in advance. **Hyperband** (Li et al., 2017) runs both extremes and the cases between:
+# brackets $s = s_{max}, \dots, 0$ of about equal cost, with
 #
 # $$s_{max} = \lfloor \log_\eta R \rfloor \qquad n_s = \left\lceil \frac{s_{max} + 1}{s + 1}\, \eta^s \right\rceil \qquad r_s = R\, \eta^{-s}$$
 #
-# Return for each bracket its first rung $(n_s, r_s)$; here $R$ is a power of $\eta$. Count with whole numbers: `math.log(243, 3)` is 4.999....
+# Return the first rung $(n_s, r_s)$ of each bracket; here $R$ is a power of $\eta$. Compute with integers:
+# `math.log(243, 3)` is 4.999....
 
 # %% nbgrader={"grade_id": "hyperband", "solution": true}
 def brackets(most: int, eta: int) -> list[tuple[int, int]]:
-    """(trials, epochs) with which each bracket begins, the one with most trials first. `most` is a power of `eta`."""
+    """Return (trials, epochs) of the first rung of each bracket, most trials first. `most` is a power of `eta`."""
     ### BEGIN SOLUTION
     boldest = 0
     while eta ** (boldest + 1) <= most:
@@ -364,16 +421,16 @@ def brackets(most: int, eta: int) -> list[tuple[int, int]]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_hyperband", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_hyperband", "grade": true}
 lab.check("hyperband")
 
 # %% [markdown] id="budget_text"
-# What do they find for the same number of epochs? Every method gets the budget of one Hyperband and takes its trials at random from the
-# pool. Random search trains fewer trials, all to the end.
+# What do they find with the same number of epochs? Every method has the budget of one Hyperband run and takes
+# its trials at random from the pool. Random search trains fewer trials, all to the end.
 
 # %% id="show_budget" tags=["demo"]
 def halving(order: list[int], trials: int, least: int) -> tuple[float, int]:
-    """The lowest final loss that successive halving finds among the trials of `order`, and its cost in epochs."""
+    """Return the lowest final loss that successive halving finds among the trials of `order`, and its cost in epochs."""
     alive, cost, before = order[:trials], 0, 0
     for count, epochs in rungs(len(alive), least, EPOCHS, 3):
         alive = [alive[i] for i in survivors([pool[trial][before - 1] for trial in alive], count)] if before else alive
@@ -400,32 +457,176 @@ for seed in range(10 * REPEATS):
     once = halving(order, 27, 1)[1]
     parts = [halving(order[27 * i : 27 * i + 27], 27, 1)[0] for i in range(min(budget // once, POOL // 27))]
     found["successive halving"].append(min(parts))
-print(f"budget {budget} epochs: {budget // EPOCHS} trials at random, or {budget // once} times successive halving from 27")
+print(f"budget {budget} epochs: {budget // EPOCHS} random trials, or {budget // once} runs of successive halving from 27 trials")
 verdict("successive halving", "random", found)
 verdict("Hyperband", "random", found)
 verdict("successive halving", "Hyperband", found)
 figures.best_losses(found, f"best final loss for {budget} epochs", log=True)
 
 # %% [markdown] id="budget_after"
-# How much early losses say about final ones, you have measured for this pool. Where a good trial begins slowly (small learning rates, long warm-up, strong
-# regularisation), bold halving throws it away; Hyperband's careful brackets are the price of not knowing.
+# You have measured how well early losses predict final ones in this pool. If a good trial starts slowly
+# (small learning rate, long warm-up, strong regularisation), halving from few epochs discards it. Hyperband's
+# brackets with few trials are the cost of protection against this.
+
+# %% [markdown] id="prune_text"
+# ## 10 · Pruning: stop trials that fall behind
+#
+# **Core · 10 min · ●●○**
+#
+# A simpler rule needs no rungs. The **median rule**: after each epoch, compare the trial's *best loss so far*
+# with the losses of earlier trials at *the same epoch*. Stop the trial if it is above their median. There is
+# no judgement in the first `warmup` epochs, nor while fewer than `enough` earlier trials have reached this
+# epoch.
+#
+# Epochs count from 1: `losses[e - 1]` is the loss after epoch e. `others` are the losses of earlier trials; a
+# stopped trial has a shorter list. A NaN loss stops the trial, also during warm-up. With an even number of
+# values, the median is the mean of the two in the middle. The losses of `others` are finite.
+
+# %% nbgrader={"grade_id": "prune", "solution": true}
+def should_stop(losses: list[float], others: list[list[float]], warmup: int, enough: int) -> bool:
+    """Return whether a trial with these `losses` so far should stop now."""
+    ### BEGIN SOLUTION
+    epoch = len(losses)
+    if math.isnan(losses[-1]):
+        return True
+    told = sorted(other[epoch - 1] for other in others if len(other) >= epoch)
+    if epoch <= warmup or len(told) < enough:
+        return False
+    half = len(told) // 2
+    median = told[half] if len(told) % 2 else (told[half - 1] + told[half]) / 2
+    return min(losses) > median
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_prune", "grade": true}
+lab.check("prune")
+
+# %% [markdown] id="predict_prune_text"
+# **Predict.** 30 random trials of the pool, judged by your rule: which share of all epochs are trained, and in
+# which share of the searches does the best trial reach its end? (Both in percent.)
+
+# %% id="predict_prune" tags=["prediction"]
+predicted_share = {"epochs trained": None, "best trial survives": None}
+
+# %% id="show_prune" tags=["demo"]
+spent, whole, kept = [], [], 0
+for seed in range(10 * REPEATS):
+    order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed)).tolist()[:30]
+    earlier, cost = [], 0
+    for trial in order:
+        losses = []
+        for loss in pool[trial]:
+            losses.append(loss)
+            if should_stop(losses, earlier, warmup=2, enough=4):
+                break
+        cost += len(losses)
+        earlier.append([loss for loss in losses if not math.isnan(loss)])
+    best = min(pool[trial][-1] for trial in order if not math.isnan(pool[trial][-1]))
+    kept += any(len(losses) == EPOCHS and losses[-1] == best for losses in earlier)
+    spent.append(cost / (30 * EPOCHS))
+print(compared(predicted_share, {"epochs trained": 100 * sum(spent) / len(spent), "best trial survives": 100 * kept / len(spent)}))
+
+# %% [markdown] id="objective_text"
+# ## 11 · An objective for Optuna
+#
+# **Core · 10 min · ●●○**
+#
+# In Optuna a search is a *study*, and a training is a *trial*. You write the **objective**: a function that
+# receives a trial, asks it for hyperparameters, trains, and returns the value to minimise. The study has a
+# *sampler*, which proposes the hyperparameters, and a *pruner*, which stops trials; neither is part of your
+# function.
+#
+# Write an objective for any search space and any training:
+#
+# 1. For each name in `space`, `trial.suggest_float(name, low, high, log=True)` returns a value. Collect them in a
+#    dict.
+# 2. `train(params)` is a generator: it trains one epoch each time that you take a value from it, and yields the
+#    validation loss.
+# 3. After each epoch report its loss with the number of the epoch, from 1: `trial.report(loss, epoch)`. **Then**
+#    ask `trial.should_prune()`. If it is true, raise `optuna.TrialPruned()`: no further epoch is trained, and
+#    Optuna records the trial as pruned.
+# 4. If a loss is NaN, raise `optuna.TrialPruned()` immediately, without reporting it: Optuna's pruners compare
+#    the *best* loss so far, so one good epoch would protect a diverged trial.
+# 5. Return the last loss.
+
+# %% nbgrader={"grade_id": "objective", "solution": true}
+def objective(trial, space: dict[str, tuple[float, float]], train) -> float:
+    """Train with the hyperparameters that `trial` suggests, and return the last loss; stop when the trial should be pruned."""
+    ### BEGIN SOLUTION
+    params = {name: trial.suggest_float(name, low, high, log=True) for name, (low, high) in space.items()}
+    for epoch, loss in enumerate(train(params), 1):
+        if math.isnan(loss):
+            raise optuna.TrialPruned()
+        trial.report(loss, epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned()
+    return loss
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_objective", "grade": true}
+lab.check("objective")
+
+# %% [markdown] id="objective_after"
+# The cell runs your objective in two studies with the same sampler and the same seed, without and with a pruner.
+# These are real trainings, one network at a time.
+
+# %% id="show_objective" tags=["demo"]
+import time
+
+SPACE = {"learning_rate": trainings.LEARNING_RATE, "weight_decay": trainings.WEIGHT_DECAY}
+TRIALS = max(8, min(20, REPEATS))
+
+
+def train(params: dict[str, float]):
+    """Train one network; yield its validation loss after each epoch."""
+    networks = trainings.Networks.begin(1, seed=0)
+    rate, decay = (torch.tensor([params[name]]) for name in SPACE)
+    for epoch in range(EPOCHS):
+        networks, losses = trainings.train_epoch(networks, data, rate, decay, seed=epoch)
+        yield float(losses)
+
+
+studies = {}
+for name, pruner in {
+    "no pruner": optuna.pruners.NopPruner(),
+    "median pruner": optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=3),
+}.items():
+    begin = time.perf_counter()
+    studies[name] = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1), pruner=pruner)
+    studies[name].optimize(lambda trial: objective(trial, SPACE, train), n_trials=TRIALS)
+    epochs = sum(len(trial.intermediate_values) for trial in studies[name].trials)
+    stopped = sum(trial.state == optuna.trial.TrialState.PRUNED for trial in studies[name].trials)
+    print(
+        f"{name:13} best loss {studies[name].best_value:.3f} in {epochs} epochs, {stopped} of {TRIALS} trials stopped early,"
+        f" {time.perf_counter() - begin:.1f} s"
+    )
+
+# %% [markdown] id="objective_question"
+# The two studies propose different trials as soon as the first one is pruned, because TPE learns from what it
+# sees. So the two best losses are one repeat of two searches: which cell above would show whether the difference
+# is real?
 
 # %% [markdown] id="asha_text"
-# ## 10 · ASHA: nobody waits
+# ## 12 · ASHA: no worker waits
 #
-# A rung of successive halving waits for its slowest trial. On 100 GPUs, 99 wait. **ASHA** (Li et al., 2018) promotes a trial as soon as it is in the
-# best $1/\eta$ of those that have reported on its rung *so far*. A free worker asks:
+# **Optional · 15 min · ●●●**
 #
-# 1. from the rung below the top downwards: of the trials that have reported on this rung, take the best ⌊reported / η⌋. Is one among them that has not
-#    been promoted? The best such trial goes on.
-# 2. Nobody to promote: begin a new trial on rung 0.
+# A rung of successive halving waits for its slowest trial: on 100 GPUs, 99 wait. **ASHA** (Li et al., 2018)
+# promotes a trial as soon as it is in the best $1/\eta$ of those that have reported on its rung *so far*. A
+# free worker asks:
 #
-# `reported[k]` are the losses on rung k by trial, and `promoted[k]` the trials that have gone on from rung k. The top rung is the last one of `reported`:
-# from there nobody goes on. Trials with equal losses: the lower number is better.
+# 1. For each rung, from the one below the top downwards: of the trials that have reported on this rung, take
+#    the best ⌊reported / η⌋. Promote the best of these that has not been promoted.
+# 2. If there is no trial to promote, start a new trial on rung 0.
+#
+# `reported[k]` maps trials to their losses on rung k, and `promoted[k]` holds the trials that were promoted
+# from rung k. The top rung is the last one of `reported`: no trial is promoted from it. Of trials with equal
+# losses, the one with the lower index is better.
 
 # %% nbgrader={"grade_id": "asha", "solution": true}
 def promotion(reported: list[dict[int, float]], promoted: list[list[int]], eta: int) -> tuple[int, int] | None:
-    """(trial, rung it leaves) of the trial that should go on; None: begin a new one."""
+    """Return (trial, rung it leaves) of the trial to promote, or None to start a new trial."""
     ### BEGIN SOLUTION
     for rung in range(len(reported) - 2, -1, -1):
         ranked = sorted(reported[rung], key=lambda trial: (reported[rung][trial], trial))
@@ -436,20 +637,21 @@ def promotion(reported: list[dict[int, float]], promoted: list[list[int]], eta: 
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_asha", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_asha", "grade": true}
 lab.check("asha")
 
 # %% [markdown] id="asha_after"
-# Eight workers in simulated time, 27 trials of the pool; some configurations take three times as long as others. Above, successive halving as you know it;
-# below, your promotions decide. The darker a bar, the higher the rung.
+# Eight workers in simulated time run 27 trials of the pool; some configurations take three times as long as
+# others. The upper timeline is successive halving; in the lower one your promotions decide. The darker a bar,
+# the higher the rung.
 
 # %% id="show_asha" tags=["demo"]
 from dlo_lib.hpo import SuccessiveHalving, draw_timeline, simulate
-from dlo_lib.hpo.table import Begin, GoOn, idle
+from dlo_lib.hpo.table import Begin, Promote, idle
 
 
 class YourAsha:
-    """Asks your function with the table of trials."""
+    """A policy that calls your function with the table of trials."""
 
     def __init__(self):
         self.levels = [epochs for _, epochs in rungs(27, 1, EPOCHS, 3)]
@@ -459,7 +661,7 @@ class YourAsha:
         gone = [[row.number for row in table if row.has_begun(level)] for level in self.levels[1:]] + [[]]
         go_on = promotion(reported, gone, 3)
         if go_on is not None:
-            return GoOn(go_on[0], self.levels[go_on[1] + 1])
+            return Promote(go_on[0], self.levels[go_on[1] + 1])
         return Begin(1, EPOCHS) if len(table) < 27 else idle(table)
 
 
@@ -482,70 +684,29 @@ for name, run in runs.items():
     print(f"{name}: best loss {best:.3f}, trained {run.cost:.0f} units of time")
 draw_timeline(runs)
 
-# %% [markdown] id="prune_text"
-# ## 11 · Pruning: stop what lags behind
-#
-# A simpler rule needs no rungs. The **median rule**: after each epoch a trial compares its *best loss so far* with the losses that earlier trials had at
-# *the same epoch*. Is it above their median, it stops. The first `warmup` epochs are not judged, and neither is anything while there are fewer than
-# `enough` earlier trials that got so far.
-#
-# Epochs count from 1: `losses[e - 1]` is the loss after epoch e. `others` are the losses of earlier trials; one that was stopped has a shorter list. A NaN loss
-# stops the trial, also during warm-up. With an even number of values, the median is the mean of the two in the middle. Losses of `others` are finite.
-
-# %% nbgrader={"grade_id": "prune", "solution": true}
-def should_stop(losses: list[float], others: list[list[float]], warmup: int, enough: int) -> bool:
-    """Whether a trial with these `losses` so far should stop now."""
-    ### BEGIN SOLUTION
-    epoch = len(losses)
-    if math.isnan(losses[-1]):
-        return True
-    told = sorted(other[epoch - 1] for other in others if len(other) >= epoch)
-    if epoch <= warmup or len(told) < enough:
-        return False
-    half = len(told) // 2
-    median = told[half] if len(told) % 2 else (told[half - 1] + told[half]) / 2
-    return min(losses) > median
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_prune", "grade": true, "points": 5}
-lab.check("prune")
-
-# %% id="show_prune" tags=["demo"]
-spent, whole, kept = [], [], 0
-for seed in range(10 * REPEATS):
-    order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed)).tolist()[:30]
-    earlier, cost = [], 0
-    for trial in order:
-        losses = []
-        for loss in pool[trial]:
-            losses.append(loss)
-            if should_stop(losses, earlier, warmup=2, enough=4):
-                break
-        cost += len(losses)
-        earlier.append([loss for loss in losses if not math.isnan(loss)])
-    best = min(pool[trial][-1] for trial in order if not math.isnan(pool[trial][-1]))
-    kept += any(len(losses) == EPOCHS and losses[-1] == best for losses in earlier)
-    spent.append(cost / (30 * EPOCHS))
-print(f"30 trials, the median rule: {100 * sum(spent) / len(spent):.0f} % of the epochs; the best trial survives in {100 * kept / len(spent):.0f} % of the searches")
-
 # %% [markdown] id="population_text"
-# ## 12 · Population-based training
+# ## 13 · Population-based training
 #
-# The best learning rate at the beginning need not be the best one at the end. **Population-based training** (Jaderberg et al., 2017) trains a population side
-# by side and changes hyperparameters *while it trains*. After every interval:
+# **Optional · 15 min · ●●○**
 #
-# - **exploit**: with $q$ = max(1, ⌊quantile · n⌋), each of the q worst members becomes a copy, weights and learning rate, of one of the q best:
-#   `best[pick]`, where `best` are the q best members, best first, and `picks[i]` belongs to member i;
-# - **explore**: its new learning rate is the copied one, times 1.2 if `ups[i]`, else times 0.8, and kept within `low` and `high`.
+# The best learning rate at the start need not be the best one at the end. **Population-based training**
+# (Jaderberg et al., 2017) trains a population in parallel and changes hyperparameters *during the training*.
+# After every interval:
 #
-# All others go on as they are. A NaN loss is the worst; `survivors(losses, len(losses))` ranks all members.
+# - **exploit**: with $q$ = max(1, ⌊quantile · n⌋), each of the q worst members becomes a copy, weights and
+#   learning rate, of one of the q best: `best[pick]`, where `best` are the q best members, best first, and
+#   `picks[i]` belongs to member i;
+# - **explore**: its new learning rate is the copied one, times 1.2 if `ups[i]`, otherwise times 0.8, and
+#   clamped to `low` and `high`.
+#
+# All other members continue unchanged. A NaN loss is the worst; `survivors(losses, len(losses))` ranks all
+# members.
 
 # %% nbgrader={"grade_id": "population", "solution": true}
 def new_generation(
     losses: list[float], rates: list[float], quantile: float, picks: list[int], ups: list[bool], low: float, high: float
 ) -> tuple[list[int], list[float]]:
-    """For each member whose weights it goes on with (its own number: it stays), and its learning rate."""
+    """Return the parent of each member, whose weights it takes (itself if it stays), and its learning rate."""
     ### BEGIN SOLUTION
     ranked = survivors(losses, len(losses))
     few = max(1, int(quantile * len(losses)))
@@ -557,13 +718,14 @@ def new_generation(
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_population", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_population", "grade": true}
 lab.check("population")
 
 # %% [markdown] id="population_after"
-# Real training: 6 members, 27 epochs, a new generation after every third. Against it, the same 6 learning rates kept to the end (random search), from the
-# same weights and with the same batches. Both cost 6 × 27 epochs. The picture shows the last repeat: every member's learning rate, and in colour what the
-# weights of the best one have been trained with.
+# This is real training: 6 members, 27 epochs, a new generation after every third. The comparison keeps the
+# same 6 learning rates to the end (random search), with the same initial weights and batches. Both cost
+# 6 × 27 epochs. The picture shows the last repeat: the learning rate of every member, and in colour the
+# learning rates that the weights of the best member were trained with.
 
 # %% id="show_population" tags=["demo"]
 MEMBERS, QUANTILE = 6, 0.25
@@ -599,13 +761,14 @@ verdict("population", "random", found)
 figures.population(history, families, losses, every=3)
 
 # %% [markdown] id="shared_text"
-# ## 13 · A search that several processes share
+# ## 14 · A search that several processes share
 #
-# On a cluster, workers come and go: jobs are killed at their time limit. `dlo_lib.hpo` puts a search into **one file**, the journal of an Optuna study. Workers
-# share nothing else. Each asks the file what to train next and reports there; one that is killed leaves its trial to the next one that asks, with the last
-# checkpoint. No server, no trial lost, none done twice.
+# On a cluster, workers come and go: jobs are killed at their time limit. `dlo_lib.hpo` stores a search in
+# **one file**, the journal of an Optuna study. Workers share nothing else. Each worker asks the file what to
+# train next and reports there. The trial of a killed worker passes to the next worker that asks, with the
+# last checkpoint. There is no server; no trial is lost or done twice.
 #
-# The objective trains for real, saves at `task.checkpoint`, and goes on from `task.resume`.
+# The objective of the cell really trains a network, saves at `task.checkpoint`, and resumes from `task.resume`.
 
 # %% id="show_shared" tags=["demo"]
 import tempfile
@@ -624,7 +787,7 @@ space = {
 search = Search.make(journal, Definition(space, Asha(trials=18, least=1, most=9), Sampler.TPE, seed=3))
 
 
-def objective(task) -> float:
+def resumable(task) -> float:
     torch.set_num_threads(1)
     networks = trainings.Networks.begin(1, seed=task.trial)
     if task.resume is not None:
@@ -636,11 +799,11 @@ def objective(task) -> float:
     return float(losses)
 
 
-# A worker takes a trial and is gone before it reports.
+# A worker takes a trial and leaves before it reports.
 lost = search.ask()
 search.leave()
 
-print("tasks done by each of two processes:", run_workers(journal, objective, workers=2))
+print("tasks done by each of two processes:", run_workers(journal, resumable, workers=2))
 table = Search.join(journal).table()
 print(f"{len(table)} trials; trial {lost.trial}, which the first worker left, has reported: {dict(table[lost.trial].reports)}")
 best = Search.join(journal).best
@@ -648,8 +811,9 @@ print(f"best: trial {best.number}, learning rate {best.params['learning_rate']:.
 draw_trials(table)
 
 # %% [markdown] id="dashboard_text"
-# The file is an Optuna study, so Optuna's tools read it: its plots (here: when each trial lived; one that waits for its promotion lives on), and a dashboard. The
-# dashboard is served by a thread of this kernel, and is gone with it.
+# The file is an Optuna study, so Optuna's tools can read it: its plots (here the lifetime of each trial,
+# which includes the wait for a promotion) and a dashboard. A thread of this kernel serves the dashboard and
+# ends with the kernel.
 
 # %% id="show_optuna" tags=["demo"]
 figures.optuna_timeline(Search.join(journal).study)
@@ -664,22 +828,89 @@ dashboard
 dashboard.stop()
 
 # %% [markdown] id="scale_cluster"
-# ## 14 · At scale
+# ## 15 · At scale
 #
-# On a cluster the same search is a **job array**: each element is a worker, however many the queue lets run. Where there is no SLURM the same call runs
-# here. With `dry_run=True` it only shows the script; take that away to send it, with the journal in a folder that all nodes see.
+# On a cluster the same search is a **job array**: each element is a worker, and the queue decides how many
+# run at once. Without SLURM the same call runs here. With `dry_run=True` it only shows the script; remove it
+# to submit the job, with the journal in a folder that all nodes can access.
 
 # %% id="show_cluster" tags=["demo"]
 from dlo_lib.cluster import submit
 from dlo_lib.hpo import take_part
 
-shared = {"path": "digits.journal", "objective": objective}
+shared = {"path": "digits.journal", "objective": resumable}
 print(submit(take_part, shared, gpus=1, site="jean-zay-v100", account="abc", sweep={"worker": range(16)}, dry_run=True))
 
-# %% [markdown] id="quiz_text"
-# ## 15 · Quiz
+# %% [markdown] id="monday_text"
+# ## 16 · The same with Optuna
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# In a project the sampler and the pruner come from Optuna, and you write only the objective, as in section 11.
+# Is Optuna's `MedianPruner` your median rule? The cell gives it the same trials and runs the same check:
+
+# %% id="monday" tags=["demo"]
+from optuna.trial import TrialState, create_trial
+
+
+def should_stop_by_optuna(losses, others, warmup, enough):
+    if math.isnan(losses[-1]):  # the objective's task: the pruner compares the best loss so far
+        return True
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=0, n_warmup_steps=warmup + 1, n_min_trials=enough)
+    study = optuna.create_study(pruner=pruner)
+    for state, curve in [*((TrialState.COMPLETE, other) for other in others), (TrialState.RUNNING, losses)]:
+        values = dict(enumerate(curve, 1))
+        value = curve[-1] if state == TrialState.COMPLETE else None
+        study.add_trial(create_trial(state=state, value=value, intermediate_values=values))
+    return bool(pruner.prune(study, study.get_trials()[-1]))
+
+
+lab.check("prune", instead={"should_stop": should_stop_by_optuna})
+
+# %% [markdown] id="monday_differences"
+# It is the same rule, with three differences that matter in use. The warm-up is counted from the first step that
+# is judged (`warmup + 1`). A NaN does not stop a trial that was good before. And in a study only **completed**
+# trials are compared, whereas your rule also uses the curves of stopped trials.
+#
+# The table compares the Bayesian search of section 6 with Optuna's TPE and with its Gaussian process: the time to
+# propose the 28th trial (the minimum of three), and the lines that you write and maintain. Optuna's Gaussian process
+# fits its kernel and maximises its acquisition function numerically, so a proposal takes longer than yours; beside a
+# training of minutes this is little.
+
+# %% id="monday_table" tags=["demo"]
+from dlo_lib.labkit.side_by_side import Form, lines_of, table
+
+
+def proposal_of(sampler) -> float:
+    """Return the seconds that Optuna takes to propose a trial after 27 trials."""
+    study = optuna.create_study(sampler=sampler)
+    axis = {"u": FloatDistribution(0, 1), "v": FloatDistribution(0, 1)}
+    for u, v in torch.rand(TRAININGS - 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist():
+        study.add_trial(create_trial(params={"u": u, "v": v}, distributions=axis, value=loss_at((u, v))))
+    begin = time.perf_counter()
+    study.ask(axis)
+    return time.perf_counter() - begin
+
+
+def own_proposal() -> float:
+    points = torch.rand(TRAININGS - 1, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.tensor([loss_at(point) for point in points]).double()
+    begin = time.perf_counter()
+    next_candidate(points, values, torch.rand(260, 2, dtype=torch.float64))
+    return time.perf_counter() - begin
+
+
+ask = "study = optuna.create_study(sampler=sampler, pruner=pruner)\nstudy.optimize(objective, n_trials=28)"
+samplers = {"Optuna, TPE": optuna.samplers.TPESampler, "Optuna, Gaussian process": optuna.samplers.GPSampler}
+forms = [Form("yours", lines_of(posterior, expected_improvement, best_length, next_candidate), min(own_proposal() for _ in range(3)))]
+forms += [Form(name, lines_of(ask), min(proposal_of(kind(seed=0)) for _ in range(3))) for name, kind in samplers.items()]
+print(table(forms))
+
+# %% [markdown] id="quiz_text"
+# ## 17 · Quiz
+#
+# **Core · 5 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests whether every question has an
+# answer; right answers count in grading.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -689,25 +920,33 @@ lab.quiz()
 quiz = {"q1": "b", "q2": "a", "q3": "c", "q4": "d", "q5": "b"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - All methods above chose by the validation images. Measure the best of each on the test images, which nobody has looked at. How much of its lead is left?
-# - Give Expected Improvement several candidates at once: pretend that the trials in training have the worst value so far.
-# - Let TPE propose the trials of Hyperband (that is BOHB, Falkner et al., 2018): `Definition(space, Hyperband(27), Sampler.TPE)`.
-# - A learning rate and a batch size that depend on each other: which of the samplers notices?
+# - All methods above choose by the validation images. Measure the best of each on the test images, which no
+#   method has used. How much of its advantage is left?
+# - Give Expected Improvement several candidates at once: assume that the trials in training have the worst
+#   value so far.
+# - Let TPE propose the trials of Hyperband (BOHB, Falkner et al., 2018):
+#   `Definition(space, Hyperband(27), Sampler.TPE)`.
+# - Search a learning rate and a batch size that depend on each other: which of the samplers uses the
+#   dependence?
 #
 # ## References
 #
-# - J. Bergstra and Y. Bengio, *Random Search for Hyper-Parameter Optimization* (2012), [JMLR 13](https://jmlr.org/papers/v13/bergstra12a.html)
-# - D. Jones, M. Schonlau and W. Welch, *Efficient Global Optimization of Expensive Black-Box Functions* (1998), [doi:10.1023/A:1008306431147](https://doi.org/10.1023/A:1008306431147)
+# - J. Bergstra and Y. Bengio, *Random Search for Hyper-Parameter Optimization* (2012), [JMLR
+#   13](https://jmlr.org/papers/v13/bergstra12a.html)
+# - D. Jones, M. Schonlau and W. Welch, *Efficient Global Optimization of Expensive Black-Box Functions*
+#   (1998), [doi:10.1023/A:1008306431147](https://doi.org/10.1023/A:1008306431147)
 # - J. Bergstra et al., *Algorithms for Hyper-Parameter Optimization* (TPE; 2011), NeurIPS
 # - L. Li et al., *Hyperband* (2016), [arXiv:1603.06560](https://arxiv.org/abs/1603.06560)
-# - L. Li et al., *A System for Massively Parallel Hyperparameter Tuning* (ASHA; 2018), [arXiv:1810.05934](https://arxiv.org/abs/1810.05934)
-# - M. Jaderberg et al., *Population Based Training of Neural Networks* (2017), [arXiv:1711.09846](https://arxiv.org/abs/1711.09846)
+# - L. Li et al., *A System for Massively Parallel Hyperparameter Tuning* (ASHA; 2018),
+#   [arXiv:1810.05934](https://arxiv.org/abs/1810.05934)
+# - M. Jaderberg et al., *Population Based Training of Neural Networks* (2017),
+#   [arXiv:1711.09846](https://arxiv.org/abs/1711.09846)
 # - D. Golovin et al., *Google Vizier* (the median rule; 2017), doi:10.1145/3097983.3098043
 # - T. Akiba et al., *Optuna* (2019), [arXiv:1907.10902](https://arxiv.org/abs/1907.10902)
 # - The courses this lab follows: FIDLE, sequence 16; IDRIS, *Deep Learning Optimisé – Jean Zay* (DLO-JZ)

@@ -1,37 +1,42 @@
 # %% [markdown] id="title"
 # # 10 · Collectives, from send and receive
 #
-# **What you will do.** Write the operations on which all of distributed training stands (broadcast, reduce-scatter, all-gather, all-reduce,
-# all-to-all) from nothing but messages between two ranks. You meet a dead-lock on purpose, count every byte, measure your own algorithms, fit
-# a model of two numbers to them, and say which algorithm wins for which tensor: here, and on a cluster.
+# **What you will do.** Write the operations that distributed training is built on (broadcast, reduce-scatter,
+# all-gather, all-reduce), using only messages between two ranks. You provoke a dead-lock, count every byte,
+# predict and measure your own algorithms, and then use the collectives of PyTorch, on groups of ranks.
 #
-# You need no GPU: ranks are processes on this machine (gloo).
+# You should know tensors, and that a program can run as several processes, each with memory that the others
+# cannot read. You need no GPU: the ranks are processes on this machine (gloo).
 #
-# Builds on lab 01. It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
-# pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# The core takes about 95 minutes; three optional sections follow the quiz. Each exercise has a check that answers at once;
+# `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
+# `lab.use_reference("name")` lets you continue without the points of that step.
 #
-# Words: rank (*rang*), collective operation (*opération collective*), broadcast (*diffusion*), reduction (*réduction*), dead-lock
-# (*interblocage*), latency (*latence*), bandwidth (*bande passante*).
+# Words: rank (*rang*), collective operation (*opération collective*), broadcast (*diffusion*), reduction
+# (*réduction*), dead-lock (*interblocage*), latency (*latence*), bandwidth (*bande passante*), process group (*groupe de processus*).
 
 # %% id="setup"
 import os
+import re
 import time
 
 import torch
 import torch.distributed as dist
 
 from dlo_lib.grading import Lab
+from dlo_lib.labkit.explore import explore
+from dlo_lib.labkit.predictions import compared
 
 REPEATS = int(os.environ.get("DLO_REPEATS", 20))  # of each measurement near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 4 << 20))  # bytes of the largest tensor measured
-PROCESSES = int(os.environ.get("DLO_PROCESSES", 2))  # of the job at the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
 # ## Why: the obvious way
 #
-# In data parallelism every rank has gradients of its own, and all ranks need their **sum**. The obvious way: everybody sends to rank 0, which
-# adds up and sends the sum back. A dozen lines, right results. It runs below on 2 to 6 real ranks; a tracer counts the bytes that pass.
+# In data parallelism every rank has its gradients, and all ranks need their **sum**. The obvious way: all
+# ranks send to rank 0, which adds the tensors and sends the sum to the others. The code is short, and its
+# results are right. It runs below on 2 to 6 real ranks; a tracer counts the bytes.
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -41,7 +46,7 @@ from dlo_lib.launch import run_ranks
 
 
 def star_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum on every rank, by way of rank 0."""
+    """Return the sum over all ranks; rank 0 computes it."""
     total, rank, world = tensor.clone(), dist.get_rank(), dist.get_world_size()
     if rank == 0:
         arriving = torch.empty_like(total)
@@ -57,7 +62,7 @@ def star_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def through_busiest(all_reduce, world: int, size: int = 12_000) -> float:
-    """Bytes sent and received by the busiest rank, in units of the tensor's bytes."""
+    """Return the bytes sent and received by the busiest rank, divided by the bytes of the tensor."""
     trace = run_ranks(lambda: all_reduce(torch.ones(size)).sum(), world, trace=True).trace
     return max(trace.bytes(Kind.SEND, rank) + trace.bytes(Kind.RECV, rank) for rank in range(world)) / (4 * size)
 
@@ -70,39 +75,46 @@ figures.busiest(busiest)
 GRADIENTS = 4 * 3.21e9  # bytes: Llama 3.2 3B in fp32
 PORT = 100e9 / 8  # bytes/s, one way: an Omni-Path port of 100 Gb/s
 for world in (4, 64, 512):
-    print(f"{world:4} ranks: {(world - 1) * GRADIENTS / PORT:7.1f} s to reach rank 0, and as long for the way back, in every step")
+    print(f"{world:4} ranks: {(world - 1) * GRADIENTS / PORT:7.1f} s to send to rank 0, and as long to send the sum, in every step")
 
 # %% [markdown] id="why_questions"
-# All links end at rank 0, and its share grows with the number of ranks. Every other rank waits. Two questions before you go on:
+# All messages pass through rank 0, and its traffic grows with the number of ranks. The other ranks wait. Two
+# questions before you continue:
 #
-# - Rank 0 needs every byte of every rank to build the sum. Must *one* rank build all of it?
-# - What is the least that a rank must send and receive, whatever the algorithm? (Its own share must leave it, the sum must reach it.)
+# - Rank 0 needs every byte of every rank to compute the sum. Must *one* rank compute the whole sum?
+# - What is the least that a rank must send and receive? (Its own tensor must leave it, and the sum must reach
+#   it.)
 
 # %% [markdown] id="idea"
-# ## The idea: cut the tensor, and go round
+# ## The idea: cut the tensor, and use a ring
 #
-# Cut the tensor into N chunks; make each rank responsible for one. The partial sum of a chunk travels round a **ring** and takes in the share
-# of each rank that it visits. All N partial sums travel at the same time, so every link works in every step, and no rank is special.
+# Cut the tensor into N chunks; each rank is responsible for one. The partial sum of a chunk travels round a
+# **ring**: each rank adds its share of the chunk and sends the partial sum to the next rank. All N partial
+# sums travel at the same time, so every link is used in every step, and all ranks do the same work.
 #
-# The figure shows four ranks. A cell says whose shares the rank has in its hands, for that chunk; framed cells have just arrived. After
-# three steps each rank has *one complete chunk*: that is a **reduce-scatter**. Three steps more, and complete chunks are everywhere: an
-# **all-gather**. Both together are an **all-reduce**.
+# The figure shows four ranks. A cell lists the ranks whose shares its partial sum contains; a frame marks
+# what has just arrived. After three steps each rank has *one complete chunk*: this is a **reduce-scatter**.
+# After three more steps every rank has all complete chunks: this is an **all-gather**. Both together are an
+# **all-reduce**. The slider changes the number of ranks.
 
 # %% id="show_idea" tags=["demo"]
-figures.ring(ranks=4)
+explore(figures.ring, ranks=[2, 3, 4, 5, 6])
 
 # %% [markdown] id="pi_text"
-# ## 1 · First contact: π by many ranks
+# ## 1 · First contact: π with many ranks
 #
-# Before you write collectives, use one. Throw points into the unit square. The share of them with *x² + y² ≤ 1* estimates π/4. Each rank has
-# thrown its own points; **all** ranks want the estimate of **all** points.
+# **Core · 8 min · ●○○**
 #
-# `dist` is ready. `dist.all_reduce(tensor)` replaces a tensor by the sum over all ranks, in place, on every rank. Use it once, and send no
-# more than you need. Ranks may have thrown different numbers of points.
+# Before you write collectives, use one. Draw random points in the unit square. The fraction of points with
+# *x² + y² ≤ 1* estimates π/4. Each rank has drawn its own points; **all** ranks need the estimate from
+# **all** points.
+#
+# `dist` is ready. `dist.all_reduce(tensor)` replaces a tensor by the sum over all ranks, in place, on every
+# rank. Call it once, and send no more than you need. Ranks may have different numbers of points.
 
 # %% nbgrader={"grade_id": "pi", "solution": true}
 def estimate_pi(points: torch.Tensor) -> float:
-    """π, estimated from the points of all ranks. points: those of this rank, (number, 2), in [0, 1)."""
+    """Estimate π from the points of all ranks. points: those of this rank, (number, 2), in [0, 1)."""
     ### BEGIN SOLUTION
     inside = (points.square().sum(dim=1) <= 1).sum()
     counts = torch.tensor([inside, len(points)], dtype=torch.float64)
@@ -110,13 +122,12 @@ def estimate_pi(points: torch.Tensor) -> float:
     return float(4 * counts[0] / counts[1])
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_pi", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_pi", "grade": true}
 lab.check("pi")
 
 # %% id="run_pi" tags=["demo"]
 def throw(number: int) -> float:
-    """This rank throws, all ranks estimate."""
+    """Draw points on this rank; estimate π from the points of all ranks."""
     torch.manual_seed(10 + dist.get_rank())
     return estimate_pi(torch.rand(number, 2))
 
@@ -125,24 +136,26 @@ for world in (1, 2, 4):
     points = world * 200_000
     estimates = run_ranks(throw, world, 200_000)
     spread = 1.64 / points**0.5  # one standard deviation: 4 * sqrt(p (1 - p) / points) with p = pi / 4
-    same = "the same on all ranks" if len(set(estimates)) == 1 else f"but others on other ranks: {estimates}"
-    print(f"ranks {world}, points {points:7,}: {estimates[0]:.5f}, give or take {spread:.5f}; {same}")
+    same = "the same on all ranks" if len(set(estimates)) == 1 else f"but not the same on all ranks: {estimates}"
+    print(f"ranks {world}, points {points:7,}: {estimates[0]:.5f} ± {spread:.5f}; {same}")
 
 # %% [markdown] id="exchange_text"
 # ## 2 · Messages, and a dead-lock
 #
-# From here on you use **only messages**: `dist.send(tensor, to)` and `dist.recv(tensor, source)`, which fills `tensor`. Both *block*: they
-# return when the message has passed.
+# **Core · 12 min · ●●○**
 #
-# In a ring everyone has something for the right neighbour and expects something from the left one. So: first send, then receive. **What do you
-# expect?**
+# From now on you use **only messages**: `dist.send(tensor, to)` and `dist.recv(tensor, source)`, which fills
+# `tensor`. Both *block*: they return after the message has been transferred.
+#
+# In a ring, each rank sends a tensor to its right neighbour and receives one from its left neighbour. The
+# first idea: send, then receive. **What do you expect?**
 
 # %% id="run_dead_lock" tags=["demo"]
 from dlo_lib.launch import DeadLock
 
 
 def everyone_sends_first() -> float:
-    """This rank's number goes to the right; the number that comes from the left."""
+    """Send this rank's number to the right; return the number that arrives from the left."""
     rank, world = dist.get_rank(), dist.get_world_size()
     right, left = (rank + 1) % world, (rank - 1) % world
     mine, other = torch.tensor([float(rank)]), torch.zeros(1)
@@ -154,18 +167,19 @@ def everyone_sends_first() -> float:
 try:
     print(run_ranks(everyone_sends_first, 3))
 except DeadLock as lock:
-    print(lock)
+    print(re.sub(r" Let [^.]*\.", "", str(lock)))  # without the cure: it is your next exercise
 
 # %% [markdown] id="exchange_exercise"
-# Read the table, line by line: each rank stands in a call, and the call that would free it comes *after* the one in which another rank stands.
-# A ring of waits.
+# Read the table line by line. Each rank waits in a call, and the call that would release it comes *after* the
+# call in which another rank waits. The waits form a cycle.
 #
-# On another day this program may **run**: a library may copy a small message into a buffer and return from `send` at once. Then it hangs when
-# the tensors grow. (This course reports the dead-lock even where a buffer would hide it.)
+# This program may also **run**: a library may copy a small message into a buffer, so that `send` returns at
+# once. Then the program hangs as soon as the tensors are larger. (This course reports the dead-lock even
+# where a buffer would hide it.)
 #
-# There are cures that fit one pattern: "even ranks send first" works round a ring. Write one for **any** pattern: who sends to whom may
-# be anything, as long as each message has a sender and a receiver. `dist.isend` and `dist.irecv` return at once, with an object whose
-# `wait()` blocks.
+# Some solutions fit one pattern only: "even ranks send first" works in a ring. Write one for **any** pattern:
+# any rank may send to any rank, as long as each message has a sender and a receiver. `dist.isend` and
+# `dist.irecv` return at once, with an object whose `wait()` blocks.
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
@@ -173,30 +187,34 @@ def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: in
     ### BEGIN SOLUTION
     receive = dist.P2POp(dist.irecv, incoming, source)
     send = dist.P2POp(dist.isend, outgoing, to)
-    for work in dist.batch_isend_irecv([receive, send]):  # both are under way before anybody waits
+    for work in dist.batch_isend_irecv([receive, send]):  # both are started before the first wait
         work.wait()
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_exchange", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_exchange", "grade": true}
 lab.check("exchange")
 
 # %% [markdown] id="scatter_text"
 # ## 3 · Reduce-scatter
 #
-# The upper row of the figure. With N ranks, `tensor.tensor_split(N)` cuts a tensor of *any* size into N chunks: where N does not divide it,
-# the first ones have one element more, and some may be empty. Rank *r* ends up with chunk *r* of the sum.
+# **Core · 22 min · ●●●**
 #
-# Follow one chunk in the figure. Where does the partial sum of chunk *c* set out? Whose share does it take in last? Then look at one rank:
-# which chunk does it send in the first step, which one arrives, which does it send next?
+# This is the upper row of the figure. With N ranks, `tensor.tensor_split(N)` cuts a tensor of *any* size into
+# N chunks. If N does not divide the size, the first chunks have one element more, and some may be empty. At
+# the end, rank *r* has chunk *r* of the sum.
 #
-# - Each rank sends **only to its right neighbour** (rank + 1), with your `exchange`, N - 1 chunks in all.
-# - The argument stays as it is.
-# - What you return must not keep the whole tensor alive: it is a gradient's shard, and the rest is to be freed.
+# Follow one chunk in the figure. On which rank does the partial sum of chunk *c* start? Whose share is added
+# last? Then look at one rank: which chunk does it send in the first step, which one arrives, which one does
+# it send next?
+#
+# - Each rank sends **only to its right neighbour** (rank + 1), with your `exchange`, N - 1 chunks in total.
+# - The argument stays unchanged.
+# - The result must not keep the whole tensor in memory: it is the shard of a gradient, and the rest must be
+#   freed.
 
 # %% nbgrader={"grade_id": "scatter", "solution": true}
 def ring_reduce_scatter(tensor: torch.Tensor) -> torch.Tensor:
-    """Chunk r of the sum over all ranks, on rank r. tensor: one dimension, of the same size and dtype on all ranks."""
+    """Return chunk r of the sum over all ranks, on rank r. tensor: 1-D, of the same size and dtype on all ranks."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(world)
@@ -209,21 +227,23 @@ def ring_reduce_scatter(tensor: torch.Tensor) -> torch.Tensor:
     return partial
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_scatter", "grade": true, "points": 9}
+# %% nbgrader={"grade_id": "test_scatter", "grade": true}
 lab.check("scatter")
 
 # %% [markdown] id="gather_text"
 # ## 4 · All-gather
 #
-# The lower row. Rank *r* has chunk *r* of a tensor of `size` elements, cut as above; at the end everyone has the whole. Nothing is added: a rank
-# passes on what it received last.
+# **Core · 10 min · ●●○**
 #
-# `whole.tensor_split(N)` gives *views*: what you receive into one of them is in `whole`.
+# This is the lower row. Rank *r* has chunk *r* of a tensor of `size` elements, cut as above; at the end every
+# rank has the whole tensor. There is no addition: in each step a rank sends the chunk that it received last,
+# again only to its right neighbour, N - 1 chunks in total.
+#
+# `whole.tensor_split(N)` returns *views*: if you receive into one of them, the data are in `whole`.
 
 # %% nbgrader={"grade_id": "gather", "solution": true}
 def ring_all_gather(chunk: torch.Tensor, size: int) -> torch.Tensor:
-    """The whole tensor of `size` elements, of which this rank has chunk r."""
+    """Return the whole tensor of `size` elements, of which rank r has chunk r."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     whole = chunk.new_empty(size)
@@ -234,31 +254,34 @@ def ring_all_gather(chunk: torch.Tensor, size: int) -> torch.Tensor:
     return whole
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_gather", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_gather", "grade": true}
 lab.check("gather")
 
 # %% [markdown] id="ring_text"
 # ## 5 · All-reduce
 #
-# Put the two together. This one takes a tensor of **any shape, dtype and strides** (a transposed matrix is not contiguous), of any size: also
-# one element on four ranks. The argument stays as it is.
+# **Core · 5 min · ●○○**
+#
+# Combine the two. This function accepts a tensor of **any shape, dtype and strides** (a transposed matrix is
+# not contiguous) and of any size, for example one element on four ranks. The argument stays unchanged.
 
 # %% nbgrader={"grade_id": "ring", "solution": true}
 def ring_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, on every rank, in the shape of `tensor`."""
+    """Return the sum over all ranks, on every rank, in the shape of `tensor`."""
     ### BEGIN SOLUTION
     flat = tensor.reshape(-1)
     return ring_all_gather(ring_reduce_scatter(flat), flat.numel()).reshape(tensor.shape)
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_ring", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_ring", "grade": true}
 lab.check("ring")
 
-# %% [markdown] id="ring_after"
-# Bytes on the wire. With B bytes and N ranks, each rank sends N - 1 chunks in each half: **2 (N-1)/N · B** in all. That is less than 2 B,
-# *however many ranks there are*, and no algorithm sends less. The bars are your ring, counted by the tracer; the lines are the formula.
+# %% [markdown] id="predict_bytes_text"
+# **Predict first.** A tensor has B bytes. How many times B does each rank *send* in your all-reduce, on 2
+# ranks and on 6?
+
+# %% id="predict_bytes" tags=["prediction"]
+predicted_bytes = {"2 ranks": None, "6 ranks": None}  # in units of B
 
 # %% id="show_bytes" tags=["demo"]
 SIZE = 12_000  # elements: 2, 3, 4 and 6 divide it
@@ -267,28 +290,39 @@ for world in WORLDS:
     trace = run_ranks(lambda: float(ring_all_reduce(torch.ones(SIZE)).sum()), world, trace=True).trace
     sent[world] = [trace.bytes(Kind.SEND, rank) / (4 * SIZE) for rank in range(world)]
 busiest["your ring"] = {world: 2 * max(shares) for world, shares in sent.items()}  # a rank receives what it sends
+print(compared(predicted_bytes, {f"{world} ranks": max(shares) for world, shares in sent.items()}))
 figures.bytes_sent(sent, busiest)
+
+# %% [markdown] id="ring_after"
+# With B bytes and N ranks, each rank sends N - 1 chunks in each half: **2 (N-1)/N · B** in total. That is less
+# than 2 B *for any number of ranks*. As long as the ranks themselves add, no algorithm sends less from its
+# busiest rank. In-network reduction (NVIDIA SHARP) does: the switches add, and each GPU sends only about B.
+# The bars are your ring, counted by the tracer; the lines are the formula.
 
 # %% [markdown] id="broadcast_text"
 # ## 6 · Trees
 #
-# The ring has a price: 2 (N-1) messages that follow one another. For one number on 512 ranks that is 1022 times the latency of a message, to
-# move four bytes. There a **tree** is better: whoever has the data passes it on, so the number of ranks that have it *doubles* in each round.
-# Below, six ranks. (The order of the tree is your choice; the number of rounds is not.)
+# **Core · 15 min · ●●○**
+#
+# The ring has a cost: 2 (N-1) messages, one after the other. For one number on 512 ranks, moving four bytes
+# takes 1022 times the latency of a message. There a **tree** is better: each rank that has the data sends it
+# on, so the number of ranks that have it *doubles* in each round. (The order of the tree is your choice; the
+# number of rounds is not.)
 
 # %% id="show_tree" tags=["demo"]
-figures.tree(ranks=6)
+explore(figures.tree, ranks=[2, 3, 4, 6, 8, 12])
 
 # %% [markdown] id="broadcast_exercise"
-# First the **broadcast**: the tensor of rank `root` goes to all, *in place*. Any root, any number of ranks, any strides (messages need contiguous
-# tensors).
+# First the **broadcast**: all ranks receive the tensor of rank `root`, *in place*. It must work for any root,
+# any number of ranks and any strides (messages need contiguous tensors).
 #
-# - No rank receives twice, so N - 1 messages pass in all.
-# - With four ranks the root sends two of them, not three.
+# - No rank receives twice, so there are N - 1 messages in total.
+# - The number of rounds is the smallest possible: two with four ranks (the root sends two messages, not
+#   three), three with eight.
 
 # %% nbgrader={"grade_id": "broadcast", "solution": true}
 def tree_broadcast(tensor: torch.Tensor, root: int) -> None:
-    """Fill `tensor` on every rank with that of rank `root`, in place."""
+    """Fill `tensor` on every rank with the tensor of rank `root`, in place."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     place = (rank - root) % world  # counted from the root
@@ -303,98 +337,55 @@ def tree_broadcast(tensor: torch.Tensor, root: int) -> None:
     tensor.copy_(data)
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_broadcast", "grade": true, "points": 8}
+# %% nbgrader={"grade_id": "test_broadcast", "grade": true}
 lab.check("broadcast")
 
-# %% [markdown] id="reduce_text"
-# Then the **reduce**, the same tree backwards: the sum arrives on rank 0. In each round half of the ranks that still have a partial sum send it
-# to the other half, and are done. What other ranks than 0 return does not matter. The argument stays as it is.
+# %% [markdown] id="predict_messages_text"
+# A **reduce** is the same tree in reverse: rank 0 receives the sum. (You can write it after the quiz; here the
+# library's is used.) A reduce and a broadcast together are an all-reduce. **Predict first:** how many messages
+# does rank 0 send in an all-reduce on six ranks?
 
-# %% nbgrader={"grade_id": "reduce", "solution": true}
-def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The sum over all ranks, on rank 0. tensor: contiguous, of the same shape and dtype on all ranks."""
-    ### BEGIN SOLUTION
-    rank, world = dist.get_rank(), dist.get_world_size()
-    total, arriving = tensor.clone(), torch.empty_like(tensor)
-    distance = 1
-    while distance < world:
-        if rank % (2 * distance) == distance:
-            dist.send(total, rank - distance)
-            return None
-        if rank + distance < world:
-            dist.recv(arriving, rank + distance)
-            total += arriving
-        distance *= 2
-    return total
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_reduce", "grade": true, "points": 6}
-lab.check("reduce")
+# %% id="predict_messages" tags=["prediction"]
+predicted_messages = {"by way of rank 0": None, "tree": None, "your ring": None}
 
 # %% id="show_messages" tags=["demo"]
+from dlo_lib.comm.collectives import tree
+
+
 def tree_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum on every rank: reduce to rank 0, and broadcast."""
-    total = tree_reduce(tensor)
-    total = torch.empty_like(tensor) if total is None else total
-    tree_broadcast(total, 0)
+    """Return the sum on every rank: the library's reduce to rank 0, then its broadcast."""
+    total = tensor.clone()
+    tree.all_reduce(total)
     return total
 
 
-three = {"by way of rank 0": star_all_reduce, "your tree": tree_all_reduce, "your ring": ring_all_reduce}
-print("6 ranks: messages sent by each rank, and their bytes in units of B")
-for name, all_reduce in three.items():
-    trace = run_ranks(lambda run=all_reduce: float(run(torch.ones(SIZE)).sum()), 6, trace=True).trace
+three = {"by way of rank 0": star_all_reduce, "tree": tree_all_reduce, "your ring": ring_all_reduce}
+traces = {name: run_ranks(lambda run=run: float(run(torch.ones(SIZE)).sum()), 6, trace=True).trace for name, run in three.items()}
+print(compared(predicted_messages, {name: trace.count(Kind.SEND, 0) for name, trace in traces.items()}, "{:g}".format))
+print("\nmessages sent by each of 6 ranks, and their bytes in units of B")
+for name, trace in traces.items():
     sends = [(trace.count(Kind.SEND, rank), trace.bytes(Kind.SEND, rank) / (4 * SIZE)) for rank in range(6)]
     print(f"{name:18}", "   ".join(f"{count:2}: {share:.2f} B" for count, share in sends))
 
-# %% [markdown] id="everyone_text"
-# ## 7 · All-to-all
-#
-# In a mixture of experts each rank has tokens for the experts of every other rank. Nothing can be added up or passed on: part *r* goes
-# **straight** to rank *r*. The parts have unequal sizes, and some are empty: nobody knows beforehand which expert is popular. (The ranks have
-# already told each other the sizes.)
-#
-# If everyone begins with rank 0, rank 0 is swamped while all others wait. Find an order in which, in each step, every rank sends one part and receives
-# one, for *any* number of ranks. What a rank has for itself needs no message.
-
-# %% nbgrader={"grade_id": "everyone", "solution": true}
-def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
-    """What each rank has for this one, by rank.
-
-    parts[r]: what goes to rank r, one dimension. sizes[r]: how many elements rank r has for this one.
-    """
-    ### BEGIN SOLUTION
-    rank, world = dist.get_rank(), dist.get_world_size()
-    received = [parts[0].new_empty(size) for size in sizes]
-    received[rank].copy_(parts[rank])
-    for distance in range(1, world):
-        to, source = (rank + distance) % world, (rank - distance) % world
-        exchange(parts[to], to, received[source], source)
-    return received
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_everyone", "grade": true, "points": 7}
-lab.check("everyone")
-
 # %% [markdown] id="cost_text"
-# ## 8 · A model of two numbers
+# ## 7 · A model with two parameters
 #
-# How long does a message of *m* bytes take? In good approximation
+# **Core · 8 min · ●●○**
+#
+# How long does a message of *m* bytes take? A good approximation is
 #
 # $$\alpha + \beta\, m$$
 #
-# α is the **latency** (seconds that any message costs), 1/β the **bandwidth** of a link (bytes a second). An algorithm takes as long as the
-# messages that *follow one another*; messages at the same time count once.
+# α is the **latency** (the seconds that every message costs), 1/β the **bandwidth** of a link (bytes per
+# second). The time of an algorithm is the time of the messages that *follow one another*; messages at the
+# same time count once.
 #
-# Write the cost of an all-reduce of B bytes (`size`) on N ranks by your ring, and by your tree (a reduce, then a broadcast). Ranks need not be a power of
-# two; one rank costs nothing.
+# Write the cost of an all-reduce of B bytes (`size`) on N ranks for your ring and for your tree (a reduce,
+# then a broadcast). The number of ranks need not be a power of two; one rank costs nothing.
 
 # %% nbgrader={"grade_id": "cost", "solution": true}
 def predicted_seconds(algorithm: str, size: float, ranks: int, alpha: float, beta: float) -> float:
-    """Seconds of an all-reduce of `size` bytes. algorithm: "ring" or "tree"."""
+    """Return the seconds of an all-reduce of `size` bytes. algorithm: "ring" or "tree"."""
     ### BEGIN SOLUTION
     if algorithm == "ring":
         return 2 * (ranks - 1) * (alpha + beta * size / ranks)
@@ -402,22 +393,28 @@ def predicted_seconds(algorithm: str, size: float, ranks: int, alpha: float, bet
     return 2 * rounds * (alpha + beta * size)
     ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_cost", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_cost", "grade": true}
 lab.check("cost")
 
 # %% [markdown] id="measure_text"
 # ### Your ranks, measured
 #
-# Your two algorithms and gloo's own all-reduce, on 2 and on 4 ranks, from 64 bytes to some MB. A collective is done when its *slowest* rank is, so
-# each measurement is the maximum over ranks. Of several tries we take the fastest: it is the one that other programs disturbed least.
+# The cell measures your two algorithms and the all-reduce of gloo, on 2 and on 4 ranks, from 64 bytes to a
+# few MB. A collective is complete when its *slowest* rank is, so each measurement is the maximum over ranks.
+# Of several tries we take the fastest, because other programs disturbed it least.
+#
+# **Predict first**, with your function if you like: how many times as long as the tree does your ring take on
+# four ranks, for 64 bytes and for 1 MiB? (Say α = 100 µs and 1/β = 1 GB/s.)
+
+# %% id="predict_ratio" tags=["prediction"]
+predicted_ratio = {"64 bytes": None, "1 MiB": None}  # seconds of the ring / seconds of the tree
 
 # %% id="run_measure" tags=["demo"]
 SIZES = [64 * 4**power for power in range(20) if 64 * 4**power <= LARGEST]
 
 
 def gloo_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
-    """What torch.distributed does with it."""
+    """Call the all-reduce of torch.distributed."""
     dist.all_reduce(tensor)
     return tensor
 
@@ -426,7 +423,7 @@ ALGORITHMS = {"ring": ring_all_reduce, "tree": tree_all_reduce, "gloo": gloo_all
 
 
 def stopwatch(sizes: list[int], repeats: int) -> dict[tuple[str, int], list[float]]:
-    """Seconds of each try on this rank, by algorithm and bytes."""
+    """Return the seconds of each try on this rank, by algorithm and bytes."""
     torch.set_num_threads(1)
     seconds = {}
     for name, all_reduce in ALGORITHMS.items():
@@ -447,101 +444,142 @@ for world in (2, 4):
     for name, size in by_rank[0]:
         slowest = [max(tries) for tries in zip(*(seconds[name, size] for seconds in by_rank))]
         timings.append((name, size, world, min(slowest)))
+ratio = {
+    words: next(t for n, s, w, t in timings if (n, s, w) == ("ring", size, 4)) / next(t for n, s, w, t in timings if (n, s, w) == ("tree", size, 4))
+    for words, size in {"64 bytes": 64, "1 MiB": min(1 << 20, SIZES[-1])}.items()
+}
+print(compared(predicted_ratio, ratio))
 figures.timed(timings)
 
-# %% [markdown] id="fit_text"
-# ### Which α and β?
+# %% [markdown] id="measure_lesson"
+# Small tensors cost α for each message, so the tree wins; large tensors cost β for each byte, so the ring wins.
+# If all ranks share a few cores, the messages of one step of the ring take turns, and the ring is slower than
+# the model says: on four ranks it may win only at the largest size. The times are minima of several tries; on a
+# busy machine the curves can still cross elsewhere.
 #
-# You have many measurements and two unknowns. For each, `predicted_seconds` is *linear* in α and β: an equation. Solve them together by
-# least squares (`torch.linalg.lstsq`).
+# ## 8 · The collectives of PyTorch, on groups of ranks
 #
-# Take care: from the smallest to the largest tensor the times grow a hundredfold. Least squares of *absolute* errors would look at the largest only, and α
-# would be chance. Errors should count relative to the time: divide each equation by its measured seconds.
+# **Core · 10 min · ●●○**
+#
+# From now on you use what PyTorch has. Your two halves are
+#
+# - `dist.reduce_scatter_tensor(chunk, tensor, group=group)`: fills `chunk`, which has 1/N of the elements of `tensor`;
+# - `dist.all_gather_into_tensor(whole, chunk, group=group)`: fills `whole`, which has N times the elements of `chunk`.
+#
+# Each collective can run on a **group** of ranks. `dist.new_group(ranks)` makes one. *All* ranks of the job
+# call it for *every* group, in the same order, even for groups that they do not belong to; otherwise they wait
+# forever.
+#
+# Links inside a node are fast, links between nodes are slow. So an all-reduce on two levels sends as little as
+# possible between the nodes: first it gives each rank of a node one chunk of the sum of the **node**, then it
+# adds this chunk over the **nodes**, then the ranks of a node exchange their chunks.
 
-# %% nbgrader={"grade_id": "fit", "solution": true}
-def fit_link(timings: list[tuple[str, int, int, float]]) -> tuple[float, float]:
-    """(α, β), in seconds and seconds a byte, that explain the timings best.
+# %% id="groups"
+def make_groups(inside: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return the group of this rank's node, of `inside` ranks, and the group of the ranks with its place on every node."""
+    rank, world, own = dist.get_rank(), dist.get_world_size(), []
+    nodes = [list(range(first, first + inside)) for first in range(0, world, inside)]
+    places = [list(range(place, world, inside)) for place in range(inside)]
+    for ranks in (*nodes, *places):
+        group = dist.new_group(ranks)  # every rank makes every group
+        if rank in ranks:
+            own.append(group)
+    return own[0], own[1]
 
-    timings: (algorithm, bytes, ranks, seconds) each, where algorithm is "ring" or "tree".
-    """
+
+# %% nbgrader={"grade_id": "levels", "solution": true}
+def two_level_all_reduce(tensor: torch.Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup) -> torch.Tensor:
+    """Return the sum over all ranks. tensor: 1-D; the ranks of a node divide its size. It stays unchanged."""
     ### BEGIN SOLUTION
-    rows = []
-    for name, size, ranks, seconds in timings:
-        messages, payload = predicted_seconds(name, size, ranks, 1, 0), predicted_seconds(name, size, ranks, 0, 1)
-        rows.append([messages / seconds, payload / seconds])
-    system = torch.tensor(rows, dtype=torch.float64)
-    unknown = torch.linalg.lstsq(system, torch.ones(len(rows), 1, dtype=torch.float64)).solution
-    return float(unknown[0]), float(unknown[1])
+    chunk = tensor.new_empty(tensor.numel() // dist.get_world_size(inside))
+    dist.reduce_scatter_tensor(chunk, tensor, group=inside)
+    dist.all_reduce(chunk, group=between)
+    whole = torch.empty_like(tensor)
+    dist.all_gather_into_tensor(whole, chunk, group=inside)
+    return whole
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_fit", "grade": true, "points": 4}
-lab.check("fit")
+# %% nbgrader={"grade_id": "test_levels", "grade": true}
+lab.check("levels")
 
-# %% [markdown] id="crossover_text"
-# ### Where do they cross?
+# %% id="run_levels" tags=["demo"]
+def between_nodes(inside: int) -> float:
+    """Return the first number of the sum over the ranks, by way of nodes of `inside` ranks."""
+    return float(two_level_all_reduce(torch.ones(SIZE), *make_groups(inside))[0])
+
+
+for inside in (1, 2):
+    trace = run_ranks(between_nodes, 4, inside, trace=True).trace
+    share = trace.bytes(Kind.ALL_REDUCE, 0) / (4 * SIZE)
+    print(f"4 ranks, {inside} in a node: {share:.2f} B of each rank are added between the nodes")
+
+# %% [markdown] id="standard_text"
+# ## 9 · The same with PyTorch
 #
-# The tree has fewer messages, the ring sends fewer bytes. So the tree wins where tensors are small, the ring where they are large. At how many
-# bytes do both cost the same? `None` where the tree saves no message: then the ring is never dearer.
+# `dist.all_reduce(tensor)` is what you will use. It passes the checks of your ring, except one: the check that
+# allows only messages between neighbours.
 
-# %% nbgrader={"grade_id": "crossover", "solution": true}
-def crossover_bytes(ranks: int, alpha: float, beta: float) -> float | None:
-    """The bytes at which ring and tree cost the same; None if the tree has no fewer messages."""
-    ### BEGIN SOLUTION
-    rounds = (ranks - 1).bit_length()
-    saved_messages = 2 * (ranks - 1) - 2 * rounds
-    if saved_messages <= 0:
-        return None
-    more_bytes = 2 * rounds - 2 * (ranks - 1) / ranks  # in units of B
-    return saved_messages * alpha / (more_bytes * beta)
-    ### END SOLUTION
+# %% id="run_standard" tags=["demo"]
+def standard_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
 
 
-# %% nbgrader={"grade_id": "test_crossover", "grade": true, "points": 3}
-lab.check("crossover")
+lab.check("ring", instead={"ring_all_reduce": standard_all_reduce})
 
-# %% [markdown] id="fit_after"
-# Now your fit on your measurements, for each algorithm and each number of ranks by itself. If the model were the whole truth, the four rows would
-# be the same: one link, one α, one β. **Before you run it:** which rows will differ on *this* machine, and why? (How many cores has it, how many
-# ranks, and how many messages are under way at a time in a ring, in a tree?)
+# %% id="show_standard" tags=["demo"]
+from dlo_lib.labkit import side_by_side
 
-# %% id="show_fit" tags=["demo"]
-print(f"{os.cpu_count()} cores")
-links, lines = {}, {}
-for name, world in [("tree", 2), ("ring", 2), ("tree", 4), ("ring", 4)]:
-    alpha, beta = fit_link([timing for timing in timings if timing[0] == name and timing[2] == world])
-    links[name, world] = alpha, beta
-    lines[name, world] = [predicted_seconds(name, size, world, alpha, beta) for size in SIZES]
-    print(f"{name} on {world} ranks: α = {1e6 * alpha:5.0f} µs a message, 1/β = {1e-9 / beta:5.2f} GB/s")
-figures.fitted(timings, SIZES, lines, crossover_bytes(4, *links["tree", 2]))
 
-# %% [markdown] id="fit_lesson"
-# Lines are the fits, markers your measurements. The dotted line is the crossover that the link of the *first* row promises for four ranks.
-#
-# - Each curve is explained by two numbers: flat where α rules, rising where β does. A point far from its line tells you something: a cache, a
-#   copy, a busy neighbour.
-# - The rows need not agree. In a ring **all ranks send and receive at the same time**; the model says that this costs nothing extra. That holds
-#   where every rank has its own processor and its own link. Where ranks share cores, the messages of one step take turns: the ring's α is
-#   larger, and the crossover lies further to the right than promised, or outside the figure. A model is as good as its assumptions.
-# - Gloo's own all-reduce is a ring as well, cut into smaller pieces, and without Python between the messages.
+def fastest(all_reduce, size: int, repeats: int) -> float:
+    """Return the seconds of the fastest of several tries on this rank."""
+    torch.set_num_threads(1)
+    tensor, tries = torch.ones(size // 4), []
+    for _ in range(repeats + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        all_reduce(tensor)
+        tries.append(time.perf_counter() - began)
+    return min(tries[1:])
+
+
+FORMS = {
+    "your ring": (ring_all_reduce, (exchange, ring_reduce_scatter, ring_all_gather, ring_all_reduce)),
+    "dist.all_reduce, gloo": (gloo_all_reduce, ("dist.all_reduce(tensor)",)),
+}
+forms = []
+for name, (all_reduce, code) in FORMS.items():
+    seconds = max(run_ranks(fastest, 2, all_reduce, LARGEST, REPEATS))
+    trace = run_ranks(lambda run=all_reduce: float(run(torch.ones(LARGEST // 4)).sum()), 2, trace=True).trace
+    sent_bytes = trace.bytes(Kind.SEND, 0) or trace.ring_bytes(Kind.ALL_REDUCE, 0)
+    forms.append(side_by_side.Form(name, lines=side_by_side.lines_of(*code), seconds=seconds, nbytes=sent_bytes))
+print(f"all-reduce of {LARGEST >> 10} KiB on 2 ranks")
+print(side_by_side.table(forms))
+
+# %% [markdown] id="standard_lesson"
+# Both send the same bytes (those of `dist.all_reduce` by the formula of the ring, which gloo uses for large
+# tensors). Yours has Python between the messages, and copies each chunk.
 
 # %% [markdown] id="backends_text"
 # ### Backends
 #
-# Who carries the messages? `dist.init_process_group(backend)`:
+# `dist.init_process_group(backend)` chooses the library that transfers the messages:
 #
-# | backend | where | who uses it |
+# | backend | where | used for |
 # |---|---|---|
 # | **gloo** | CPU tensors, over TCP | labs, tests, control messages |
-# | **NCCL** | GPUs: NVLink inside a node, InfiniBand or Omni-Path between nodes, without the CPU | training; each rank needs a GPU of its own |
-# | **MPI** | wherever the machine has one; PyTorch must be built with it | rarely |
+# | **NCCL** | GPUs: NVLink inside a node; InfiniBand or Omni-Path between nodes, driven by CPU proxy threads (with GPUDirect RDMA the data bypass CPU memory) | training; each rank needs a separate GPU |
+# | **MPI** | where an MPI library is installed and PyTorch is built with it | rarely used |
 #
-# NCCL has rings *and* trees. It looks up the links of the machine at the start, and chooses for each size by costs like yours. The cell asks the
-# backends of *this* machine for the time of your largest tensor on two ranks.
+# NCCL has rings *and* trees. It detects the links of the machine at the start, and chooses the algorithm for
+# each size with a cost model like yours. The cell measures your largest tensor on two ranks, with each
+# backend of *this* machine.
 
 # %% id="run_backends" tags=["demo"]
 def all_reduce_seconds(device: str, size: int, repeats: int) -> float:
-    """The fastest of several tries on this rank."""
+    """Return the seconds of the fastest of several tries on this rank."""
     where = torch.device("cpu") if device == "cpu" else torch.device(device, dist.get_rank())
     tensor, tries = torch.ones(size // 4, device=where), []
     for _ in range(repeats + 1):
@@ -558,15 +596,179 @@ print(f"gloo: {1e3 * max(run_ranks(all_reduce_seconds, 2, 'cpu', LARGEST, REPEAT
 if torch.cuda.device_count() >= 2:
     print(f"NCCL: {1e3 * max(run_ranks(all_reduce_seconds, 2, 'cuda', LARGEST, REPEATS)):8.3f} ms")
 else:
-    print(f"NCCL: wants a GPU for each rank, this machine has {torch.cuda.device_count()}")
+    print(f"NCCL: needs a GPU for each rank, this machine has {torch.cuda.device_count()}")
 print("MPI: ", "available" if dist.is_mpi_available() else "this PyTorch is built without it")
 
-# %% [markdown] id="scale_text"
-# ## 9 · At scale
+# %% [markdown] id="quiz_text"
+# ## 10 · Quiz
 #
-# Your two functions, with the links of a real machine. A node of Jean Zay's A100 partition has 8 GPUs; inside a node they speak over NVLink (300 GB/s each
-# way), and four Omni-Path ports of 100 Gb/s lead out of it (50 GB/s together). For α we take the latencies of NCCL's own cost table: 3.4 µs a
-# message over NVLink, 14 µs over the network.
+# **Core · 5 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests whether every question has an
+# answer; right answers count in grading.
+
+# %% id="show_quiz" tags=["demo"]
+lab.quiz()
+
+# %% nbgrader={"grade_id": "quiz", "solution": true}
+### BEGIN SOLUTION: quiz = {"q1": "", "q2": "", "q3": "", "q4": "", "q5": ""}
+quiz = {"q1": "b", "q2": "c", "q3": "a", "q4": "d", "q5": "a"}
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
+lab.check("quiz")
+
+# %% [markdown] id="reduce_text"
+# ## 11 · The reduce, a tree in reverse
+#
+# **Optional · 12 min · ●●○**
+#
+# Rank 0 receives the sum. In each round, half of the ranks
+# that still have a partial sum send it to the other half and are done, so the number of rounds is again the
+# smallest possible. It must work for any number of ranks. The return values of the other ranks do not matter.
+# The argument stays unchanged.
+
+# %% nbgrader={"grade_id": "reduce", "solution": true}
+def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the sum over all ranks, on rank 0. tensor: contiguous, of the same shape and dtype on all ranks."""
+    ### BEGIN SOLUTION
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total, arriving = tensor.clone(), torch.empty_like(tensor)
+    distance = 1
+    while distance < world:
+        if rank % (2 * distance) == distance:
+            dist.send(total, rank - distance)
+            return None
+        if rank + distance < world:
+            dist.recv(arriving, rank + distance)
+            total += arriving
+        distance *= 2
+    return total
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_reduce", "grade": true}
+lab.check("reduce")
+
+# %% [markdown] id="everyone_text"
+# ## 12 · All-to-all
+#
+# **Optional · 15 min · ●●○**
+#
+# In a mixture of experts each rank has tokens for the experts of every other rank. Here a rank cannot add or
+# forward anything: part *r* goes **directly** to rank *r*. The parts have unequal sizes, and some are empty,
+# because the load of the experts is not known in advance. (The ranks have already exchanged the sizes.)
+#
+# If all ranks send to rank 0 first, rank 0 is the bottleneck and the others wait. Find an order in which, in
+# each step, every rank sends one part and receives one, for *any* number of ranks. A rank sends no message to
+# itself.
+
+# %% nbgrader={"grade_id": "everyone", "solution": true}
+def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+    """Return the part that each rank has for this one, by rank.
+
+    parts[r]: the part for rank r, 1-D. sizes[r]: the number of elements that rank r has for this rank.
+    """
+    ### BEGIN SOLUTION
+    rank, world = dist.get_rank(), dist.get_world_size()
+    received = [parts[0].new_empty(size) for size in sizes]
+    received[rank].copy_(parts[rank])
+    for distance in range(1, world):
+        to, source = (rank + distance) % world, (rank - distance) % world
+        exchange(parts[to], to, received[source], source)
+    return received
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_everyone", "grade": true}
+lab.check("everyone")
+
+# %% [markdown] id="fit_text"
+# ## 13 · Which α and β, and where do the curves cross?
+#
+# **Optional · 25 min · ●●●**
+#
+# You have many measurements and two unknowns. `predicted_seconds` is *linear* in α and β, so each measurement
+# is one equation. Solve them together by least squares (`torch.linalg.lstsq`).
+#
+# The times of the smallest and the largest tensor differ by a factor of a hundred. With *absolute* errors,
+# the largest tensors alone would decide the fit, and α would be arbitrary. Use errors relative to the time:
+# divide each equation by its measured seconds.
+
+# %% nbgrader={"grade_id": "fit", "solution": true}
+def fit_link(timings: list[tuple[str, int, int, float]]) -> tuple[float, float]:
+    """Return (α, β), in seconds and seconds per byte, of the best fit to the timings.
+
+    timings: a list of (algorithm, bytes, ranks, seconds), where algorithm is "ring" or "tree".
+    """
+    ### BEGIN SOLUTION
+    rows = []
+    for name, size, ranks, seconds in timings:
+        messages, payload = predicted_seconds(name, size, ranks, 1, 0), predicted_seconds(name, size, ranks, 0, 1)
+        rows.append([messages / seconds, payload / seconds])
+    system = torch.tensor(rows, dtype=torch.float64)
+    unknown = torch.linalg.lstsq(system, torch.ones(len(rows), 1, dtype=torch.float64)).solution
+    return float(unknown[0]), float(unknown[1])
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_fit", "grade": true}
+lab.check("fit")
+
+# %% [markdown] id="crossover_text"
+# ### Where do they cross?
+#
+# The tree has fewer messages, the ring sends fewer bytes. So the tree is faster for small tensors and the
+# ring for large ones. At how many bytes do both cost the same? Return `None` if the tree saves no message:
+# then the ring is never slower.
+
+# %% nbgrader={"grade_id": "crossover", "solution": true}
+def crossover_bytes(ranks: int, alpha: float, beta: float) -> float | None:
+    """Return the bytes at which ring and tree cost the same; None if the tree does not have fewer messages."""
+    ### BEGIN SOLUTION
+    rounds = (ranks - 1).bit_length()
+    saved_messages = 2 * (ranks - 1) - 2 * rounds
+    if saved_messages <= 0:
+        return None
+    more_bytes = 2 * rounds - 2 * (ranks - 1) / ranks  # in units of B
+    return saved_messages * alpha / (more_bytes * beta)
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_crossover", "grade": true}
+lab.check("crossover")
+
+# %% [markdown] id="fit_after"
+# Now fit your measurements, separately for each algorithm and each number of ranks. If the model were exact,
+# the four rows would be the same: one link, one α, one β. **Before you run it:** which rows will differ on
+# *this* machine, and why? (How many cores and how many ranks are there? How many messages are sent at the
+# same time in a ring, and in a tree?)
+
+# %% id="show_fit" tags=["demo"]
+print(f"{os.cpu_count()} cores")
+links, lines = {}, {}
+for name, world in [("tree", 2), ("ring", 2), ("tree", 4), ("ring", 4)]:
+    alpha, beta = fit_link([timing for timing in timings if timing[0] == name and timing[2] == world])
+    links[name, world] = alpha, beta
+    lines[name, world] = [predicted_seconds(name, size, world, alpha, beta) for size in SIZES]
+    print(f"{name} on {world} ranks: α = {1e6 * alpha:5.0f} µs a message, 1/β = {1e-9 / beta:5.2f} GB/s")
+figures.fitted(timings, SIZES, lines, crossover_bytes(4, *links["tree", 2]))
+
+# %% [markdown] id="fit_lesson"
+# Lines are the fits, markers are your measurements. The dotted line is the crossover for four ranks,
+# predicted from the link of the *first* row.
+#
+# - Two numbers describe each curve: it is flat where α dominates and rises where β does. A point far from its
+#   line has another cause: a cache, a copy, another busy process.
+# - The rows need not agree. In a ring **all ranks send and receive at the same time**, and the model assumes
+#   that this costs nothing extra. The assumption holds if every rank has its own processor and its own link.
+#   If ranks share cores, the messages of one step take turns: the α of the ring is larger, and the crossover
+#   is further to the right than predicted, or outside the figure. A model is as good as its assumptions.
+# - The all-reduce of gloo is also a ring, with smaller pieces and without Python between the messages.
+
+# %% [markdown] id="scale_text"
+# ### At scale
+#
+# Your two functions, with the links of a real machine. A node of Jean Zay's A100 partition has 8 GPUs. Inside
+# a node they communicate over NVLink (300 GB/s each way); four Omni-Path ports of 100 Gb/s connect the node
+# to the network (50 GB/s together). For α we take the latencies of NCCL's own cost table: 3.4 µs per message
+# over NVLink, 14 µs over the network.
 
 # %% id="show_scale" tags=["demo"]
 from dlo_lib.hardware import gpu
@@ -583,61 +785,56 @@ for link, (ranks, a, speed) in LINKS.items():
 figures.at_scale(curves, AT_SCALE, crossings, {"a gradient norm": 4, "a DDP bucket": 25 << 20, "gradients of a 3B model": GRADIENTS})
 
 # %% [markdown] id="scale_lesson"
-# Read three things from the figure.
+# The figure shows three things.
 #
-# - The **gradient norm** (one number) takes the tree; the **gradients** take the ring, on either link. Where the two cross depends on the link
-#   and on the number of ranks: no rule of thumb in bytes is right everywhere.
-# - For large tensors the ring's time hardly depends on the number of ranks, only on the slowest link. So keep heavy traffic inside nodes,
-#   and go out with as little as possible: reduce-scatter inside, all-reduce the chunks between nodes, all-gather inside.
-# - DDP sends buckets of 25 MB and not one tensor after another: small messages pay α, again and again.
+# - For the **gradient norm** (one number) the tree is faster; for the **gradients** the ring is faster, on
+#   either link. The crossover depends on the link and on the number of ranks: no fixed number of bytes is
+#   right everywhere.
+# - For large tensors the time of the ring hardly depends on the number of ranks, only on the slowest link. So
+#   keep heavy traffic inside nodes, and send as little as possible between them: reduce-scatter inside,
+#   all-reduce the chunks between nodes, all-gather inside.
+# - DDP sends buckets of 25 MiB instead of one tensor after another, because every small message costs α.
 #
-# NCCL's trees are better than yours: they cut the tensor into pieces that follow one another down the tree (a *pipeline*), and use two trees at once
-# so that no rank is only a leaf. That gives log N latency *and* nearly the ring's bandwidth.
+# NCCL's trees are better than yours: they cut the tensor into pieces that follow one another down the tree (a
+# *pipeline*), and use two trees at once, so that no rank is a leaf in both. The latency is proportional to
+# log N, *and* the bandwidth is nearly that of the ring.
 #
-# On a cluster, the same measurement with NCCL is a job. `all_reduce_times.py` lies beside this notebook; `cluster.submit` with `dry_run` shows the
-# script that SLURM would get for it. Without SLURM the same call runs it here, on two processes.
+# On a cluster, the same measurement with NCCL is a job. `cluster.submit` with `dry_run` shows the script that
+# SLURM would receive; it calls the function on every rank.
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
 
-script = cluster.submit("all_reduce_times.py", [30], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
-print("For SLURM, 2 nodes of 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("all_reduce_times.py", [22], gpus=PROCESSES).wait()
-print(job.logs())
-
-# %% [markdown] id="quiz_text"
-# ## 10 · Quiz
-#
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
-
-# %% id="show_quiz" tags=["demo"]
-lab.quiz()
-
-# %% nbgrader={"grade_id": "quiz", "solution": true}
-### BEGIN SOLUTION: quiz = {"q1": "", "q2": "", "q3": "", "q4": "", "q5": ""}
-quiz = {"q1": "b", "q2": "c", "q3": "a", "q4": "d", "q5": "a"}
-### END SOLUTION
-
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 6}
-lab.check("quiz")
+script = cluster.submit(all_reduce_seconds, {"device": "cuda", "size": 1 << 30, "repeats": 20}, gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(script), sep="\n")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - **Recursive halving and doubling**: exchange halves with the rank at distance N/2, quarters at N/4, and so on, then back. log₂ N rounds *and* the
-#   bytes of the ring, on powers of two. Write it, and add it to the figure. What do you do with six ranks?
-# - Cut your tree broadcast into pieces that follow one another. How many pieces are best, by α and β?
-# - Two levels: 2 × 2 ranks as two "nodes". Reduce-scatter inside, all-reduce between, all-gather inside. Count the bytes that leave a node.
-# - Sum 1e8, 1 and -1e8 in fp32 on three ranks, in all orders. Which of your algorithms gives every rank the same bits? Which gives the same bits again on
-#   another number of ranks?
-# - Read `dlo_lib/comm/collectives/`: averages, maxima, groups of ranks, and the same cost model for six algorithms.
+# - **Recursive halving and doubling**: exchange halves with the rank at distance N/2, quarters at N/4, and so
+#   on, then back. It needs 2 log₂ N rounds *and* only the bytes of the ring, on powers of two. Write it, and
+#   add it to the figure. What do you do with six ranks?
+# - Cut the tensor of your tree broadcast into pieces that follow one another. Which number of pieces is best,
+#   according to α and β?
+# - Sum 1e8, 1 and -1e8 in fp32 on three ranks, in all orders. Which of your algorithms gives every rank the
+#   same bits? Which gives the same bits on another number of ranks?
+# - Read `dlo_lib/comm/collectives/`: averages, maxima, groups of ranks, and the same cost model for six
+#   algorithms.
 #
 # ## References
 #
-# - P. Patarasuk, X. Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations* (2009), [doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002)
-# - R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations in MPICH* (2005), [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521)
-# - R. Hockney, *The communication challenge for MPP* (1994), [doi:10.1016/S0167-8191(06)80021-9](https://doi.org/10.1016/S0167-8191(06)80021-9)
-# - P. Sanders, J. Speck, J. L. Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan* (2009), [doi:10.1016/j.parco.2009.09.001](https://doi.org/10.1016/j.parco.2009.09.001)
-# - NCCL's latencies: `hwLat` in [src/graph/tuning.cc](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) (ring, "Simple" protocol)
-# - NVLink: NVIDIA's A100 data sheet, 600 GB/s both ways. The node (8 A100, 4 Omni-Path links): BigScience, *BLOOM* (2022), [arXiv:2211.05100](https://arxiv.org/abs/2211.05100)
+# - P. Patarasuk, X. Yuan, *Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations* (2009),
+#   [doi:10.1016/j.jpdc.2008.09.002](https://doi.org/10.1016/j.jpdc.2008.09.002)
+# - R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations in MPICH*
+#   (2005), [doi:10.1177/1094342005051521](https://doi.org/10.1177/1094342005051521)
+# - R. Hockney, *The communication challenge for MPP* (1994),
+#   [doi:10.1016/S0167-8191(06)80021-9](https://doi.org/10.1016/S0167-8191(06)80021-9)
+# - P. Sanders, J. Speck, J. L. Träff, *Two-tree algorithms for full bandwidth broadcast, reduction and scan*
+#   (2009), [doi:10.1016/j.parco.2009.09.001](https://doi.org/10.1016/j.parco.2009.09.001)
+# - NCCL's latencies: `hwLat` in
+#   [src/graph/tuning.cc](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc) (ring, "Simple"
+#   protocol)
+# - NVLink: NVIDIA's A100 data sheet, 600 GB/s both ways. The node (8 A100, 4 Omni-Path links): BigScience,
+#   *BLOOM* (2022), [arXiv:2211.05100](https://arxiv.org/abs/2211.05100)
 # - The course this lab follows: IDRIS, *Deep Learning Optimisé – Jean Zay* (DLO-JZ), day 3

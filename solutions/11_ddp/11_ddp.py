@@ -1,44 +1,48 @@
 # %% [markdown] id="title"
 # # 11 · Distributed data parallelism, from hooks
 #
-# **What you will do.** Several processes train one model together: each has the whole model and its own part of the data. You write all that
-# this takes: equal replicas, the average of the gradients, buckets, hooks that communicate *while* backward runs, gradient accumulation, the
-# division of the data, metrics and batch normalisation over all ranks. At the end your `DataParallel` trains on 4 ranks, and learns what one
-# process would have learnt.
+# **What you will do.** Several processes train one model together: each has the whole model and its own part
+# of the data. You write every part of it: equal replicas, the average of the gradients, buckets, hooks that
+# communicate *while* backward runs, gradient accumulation, the division of the data, and metrics over all
+# ranks. At the end your `DataParallel` trains on 4 ranks and follows the training of one process, and stands
+# beside PyTorch's.
 #
 # You need no GPU: ranks are processes on this machine (gloo).
 #
-# Builds on lab 10 (collectives). It takes about 80 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge,
-# then a pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# Builds on lab 10 (collectives). The core takes about 95 minutes; two optional sections follow the quiz. Each
+# exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
+# If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: data parallelism (*parallélisme de données*), replica (*réplique*), gradient accumulation (*accumulation de gradient*), overlap
-# (*recouvrement*), batch normalisation (*normalisation par lot*).
+# (*recouvrement*), batch normalisation (*normalisation par lot*), launcher (*lanceur*), local rank (*rang local*), checkpoint (*point de
+# reprise*).
 
 # %% id="setup"
 import contextlib
 import os
 import time
-from statistics import median
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dlo_lib.grading import Lab
+from dlo_lib.labkit.predictions import compared
 from dlo_lib.launch import run_ranks
 
 STEPS = int(os.environ.get("DLO_STEPS", 40))  # of each training
 REPEATS = int(os.environ.get("DLO_REPEATS", 7))  # of each timing
-PROCESSES = int(os.environ.get("DLO_PROCESSES", 2))  # of the job at the end
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the training by hand at the end
 KIB = 1024
 lab = Lab(globals())
 
 # %% [markdown] id="why"
 # ## Why: ranks that do not talk
-#
-# Four ranks, 512 samples, 128 for each. The four start from the same weights. In the left pictures they never talk; in the right ones something
-# happens after each backward pass, which you will write. Nothing else differs.
+# Four ranks train on 512 samples, 128 each, from the same weights. In the left figures they exchange nothing.
+# In the right figures their models are wrapped by PyTorch's `DistributedDataParallel`, which makes them
+# exchange something: you will write this wrapper. Nothing else differs.
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -55,44 +59,43 @@ def make_model(seed: int = 1) -> nn.Module:
 
 
 def four_trainings(talk: bool) -> list[tuple[float, float, torch.Tensor]]:
-    """Each step: the loss on this rank's part, on all samples, and the weights of the first layer."""
+    """For each step: the loss on this rank's part, on all samples, and the weights of the first layer."""
     torch.set_num_threads(1)
-    rank, world, model = dist.get_rank(), dist.get_world_size(), make_model()
-    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    rank, world, net = dist.get_rank(), dist.get_world_size(), make_model()
+    model = DistributedDataParallel(net) if talk else net
+    optimizer, seen = torch.optim.AdamW(net.parameters(), lr=0.01), []
     own = slice(rank * 512 // world, (rank + 1) * 512 // world)
     for _ in range(STEPS):
         loss = F.cross_entropy(model(samples[own]), labels[own])
         optimizer.zero_grad()
         loss.backward()
-        if talk:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= world
         optimizer.step()
         with torch.no_grad():
-            seen.append((loss.item(), F.cross_entropy(model(samples), labels).item(), model[0].weight.detach().clone()))
+            seen.append((loss.item(), F.cross_entropy(net(samples), labels).item(), net[0].weight.detach().clone()))
     return seen
 
 
 figures.drift(run_ranks(four_trainings, 4, False), run_ranks(four_trainings, 4, True))
 
 # %% [markdown] id="why_questions"
-# The silent ranks are happy: each learns its 128 samples by heart. But there are four different models now, and each is worse on the data of the
-# others. And after step 1 their gradients are not even gradients *at the same point*: averaging the models at the end would be an average
-# of four answers to four questions.
+# Without exchange, each rank fits its own 128 samples. But there are now four different models, and each is
+# worse on the data of the other ranks. After step 1 their gradients are not even taken *at the same point*:
+# averaging the four models at the end does not give the model of a common training.
 #
-# - Must the ranks exchange weights, gradients or samples? What is smallest? What is enough?
-# - When is the first moment at which a rank could send something?
+# - Must the ranks exchange weights, gradients or samples? Which is the smallest? Which is enough?
+# - What is the earliest moment at which a rank can send something?
 
 # %% [markdown] id="idea"
 # ## The idea
 #
-# The loss of the whole batch is the mean of the ranks' losses, when their parts are equally large. Differentiation is linear, so
+# The loss of the whole batch is the mean of the ranks' losses, when their parts have the same size.
+# Differentiation is linear, so
 #
 # $$\nabla L = \frac{1}{N} \sum_{r=0}^{N-1} \nabla L_r$$
 #
-# If all replicas start equal and step with the same average, they stay equal for ever, to the last bit: no weights are sent after the beginning.
-# Backward produces gradients from the last layer to the first. What is ready can be sent while the rest is still being computed:
+# If all replicas start equal and step with the same average, they stay equal to the last bit: no weights are
+# sent after the start. Backward produces gradients from the last layer to the first. A gradient that is ready
+# can be sent while the others are still being computed:
 
 # %% id="show_idea" tags=["demo"]
 twelve = [64 * KIB] * 12
@@ -106,12 +109,15 @@ figures.plans(
 # %% [markdown] id="replicate_text"
 # ## 1 · Equal replicas
 #
-# Write `replicate`: all ranks get the values of rank 0, in place. A model's state is more than its weights. `module.parameters()` are what an
-# optimiser could train, `module.buffers()` what else belongs to a model, such as the running statistics of a batch normalisation. Frozen
-# parameters belong to it too.
+# **Core · 10 min · ●○○**
 #
-# (Why not trust to the same seed everywhere? Because one rank that loads a checkpoint, or draws one random number more, breaks the whole job
-# without an error.)
+# Write `replicate`: all ranks get the values of rank 0, in place. The state of a model is more than its
+# weights. `module.parameters()` are the tensors that an optimiser can train. `module.buffers()` are the other
+# tensors of the state, such as the running statistics of a batch normalisation. Frozen parameters belong to
+# the state too.
+#
+# (Why not rely on the same seed on every rank? Because one rank that loads a checkpoint, or draws one more
+# random number, makes the whole training wrong without an error.)
 
 # %% nbgrader={"grade_id": "replicate", "solution": true}
 def replicate(module: nn.Module) -> None:
@@ -122,17 +128,20 @@ def replicate(module: nn.Module) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_replicate", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_replicate", "grade": true}
 lab.check("replicate")
 
 # %% [markdown] id="average_text"
 # ## 2 · The average, after backward
 #
-# The simple form: when backward is over, each gradient becomes the average over the ranks, in place. One all-reduce for each parameter that has a
-# gradient (`.grad` of a frozen parameter is `None`).
+# **Core · 10 min · ●○○**
 #
-# One thing to think of: in half precision (fp16) the largest number is 65,504. Eight gradients of 10,000 have a harmless average; what about
-# their sum on the way there?
+# The simple form: after backward, replace each gradient by its average over the ranks, in place. Use one
+# all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`).
+#
+# Your function must also work for gradients in half precision (fp16). Mathematically, it is the same to divide
+# before or after the sum. But the largest number in fp16 is 65,504. The average of eight gradients of 10,000
+# fits; does their sum? (In fp32 and bf16, which reach 3e38, both orders are safe.)
 
 # %% nbgrader={"grade_id": "average", "solution": true}
 def average_gradients(module: nn.Module) -> None:
@@ -145,49 +154,55 @@ def average_gradients(module: nn.Module) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_average", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_average", "grade": true}
 lab.check("average")
 
 # %% [markdown] id="average_after"
-# This is right, and it is slow in two ways. First, the number of messages. The cell sends the same 2 MiB of gradients, cut into more and more
-# all-reduces:
+# The result is right, but the method is slow for two reasons. First, the number of messages. The cell after
+# next sends the same 2 MiB of gradients in more and more all-reduces. **Predict first:** how many times as
+# long as one all-reduce of 2 MiB do 16 all-reduces take, and 256?
+
+# %% id="predict_messages" tags=["prediction"]
+predicted_messages = {"16 messages": None, "256 messages": None}  # times as long as one message
 
 # %% id="show_messages" tags=["demo"]
 def time_of_messages(total: int, counts: list[int]) -> dict[int, float]:
-    """Seconds for `total` numbers in so many all-reduces, the median of some repeats."""
+    """Seconds to send `total` numbers in `count` all-reduces, for each count; the minimum of the repeats."""
     torch.set_num_threads(1)
-    found = {}
-    for count in counts:
-        parts = torch.zeros(total).split(total // count)
-        seconds = []
-        for _ in range(REPEATS + 1):
+    found = dict.fromkeys(counts, float("inf"))
+    for repeat in range(REPEATS + 1):
+        for count in counts:
+            parts = torch.zeros(total).split(total // count)
             dist.barrier()
             began = time.perf_counter()
             for part in parts:
                 dist.all_reduce(part)
-            seconds.append(time.perf_counter() - began)
-        found[count] = median(seconds[1:])
+            if repeat:  # the first opens connections
+                found[count] = min(found[count], time.perf_counter() - began)
     return found
 
 
 by_count = run_ranks(time_of_messages, 2, 2**19, [1, 4, 16, 64, 256], explain=False)[0]
-figures.messages(by_count)
+print(compared(predicted_messages, {f"{count} messages": by_count[count] / by_count[1] for count in (16, 256)}))
+figures.messages(by_count, predicted_messages)
 
 # %% [markdown] id="buckets_text"
-# Every message costs a fixed time α, however short it is (lab 10). A Llama 3.2 1B has 147 parameter tensors, of which 33 are norms of 8 kB: a
-# message for each wastes most of its time in α.
-#
-# Second: nothing is sent while backward computes.
+# Every message costs a fixed time α, however short it is (lab 10). Llama 3.2 1B has 146 parameter tensors,
+# and 33 of them are norms of 8 kB in fp32: a separate message for a norm spends most of its time in α.
+# Second, nothing is sent while backward computes.
 #
 # ## 3 · Buckets
 #
-# So gradients travel in *buckets*: several in one message. `nbytes[i]` is the size of the gradient of parameter `i`, and parameters are in the
-# order of forward. Their gradients arrive in the opposite order, roughly. Fill buckets **in the order of arrival**: a gradient goes into the
-# current bucket if it still fits within `limit`, else it begins a new one. A gradient larger than `limit` is a bucket of its own.
+# **Core · 12 min · ●●○**
+#
+# Gradients are therefore sent in *buckets*: several in one message. `nbytes[i]` is the size of the gradient
+# of parameter `i`, and parameters are in the order of forward. Their gradients arrive roughly in reverse
+# order. Fill buckets **in the order of arrival**: a gradient goes into the current bucket if it still fits
+# within `limit`, else it begins a new one. A gradient larger than `limit` gets a separate bucket.
 
 # %% nbgrader={"grade_id": "buckets", "solution": true}
 def assign_buckets(nbytes: list[int], limit: int) -> list[list[int]]:
-    """The parameters (numbers) of each bucket, in the order in which buckets and gradients are complete."""
+    """Return the indices of the parameters of each bucket, in the order of arrival."""
     ### BEGIN SOLUTION
     buckets, held = [], 0
     for i in reversed(range(len(nbytes))):
@@ -200,42 +215,48 @@ def assign_buckets(nbytes: list[int], limit: int) -> list[list[int]]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_buckets", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_buckets", "grade": true}
 lab.check("buckets")
 
 # %% [markdown] id="buckets_after"
-# Your buckets for 24 layers, with three limits, in a *model* of the machine: 1 ms of backward for each layer, α = 1 ms for a message and 1 ms for
-# 64 KiB. What is left on the right of the dashed line is waiting.
+# The figure shows your buckets for 24 layers, with three limits, in a *model* of the machine: backward takes
+# 1 ms a layer, a message takes α = 1 ms plus 1 ms for each 64 KiB. Communication to the right of the dashed
+# line is waiting time.
 
 # %% id="show_buckets" tags=["demo"]
 layers = [32 * KIB] * 24
 figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limit)) for limit in (16 * KIB, 128 * KIB, 1024 * KIB)})
 
 # %% [markdown] id="overlap_text"
-# Small buckets pay α too often; a large one starts too late. Between the two there is a good size; PyTorch's default is 25 MiB, with a first
-# bucket of 1 MiB. (Why is the first one smaller?)
+# Small buckets pay α too often; a large bucket starts too late. A good size is in between: PyTorch's default
+# is 25 MiB, with a first bucket of 1 MiB. (Why is the first one smaller?)
 #
 # ## 4 · Communicate while backward runs
 #
-# PyTorch calls `parameter.register_post_accumulate_grad_hook(function)`'s function, with the parameter as argument, when its `.grad` is complete. In
-# it you can *start* an all-reduce, `dist.all_reduce(flat, async_op=True)`. It returns a *work* at once, and backward goes on. `work.wait()`
-# comes later, in `finish()`.
+# **Core · 30 min · ●●●**
+#
+# After `parameter.register_post_accumulate_grad_hook(function)`, PyTorch calls `function(parameter)` when the
+# parameter's `.grad` is complete. This hook can *start* an all-reduce with
+# `dist.all_reduce(flat, async_op=True)`. The call returns a *work* immediately, and backward continues.
+# `finish()` calls `work.wait()` later.
 #
 # Complete the class. Its rules:
 #
 # - **One all-reduce for each bucket**, of a flat tensor with all its gradients. It starts in the hook of the gradient that completes the bucket.
-# - **Strictly in the order of `self.buckets`**, on every rank. A bucket that is complete too early waits for those before it. (The all-reduces of the
-#   ranks find each other by their order alone. If rank 0 starts with the bucket of layer 3 and rank 1 with that of layer 2, layer 3 is added to
-#   layer 2, and nobody is told.)
-# - `finish()` comes after every backward pass. It starts what has not been started: a parameter that this rank **did not use** has no gradient, and
-#   counts as zeros. It waits for everything, puts the averages into `.grad`, and makes the object ready for the next pass.
-# - While `self.sync` is False (inside `no_sync`), hooks do nothing: gradients add up on this rank.
+# - **Strictly in the order of `self.buckets`**, on every rank. A bucket that is complete too early waits for
+#   those before it. (All-reduces are matched across ranks by their order only. If rank 0 starts with the
+#   bucket of layer 3 and rank 1 with that of layer 2, layer 3 is added to layer 2 without an error.)
+# - `finish()` is called after every backward pass. It starts the buckets that have not started: a parameter
+#   that this rank **did not use** has no gradient and counts as zeros. It waits for all buckets, writes the
+#   averages into `.grad`, and resets the state for the next pass.
+# - While `self.sync` is False (inside `no_sync`), hooks do nothing: gradients accumulate on this rank. The next
+#   pass outside `no_sync` adds its gradients, and the sums are averaged.
 #
-# All parameters have the same dtype. Frozen ones take no part.
+# All parameters have the same dtype. Frozen parameters are left out.
 
 # %% nbgrader={"grade_id": "overlap", "solution": true}
 class DataParallel(nn.Module):
-    """`module` with gradients that are averaged over all ranks while backward runs; call `finish()` after backward."""
+    """Average the gradients of `module` over all ranks while backward runs; call `finish()` after backward."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 1024 * KIB) -> None:
         super().__init__()
@@ -254,7 +275,7 @@ class DataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self):
-        """Backward passes inside communicate nothing."""
+        """Inside this context, backward passes communicate nothing."""
         self.sync = False
         try:
             yield
@@ -272,7 +293,7 @@ class DataParallel(nn.Module):
         ### END SOLUTION
 
     def finish(self) -> None:
-        """After backward: all gradients are averages over the ranks."""
+        """Call it after backward: all gradients become averages over the ranks."""
         ### BEGIN SOLUTION
         while len(self.works) < len(self.buckets):
             self.send()
@@ -291,16 +312,24 @@ class DataParallel(nn.Module):
         ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_overlap", "grade": true, "points": 10}
+# %% nbgrader={"grade_id": "test_overlap", "grade": true}
 lab.check("overlap")
 
 # %% [markdown] id="overlap_after"
-# Does it overlap? On a GPU the processor is free while kernels run. Here both ranks compute on the same few cores, so we let the layers of the next
-# cell *sleep* in backward instead of computing, 2 ms each. Then every millisecond beyond the sleep is communication that did not hide.
+# Does communication overlap with backward? With a GPU, the CPU is free while kernels run. Here both ranks
+# compute on the same few cores, so the layers of the next cells *sleep* for 2 ms each in backward instead of
+# computing. Every millisecond beyond the sleep is communication that is not hidden.
+#
+# There are 24 layers of 64 KiB. **Predict first:** how many milliseconds does communication add to the 48 ms
+# of backward, with a bucket for each layer (64 KiB), with six buckets (256 KiB), and with one bucket (2048
+# KiB)? One all-reduce of 2 MiB took as long as the first point of the figure above.
+
+# %% id="predict_waiting" tags=["prediction"]
+predicted_waiting = {"64 KiB": None, "256 KiB": None, "2048 KiB": None}  # ms
 
 # %% id="run_overlap" tags=["demo"]
 class Sleeping(torch.autograd.Function):
-    """Passes on what it gets; its backward takes 2 ms, in which the processor is free."""
+    """The identity; its backward sleeps for 2 ms, while the processor is free."""
 
     @staticmethod
     def forward(ctx, x):
@@ -325,53 +354,80 @@ class SlowNet(nn.Module):
         return x
 
 
-def waiting_time(limit: int | None) -> float:
-    """Seconds of backward and finish beyond the same without communication; None: one all-reduce a parameter, after backward."""
-    torch.set_num_threads(1)
-    net, x = SlowNet(), torch.randn(4, 128)
-    model = DataParallel(net, limit) if limit else net
-    seconds = {True: [], False: []}
-    for repeat in range(2 * REPEATS + 2):
-        talk = repeat % 2 == 0
-        net.zero_grad()
-        loss = model(x).square().mean()
-        dist.barrier()
-        began = time.perf_counter()
-        if limit is None:
-            loss.backward()
-            if talk:
-                average_gradients(net)
-        elif talk:
-            loss.backward()
-            model.finish()
-        else:
-            with model.no_sync():
-                loss.backward()
-        if repeat > 1:
-            seconds[talk].append(time.perf_counter() - began)
-    return median(seconds[True]) - median(seconds[False])
-
-
 LIMITS = [64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB]
-after_backward = run_ranks(waiting_time, 2, None, explain=False)[0]
-waiting = {limit: run_ranks(waiting_time, 2, limit, explain=False)[0] for limit in LIMITS}
-figures.waiting(waiting, after_backward)
+
+
+def backward_pass(model: nn.Module, x: torch.Tensor, form: str) -> float:
+    """Seconds of one backward pass and its communication. form: "none", "after backward" or "buckets"."""
+    model.zero_grad()
+    loss = model(x).square().mean()
+    dist.barrier()
+    began = time.perf_counter()
+    loss.backward()
+    if form == "after backward":
+        average_gradients(model)
+    elif form == "buckets":
+        model.finish()
+    return time.perf_counter() - began
+
+
+def waiting_times() -> dict[int | str, float]:
+    """Seconds that communication adds to a backward pass, for each limit and for one message a parameter after backward."""
+    torch.set_num_threads(1)
+    x = torch.randn(4, 128)
+    models = {"none": SlowNet(), "after backward": SlowNet()} | {limit: DataParallel(SlowNet(), limit) for limit in LIMITS}
+    fastest = dict.fromkeys(models, float("inf"))
+    for repeat in range(REPEATS + 1):  # all forms in turn, so that a busy moment disturbs them equally
+        for name, model in models.items():
+            seconds = backward_pass(model, x, name if isinstance(name, str) else "buckets")
+            if repeat:
+                fastest[name] = min(fastest[name], seconds)
+    return {name: seconds - fastest["none"] for name, seconds in fastest.items() if name != "none"}
+
+
+waiting = run_ranks(waiting_times, 2, explain=False)[0]
+after_backward = waiting.pop("after backward")
+print(compared(predicted_waiting, {f"{limit // KIB} KiB": 1e3 * seconds for limit, seconds in waiting.items()}, "{:.1f} ms".format))
+print(figures.what_waiting_shows(waiting))
+figures.waiting(waiting, after_backward, predicted_waiting)
 
 # %% [markdown] id="overlap_lesson"
-# The rightmost point has one bucket for everything: it is sent when backward is over, so nothing hides. The other end has one bucket for each layer: as
-# much as possible hides behind the sleep, but there are 24 times α. Compare with your plans above.
+# The rightmost point has one bucket for all gradients: it is sent after backward, so nothing is hidden. The
+# leftmost point has one bucket a layer: as much as possible is hidden behind the sleep, but α is paid 24
+# times. Compare with the figure of your buckets above. Each point is the minimum of several repeats; on a
+# busy machine points still move, and the line above the figure says when the picture disagrees with this
+# text.
 #
+# The tracer shows one such pass in time. Each rank computes (here: sleeps) while its all-reduces are in
+# flight. The file opens in <https://ui.perfetto.dev>.
+
+# %% id="show_trace" tags=["demo"]
+def one_pass() -> None:
+    torch.set_num_threads(1)
+    model = DataParallel(SlowNet(), 256 * KIB)
+    backward_pass(model, torch.randn(4, 128), "buckets")
+
+
+trace = run_ranks(one_pass, 2, trace=True, explain=False).trace
+print("written:", trace.to_perfetto("overlap_trace.json"))
+first = min(event.issued for event in trace.select("all_reduce"))
+trace.plot(start=max(0.0, first - 0.012))
+
+# %% [markdown] id="accumulate_text"
 # ## 5 · Gradient accumulation
 #
-# Memory is short, so a batch is cut into micro-batches whose gradients add up in `.grad`. Averages of every partial sum would be a waste: only the
-# last backward pass has to talk.
+# **Core · 8 min · ●●○**
 #
-# `losses` are functions without arguments, one for each micro-batch. Each runs forward and returns the mean loss of its samples; all have
-# the same number of samples. Afterwards `.grad` is the gradient of the mean over all micro-batches of all ranks.
+# When memory is short, a batch is cut into micro-batches whose gradients accumulate in `.grad`. Averaging
+# every partial sum is a waste: only the last backward pass has to communicate.
+#
+# `losses` is a list of functions without arguments, one for each micro-batch. Each runs forward and returns
+# the mean loss of its samples; all have the same number of samples. Afterwards `.grad` is the gradient of the
+# mean over all micro-batches of all ranks.
 
 # %% nbgrader={"grade_id": "accumulate", "solution": true}
 def accumulate(model: DataParallel, losses: list) -> None:
-    """Backward of all micro-batches, communicating once; `.grad` is then that of the mean over all micro-batches and ranks."""
+    """Run all backward passes; communicate once. `.grad` is that of the mean over all micro-batches and ranks."""
     ### BEGIN SOLUTION
     with model.no_sync():
         for loss in losses[:-1]:
@@ -381,11 +437,15 @@ def accumulate(model: DataParallel, losses: list) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_accumulate", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_accumulate", "grade": true}
 lab.check("accumulate")
 
 # %% [markdown] id="accumulate_after"
-# The tracer counts what passes. With and without accumulation, the same 8 micro-batches:
+# The tracer counts the communication of the same 8 micro-batches, without and with accumulation. The model has
+# 22 KiB of gradients. **Predict first:** how many all-reduces does a rank start?
+
+# %% id="predict_all_reduces" tags=["prediction"]
+predicted_all_reduces = {"one after the other": None, "accumulated": None}
 
 # %% id="show_accumulate" tags=["demo"]
 def eight_micro_batches(at_once: bool) -> None:
@@ -395,24 +455,31 @@ def eight_micro_batches(at_once: bool) -> None:
         accumulate(model, group)
 
 
-for name, at_once in {"one after the other": False, "accumulated": True}.items():
-    trace = run_ranks(eight_micro_batches, 2, at_once, trace=True).trace
-    print(f"{name:22} {trace.count('all_reduce', rank=0):2} all-reduces, {trace.bytes('all_reduce', rank=0) / KIB:6.1f} KiB a rank")
+ways = {"one after the other": False, "accumulated": True}
+traces = {name: run_ranks(eight_micro_batches, 2, at_once, trace=True).trace for name, at_once in ways.items()}
+print(compared(predicted_all_reduces, {name: each.count("all_reduce", rank=0) for name, each in traces.items()}, "{:g}".format))
+for name, each in traces.items():
+    print(f"{name:20} {each.bytes('all_reduce', rank=0) / KIB:6.1f} KiB a rank")
 
 # %% [markdown] id="sampler_text"
 # ## 6 · Whose samples?
 #
-# Each epoch, every sample should be seen once, by one rank. Write the *sampler*: the samples (numbers) of this rank in this epoch.
+# **Core · 8 min · ●●○**
 #
-# - All ranks must do the same number of steps, or the others wait for ever. So every rank gets the same number of samples: when `length` is not
-#   divisible, repeat a few (fewer than `world` in total).
-# - A new order in every epoch, from `seed` and `epoch` alone: every rank computes the *same* permutation and takes its share, without a message.
-# - Use a generator of your own (`torch.Generator().manual_seed(...)`). `torch.manual_seed` would change the random numbers of everybody else:
-#   dropout, augmentation.
+# In each epoch, one rank should see each sample, once. Write the *sampler*: it returns the indices of the
+# samples of this rank in this epoch.
+#
+# - All ranks must run the same number of steps, because otherwise some ranks wait forever. So every rank gets
+#   the same number of samples: when `world` does not divide `length`, repeat a few (fewer than `world` in
+#   total).
+# - The order is new in every epoch and depends on `seed` and `epoch` only: every rank computes the *same*
+#   permutation and takes its share, without a message.
+# - Use a separate generator (`torch.Generator().manual_seed(...)`). `torch.manual_seed` would change the
+#   random numbers of other code, such as dropout and augmentation.
 
 # %% nbgrader={"grade_id": "sampler", "solution": true}
 def rank_samples(length: int, rank: int, world: int, epoch: int, seed: int = 0) -> list[int]:
-    """The samples of this rank in this epoch, of 0 ... length - 1, in random order."""
+    """Return the samples of this rank in this epoch, out of 0 ... length - 1, in random order."""
     ### BEGIN SOLUTION
     order = torch.randperm(length, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)).tolist()
     each = -(-length // world)
@@ -422,24 +489,28 @@ def rank_samples(length: int, rank: int, world: int, epoch: int, seed: int = 0) 
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_sampler", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_sampler", "grade": true}
 lab.check("sampler")
 
 # %% id="show_sampler" tags=["demo"]
 figures.shares([[rank_samples(22, rank, 4, epoch) for rank in range(4)] for epoch in range(3)], length=22)
 
 # %% [markdown] id="metrics_text"
-# The picture shows who sees which sample in three epochs; a double ring marks the repeated ones. In *training* a repeated sample does no harm. In
-# *evaluation* it counts twice: evaluate with ranks of unequal size, and write the metric for it.
+# The figure shows which rank sees which sample in three epochs; a double ring marks a repeated sample. In
+# *training* a repeated sample does no harm. In *evaluation* it counts twice. So evaluation gives the ranks
+# unequal numbers of samples, and its metric takes them into account.
 #
 # ## 7 · A metric over all ranks
 #
-# Accuracy over all ranks' samples. Ranks may have unequal numbers of samples, and one may have none. The mean of the ranks' accuracies would give a
-# sample of a small rank more weight. **One all-reduce** of two numbers is enough.
+# **Core · 7 min · ●○○**
+#
+# Compute the accuracy over the samples of all ranks. Ranks may have unequal numbers of samples, and one may
+# have none. The mean of the ranks' accuracies would give more weight to the samples of a rank that has few.
+# **One all-reduce** of two numbers is enough.
 
 # %% nbgrader={"grade_id": "metrics", "solution": true}
 def global_accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of samples, of all ranks, whose largest logit is that of the label. logits: (samples, classes); labels: (samples,) int64."""
+    """Return the accuracy over the samples of all ranks. logits: (samples, classes); labels: (samples,) int64."""
     ### BEGIN SOLUTION
     counts = torch.tensor([(logits.argmax(1) == labels).sum(), len(labels)])
     dist.all_reduce(counts)
@@ -447,62 +518,22 @@ def global_accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_metrics", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_metrics", "grade": true}
 lab.check("metrics")
 
-# %% [markdown] id="moments_text"
-# ## 8 · Batch normalisation over all ranks
+# %% [markdown] id="real_text"
+# ## 8 · For real
 #
-# Batch normalisation subtracts the mean of each channel over the batch and divides by its standard deviation. With two samples a GPU (detection,
-# segmentation, 3-D images) these are mostly noise. `SyncBatchNorm` uses the samples of all ranks. How noisy is the standard deviation of 2
-# samples, of 4, 8, ...?
-
-# %% id="show_moments" tags=["demo"]
-noise = {ranks: torch.randn(4000, 2 * ranks).std(1, correction=0) for ranks in (1, 2, 4, 8, 16, 32)}
-figures.spread(noise)
-
-# %% [markdown] id="moments_exercise"
-# Write the statistics: mean and variance of each channel over all samples of all ranks. `x` is `(samples, channels)`, fp32; the number of
-# samples may differ between ranks and may be 0. The variance is that of the population (divide by the number of samples).
-#
-# Only a few numbers per channel may travel, not the samples. The mean of the ranks' variances is not the variance (why?). And E[x²] - E[x]² is
-# a trap in fp32: for a mean of 10,000 and a standard deviation of 1, E[x²] is about 100,000,001, and fp32 knows numbers of that size only in
-# steps of 8.
-
-# %% nbgrader={"grade_id": "moments", "solution": true}
-def global_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and variance, each (channels,), over the samples of all ranks. x: (samples, channels)."""
-    ### BEGIN SOLUTION
-    count = torch.tensor(float(len(x)))
-    total = x.sum(0)
-    dist.all_reduce(count)
-    dist.all_reduce(total)
-    mean = total / count
-    squares = (x - mean).square().sum(0)
-    dist.all_reduce(squares)
-    return mean, squares / count
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_moments", "grade": true, "points": 5}
-lab.check("moments")
-
-# %% [markdown] id="moments_after"
-# In training, backward has to go through these statistics too: the gradient of a sample on rank 0 depends on samples of rank 1, which takes a
-# second exchange. `dlo_lib/parallel/sync_batch_norm.py` shows it, with a single message for the forward (a combination of means and
-# squared deviations). So the layer is not free: two blocking exchanges for each layer and step, and no overlap.
-#
-# ## 9 · For real
-#
-# Everything together: 4 ranks against one process, on the 512 samples of the beginning, with the global batch of 64. The one process takes the
-# samples that the four ranks take together. What do you expect of the difference between the two curves?
+# Now combine all parts: compare 4 ranks with one process, on the 512 samples of the start and with a global
+# batch of 64. The one process takes the samples that the four ranks take together. By how much do you expect
+# the two curves to differ?
 
 # %% id="run_training" tags=["demo"]
 def train_together(epochs: int) -> dict[str, list[float]]:
     """Loss of every step and accuracy after every epoch."""
     torch.set_num_threads(1)
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = DataParallel(make_model(seed=rank), 16 * KIB)  # rank 0 decides
+    model = DataParallel(make_model(seed=rank), 16 * KIB)  # all ranks start from rank 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses, accuracy = [], []
     for epoch in range(epochs):
@@ -528,33 +559,102 @@ print(f"largest difference of a loss to one process:   {max(abs(a - b) for a, b 
 figures.training(together[0], alone)
 
 # %% [markdown] id="real_lesson"
-# The replicas are equal to the last bit: every rank computed the same step from the same average. The one process differs in the order of additions,
-# in the last digits of fp32.
+# The replicas are equal to the last bit: every rank computed the same step from the same average. The one
+# process adds in another order, so its results differ in the last digits of fp32.
 #
-# ## 10 · At scale
+# ## 9 · The same with PyTorch
 #
-# The library's DDP is yours with more care: gradients are views of the buckets (no copy back), the buckets follow the order in which gradients really
-# came in the first step, parameters that no rank uses keep `None`.
+# **Core · 5 min · ●○○**
 #
-# On a cluster it is a job, one process for each GPU. `cluster.submit` is one call for both: with `dry_run` it shows the script that SLURM would get, and
-# without SLURM it runs here, with the *same options*, two processes and a small model. What the job writes is read from its metrics, not from its log.
+# Outside this course you write `DistributedDataParallel(module)`. It does the same as your class, with three
+# refinements: gradients are views of the buckets (no copy), the buckets follow the order in which gradients
+# arrived in the first step, and there is no `finish()`: a callback at the end of backward waits. The sampler
+# is `DistributedSampler`. Both pass your checks:
 
-# %% id="run_at_scale" tags=["demo"]
-from dlo_lib import cluster
+# %% id="run_standard" tags=["demo"]
+from torch.utils.data import DistributedSampler
 
-flags = ["--parallel", "ddp", "--batch", "4", "--accumulation", "2"]
-large = ["--model", "llama-3.2-1b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
-print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=PROCESSES).wait()
-for line in job.metrics():
-    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+
+class Standard(DistributedDataParallel):
+    """PyTorch's wrapper, under the names of this lab."""
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = 1024 * KIB) -> None:
+        super().__init__(module, bucket_cap_mb=bucket_bytes / KIB / KIB)
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
+
+def standard_samples(length: int, rank: int, world: int, epoch: int, seed: int = 0) -> list[int]:
+    sampler = DistributedSampler(range(length), world, rank, seed=seed)
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+lab.check("accumulate", instead={"DataParallel": Standard})
+lab.check("sampler", instead={"rank_samples": standard_samples})
+
+# %% [markdown] id="standard_table_text"
+# The table compares one training step of both wrappers: 8 layers of 1 MiB on two ranks, all in turn, the
+# minimum of several repeats.
+
+# %% id="show_standard" tags=["demo"]
+from dlo_lib.labkit import side_by_side
+
+FORMS = {"your DataParallel": DataParallel, "DistributedDataParallel": Standard}
+LINES = {
+    "your DataParallel": (replicate, assign_buckets, DataParallel),
+    "DistributedDataParallel": ("model = DistributedDataParallel(module)",),
+}
+
+
+def steps_in_turn(names: list[str], repeats: int) -> dict[str, float]:
+    """Seconds of the fastest training step of each form on this rank."""
+    torch.set_num_threads(1)
+    x, models, fastest = torch.randn(32, 512), {}, dict.fromkeys(names, float("inf"))
+    for name in names:
+        net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+        models[name] = FORMS[name](net), torch.optim.SGD(net.parameters(), lr=0.01)
+    for repeat in range(repeats + 1):
+        for name, (model, optimizer) in models.items():
+            optimizer.zero_grad()
+            dist.barrier()
+            began = time.perf_counter()
+            model(x).square().mean().backward()
+            model.finish()
+            optimizer.step()
+            if repeat:  # DistributedDataParallel builds its buckets anew after the first step
+                fastest[name] = min(fastest[name], time.perf_counter() - began)
+    return fastest
+
+
+by_form = run_ranks(steps_in_turn, 2, list(FORMS), 3 * REPEATS, explain=False)
+forms = []
+for name in FORMS:
+    sent = run_ranks(steps_in_turn, 2, [name], 0, trace=True, explain=False).trace.bytes("all_reduce", rank=0)
+    seconds = max(each[name] for each in by_form)
+    forms.append(side_by_side.Form(name, lines=side_by_side.lines_of(*LINES[name]), seconds=seconds, nbytes=sent))
+print(side_by_side.table(forms))
+
+# %% [markdown] id="standard_lesson"
+# Both send the same bytes; a collective does not care who calls it. What differs:
+#
+# - Your class copies every gradient into a flat tensor and back out as a view of it. `DistributedDataParallel`
+#   lets backward write into the bucket itself.
+# - The first step of `DistributedDataParallel` sends one bucket; from the second step on the buckets follow
+#   the order of arrival. It fills a bucket until the limit is *reached*, so buckets may exceed `bucket_cap_mb`.
+# - A parameter that a rank does not use needs `find_unused_parameters=True`, which walks through the graph in
+#   each step. Without it, the next step raises an error. Try
+#   `lab.check("overlap", instead={"DataParallel": Standard})`: three checks fail. Why is none of them a wrong
+#   gradient?
 
 # %% [markdown] id="quiz_text"
-# ## 11 · Quiz
+# ## 10 · Quiz
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# **Core · 5 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
+# answer; grading counts the right ones.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -564,18 +664,139 @@ lab.quiz()
 quiz = {"q1": "b", "q2": "d", "q3": "a", "q4": "c", "q5": "b"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
+
+# %% [markdown] id="moments_text"
+# ## 11 · Batch normalisation over all ranks
+#
+# **Optional · 20 min · ●●○**
+#
+# Batch normalisation subtracts the mean of each channel over the batch and divides by its standard deviation.
+# With two samples a GPU (detection, segmentation, 3-D images) both are mostly noise. `SyncBatchNorm` uses the
+# samples of all ranks. How noisy is the standard deviation of 2 samples, of 4, 8, ...?
+
+# %% id="show_moments" tags=["demo"]
+noise = {ranks: torch.randn(4000, 2 * ranks).std(1, correction=0) for ranks in (1, 2, 4, 8, 16, 32)}
+figures.spread(noise)
+
+# %% [markdown] id="moments_exercise"
+# Compute the mean and the variance of each channel over all samples of all ranks. `x` is
+# `(samples, channels)`, fp32; the number of samples may differ between ranks and may be 0. The variance is
+# that of the population (divide by the number of samples).
+#
+# Send only a few numbers per channel, not the samples. The mean of the ranks' variances is not the variance
+# (why?). Avoid E[x²] - E[x]², which loses its digits in fp32: for a mean of 10,000 and a standard deviation
+# of 1, E[x²] is about 100,000,001, and fp32 numbers of that size are 8 apart.
+
+# %% nbgrader={"grade_id": "moments", "solution": true}
+def global_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and variance, each (channels,), over the samples of all ranks. x: (samples, channels)."""
+    ### BEGIN SOLUTION
+    count = torch.tensor(float(len(x)))
+    total = x.sum(0)
+    dist.all_reduce(count)
+    dist.all_reduce(total)
+    mean = total / count
+    squares = (x - mean).square().sum(0)
+    dist.all_reduce(squares)
+    return mean, squares / count
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_moments", "grade": true}
+lab.check("moments")
+
+# %% [markdown] id="moments_after"
+# In training, backward also goes through these statistics: the gradient of a sample on rank 0 depends on
+# samples of rank 1, which takes a second exchange. `dlo_lib/parallel/sync_batch_norm.py` implements it, with
+# a single message in forward (it combines means and squared deviations). So each layer costs two blocking
+# exchanges a step, without overlap.
+
+# %% [markdown] id="launch_text"
+# ## 12 · Launch by hand
+#
+# **Optional · 15 min · ●○○**
+#
+# `run_ranks` has started the ranks so far. Outside a notebook, a **launcher** starts one process for each rank
+# and tells each its place by environment variables:
+#
+# | | meaning | `torchrun` sets | `srun` sets |
+# |---|---|---|---|
+# | rank | the number among all processes of the job | `RANK` | `SLURM_PROCID` |
+# | local rank | the number on this machine: which GPU | `LOCAL_RANK` | `SLURM_LOCALID` |
+# | world size | the number of processes | `WORLD_SIZE` | `SLURM_NTASKS` |
+# | address of rank 0 | where all ranks meet | `MASTER_ADDR`, `MASTER_PORT` | nothing: the job's script exports both |
+#
+# `train_by_hand.py`, beside this notebook, uses PyTorch alone. Read its five numbered parts, its loop (only
+# rank 0 prints and writes) and how it resumes. The next cell is a launcher in ten lines: it starts the
+# processes itself, for two epochs. Then `torchrun` continues the training from the checkpoint.
+
+# %% id="run_by_hand" tags=["demo"]
+import socket
+import subprocess
+import sys
+import tempfile
+
+checkpoint = os.path.join(tempfile.mkdtemp(), "checkpoint.pt")
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(GPUS)}
+script = ["train_by_hand.py", "--checkpoint", checkpoint, "--epochs"]
+ranks = []
+for rank in range(GPUS):
+    environment = {**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    ranks.append(subprocess.Popen([sys.executable, *script, "2"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+for rank in ranks:
+    print(rank.communicate()[0], end="")
+
+# %% id="run_torchrun" tags=["demo"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={GPUS}"]
+if GPUS > 1:
+    print(subprocess.run([*torchrun, *script, "4"], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout)
+
+# %% [markdown] id="launch_questions"
+# - Rank 0 is killed while it writes the checkpoint. What does the next start find?
+# - Move the all-reduce of the loss inside `if rank == 0:`. What happens, and on which rank do you see it?
+# - You resume with four ranks instead of two. What stays right, and what changes?
+#
+# ### On a cluster
+#
+# A job of SLURM starts the same file with `srun`, once for each GPU. Its script names the meeting point:
+#
+# ```bash
+# #SBATCH --nodes=2 --ntasks-per-node=8 --gres=gpu:8 --cpus-per-task=8 --time=00:20:00
+# export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# export MASTER_PORT=$((10000 + SLURM_JOB_ID % 50000))
+# export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+# srun python train_by_hand.py --epochs 4
+# ```
+#
+# `cluster.submit` writes such a script for you; with `dry_run` it only returns it. (`dlo_lib.train` finds its
+# place and the meeting point by itself.)
+
+# %% id="show_slurm" tags=["demo"]
+from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
+
+large = ["--model", "llama-3.2-1b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+flags = ["--parallel", "ddp", "--batch", "4", "--accumulation", "2"]
+job = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(job), sep="\n")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Make the first bucket smaller than the others, as PyTorch does. Does the measured waiting change?
-# - Note the order in which gradients arrive in the first step and cut the buckets anew. For which models does that matter?
-# - Send gradients in bf16: half the bytes. What happens to the loss? (`dlo_lib/parallel/comm_hooks.py`; lab 12 goes much further.)
-# - Let rank 3 have one batch less than the others and run it. Read the explanation of the dead-lock. Then read `dlo_lib/parallel/join.py`.
+# - Make the first bucket smaller than the others, as PyTorch does. Does the measured waiting time change?
+# - Record the order in which gradients arrive in the first step, and fill the buckets in that order. For
+#   which models does this matter?
+# - Send gradients in bf16: half the bytes. What happens to the loss? (`dlo_lib/parallel/ddp/comm_hooks.py`; lab 12 goes much further.)
+# - `dlo_lib/parallel/ddp/` has the three refinements of section 9. How do its gradients become views of the buckets?
+# - Give rank 3 one batch less than the others. Read the explanation of the dead-lock. Then read
+#   `dlo_lib/parallel/ddp/join.py`.
 #
-# **What comes next.** Lab 13: how large a model can each rank hold? Labs 14 and 15 stop holding everything everywhere.
+# **What comes next.** Lab 13: how large a model can each rank hold? Labs 14 and 15 divide the training state
+# over the ranks.
 #
 # ## References
 #

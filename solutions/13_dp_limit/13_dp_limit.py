@@ -1,18 +1,19 @@
 # %% [markdown] id="title"
 # # 13 · The limit of data parallelism
 #
-# **What you will do.** Predict, by functions that you write, how much memory one training step of **Llama 3.2 3B** takes on each GPU of a
-# data-parallel job; check every part of the prediction against a measurement at true size; and find out what adding GPUs can do about it.
+# **What you will do.** You write functions that predict how much memory one training step of **Llama 3.2 3B**
+# takes on each GPU of a data-parallel job. You compare every part of the prediction with a measurement at
+# true size, and find out how far more GPUs help.
 #
 # You need no GPU. The measurements run the real training step on *fake tensors*: they have shapes, dtypes and sizes, but no data.
 #
-# Builds on lab 11 (DDP). It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then
-# a pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# Builds on lab 11 (DDP). The core part takes about 95 minutes. Each exercise has a check that answers at once;
+# `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
+# `lab.use_reference("name")` lets you continue without its points.
 #
-# Words: memory footprint (*empreinte mémoire*), optimiser state (*état de l'optimiseur*), mixed precision (*précision mixte*), data
-# parallelism (*parallélisme de données*), training step (*pas d'apprentissage*).
-#
-# Memory is written in **GiB** = 2³⁰ bytes, as CUDA does.
+# Words: memory footprint (*empreinte mémoire*), optimiser state (*état de l'optimiseur*), mixed precision
+# (*précision mixte*), data parallelism (*parallélisme de données*), training step (*pas d'apprentissage*).
+# Memory is given in **GiB** = 2³⁰ bytes, as CUDA reports it.
 
 # %% id="setup"
 import math
@@ -37,17 +38,23 @@ lab = Lab(globals())
 # %% [markdown] id="why"
 # ## Why: a small model that does not fit
 #
-# A model of 3.2 billion parameters in fp32 weighs 12 GiB. An A100 has 40 GB, an H100 has 80. One sequence of 2048 tokens is a small batch.
-# Plenty of room?
+# A model of 3.2 billion parameters in fp32 takes 12 GiB. An A100 has 40 or 80 GB (those of Jean Zay have 80),
+# an H100 80 GB. One sequence of 2048 tokens is a small batch. Does it fit easily?
 #
-# The cell below runs **one training step** and records what lives in memory, allocation by allocation: AdamW as PyTorch runs it by default
-# on a GPU, bf16 autocast over fp32 weights, batch 1. The dashed line is what an A100-40 really has left for tensors.
+# The cell below runs **one training step** and records every allocation: AdamW as PyTorch runs it by default
+# on a GPU, bf16 autocast over fp32 weights, batch 1. The dashed line is the memory that an A100 of 40 GB has
+# for tensors. First write down what you expect, in GiB; a None is no prediction.
+
+# %% id="predict_first" tags=["prediction"]
+expected_first = {"largest during backward": None, "largest during the optimiser's step": None}
 
 # %% id="show_step" tags=["demo"]
 from functools import cache
 
 import figures
 
+from dlo_lib.labkit import predictions
+from dlo_lib.optim import Phase
 from dlo_lib.profiling import OptimizerStep, Part, measure_memory, plot_memory
 
 
@@ -59,7 +66,7 @@ def remembered(*settings):
 
 
 def measured(batch=1, step="fused", checkpointing=False, bucket_view=True, world_size=1):
-    """The memory of one rank over one training step of MODEL, measured on fake tensors (a few seconds; each setting runs once)."""
+    """Measure the memory of one rank over a training step of MODEL, on fake tensors (each setting runs once)."""
     return remembered(batch, step, checkpointing, bucket_view, world_size)
 
 
@@ -71,22 +78,25 @@ weights = first.peak_by_part[Part.WEIGHTS]
 print(f"weights {weights / GIB:.1f} GiB, peak {first.peak_bytes / GIB:.1f} GiB: {first.peak_bytes / weights:.1f} times the weights")
 for phase, held in first.peak_by_phase.items():
     print(f"  largest during {phase.value:10} {held / GIB:6.1f} GiB")
+found_first = {"largest during backward": Phase.BACKWARD, "largest during the optimiser's step": Phase.OPTIMIZER}
+print(predictions.compared(expected_first, {name: first.peak_by_phase[phase] / GIB for name, phase in found_first.items()}, "{:.1f} GiB".format))
 
 # %% [markdown] id="why_questions"
-# Five times the weights, and not where one would look for it: the peak is in the *optimiser's* step, not in backward.
+# The peak is five times the weights, and it is in the *optimiser's* step, not in backward.
 #
-# Look at the figure again before you go on.
+# Look at the figure again before you continue.
 #
-# - What is there already when the step begins?
-# - What grows during forward and melts during backward? What grows while it melts?
-# - What is the block on top of everything at the end?
+# - What is in memory when the step begins?
+# - What grows during forward and shrinks during backward? What grows while it shrinks?
+# - What is the block on top at the end?
 
 # %% [markdown] id="idea"
 # ## The idea: every rank holds everything
 #
-# Data parallelism copies the model to every rank. Each rank takes its share of the batch; all ranks average their gradients (an
-# all-reduce), and all take the same optimiser step. So the **state** (weights, gradients, optimiser state) is there as many times as there
-# are ranks. Only the **activations**, which belong to a rank's own sequences, are divided.
+# Data parallelism copies the model to every rank. Each rank takes its share of the batch; all ranks average
+# their gradients (an all-reduce), and all take the same optimiser step. So every rank holds the whole
+# **state** (weights, gradients, optimiser state). Only the **activations**, which belong to the sequences of
+# a rank, are divided.
 
 # %% id="show_idea" tags=["demo"]
 figures.replicas(first.peak_by_part, ranks=4)
@@ -94,7 +104,9 @@ figures.replicas(first.peak_by_part, ranks=4)
 # %% [markdown] id="parameters_text"
 # ## 1 · Count the parameters
 #
-# Everything begins with one number. Write it as a function of the configuration, part by part.
+# **Core · 10 min · ●○○**
+#
+# The whole prediction depends on the number of parameters. Compute it from the configuration, part by part.
 #
 # | part | what it is |
 # |---|---|
@@ -102,14 +114,14 @@ figures.replicas(first.peak_by_part, ranks=4)
 # | `attention` | in each block, `q_proj`, `k_proj`, `v_proj`, `o_proj`, without biases. There are `num_heads` query heads but only `num_kv_heads` key and value heads (grouped-query attention, GQA); each head is `head_dim` wide, and `head_dim` need not be `hidden / num_heads` |
 # | `mlp` | in each block, three matrices between `hidden` and `intermediate` (SwiGLU: gate, up, down) |
 # | `norms` | RMSNorm has one vector of size `hidden`; each block has two, and one follows the last block |
-# | `head` | the output projection, as large as the embedding; nothing when `tied_embeddings`: then it *is* the embedding |
+# | `head` | the output projection, as large as the embedding; 0 when `tied_embeddings`, because it then *is* the embedding |
 
 # %% id="show_config" tags=["demo"]
 config
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
 def count_parameters(config: LlamaConfig) -> dict[str, int]:
-    """Parameters of a Llama by part, all blocks together: "embedding", "attention", "mlp", "norms", "head"."""
+    """Return the parameters of a Llama by part, all blocks together: "embedding", "attention", "mlp", "norms", "head"."""
     ### BEGIN SOLUTION
     table = config.vocab_size * config.hidden
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -123,12 +135,12 @@ def count_parameters(config: LlamaConfig) -> dict[str, int]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_parameters", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_parameters", "grade": true}
 lab.check("parameters")
 
 # %% [markdown] id="parameters_after"
-# Three models of the family, by your count. The last column builds the model (on the `meta` device, where parameters have no storage)
-# and counts.
+# Your count for three models of the family. The last column builds the model on the `meta` device, where
+# parameters have no storage, and counts its parameters.
 
 # %% id="show_parameters" tags=["demo"]
 counts = {name: count_parameters(model_config(name)) for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")}
@@ -140,25 +152,29 @@ figures.parameters(counts)
 # %% [markdown] id="state_text"
 # ## 2 · The state, and what the optimiser's step needs
 #
-# Training keeps more than weights. In this lab (fp32 weights with autocast) **every number below has 4 bytes**:
+# **Core · 12 min · ●○○**
+#
+# Training holds more than weights. In this lab (fp32 weights with autocast) **every number below has 4
+# bytes**:
 #
 # - `weights` and `gradients`: one number a parameter each;
-# - `optimizer`: AdamW keeps two moments a parameter. SGD with momentum keeps one velocity, plain SGD nothing;
-# - `temporaries`: what the *step itself* allocates and frees. AdamW computes a denominator √v + ε before it updates a weight. PyTorch has three
-#   implementations of the same arithmetic:
+# - `optimizer`: AdamW keeps two moments a parameter. SGD with momentum keeps one velocity, plain SGD keeps no
+#   state;
+# - `temporaries`: memory that the *step itself* allocates and frees. AdamW computes a denominator √v + ε
+#   before it updates a weight. PyTorch has three implementations of the same arithmetic:
 #
 # | step | how | temporaries of AdamW at the worst moment |
 # |---|---|---|
 # | `"for-loop"` | parameter after parameter | √v and its quotient, both as large as the **largest parameter tensor** |
 # | `"foreach"` (CUDA's default) | one kernel per operation, over **all** parameters at once | the denominators of all parameters together |
-# | `"fused"` | one kernel does everything | none: each number is computed in a register |
+# | `"fused"` | one kernel does everything | none: every value is computed in a register |
 #
-# SGD needs no denominator: it updates in place and has no temporaries in any of the three. The largest tensor of a language model is its
-# embedding, `vocab_size × hidden`.
+# SGD needs no denominator: it updates in place, without temporaries in any of the three. The largest tensor
+# of a language model is its embedding, `vocab_size × hidden`.
 
 # %% nbgrader={"grade_id": "state", "solution": true}
 def state_bytes(config: LlamaConfig, optimizer: str = "adamw", step: str = "foreach") -> dict[str, int]:
-    """Bytes of "weights", "gradients", "optimizer" and "temporaries".
+    """Return the bytes of "weights", "gradients", "optimizer" and "temporaries".
 
     optimizer: "adamw", "sgd" or "sgd-momentum". step: "for-loop", "foreach" or "fused".
     """
@@ -176,20 +192,22 @@ def state_bytes(config: LlamaConfig, optimizer: str = "adamw", step: str = "fore
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_state", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_state", "grade": true}
 lab.check("state")
 
 # %% [markdown] id="state_after"
-# The same step of the 3B model with each of the three implementations, measured at true size (about 10 s). The bars are your prediction, the
-# diamonds the measurement; the dotted line is what forward and backward need, which the choice of optimiser step does not change.
+# The figure compares the three implementations on the 3B model at true size (about 10 s). Bars are your
+# prediction, diamonds the measurement. The dotted line is the peak of forward and backward, which does not
+# depend on the optimiser step.
 
 # %% id="show_state" tags=["demo"]
 predicted = {step: state_bytes(config, "adamw", step) for step in ("for-loop", "foreach", "fused")}
 figures.optimizer_steps(predicted, {step: measured(step=step).peak_by_phase for step in predicted})
 
 # %% [markdown] id="state_lesson"
-# One word in the optimiser's constructor (`fused=True`) is worth 12 GiB here: with `foreach`, the optimiser decides the peak of the whole step;
-# with `fused`, backward does. And what the three compute is the same, but for rounding:
+# One argument of the optimiser (`fused=True`) saves 12 GiB in the optimiser's step: with `foreach`, the peak
+# of the whole step is in the optimiser; with `fused`, it is in backward. The three compute the same update,
+# except for rounding:
 
 # %% id="show_same_update" tags=["demo"]
 start, updated = torch.randn(1000), {}
@@ -204,30 +222,34 @@ for name, found in updated.items():
     print(f"{name:9} moved by {(found - start).abs().max():.4f}, differs from fused by {(found - updated['fused']).abs().max():.1e}")
 
 # %% [markdown] id="state_remember"
-# Sixteen bytes a parameter for weights, gradients and AdamW's state: remember this one. Other recipes reach 16 in other ways; the classic
-# mixed-precision count is 2 (bf16 weight) + 2 (bf16 gradient) + 12 (fp32 copy and two moments).
+# Remember: weights, gradients and AdamW's state take 16 bytes a parameter. Other recipes reach 16 in other
+# ways: the classic mixed-precision count is 2 (bf16 weight) + 2 (bf16 gradient) + 12 (fp32 copy and two
+# moments).
 
 # %% [markdown] id="block_text"
 # ## 3 · What one block keeps for backward
 #
-# Backward needs numbers that forward has seen: the input of each matrix, the factors of each product. Autograd keeps them. Which ones? Do
-# not guess, **look**: PyTorch calls a hook for every tensor that it saves. The cell runs one real block on 20 tokens, with sizes chosen so
-# that each can be recognised by its shape.
+# **Core · 15 min · ●●○**
+#
+# Backward needs tensors of forward: the input of each matrix, the factors of each product. Autograd saves
+# them. Which ones? **Look** instead of guessing: PyTorch calls a hook for every tensor that it saves. The
+# cell runs one real block on 20 tokens, with sizes such that you recognise each tensor by its shape.
 
 # %% id="show_saved" tags=["demo"]
 probe = LlamaConfig(vocab_size=257, hidden=48, intermediate=112, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=16)
 figures.saved_by_block(probe, tokens=20)
 
 # %% [markdown] id="block_exercise"
-# Read the table. Some rows are fp32 (4 bytes), others bf16 (2 bytes). The copies of *weights* do not grow with the batch: they are not
-# activations, and you meet them again in step 5. Everything else is a number of bytes **per token**.
+# Read the table. Some rows are fp32 (4 bytes), others bf16 (2 bytes). The copies of *weights* do not grow
+# with the batch: they are not activations, and step 5 counts them. All other rows are a number of bytes **per
+# token**.
 #
-# Write the sum for any configuration. Leave out what is below one percent (a number per head or per token), and `cos` and `sin` of the rotary
-# positions: the whole model shares them.
+# Compute the sum for any configuration. Leave out the rows below one percent (one number per head or per
+# token), and `cos` and `sin` of the rotary positions, because the whole model shares them.
 
 # %% nbgrader={"grade_id": "block", "solution": true}
 def block_bytes(config: LlamaConfig, batch: int, seq: int) -> int:
-    """Bytes that one block keeps for backward under bf16 autocast, for `batch` sequences of `seq` tokens."""
+    """Return the bytes that a block keeps for backward under bf16 autocast (`batch` sequences, `seq` tokens)."""
     ### BEGIN SOLUTION
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     norms = 2 * (4 + 4) * config.hidden  # each half: its input and its normalised input, in fp32
@@ -238,23 +260,26 @@ def block_bytes(config: LlamaConfig, batch: int, seq: int) -> int:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_block", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_block", "grade": true}
 lab.check("block")
 
 # %% [markdown] id="activations_text"
 # ## 4 · The activations of the whole model, and the logits
 #
-# **Blocks.** Without activation checkpointing every block keeps what you just counted. With checkpointing a block keeps only its **input**, the
-# residual stream `(batch, seq, hidden)` in **fp32**, and is computed again during backward.
+# **Core · 8 min · ●○○**
+#
+# **Blocks.** Without activation checkpointing, every block keeps the tensors that you just counted. With
+# checkpointing, a block keeps only its **input**, the residual stream `(batch, seq, hidden)` in **fp32**, and
+# is recomputed during backward.
 #
 # **The last norm** comes after the blocks and is not checkpointed: it keeps its input and its normalised input, both in fp32.
 #
-# **Logits.** `(batch, seq, vocab_size)`. Cross-entropy wants them in fp32. One such tensor is what `"logits"` means here; step 5 asks how many
-# of them are alive at once.
+# **Logits.** `(batch, seq, vocab_size)`. Cross-entropy needs them in fp32. Here `"logits"` means one such
+# tensor; step 5 counts how many of them are in memory at once.
 
 # %% nbgrader={"grade_id": "activations", "solution": true}
 def activation_bytes(config: LlamaConfig, batch: int, seq: int, checkpointing: bool = False) -> dict[str, int]:
-    """Bytes at the end of forward: "activations" (all blocks and the last norm) and "logits" (one fp32 tensor of them)."""
+    """Return the bytes at the end of forward: "activations" (blocks and last norm), "logits" (one fp32 tensor)."""
     ### BEGIN SOLUTION
     residual = 4 * batch * seq * config.hidden
     kept = residual if checkpointing else block_bytes(config, batch, seq)
@@ -262,12 +287,12 @@ def activation_bytes(config: LlamaConfig, batch: int, seq: int, checkpointing: b
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_activations", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_activations", "grade": true}
 lab.check("activations")
 
 # %% [markdown] id="activations_after"
-# At batch 1 the state is nine tenths of the total: a total that agrees says little about activations. So compare **part by part**: lines are
-# yours, markers are measured at true size.
+# At batch 1 the state is nine tenths of the total, so a total that agrees says little about activations.
+# Compare **part by part**: lines are your prediction, markers are measured at true size.
 
 # %% id="show_activations" tags=["demo"]
 points = [(batch, checkpointing, measured(batch, checkpointing=checkpointing)) for batch in (1, 4) for checkpointing in (False, True)]
@@ -277,14 +302,18 @@ figures.activations(
 )
 
 # %% [markdown] id="activations_lesson"
-# Two things to take away. Checkpointing divides the activations of the blocks by more than ten (the measurement lies a little above your
-# line: one block at a time is computed again, in full). And it does nothing for the logits: with a vocabulary of 128,256 they overtake what
-# a checkpointed model keeps of all its blocks.
+# The figure shows two results. Checkpointing divides the activations of the blocks by more than ten (the
+# measurement is a little above your line, because one block at a time is recomputed in full). It does not
+# change the logits: with a vocabulary of 128,256 they exceed all that a checkpointed model keeps of its
+# blocks.
 
 # %% [markdown] id="peak_text"
 # ## 5 · The peak of the step
 #
-# The parts are not all there at the same time. Four moments decide; a step needs the largest. In each, `weights` and `optimizer` are there.
+# **Core · 20 min · ●●●**
+#
+# The parts are not all in memory at the same time. Four moments can be the peak; a step needs the largest.
+# `weights` and `optimizer` are in memory at each of them.
 #
 # | moment | gradients | temporaries | weights in bf16 | activations | logits (fp32 tensors) |
 # |---|---|---|---|---|---|
@@ -293,15 +322,17 @@ figures.activations(
 # | `"last gradient"`: backward reaches the embedding | all, and a copy: see below | | | | |
 # | `"optimizer step"` | all | the step's | | | |
 #
-# **Weights in bf16.** Autocast makes a bf16 copy of every matrix that multiplies: attention, MLP, output projection (also a tied one), not the
-# norms and not the embedding's look-up. The copies stay until backward has used them. A checkpointed block makes its own again when it
-# is computed again.
+# **Weights in bf16.** Autocast makes a bf16 copy of every matrix that multiplies: attention, MLP, output
+# projection (also a tied one), not the norms and not the embedding's look-up. The copies stay until backward
+# has used them. A checkpointed block frees its copies and makes them again when it is recomputed.
 #
-# **The last gradient.** A *tied* embedding receives two gradients, one from each of its uses; they are added into a third: **two more** tensors
-# of its size at that moment. When it is *not* tied, DDP copies the embedding's gradient into its communication bucket: **one more**.
+# **The last gradient.** A *tied* embedding gets one gradient from each of its two uses, and a third tensor
+# holds their sum: **two more** tensors of its size at that moment. When it is *not* tied, DDP copies the
+# embedding's gradient into its communication bucket: **one more**.
 #
-# **DDP's buckets.** Gradients travel in buckets. With `gradient_as_bucket_view=True` the gradients *are* the buckets. With `False`, PyTorch's default,
-# the buckets are a second copy of all gradients, there **at every moment**; the embedding's own gradient then needs no extra copy when not tied.
+# **DDP's buckets.** Gradients are sent in buckets. With `gradient_as_bucket_view=True` the gradients *are*
+# the buckets. With `False`, PyTorch's default, the buckets are a second copy of all gradients, in memory **at
+# every moment**; an untied embedding's gradient then needs no extra copy.
 
 # %% nbgrader={"grade_id": "peak", "solution": true}
 def step_peak(
@@ -313,7 +344,7 @@ def step_peak(
     checkpointing: bool = False,
     bucket_view: bool = True,
 ) -> dict[str, int]:
-    """Bytes held by a rank at four moments: "loss", "loss gradient", "last gradient", "optimizer step"."""
+    """Return the bytes that a rank holds at four moments: "loss", "loss gradient", "last gradient", "optimizer step"."""
     ### BEGIN SOLUTION
     parts, state = count_parameters(config), state_bytes(config, optimizer, step)
     held = activation_bytes(config, batch, seq, checkpointing)
@@ -330,11 +361,11 @@ def step_peak(
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_peak", "grade": true, "points": 8}
+# %% nbgrader={"grade_id": "test_peak", "grade": true}
 lab.check("peak")
 
 # %% [markdown] id="peak_after"
-# Your four moments, and the largest of them against the measurement.
+# The figure shows your four moments, and the measured peak at the largest of them.
 
 # %% id="show_peak" tags=["demo"]
 SETTINGS = {
@@ -350,8 +381,10 @@ figures.moments(predicted, {name: measured(1, **chosen).peak_bytes for name, cho
 # %% [markdown] id="fits_text"
 # ## 6 · Does it fit?
 #
-# A GPU of "80 GB" does not offer 80 GB to your tensors. The number on the box counts 10⁹ bytes; ECC and the driver keep a part; the CUDA
-# context and NCCL's buffers take theirs. `gpu(name)` knows what is left, in bytes.
+# **Core · 5 min · ●○○**
+#
+# A GPU of "80 GB" does not have 80 GB for your tensors. Vendors count 10⁹ bytes; ECC and the driver keep a
+# part; the CUDA context and NCCL's buffers take more. `gpu(name)` gives the rest, in bytes.
 
 # %% id="show_gpus" tags=["demo"]
 print(f"{'GPU':10} {'CUDA sees':>12} {'usable':>12}")
@@ -360,33 +393,38 @@ for name, card in gpus().items():
 
 # %% nbgrader={"grade_id": "fits", "solution": true}
 def fits(config: LlamaConfig, card, batch: int, seq: int, **settings) -> bool:
-    """Whether a training step fits the GPU `card` (has `card.usable_bytes`, `card.memory_bytes`); `settings` as for `step_peak`."""
+    """Return whether a step fits `card` (`card.usable_bytes`, `card.memory_bytes`); `settings` as for `step_peak`."""
     ### BEGIN SOLUTION
     return max(step_peak(config, batch, seq, **settings).values()) <= card.usable_bytes
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_fits", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_fits", "grade": true}
 lab.check("fits")
 
 # %% id="show_fits" tags=["demo"]
 figures.fitting({name: max(moments.values()) for name, moments in predicted.items()}, gpus())
 
 # %% [markdown] id="fits_lesson"
-# Batch 1, and nothing smaller exists. On V100s and on the A100-40 no line fits: with AdamW the 3B model leaves no choice that would help there.
+# Batch 1 is the smallest batch. On V100s and on the A100-40 no row fits: with AdamW, none of these settings
+# helps the 3B model there. (The V100 columns show the bf16 figures, although a V100 has no bf16: it uses
+# fp16, whose numbers are as large, and loss scaling. The A100 of Jean Zay are the a100-80.)
 
 # %% [markdown] id="largest_text"
 # ## 7 · The largest batch, by bisection
 #
-# On a cluster each "does it fit?" is a job that may die with *CUDA out of memory*, so ask few times. `fits(batch)` is a function of the
-# batch alone. If a batch fits, all smaller ones do.
+# **Core · 10 min · ●●○**
 #
-# First find a batch that does not fit, by doubling. Then halve the gap between what fits and what does not. That asks about 2 log₂(n) times;
-# counting up from 1 asks n times. Answer 0 if even one sequence does not fit.
+# On a cluster, each test of a batch is a job that may end with *CUDA out of memory*, so make few tests.
+# `fits(batch)` is a function of the batch only. If a batch fits, all smaller ones do.
+#
+# First find a batch that does not fit, by doubling. Then halve the gap between the largest batch known to fit
+# and the smallest known not to fit. This calls `fits` about 2 log₂(n) times; counting up from 1 calls it n
+# times. Return 0 if even one sequence does not fit.
 
 # %% nbgrader={"grade_id": "largest", "solution": true}
 def largest_batch(fits) -> int:
-    """The largest batch for which `fits(batch)` is true, 0 if there is none."""
+    """Return the largest batch for which `fits(batch)` is true, 0 if there is none."""
     ### BEGIN SOLUTION
     too_large = 1
     while fits(too_large):
@@ -402,7 +440,7 @@ def largest_batch(fits) -> int:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_largest", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_largest", "grade": true}
 lab.check("largest")
 
 # %% id="show_largest" tags=["demo"]
@@ -422,67 +460,82 @@ for name, card in gpus().items():
 # %% [markdown] id="ranks_text"
 # ## 8 · More ranks
 #
+# **Core · 7 min · ●○○**
+#
 # Now add GPUs. A recipe asks for a **global batch**; each rank takes its share, rounded up. How many ranks are needed?
 #
 # - The share must fit one GPU. So the number of ranks follows from the largest batch.
-# - If one sequence does not fit, no number of ranks helps. That is **the limit of data parallelism**; the answer is then `None`.
+# - If one sequence does not fit, no number of ranks helps. This is **the limit of data parallelism**; return
+#   `None` then.
 
 # %% nbgrader={"grade_id": "ranks", "solution": true}
 def ranks_needed(config: LlamaConfig, card, global_batch: int, seq: int, **settings) -> int | None:
-    """The fewest data-parallel ranks that can take `global_batch` sequences a step, None if no number of ranks can."""
+    """Return the fewest data-parallel ranks for `global_batch` sequences a step, None if no number is enough."""
     ### BEGIN SOLUTION
     largest = largest_batch(lambda batch: fits(config, card, batch, seq, **settings))
     return math.ceil(global_batch / largest) if largest else None
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_ranks", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_ranks", "grade": true}
 lab.check("ranks")
 
 # %% [markdown] id="ranks_after"
-# The memory of each rank for a global batch of 64 sequences, from 8 to 512 ranks (the measurements pretend the other ranks). Above 64 ranks the
-# global batch has to grow: a rank takes at least one sequence.
+# The figure shows the memory of each rank for a global batch of 64 sequences, from 8 to 512 ranks (the
+# measurement simulates the other ranks). Above 64 ranks the global batch has to grow, because a rank takes at
+# least one sequence. How many GiB does a rank need with 8, with 64 and with 512 ranks?
+
+# %% id="predict_ranks" tags=["prediction"]
+expected_ranks = {"8 ranks": None, "64 ranks": None, "512 ranks": None}
 
 # %% id="show_ranks" tags=["demo"]
 WORLDS = (8, 16, 32, 64, 128, 256, 512)
 per_rank = {world: math.ceil(64 / world) for world in WORLDS}
 state = state_bytes(config, "adamw", "fused")
+peaks = {world: max(step_peak(config, batch, SEQ, step="fused").values()) for world, batch in per_rank.items()}
+print(predictions.compared(expected_ranks, {f"{world} ranks": peaks[world] / GIB for world in (8, 64, 512)}, "{:.1f} GiB".format))
 figures.ranks(
-    {world: max(step_peak(config, batch, SEQ, step="fused").values()) for world, batch in per_rank.items()},
+    peaks,
     {world: measured(per_rank[world], world_size=world).peak_bytes for world in (512,)},
     floor=sum(state.values()),
     gpus=gpus(),
+    expected=expected_ranks,
 )
 
 # %% [markdown] id="ranks_lesson"
-# The curve goes down to a floor and stays there. The floor is the state: 16 bytes a parameter on every rank, 512 times the same numbers. That
-# is what ZeRO and FSDP (labs 14 to 16) take away.
+# The curve falls to a floor. The floor is the state: 16 bytes a parameter on every rank, the same numbers 512
+# times. ZeRO and FSDP (labs 14 to 16) remove these copies.
 
 # %% [markdown] id="loss_text"
 # ## 9 · The loss of a rank
 #
-# There is a second way to lose with data parallelism: train on the wrong gradient. DDP **averages** the gradients of the ranks, it divides
-# by the number of ranks. What must each rank's loss be, so that the result is the gradient of the mean loss over **all valid tokens of
-# all ranks**, as one GPU with the whole batch would have?
+# **Optional · 15 min · ●●○**
 #
-# Two ranks with sentences of unequal length (padding has the target -100, which `F.cross_entropy` ignores):
+# You can skip this exercise: no later cell needs it, and lab 15 states the formula again.
+#
+# Data parallelism can also compute the wrong gradient. DDP **averages** the gradients: it divides their sum
+# by the number of ranks. Which loss must each rank use so that the result is the gradient of the mean loss
+# over **all valid tokens of all ranks**, as on one GPU with the whole batch?
+#
+# The next cell has two ranks with sentences of unequal length (padding has the target -100, which
+# `F.cross_entropy` ignores):
 
 # %% id="show_loss" tags=["demo"]
 torch.manual_seed(0)
-token_losses = [torch.rand(90) + 1, torch.rand(10) + 3]  # rank 0 has 90 valid tokens, rank 1 has 10, and harder ones
+token_losses = [torch.rand(90) + 1, torch.rand(10) + 3]  # rank 0 has 90 valid tokens, rank 1 has 10 harder ones
 print(f"mean over all tokens   {torch.cat(token_losses).mean():.3f}")
 print(f"mean of the rank means {torch.stack([losses.mean() for losses in token_losses]).mean():.3f}")
 
 # %% [markdown] id="loss_exercise"
-# The mean of means gives a token of rank 1 nine times the weight of a token of rank 0. Dividing the loss by the number of ranks is no cure,
-# it is a second mistake: DDP has divided already.
+# The mean of means gives a token of rank 1 nine times the weight of a token of rank 0. Dividing the loss by
+# the number of ranks is a second mistake, because DDP divides already.
 #
-# Write the loss that a rank calls `backward()` on. `dist` is ready; every rank calls your function once a step with its own logits and
-# targets. A rank may hold no valid token at all; some rank always holds one.
+# Write the loss on which a rank calls `backward()`. `dist` is initialised; every rank calls your function
+# once a step, with its logits and targets. A rank may hold no valid token; at least one rank holds one.
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
 def rank_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """This rank's loss, a scalar: after DDP's average, the gradient is that of the mean loss over all valid tokens of all ranks.
+    """Return this rank's loss, a scalar: after DDP's average, the gradient is that of the mean loss over all valid tokens of all ranks.
 
     logits: (batch, seq, vocab). targets: (batch, seq) int64, -100 where there is nothing to learn.
     """
@@ -494,18 +547,21 @@ def rank_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_loss", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_loss", "grade": true}
 lab.check("loss")
 
 # %% [markdown] id="real_text"
 # ## 10 · For real: DDP on 1, 2 and 4 ranks
 #
-# Enough predictions on pretended ranks. A small Llama now trains with DDP in real processes, on a real text (the sources of the Python that
-# runs this notebook). The ranks use GPUs if there is one for each, else the processor. Each rank also counts the memory of one step, with the
-# same counter as before, but on real tensors.
+# So far the other ranks were simulated. Now a small Llama trains with DDP in real processes, on a real text
+# (the sources of the Python that runs this notebook). The ranks use GPUs if there is one for each, else the
+# CPU. Each rank also counts the memory of one step, with the same counter as before, but on real tensors.
 #
-# The global batch is 16 sequences: what do you expect for 2 and 4 ranks? **Write down three numbers** before you run the cell: how do the
-# optimiser's state, the activations and the peak of a rank change from 1 to 4 ranks?
+# The global batch is 16 sequences. Predict three ratios: a part of the memory of a rank at its peak, with 4
+# ranks, divided by the same part with 1 rank.
+
+# %% id="predict_real" tags=["prediction"]
+expected_real = {"optimiser state": None, "activations": None, "peak": None}  # with 4 ranks / with 1 rank
 
 # %% id="run_training" tags=["demo"]
 import tempfile
@@ -520,7 +576,7 @@ GLOBAL_BATCH, SMALL_SEQ = 16, 64
 
 
 def train_and_count(options: dict) -> dict[str, int]:
-    """On each rank: train `tiny` as the cluster would, then count the memory of one DDP step of `small`, by part and at its peak."""
+    """On each rank: train `tiny`, then count the memory of one DDP step of `small`, by part and at its peak."""
     import contextlib
     import io
 
@@ -531,7 +587,7 @@ def train_and_count(options: dict) -> dict[str, int]:
     from dlo_lib.train import train
 
     torch.set_num_threads(1)  # one core a rank, so that 1, 2 and 4 ranks compare
-    with contextlib.redirect_stdout(io.StringIO()):  # the figures below say it better
+    with contextlib.redirect_stdout(io.StringIO()):  # the figures below show the results
         train(TrainConfig(**options))
     world = dist.get_world_size()
     chosen = StepSettings.of(
@@ -551,44 +607,120 @@ for world in (1, 2, 4):
 
 # %% id="show_training" tags=["demo"]
 predicted = {world: max(step_peak(small, GLOBAL_BATCH // world, SMALL_SEQ).values()) for world in memory}
+at_peak = {world: by_rank[0] for world, by_rank in memory.items()}
+ratios = {name: at_peak[4][part.value] / at_peak[1][part.value] for name, part in (("optimiser state", Part.OPTIMIZER_STATE), ("activations", Part.ACTIVATIONS))}
+print(predictions.compared(expected_real, ratios | {"peak": sum(at_peak[4].values()) / sum(at_peak[1].values())}, "{:.2f}".format))
 figures.training(curves, memory, predicted)
 
 # %% [markdown] id="real_lesson"
-# - **Loss:** three runs, one curve. The same global batch gives the same gradients however it is cut, because the loss is weighted as in step 9.
-# - **Throughput:** without GPUs each rank computes on one core. More ranks than free cores cannot help, so do not read a scaling law from
-#   this plot. On GPUs, one per rank, throughput is the reason to use data parallelism at all.
-# - **Memory:** activations and logits are divided by the number of ranks; weights and optimiser state are not. (The peak is the moment
-#   `"loss gradient"`: no gradient of a weight exists yet.) Your prediction comes from the same functions that you wrote for 3.2 billion
-#   parameters.
+# - **Loss:** the three curves are equal. The same global batch gives the same gradients for any number of
+#   ranks, because the loss is weighted as in step 9.
+# - **Throughput:** without GPUs each rank computes on one core. More ranks than free cores cannot help, so
+#   this plot shows no scaling law. On GPUs, one per rank, throughput is the reason to use data parallelism.
+# - **Memory:** activations and logits are divided by the number of ranks; weights and optimiser state are
+#   not. (The peak is the moment `"loss gradient"`: no gradient of a weight exists yet.) Your prediction uses
+#   the functions that you wrote for 3.2 billion parameters.
 
 # %% [markdown] id="scale_text"
 # ## 11 · At scale
 #
-# On a cluster the same program trains the true model, one process per GPU. `cluster.submit` is one call for both: with `dry_run` it shows the
-# script that SLURM would get, and without SLURM it runs here, with the *same options*, two processes and a small model. It returns at once; what
-# the job writes is read from its metrics, not from its log. The same call made again finds the same job.
+# On a cluster the same program trains the full model, with one process per GPU. `cluster.submit` is one call
+# for both cases: with `dry_run` it returns the script for SLURM; without SLURM it runs the job on this
+# machine, here with the *same options*, two processes and a small model. It returns immediately; the results
+# are read from the job's metrics, not from its log. A second identical call finds the same job.
 #
-# Before you send the job, ask your own functions which GPU to ask for.
+# Before you submit a job, use your functions to choose the GPU.
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "ddp", "--precision", "bf16", "--optimizer-step", "fused", "--batch", "1"]
 large = ["--model", MODEL, "--seq", str(SEQ), "--steps", "100"]
 little = ["--model", "tiny", "--seq", "64", "--steps", "4", "--log-every", "2"]
 
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
-print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
 print("GPUs that it fits:", ", ".join(name for name, card in gpus().items() if fits(config, card, 1, SEQ, step="fused")) or "none")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
-for line in job.metrics():
-    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s, gradient norm {line.grad_norm:.2f}")
+print(at_scale.steps(job))
 job.dashboard()
 
-# %% [markdown] id="quiz_text"
-# ## 12 · Quiz
+# %% [markdown] id="standard_text"
+# ## 12 · The same with what you will use on Monday
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# PyTorch has tools for the same questions:
+#
+# - `FakeTensorMode` runs a step without data, and `MemTracker` (`torch.distributed._tools`) counts its memory by
+#   kind. Both need no GPU.
+# - On a GPU, `torch.cuda.max_memory_allocated()` returns the peak of a real step.
+#   `torch.cuda.memory._record_memory_history()` and `torch.cuda.memory._dump_snapshot("snapshot.pickle")` write every
+#   allocation with its line of code; <https://pytorch.org/memory_viz> draws the file.
+#
+# The cell measures one step of the small Llama of step 10, with 1 layer, by `MemTracker`, and compares it with the
+# counter of this course and with your `step_peak`. The second step counts, because AdamW makes its state in the first.
+
+# %% id="run_standard" tags=["demo"]
+import time
+from dataclasses import replace
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from dlo_lib.labkit.side_by_side import Form, lines_of, table
+
+
+def tracked_peak(config, batch, seq, checkpointing=False, **options) -> int:
+    """Return the peak of a training step, by MemTracker; `options` are those of AdamW, such as `fused`."""
+    with FakeTensorMode(), MemTracker() as tracker:
+        model = Llama(config, checkpointing=checkpointing)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        tracker.track_external(model, optimizer)
+        tokens = torch.zeros(batch, seq, dtype=torch.int64)
+        for _ in range(2):
+            tracker.reset_mod_stats()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (held,) = tracker.get_tracker_snapshot("peak").values()
+    return held["Total"]
+
+
+def timed(function, *args, **options) -> tuple[int, float]:
+    began = time.perf_counter()
+    return function(*args, **options), time.perf_counter() - began
+
+
+def formula_peak(config, batch, seq, step) -> int:
+    return max(step_peak(config, batch, seq, step=step).values())
+
+
+smaller = replace(small, num_layers=1)
+rows = []
+for name, function, settings in (
+    ("your formulas", formula_peak, {"step": "fused"}),
+    ("measure_memory", lambda *sizes, **chosen: measure_memory(*sizes, **chosen).peak_bytes, {"fused": True, "parallel": "none"}),
+    ("MemTracker", tracked_peak, {"fused": True}),
+):
+    peak, seconds = timed(function, smaller, GLOBAL_BATCH, SMALL_SEQ, **settings)
+    rows.append(Form(name, seconds=seconds, memory=peak, lines=lines_of(tracked_peak) if function is tracked_peak else None))
+print(table(rows))
+
+# %% [markdown] id="standard_lesson"
+# The column of times is the time to *obtain* the number. `MemTracker` looks at every live tensor after each
+# operation, so it is slow for large models. At true size it is stored here, not run: for Llama 3.2 3B, batch 1 × 2048
+# (torch 2.13, two CPU cores, 23 November 2026, several minutes for each), it gave 60.3 GiB with `foreach` and
+# 54.0 GiB with `fused`. That run kept a reference to the bf16 logits, which have 0.5 GiB: the figures of step 5 are 59.8 and 53.5 GiB.
+
+# %% [markdown] id="quiz_text"
+# ## 13 · Quiz
+#
+# **Core · 6 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
+# answer; grading counts the right ones.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -598,16 +730,18 @@ lab.quiz()
 quiz = {"q1": "b", "q2": "c", "q3": "a", "q4": "d", "q5": "b", "q6": "c"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Set `MODEL = "llama-3.1-8b"` in the first cell and run the notebook again. Which GPUs are left?
-# - `max_positions` of this model is 131,072. Plot your `step_peak` against the sequence length with one sequence. Where do the logits overtake the state?
-# - The logits need not exist all at once: cross-entropy can be computed in chunks of tokens. How much would `step_peak` lose? (Lab 05 writes the kernel.)
-# - Replace AdamW by SGD with momentum in the table of step 6, then by plain SGD. Which cells change? (Mind that a V100 has no bf16 of its own.)
+# - Set `MODEL = "llama-3.1-8b"` in the first cell and run the notebook again. On which GPUs does it fit?
+# - `max_positions` of this model is 131,072. Plot your `step_peak` against the sequence length with one
+#   sequence. From which length are the logits larger than the state?
+# - Cross-entropy can be computed in chunks of tokens, so that not all logits are in memory at once. How much
+#   smaller is `step_peak` then? (Lab 05 writes the kernel.)
+# - Replace AdamW by SGD with momentum in the table of step 6, then by plain SGD. Which cells change?
 #
 # **What comes next.** Lab 14 divides the optimiser's state over the ranks, then the gradients, then the weights (ZeRO). Lab 15 builds FSDP. Lab 16 makes it fast.
 #

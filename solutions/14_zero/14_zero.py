@@ -1,19 +1,23 @@
 # %% [markdown] id="title"
 # # 14 · ZeRO, stage by stage
 #
-# **What you will do.** Lab 13 ended at a floor: 16 bytes a parameter on every rank, however many ranks there are. Now you take the floor away. First the
-# optimiser's state is divided over the ranks (ZeRO stage 1), then the gradients (stage 2), then the parameters themselves (stage 3). At each
-# stage the training stays what it was, to the last digits, and the checks look at what counts: the memory of each process and the bytes between them.
+# **What you will do.** Lab 13 ended at a floor: 16 bytes a parameter on every rank, for any number of ranks.
+# Now you remove this floor. First you divide the optimiser's state over the ranks (ZeRO stage 1), then the
+# gradients (stage 2), then the parameters (stage 3). At each stage the training stays the same, up to
+# rounding, and the checks also measure the memory of each process and the bytes sent between them.
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (data parallelism) and 13 (its limit). It takes about 85 minutes. Each exercise has a check that answers at once; `lab.hint("name")`
-# gives a nudge, then a pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# Builds on labs 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about 95
+# minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer,
+# then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
-# Words: shard (*fragment*), optimiser state (*état de l'optimiseur*), padding (*remplissage*), offload (*déchargement*).
+# Words: shard (*fragment*), optimiser state (*état de l'optimiseur*), padding (*remplissage*), offload (*déchargement*),
+# master weights (*poids maîtres*).
 
 # %% id="setup"
 import os
+import time
 
 import torch
 import torch.distributed as dist
@@ -29,13 +33,14 @@ GIB = 2**30
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 STEPS = int(os.environ.get("DLO_STEPS", 20))  # of the training near the end
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
+NUMBERS = int(os.environ.get("DLO_NUMBERS", 2**22))  # parameters of the offload that is measured
 lab = Lab(globals())
 
 # %% [markdown] id="why"
 # ## Why: 64 times the same numbers
 #
-# One rank of a job of 64, with DDP, Llama 3.2 3B, fp32 weights and AdamW. The cell runs one training step on fake tensors and reads what is there
-# when backward is over. (About 10 s.)
+# The cell runs one training step of Llama 3.2 3B on fake tensors, on one of 64 ranks with DDP, fp32 weights
+# and AdamW. It reads the memory of the state after backward. (About 10 s.)
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -48,7 +53,7 @@ STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
 def measured(stage: int, world: int) -> dict[str, int]:
-    """Bytes of the state on one rank when backward is over."""
+    """Bytes of the state on one rank after backward."""
     report = measure_memory(MODEL, 1, 128, parallel=STAGES[stage], world_size=world)
     end = max(index for index, event in enumerate(report.events) if event.phase is Phase.BACKWARD)
     return {name: int(report.timeline[part][end]) for name, part in STATE.items()}
@@ -58,11 +63,12 @@ at_64 = {0: measured(0, 64)}
 figures.copies(at_64[0], 64)
 
 # %% [markdown] id="why_questions"
-# All ranks hold the same three things. Ask of each: **when** does a rank need it, and **how much** of it at once?
+# All ranks hold the same three parts. For each part: **when** does a rank need it, and **how much** of it at
+# once?
 #
-# - An optimiser updates each number by itself. Which rank must know the moments of which parameter?
-# - Who needs the average of a gradient, if each parameter is updated by one rank only?
-# - And the weights of layer 7, while layer 20 is computed?
+# - An optimiser updates each number separately. Which rank needs the moments of which parameter?
+# - Which ranks need the average of a gradient, if only one rank updates each parameter?
+# - Which rank needs the weights of layer 7 while layer 20 is computed?
 
 # %% [markdown] id="idea"
 # ## The idea
@@ -74,18 +80,22 @@ figures.copies(at_64[0], 64)
 # | 2 | and gradients | 4 Ψ + 12 Ψ/N | B f + B f |
 # | 3 | and parameters | 16 Ψ/N | B f + 2 B f |
 #
-# Ψ is the number of parameters, B their bytes, f = (N-1)/N. An all-reduce *is* a reduce-scatter followed by an all-gather (lab 10): stage 2 puts the
-# optimiser's step between the two halves. It sends no byte more than DDP does.
+# Ψ is the number of parameters, B their bytes, f = (N-1)/N. An all-reduce *is* a reduce-scatter followed by
+# an all-gather (lab 10): stage 2 runs the optimiser's step between the two halves. It sends as many bytes as
+# DDP.
 
 # %% [markdown] id="state_text"
 # ## 1 · What is left on a rank
 #
-# Write the table's third column as a function, for any optimiser: `moments` is how many numbers it keeps for each parameter (AdamW 2, momentum 1,
-# plain SGD 0). Everything is fp32. (What does not divide evenly is rounded up somewhere; here leave the fractions.)
+# **Core · 5 min · ●○○**
+#
+# Write the third column of the table as a function, for any optimiser: `moments` is the number of values that
+# it keeps for each parameter (AdamW 2, momentum 1, plain SGD 0). All numbers are fp32. (Real shards are
+# rounded up; here keep the fractions.)
 
 # %% nbgrader={"grade_id": "state", "solution": true}
 def state_bytes(parameters: int, world: int, stage: int, moments: int = 2) -> dict[str, float]:
-    """Bytes of "weights", "gradients" and "optimizer" on one rank when backward is over."""
+    """Return the bytes of "weights", "gradients" and "optimizer" on one rank after backward."""
     ### BEGIN SOLUTION
     share = 4 * parameters / world
     return {
@@ -96,32 +106,49 @@ def state_bytes(parameters: int, world: int, stage: int, moments: int = 2) -> di
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_state", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_state", "grade": true}
 lab.check("state")
 
 # %% [markdown] id="state_after"
-# The well-known figure of the ZeRO paper, for this model, drawn from measurements at true size: bars are measured, one training step for each stage on
-# one of 64 ranks; diamonds are your function.
+# This is the well-known figure of the ZeRO paper, for this model and at true size: bars are measured in one
+# training step for each stage, on one of 64 ranks; diamonds are your function.
 
 # %% id="show_state" tags=["demo"]
 psi = sum(parameters_by_part(model_config(MODEL)).values())
 at_64 |= {stage: measured(stage, 64) for stage in (1, 2, 3)}
 figures.stages(at_64, {stage: state_bytes(psi, 64, stage) for stage in STAGES}, 64, "GiB")
 
+# %% [markdown] id="explore_text"
+# The same function for other numbers of ranks and other optimisers: move the sliders. From how many ranks on
+# does each stage fit into a GPU of 32 GiB, if only the state needs memory? Which stage never fits?
+
+# %% id="explore_state" tags=["demo"]
+from dlo_lib.labkit.explore import explore
+
+
+def state_of_ranks(ranks: int = 8, moments: int = 2):
+    return figures.budget({stage: state_bytes(psi, ranks, stage, moments) for stage in STAGES}, ranks, 32 * GIB)
+
+
+explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
+
 # %% [markdown] id="pieces_text"
 # ## 2 · Pieces
 #
-# Everything below needs two functions.
+# **Core · 12 min · ●●○**
+#
+# The rest of the lab needs two functions.
 #
 # - `piece_of(tensor, rank, world)`: flatten the tensor, append zeros until `world` divides its length, cut it into `world` equal pieces, and return a **copy**
 #   of this rank's piece, one-dimensional. A tensor of 7 numbers on 4 ranks has pieces of 2; the last one is a number and a zero.
-# - `whole(piece, shape)`: the way back, with one **all-gather**: all ranks have a piece, all get the tensor of that shape.
+# - `whole(piece, shape)`: the inverse, with one **all-gather**: each rank has a piece, and all ranks get the
+#   tensor of that shape.
 #
-# Every rank must be able to do this for tensors smaller than the number of ranks, too.
+# Both must also work for tensors with fewer numbers than ranks.
 
 # %% nbgrader={"grade_id": "pieces", "solution": true}
 def piece_of(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
-    """A copy of this rank's piece: (ceil(numel / world),), padded with zeros."""
+    """Return a copy of this rank's piece: (ceil(numel / world),), padded with zeros."""
     ### BEGIN SOLUTION
     size = -(-tensor.numel() // world)
     padded = F.pad(tensor.detach().flatten(), (0, size * world - tensor.numel()))
@@ -130,7 +157,7 @@ def piece_of(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
 
 
 def whole(piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor of that shape, from the pieces of all ranks."""
+    """Return the tensor of that shape, from the pieces of all ranks."""
     ### BEGIN SOLUTION
     padded = piece.new_empty(piece.numel() * dist.get_world_size())
     dist.all_gather_into_tensor(padded, piece)
@@ -138,20 +165,25 @@ def whole(piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_pieces", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_pieces", "grade": true}
 lab.check("pieces")
 
 # %% [markdown] id="stage1_text"
 # ## 3 · Stage 1: the optimiser's state
 #
-# Gradients are averaged on every rank already (DDP). Then all ranks would compute the same update from the same moments. Instead:
+# **Core · 18 min · ●●○**
 #
-# - in `__init__`, make a piece of each parameter, as an `nn.Parameter`, and **one optimiser for the pieces**: `make_optimizer(pieces)` returns it. That
-#   it can be any optimiser which treats each number by itself is the beauty of it.
-# - in `step`, give each piece its piece of the gradient, let the optimiser step, and send the updated pieces to everybody: the new values go into the
-#   parameters **in place** (`parameter.data.copy_`). A parameter whose gradient is `None` is left alone.
+# DDP has averaged the gradients on every rank, and then all ranks compute the same update from the same
+# moments. Instead:
 #
-# The optimiser makes its moments in its first step. So a rank never holds more than 1/N of them.
+# - in `__init__`, make a piece of each parameter, as an `nn.Parameter`, and **one optimiser for the pieces**:
+#   `make_optimizer(pieces)` returns it. It can be any optimiser that updates each number separately.
+# - in `step`, give each piece its piece of the gradient, run the optimiser's step, and send the updated
+#   pieces to all ranks: copy the new values into the parameters **in place** (`parameter.data.copy_`). Leave
+#   a parameter whose gradient is `None` unchanged.
+#
+# Each updated number is sent once. The optimiser creates its moments in its first step, so a rank never holds
+# more than 1/N of them.
 
 # %% nbgrader={"grade_id": "stage1", "solution": true}
 class ShardedOptimizer:
@@ -177,21 +209,27 @@ class ShardedOptimizer:
         ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_stage1", "grade": true, "points": 9}
+# %% nbgrader={"grade_id": "test_stage1", "grade": true}
 lab.check("stage1")
 
 # %% [markdown] id="norm_text"
-# The checks let one process with an unsharded optimiser run beside yours, looked at what passed between the ranks, and at the memory of each process. A plain
-# AdamW on every rank would give the same parameters; you would not have got the points.
+# The checks compare the parameters with those of an unsharded optimiser in one process, and also measure the
+# bytes between the ranks and the memory of each process. A plain AdamW on every rank gives the same
+# parameters, but not all the points.
 #
-# ## 4 · Clipping needs everybody
+# ## 4 · Clipping needs all ranks
 #
-# Gradient clipping divides by the norm of **all** gradients. In stages 2 and 3 a rank has only its pieces. Write the norm of the whole from `pieces`, a list
-# of this rank's pieces of gradients. All ranks must get the same number, or their weights drift apart.
+# **Optional · 8 min · ●○○**
+#
+# Exercise 5 does not need this one.
+#
+# Gradient clipping divides by the norm of **all** gradients. In stages 2 and 3 a rank has only its pieces.
+# Compute the norm of the whole from `pieces`, a list of this rank's pieces of gradients. All ranks must get
+# the same number; otherwise their weights diverge. One number is sent, however many pieces there are.
 
 # %% nbgrader={"grade_id": "norm", "solution": true}
 def global_norm(pieces: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm of the gradients of which every rank has pieces, a scalar tensor."""
+    """Return the 2-norm of the gradients of which every rank has pieces, a scalar tensor."""
     ### BEGIN SOLUTION
     squares = torch.stack([piece.square().sum() for piece in pieces]).sum()
     dist.all_reduce(squares)
@@ -199,26 +237,28 @@ def global_norm(pieces: list[torch.Tensor]) -> torch.Tensor:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_norm", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_norm", "grade": true}
 lab.check("norm")
 
 # %% [markdown] id="stage2_text"
 # ## 5 · Stage 2: the gradients
 #
-# Stage 1 threw away (N-1)/N of what the all-reduce had brought. A **reduce-scatter** brings each rank only the sum of its own piece, for half the bytes. And
-# when it happens *during* backward, a gradient is whole only for a moment.
+# **Core · 18 min · ●●○**
+#
+# Stage 1 does not use (N-1)/N of the result of the all-reduce. A **reduce-scatter** gives each rank only the
+# sum of its piece, for half the bytes. If it runs *during* backward, a gradient is whole only for a moment.
 #
 # Write `shard_gradients(module, pieces)`: it registers a hook on each parameter (`register_post_accumulate_grad_hook`, lab 11). `pieces` are the pieces of
 # the parameters, in the same order. As soon as a gradient is complete, the hook
 #
 # - adds this rank's piece of the **average over the ranks** to `piece.grad` (which may be `None`, or hold the piece of an earlier micro-batch),
-# - sets the parameter's own `.grad` to `None`: nobody needs it any more.
+# - sets the `.grad` of the parameter to `None`, because it is no longer needed.
 #
-# A reduce-scatter wants a one-dimensional tensor that `world` divides: pad as in step 2.
+# A reduce-scatter needs a one-dimensional tensor whose length `world` divides: pad as in step 2.
 
 # %% nbgrader={"grade_id": "stage2", "solution": true}
 def shard_gradients(module: nn.Module, pieces: list) -> None:
-    """From now on, backward leaves averaged gradients in the pieces, and none in the parameters of `module`."""
+    """Make backward leave averaged gradients in the pieces, and none in the parameters of `module`."""
     ### BEGIN SOLUTION
     world = dist.get_world_size()
 
@@ -234,26 +274,31 @@ def shard_gradients(module: nn.Module, pieces: list) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_stage2", "grade": true, "points": 8}
+# %% nbgrader={"grade_id": "test_stage2", "grade": true}
 lab.check("stage2")
 
 # %% [markdown] id="stage3_text"
 # ## 6 · Stage 3: the parameters
 #
-# Now a rank keeps only pieces of the parameters. Before a layer computes, its weight is gathered. Where does its gradient go? Look at the gathering as a
-# *function* of the pieces: its derivative takes the gradient of the whole weight on every rank to the gradient of each piece. All-gather gives
-# every rank everybody's piece; its transpose **adds** what comes back for a piece from all ranks: a **reduce-scatter**. (Data parallelism wants
-# the average, so divide by the number of ranks.)
+# **Core · 22 min · ●●●**
 #
-# Write it as an `autograd.Function`, and a linear layer with it. Two rules for the layer:
+# Now a rank keeps only pieces of the parameters. Before a layer computes, its weight is gathered. Where does
+# its gradient go? The gather is a *function* of the pieces: its backward maps the gradient of the whole
+# weight on every rank to the gradient of each piece. An all-gather gives every rank the pieces of all ranks;
+# its transpose **adds** the gradients of a piece from all ranks: a **reduce-scatter**. (Data parallelism
+# needs the average, so divide by the number of ranks.)
 #
-# - the gradient arrives in `weight_piece.grad`, by autograd alone;
-# - **the whole weight must not outlive the computation.** Autograd would keep it for backward: `F.linear` saves its weight. So let
-#   `torch.utils.checkpoint.checkpoint(function, *tensors, use_reentrant=False)` forget what happens inside and do it again in backward.
+# Write it as an `autograd.Function`, and a linear layer with it. The layer gathers the weight at most twice
+# (for forward and for backward) and reduce-scatters its gradient once. Two rules for the layer:
+#
+# - autograd writes the gradient into `weight_piece.grad`;
+# - **the whole weight must not outlive the computation.** Autograd would keep it for backward, because
+#   `F.linear` saves its weight. With `torch.utils.checkpoint.checkpoint(function, *tensors,
+#   use_reentrant=False)`, autograd saves only the arguments and runs `function` again in backward.
 
 # %% nbgrader={"grade_id": "stage3", "solution": true}
 class Gather(torch.autograd.Function):
-    """Pieces to the whole tensor; backward, gradients of the whole to the averaged gradient of the piece."""
+    """Forward: pieces to the whole tensor. Backward: gradients of the whole to the averaged gradient of the piece."""
 
     @staticmethod
     def forward(ctx, piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -274,7 +319,7 @@ class Gather(torch.autograd.Function):
 
 
 def sharded_linear(x: torch.Tensor, weight_piece: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """x @ weight.T, where every rank has a piece of the weight of that shape (out, in), and nobody keeps the whole."""
+    """Return x @ weight.T; every rank has a piece of the weight of that shape (out, in), and no rank keeps the whole."""
     ### BEGIN SOLUTION
     def compute(x, weight_piece):
         return F.linear(x, Gather.apply(weight_piece, shape))
@@ -283,15 +328,23 @@ def sharded_linear(x: torch.Tensor, weight_piece: torch.Tensor, shape: tuple[int
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_stage3", "grade": true, "points": 8}
+# %% nbgrader={"grade_id": "test_stage3", "grade": true}
 lab.check("stage3")
 
 # %% [markdown] id="stage3_after"
-# What does it cost? The tracer counts what a rank sends in one step of an MLP of 4 layers, in units of B f: the bytes of its parameters, times (N-1)/N.
-# Compare with the table at the beginning.
+# What does each stage cost? The next cells count the bytes that a rank sends in one step of an MLP of 4 layers,
+# in units of B f: the bytes of its parameters, times (N-1)/N.
+#
+# **Predict, then measure.** Replace each `None` by your number. (Here stage 1 uses DDP's all-reduce, then
+# `ShardedOptimizer`; stage 3 gathers in forward and again in backward.) The cell is not graded.
+
+# %% id="predict_traffic" tags=["prediction"]
+traffic_guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": None}  # in units of B f
 
 # %% id="run_traffic" tags=["demo"]
 import alive
+
+from dlo_lib.labkit.predictions import compared
 
 WIDTH, LAYERS = 64, 4
 
@@ -319,7 +372,7 @@ def adamw(parameters):
 
 
 def train(stage: int, steps: int) -> tuple[list[float], list[torch.Tensor], dict[str, int]]:
-    """Losses, final weights, and the bytes of state when the last backward is over; every rank has samples of its own."""
+    """Losses, final weights, and the bytes of state after the last backward; every rank has other samples."""
     torch.set_num_threads(1)
     rank, world, model = dist.get_rank(), dist.get_world_size(), MLP()
     parameters = list(model.weights)
@@ -328,7 +381,7 @@ def train(stage: int, steps: int) -> tuple[list[float], list[torch.Tensor], dict
     if stage == 2:
         shard_gradients(model, pieces)
     if stage == 3:
-        del model, parameters  # the pieces are all there is
+        del model, parameters  # only the pieces are left
     losses = []
     for step in range(steps):
         x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
@@ -358,20 +411,27 @@ def train(stage: int, steps: int) -> tuple[list[float], list[torch.Tensor], dict
 
 
 unit = sum(weight.nbytes for weight in weights_of()) * 3 / 4  # B f on 4 ranks
+traffic = {}
 for stage in STAGES:
     trace = run_ranks(train, 4, stage, 1, trace=True).trace
     sent = {kind: trace.ring_bytes(kind, rank=0) / unit for kind in ("all_reduce", "reduce_scatter", "all_gather")}
     if stage == 3:
         sent["all_gather"] -= 1  # the last line of train, which is not part of a step
-    print(f"stage {stage}: {sum(sent.values()):.2f} B f  ", "  ".join(f"{kind} {times:.2f}" for kind, times in sent.items() if times))
+    traffic[f"stage {stage}"] = sum(sent.values())
+    print(f"stage {stage}: ", "  ".join(f"{kind} {times:.2f}" for kind, times in sent.items() if times))
+print(compared(traffic_guess, traffic, "{:.2f} B f".format))
 
 # %% [markdown] id="same_text"
-# Stage 3 sends half as much again as DDP. That is the whole price in bytes, and it buys a model N times as large. (Stage 1 here uses DDP's all-reduce and then
-# sends the updates: the most of all. With stage 2's reduce-scatter it would cost what stage 2 costs.)
+# Stage 3 sends 1.5 times the bytes of DDP. For this price, the training state (weights, gradients, optimiser
+# state) can be N times as large; activations are not divided. (Stage 1 here uses DDP's all-reduce and then
+# sends the updates: as many bytes as stage 3. With the reduce-scatter of stage 2 it would cost as much as
+# stage 2.)
 #
 # ## 7 · For real: the same training
 #
-# All four stages, 4 ranks, the same samples. Before you run the cell: how far apart will the weights be after the last step?
+# The cell runs all four stages on 4 ranks, with the same samples. Before you run it: how far apart will the
+# weights of the stages be after the last step? Equal, equal up to rounding, or as far apart as two trainings
+# with other samples?
 
 # %% id="run_training" tags=["demo"]
 runs = {stage: run_ranks(train, 4, stage, STEPS) for stage in STAGES}
@@ -381,10 +441,11 @@ for stage, ranks in runs.items():
 figures.losses({stage: [sum(step) / 4 for step in zip(*(losses for losses, _, _ in ranks))] for stage, ranks in runs.items()})
 
 # %% [markdown] id="memory_text"
-# One curve: sharding decides who keeps and who sends, not what is computed. (Differences come only from the order in which sums are taken.)
+# The curves are equal: sharding changes storage and communication, not the computation. (Differences come
+# only from the order of additions.)
 #
-# And the memory? In the same runs each rank counted the bytes of state that were alive when the last backward was over. So this is the figure of the
-# ZeRO paper again, now of **your** three stages on real ranks.
+# And the memory? In the same runs each rank counted the bytes of state in memory after the last backward.
+# This is the figure of the ZeRO paper again, now for **your** three stages on real ranks.
 
 # %% id="show_memory" tags=["demo"]
 own = {stage: ranks[0][2] for stage, ranks in runs.items()}
@@ -392,100 +453,284 @@ numbers = sum(weight.numel() for weight in weights_of())
 figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES}, 4, "KiB")
 
 # %% [markdown] id="memory_lesson"
-# Where do the diamonds fall short of the bars? In stages 1 and 2 your pieces are *copies* of weights that the rank also has whole: 4 Ψ/N bytes more than the formula.
-# The library moves the parameters into one flat memory and makes each piece a *view* of it (`dlo_lib/parallel/partition.py`): then the copy is gone.
-
-# %% [markdown] id="settings_text"
-# ## 8 · A DeepSpeed configuration
-#
-# DeepSpeed, where ZeRO comes from, is told everything in a JSON file, and clusters are full of such files:
-#
-# ```json
-# {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
-#  "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "offload_optimizer": {"device": "cpu"}}}
-# ```
-#
-# Write `settings(config, world)`: what this means for one job of `world` ranks, a dict with
-#
-# - `"parallel"`: `"ddp"`, `"zero1"`, `"zero2"` or `"zero3"`; without `zero_optimization` or without its `stage` it is stage 0;
-# - `"batch"`: sequences of a rank in one backward pass, and `"accumulation"`: backward passes a step. Three numbers hang together:
-#   `train_batch_size` = `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × `world`. Any two (or all three) may be given; with only the first
-#   or only the second, accumulation is 1. Raise `ValueError` if they contradict each other or do not divide;
-# - `"bucket_bytes"`: `reduce_bucket_size` counts *elements* (5e8 when missing); gradients here are fp32;
-# - `"max_norm"`: `gradient_clipping`, `None` when it is missing or 0;
-# - `"state_device"`: the device of `offload_optimizer`, `None` without it (also for the device `"none"`).
-
-# %% nbgrader={"grade_id": "settings", "solution": true}
-def settings(config: dict, world: int) -> dict:
-    """What a DeepSpeed configuration asks of a job of `world` ranks."""
-    ### BEGIN SOLUTION
-    zero = config.get("zero_optimization", {})
-    total, batch, steps = (
-        config.get(name) for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    )
-    if total is None and batch is None:
-        raise ValueError("neither train_batch_size nor train_micro_batch_size_per_gpu is given")
-    if steps is None:
-        steps = 1 if total is None or batch is None else total // (batch * world)
-    if batch is None:
-        batch = total // (steps * world)
-    if batch < 1 or steps < 1 or (total is not None and batch * steps * world != total):
-        raise ValueError(f"train_batch_size {total} is not {batch} x {steps} x {world} ranks")
-    device = zero.get("offload_optimizer", {}).get("device", "none")
-    return {
-        "parallel": ("ddp", "zero1", "zero2", "zero3")[zero.get("stage", 0)],
-        "batch": batch,
-        "accumulation": steps,
-        "bucket_bytes": 4 * int(zero.get("reduce_bucket_size", 5e8)),
-        "max_norm": config.get("gradient_clipping") or None,
-        "state_device": None if device == "none" else device,
-    }
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_settings", "grade": true, "points": 5}
-lab.check("settings")
+# Where are the bars longer than the diamonds? In stages 1 and 2 your pieces are *copies* of weights that the
+# rank also has whole: 4 Ψ/N bytes more than the formula. The library moves the parameters into one flat
+# buffer and makes each piece a *view* of it (`dlo_lib/parallel/zero/flat_params.py`), so it needs no copy.
 
 # %% [markdown] id="offload_text"
-# ## 9 · Offload
+# ## 8 · Offload
 #
-# `offload_optimizer` keeps the moments, and a copy of the weights, in the memory of the processor, where the update is computed (ZeRO-Offload). Then at each
-# step gradients go down and weights come up, through PCIe. How long does that take for a rank, and against what? The cell computes it, for 4 Ψ bytes
-# each way, 25 GB/s (PCIe 4, sixteen lanes, in practice) and 6 floating-point operations a parameter and token on a GPU that reaches 40 % of 312 TFLOP/s.
-# (The update itself, on the processor, comes on top.)
+# **Core · 15 min · ●●○**
+#
+# The optimiser's state is needed once a step, so it need not be in the memory of the GPU. ZeRO-Offload keeps it
+# in CPU memory, and the CPU computes the update. The GPU keeps pieces of weights and gradients in 16 bits; the
+# CPU has the **master weights**, a copy of the pieces in fp32, because an update that is much smaller than a
+# weight is lost in 16 bits.
+#
+# Write `OffloadedOptimizer(pieces, make_optimizer)` for this rank's pieces, in 16 bits:
+#
+# - `__init__` makes the master weights, one `nn.Parameter` for each piece, in fp32 and on the CPU, and one
+#   optimiser for them: `make_optimizer(masters)`.
+# - `step` gives each master the gradient of its piece: moved to the CPU in 16 bits, then cast to fp32. It runs
+#   the optimiser's step and copies the new values into the pieces **in place**. A piece whose gradient is `None`
+#   does not change. After the step no gradient is left, neither of a piece nor of a master.
+#
+# `tensor.to("cpu", torch.float32, copy=True)` makes a copy even when the tensor is on the CPU already, as on a
+# machine without GPU.
+
+# %% nbgrader={"grade_id": "offload", "solution": true}
+class OffloadedOptimizer:
+    """An optimiser with its state and the fp32 master weights in CPU memory; the pieces are in 16 bits, on any device."""
+
+    def __init__(self, pieces: list, make_optimizer) -> None:
+        ### BEGIN SOLUTION
+        self.pieces = list(pieces)
+        self.masters = [nn.Parameter(piece.detach().to("cpu", torch.float32, copy=True)) for piece in self.pieces]
+        self.optimizer = make_optimizer(self.masters)
+        ### END SOLUTION
+
+    def step(self) -> None:
+        """Update the masters on the CPU, and the pieces from them."""
+        ### BEGIN SOLUTION
+        for piece, master in zip(self.pieces, self.masters):
+            master.grad = None if piece.grad is None else piece.grad.to("cpu").float()
+            piece.grad = None
+        self.optimizer.step()
+        for piece, master in zip(self.pieces, self.masters):
+            piece.data.copy_(master.data)
+            master.grad = None
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_offload", "grade": true}
+lab.check("offload")
+
+# %% [markdown] id="offload_after"
+# Each step now has three parts that DDP does not have: gradients go to the CPU (2 Ψ/N bytes), weights return
+# (2 Ψ/N bytes), and the CPU computes the update. The cell measures the third part with your class, on the cores
+# of this machine, and scales it to the 3.2 billion parameters of the model on 1, 8 and 64 ranks.
+#
+# **Predict, then measure.** How many seconds does this CPU need for the update of a rank's share?
+
+# %% id="predict_update" tags=["prediction"]
+update_guess = {"1 rank": None, "8 ranks": None, "64 ranks": None}  # seconds
+
+# %% id="run_offload" tags=["demo"]
+def seconds_of_update(numbers: int, repeats: int = 5) -> float:
+    """The shortest step of `OffloadedOptimizer` for one piece of `numbers` parameters."""
+    piece, times = nn.Parameter(torch.randn(numbers).bfloat16()), []
+    optimizer = OffloadedOptimizer([piece], lambda masters: torch.optim.AdamW(masters, lr=0.01, fused=True))
+    for _ in range(repeats):
+        piece.grad = torch.randn(numbers).bfloat16()
+        began = time.perf_counter()
+        optimizer.step()
+        times.append(time.perf_counter() - began)
+    return min(times[1:])  # the first step allocates the moments
+
+
+each = seconds_of_update(NUMBERS) / NUMBERS
+print(f"measured on {torch.get_num_threads()} thread(s): {1e9 * each:.2f} ns a parameter, with the copies")
+update = {f"{world} rank{'s' if world > 1 else ''}": each * psi / world for world in (1, 8, 64)}
+print(compared(update_guess, update, "{:.2f} s".format))
+
+# %% [markdown] id="offload_compare"
+# Is this long? The figure compares it with the computation of the step. This machine may have no GPU, so two
+# quantities are computed, not measured: the transfer at 25 GB/s (PCIe 4, sixteen lanes, in practice), and the
+# computation of 6 floating-point operations a parameter and token at 40 % of 312 TFLOP/s.
 
 # %% id="show_offload" tags=["demo"]
-tokens = [2**k for k in range(10, 19)]
-transfer = {world: 2 * 4 * psi / world / 25e9 for world in (1, 8, 64)}
-figures.offload(tokens, [6 * psi * count / (0.4 * 312e12) for count in tokens], transfer)
+tokens = [2**k for k in range(10, 21)]
+transfer = {name: 2 * 2 * psi / world / 25e9 for name, world in zip(update, (1, 8, 64))}
+figures.offload(tokens, [6 * psi * count / (0.4 * 312e12) for count in tokens], transfer, update)
 
 # %% [markdown] id="offload_lesson"
-# The transfer does not depend on the batch, the computing does: with enough tokens a step, offload costs little. With stage 2 each rank only moves its share.
-# Hence the combination: offload with ZeRO-2, and gradient accumulation.
+# The computation grows with the number of tokens, offload does not. With enough tokens a step its cost is
+# small, and with N ranks each moves and updates only its share. So offload is combined with ZeRO-2 or ZeRO-3
+# and with gradient accumulation. A node also has more cores than this machine, and all of them are free while
+# the GPUs compute.
+#
+# ### ZeRO-Infinity: the state on a disk
+#
+# The next memory is a disk (NVMe). The cell moves the master weights and the moments of your
+# `OffloadedOptimizer` into a file that is mapped into memory, and measures what the process holds itself, and
+# the time of a step with and without writing the file to the disk. Your class does not change.
+
+# %% id="run_infinity" tags=["demo"]
+def stepping(in_a_file: bool, to_disk: bool, repeats: int = 4) -> tuple[int | None, float]:
+    """Private bytes of this process for the state, and the shortest step."""
+    before = alive.private_bytes()
+    piece, made, times = nn.Parameter(torch.zeros(NUMBERS, dtype=torch.bfloat16)), [], []
+    optimizer = OffloadedOptimizer([piece], lambda masters: made.append(torch.optim.AdamW(masters, lr=0.01, fused=True)) or made[0])
+    with alive.file_for(3 * 4 * NUMBERS) as file:
+        for step in range(1 + repeats):
+            piece.grad = torch.full((NUMBERS,), 0.01, dtype=torch.bfloat16)
+            began = time.perf_counter()
+            optimizer.step()
+            if to_disk:
+                file.write_to_disk()
+            times.append(time.perf_counter() - began)
+            if step == 0 and in_a_file:
+                file.move_here(made[0])
+        after = alive.private_bytes()
+    return None if before is None else after - before, min(times[1:])
+
+
+for name, chosen in {"in memory": (False, False), "in a file": (True, False), "in a file, written to disk in each step": (True, True)}.items():
+    held, seconds = run_ranks(stepping, 1, *chosen)[0]
+    print(f"{name:40}: {'?' if held is None else f'{held / 2**20:6.1f}'} MiB held, {1e3 * seconds:7.1f} ms a step")
+
+# %% [markdown] id="infinity_lesson"
+# The state has 12 bytes a parameter, and the process no longer holds them. While the file fits into the free
+# memory of the machine, the kernel keeps its pages there, so a step is about as fast as before. The last line
+# is what remains when it does not fit: each step writes 12 bytes a parameter, and also reads them. This is why
+# ZeRO-Infinity divides the state over the disks of *all* nodes, and reads the next piece while it updates this
+# one.
+#
+# ## 9 · What ZeRO does not divide
+#
+# The cell measures the peak of a whole step of ZeRO-3, on one of 64 ranks, without and with activation
+# checkpointing. (About 30 s.)
+
+# %% id="show_rest" tags=["demo"]
+SEQ = 2048
+peaks = {
+    name: measure_memory(MODEL, 1, SEQ, checkpointing=on, parallel="zero3", world_size=64).at_peak
+    for name, on in (("ZeRO-3", False), ("ZeRO-3, checkpointing", True))
+}
+figures.rest(peaks)
+
+# %% id="show_checkpoints" tags=["demo"]
+config = model_config(MODEL)
+kept = config.num_layers * SEQ * config.hidden * 4
+print(f"inputs of all blocks, kept for backward: {kept / GIB:.2f} GiB; divided over 8 ranks of tensor parallelism: {kept / 8 / GIB:.2f} GiB")
+print(f"one buffer with all gradients: {4 * psi / GIB:.2f} GiB; buckets of 25 MiB: {2 * 25 / 1024:.2f} GiB for two of them")
+
+# %% [markdown] id="rest_lesson"
+# ZeRO-R is the name of three remedies for what is left:
+#
+# - **activations**: data parallelism does not divide them, because every rank has other samples. Checkpointing
+#   keeps the input of each block only. Where several ranks keep the *same* input (tensor parallelism, lab 19),
+#   each keeps a part of it and gathers it for backward: the first line that the cell prints. They can also go
+#   to CPU memory.
+# - **buffers**: a message of fixed size instead of one that grows with the model: the second line. Your hooks
+#   of step 5 do this parameter by parameter, and buckets (lab 11) do it with fewer messages.
+# - **fragments**: short-lived and long-lived tensors of different sizes leave holes in the memory, and a large
+#   tensor then does not fit although enough bytes are free. DeepSpeed copies the long-lived ones into one
+#   region. In PyTorch, try `PYTORCH_ALLOC_CONF=expandable_segments:True` first.
+#
+# Why is the activation bar nearly gone with checkpointing, but the whole peak not as small as the state? (Which
+# unit is the largest, and when is it whole?)
 #
 # ## 10 · At scale
 #
-# `dlo_lib.train` has all stages, one word apart. `cluster.submit` is one call for a cluster and for here: with `dry_run` it shows the script that SLURM
-# would get; without SLURM it runs here, the same options on two processes and a small model. The same call made again finds the same job.
+# In `dlo_lib.train`, one option selects the stage. `cluster.submit` is one call for a cluster and for this
+# machine: with `dry_run` it returns the script for SLURM; without SLURM it runs the job here, with the same
+# options, two processes and a small model. A second identical call finds the same job.
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "zero2", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
 
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
-print("For SLURM, 2 nodes of 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(script), sep="\n")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
 print("Here, 2 ranks of the small model:")
-for line in job.metrics():
-    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s, gradient norm {line.grad_norm:.2f}")
+print(at_scale.steps(job))
+
+# %% [markdown] id="standard_text"
+# ## 11 · The same with what you will use on Monday
+#
+# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the check of step 3.
+
+# %% id="check_standard" tags=["demo"]
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+def standard(parameters, make_optimizer):
+    return ZeroRedundancyOptimizer(parameters, make_optimizer)
+
+
+lab.check("stage1", instead={"ShardedOptimizer": standard})
+
+# %% [markdown] id="standard_table_text"
+# The table compares both on 2 ranks: 8 matrices of 256 × 256, AdamW, the shortest of 20 steps of the optimiser,
+# the optimiser's state on a rank, and the bytes that a rank passes to communication in a step.
+
+# %% id="show_standard" tags=["demo"]
+from dlo_lib.labkit.side_by_side import Form, lines_of, table
+
+
+def optimiser_steps(make, repeats: int) -> tuple[float, int]:
+    """The shortest step after the first, and the bytes of the optimiser's state on this rank."""
+    torch.set_num_threads(1)
+    random, times = torch.Generator().manual_seed(0), []
+    parameters = [nn.Parameter(torch.randn(256, 256, generator=random)) for _ in range(8)]
+    optimizer = make(parameters, adamw)
+    for _ in range(1 + repeats):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        dist.barrier()
+        began = time.perf_counter()
+        optimizer.step()
+        times.append(time.perf_counter() - began)
+    return min(times[1:]), alive.state()["optimizer"]
+
+
+forms = []
+for name, make, code in (
+    ("yours, step 3", ShardedOptimizer, (piece_of, whole, ShardedOptimizer.__init__, ShardedOptimizer.step)),
+    ("ZeroRedundancyOptimizer", standard, (standard,)),
+):
+    seconds, state = (max(column) for column in zip(*run_ranks(optimiser_steps, 2, make, 20)))
+    two, three = (run_ranks(optimiser_steps, 2, make, repeats, trace=True).trace.bytes(rank=0) for repeats in (1, 2))
+    forms.append(Form(name, lines_of(*code), seconds, three - two, state))
+print(table(forms))
+
+# %% [markdown] id="standard_lesson"
+# The bytes are equal. PyTorch gives each *whole parameter* to one rank and broadcasts it after the step, so no
+# parameter is cut and an optimiser that needs matrices works, but a rank with one very large parameter holds
+# more than 1/N. Which is faster depends on the number and the sizes of the parameters. Stages 2 and 3 of
+# PyTorch are `fully_shard`, with which lab 15 ends.
+#
+# ## 12 · The same as a DeepSpeed configuration
+#
+# DeepSpeed, where ZeRO comes from, reads the stage from a JSON file. You will meet such files on clusters, also
+# through Accelerate and Lightning. Read this one; the table says which of your functions each line selects.
+#
+# ```json
+# {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1.0,
+#  "bf16": {"enabled": true},
+#  "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": true,
+#                        "offload_optimizer": {"device": "cpu", "pin_memory": true}}}
+# ```
+#
+# | line | meaning | here |
+# |---|---|---|
+# | `stage` 0, 1, 2, 3 | what is divided; 0 when the line is missing | steps 3, 5, 6 |
+# | `reduce_bucket_size` | *elements* of gradients in a message, not bytes | step 5, with buckets |
+# | `gradient_clipping` | largest norm of all gradients; 0 is none | step 4 |
+# | `bf16` | weights and gradients in 16 bits, master weights in fp32 | step 8 |
+# | `offload_optimizer` | `"cpu"`: ZeRO-Offload, `"nvme"`: ZeRO-Infinity, with its path | step 8 |
+# | `train_batch_size` | sequences in a step of **all** ranks: `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × number of ranks | lab 11 |
+#
+# Two of the three numbers of the last line are enough; DeepSpeed computes the third, and refuses to start if
+# they contradict each other. In Python, `deepspeed.initialize(model=model, config="zero.json")` returns an
+# engine, and a step is `engine.backward(loss)` and `engine.step()`.
+#
+# Read the file for a job of 16 GPUs. How many backward passes does a step have? How many bytes has a full bucket
+# of gradients in bf16? What happens with the same file on 48 GPUs?
 
 # %% [markdown] id="quiz_text"
-# ## 11 · Quiz
+# ## 13 · Quiz
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# **Core · 5 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
+# answer; grading counts the right ones.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -495,19 +740,23 @@ lab.quiz()
 quiz = {"q1": "c", "q2": "a", "q3": "d", "q4": "b", "q5": "c"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Your pieces are padded parameter by parameter. How many bytes does that waste for Llama 3.2 3B on 512 ranks? What would one flat tensor of everything waste?
-# - `shard_gradients` sends a message for each parameter. Put them into buckets, as in lab 11. (`dlo_lib/parallel/zero2.py` does.)
-# - Which optimisers do *not* treat each number by itself? What would ZeRO need for LAMB, or for Muon? (`Split.PARAMETERS` in `dlo_lib/parallel/partition.py`.)
-# - Save the state of stage 1 on 4 ranks and load it on 2. What must be written down? (`dlo_lib/parallel/zero_state.py`.)
+# - Your pieces are padded parameter by parameter. How many bytes does that waste for Llama 3.2 3B on 512
+#   ranks? How many with one flat tensor of all parameters?
+# - `shard_gradients` sends a message for each parameter. Put them into buckets, as in lab 11. (See
+#   `dlo_lib/parallel/zero/sharded_ddp.py`.)
+# - Which optimisers do *not* update each number separately? What would ZeRO need for LAMB, or for Muon?
+#   (`PartitionBy.PARAMETERS` in `dlo_lib/parallel/zero/flat_params.py`.)
+# - Save the state of stage 1 on 4 ranks and load it on 2. What must the checkpoint record?
+#   (`dlo_lib/parallel/zero/state_dict.py`.)
 #
-# **What comes next.** Stage 3 in step 6 gathers each weight twice and computes each layer twice. Lab 15 does it properly: FSDP gathers a block at a time, ahead of
-# its use, and frees it after.
+# **What comes next.** Stage 3 in step 6 gathers each weight twice and computes each layer twice. Lab 15
+# improves this: FSDP gathers a block at a time, just before its use, and frees it after.
 #
 # ## References
 #

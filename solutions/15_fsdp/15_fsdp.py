@@ -1,15 +1,18 @@
 # %% [markdown] id="title"
 # # 15 · Implement FSDP
 #
-# **What you will do.** Write fully sharded data parallelism yourself: every rank keeps 1/N of parameters, gradients and optimiser state, gathers a block
-# just before it computes, and forgets it right after. You begin with one flat buffer, see what it costs, and shard parameter by parameter instead. Then come
-# gathering, freeing, reducing, the hooks that do all this at the right moment, mixed precision, and the state dict. In the end you train a Llama with it,
-# and it learns what one process with the whole model learns, to the last digits.
+# **What you will do.** You write fully sharded data parallelism (FSDP): every rank keeps 1/N of parameters,
+# gradients and optimiser state, gathers a block just before it computes, and frees it right after. You write
+# gathering, freeing and reducing, and the hooks that call them at the right moment. Then you measure your FSDP:
+# memory, bytes, and the losses of a Llama, which are, up to rounding, those of one process with the whole model.
+# At the end PyTorch's `fully_shard` passes the same checks.
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (hooks) and 14 (ZeRO). It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")`
-# gives a nudge, then a pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 98 minutes; four optional
+# exercises at the end take 45 more. Each exercise has a check that answers at once; `lab.hint("name")` gives a
+# nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without
+# its points.
 #
 # Words: shard (*fragment*), unit (*unité*), to gather (*rassembler*), to free (*libérer*), padding (*remplissage*), hook (*crochet*).
 
@@ -32,15 +35,17 @@ MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 STEPS = int(os.environ.get("DLO_STEPS", 10))  # of the training near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 512))  # ranks of the measurement at true size
 WIDTH = int(os.environ.get("DLO_WIDTH", 256))  # of the small model that trains here
-PROCESSES = int(os.environ.get("DLO_PROCESSES", 2))  # of the job at the end
+GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job at the end
+REPEATS = int(os.environ.get("DLO_REPEATS", 10))  # of a measured step
 lab = Lab(globals())
 
 # %% [markdown] id="why"
 # ## Why: how much at once?
 #
-# Stage 3 of lab 14 gathered each weight alone, twice a step, and threw it away after use. That is one end of a scale. At the other end one gathers the whole model
-# at the beginning of a step: few messages, but the memory of the whole model. The cell counts, for the real model: how much is whole at the same
-# time, and how many gathers a step makes.
+# Stage 3 of lab 14 gathers each weight alone, twice a step, and frees it after use. This is one extreme. The
+# other extreme gathers the whole model at the start of a step: few messages, but the memory of the whole
+# model. For the real model, the cell counts how many bytes are whole at the same time, and how many gathers a
+# step makes.
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -60,112 +65,80 @@ figures.unit_sizes(
 )
 
 # %% [markdown] id="why_after"
-# A block is the compromise. All that is gathered together is a **unit** (*unité*): one unit for each block, and one, the **root**, for what belongs to no block
-# (embedding, last norm, output projection).
+# A block is the compromise. Parameters that are gathered together are a **unit** (*unité*): one unit for each
+# block, and one, the **root**, for the parameters outside the blocks (embedding, last norm, output
+# projection).
 #
 # ## The idea
 #
-# A unit is whole only while it computes. The root is needed at both ends of the model, so it stays whole from the beginning of forward to the end of backward.
-# A block is gathered for its forward, freed, gathered again for its backward; then its gradients are averaged over the ranks, each rank keeps
-# its part, and the block is freed again.
+# A unit is whole only while it computes. The root is needed at both ends of the model, so it stays whole from
+# the start of forward to the end of backward. A block is gathered for its forward, freed, gathered again for
+# its backward; then its gradients are averaged over the ranks, each rank keeps its part, and the block is
+# freed again.
 
 # %% id="show_idea" tags=["demo"]
 figures.planned(3)
 
+# %% [markdown] id="explore_text"
+# Move the slider through the moments of a step, one gather, computation or reduction at a time. How many units
+# are whole at the same time, at most? In which moments does a rank hold whole *gradients*?
+
+# %% id="explore_step" tags=["demo"]
+from dlo_lib.labkit.explore import explore
+
+
+def one_moment(blocks: int = 4, moment: int = 0):
+    return figures.moment(blocks, moment)
+
+
+explore(one_moment, blocks=[2, 3, 4, 6], moment=range(45))
+
 # %% [markdown] id="formulas"
-# With Ψ parameters, N ranks, B_p and B_g the bytes of all parameters and of all gradients (padding counted), f = (N-1)/N:
+# With Ψ parameters, N ranks, B_p and B_g the bytes of all parameters and of all gradients (padding included),
+# f = (N-1)/N:
 #
 # | | memory at rest (fp32, AdamW) | sent by a rank and step |
 # |---|---|---|
 # | DDP | 16 Ψ | 2 B_g f |
 # | FSDP, blocks freed after forward | 16 Ψ/N | 2 B_p f + B_g f (the root only once: B_p f + B_g f) |
 #
-# So the price is 1.5 times the bytes of DDP. You will measure both columns with your own code.
+# So FSDP sends 1.5 times the bytes of DDP. You will measure both columns with your code.
+
+# %% [markdown] id="cuts_text"
+# ## 1 · Rows
 #
-# ## 1 · One flat buffer
-#
-# The first FSDP (2021-2023) made one long vector of a unit: flatten every parameter, put them one behind the other, append zeros until N divides the length, cut into N
-# equal pieces.
-#
-# - `flat_shard(tensors, rank, world)`: a **copy** of this rank's piece, one-dimensional.
-# - `flat_whole(shard, shapes)`: the list of whole tensors of these shapes, from the pieces of all ranks, with **one** all-gather.
-
-# %% nbgrader={"grade_id": "flat", "solution": true}
-def flat_shard(tensors: list[torch.Tensor], rank: int, world: int) -> torch.Tensor:
-    """A copy of this rank's piece of all tensors together: (ceil(numbers / world),), padded with zeros at the end."""
-    ### BEGIN SOLUTION
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-    size = -(-flat.numel() // world)
-    return F.pad(flat, (0, size * world - flat.numel()))[rank * size : (rank + 1) * size].clone()
-    ### END SOLUTION
-
-
-def flat_whole(shard: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """The whole tensors, from the pieces of all ranks."""
-    ### BEGIN SOLUTION
-    flat = shard.new_empty(shard.numel() * dist.get_world_size())
-    dist.all_gather_into_tensor(flat, shard)
-    sizes = [math.prod(shape) for shape in shapes]
-    return [part.view(shape) for part, shape in zip(flat[: sum(sizes)].split(sizes), shapes)]
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_flat", "grade": true, "points": 5}
-lab.check("flat")
-
-# %% [markdown] id="flat_after"
-# Simple, and nearly no padding. Look at what each rank holds of a small unit: three matrices, their first dimension downwards. A colour is a rank.
+# How is a parameter divided? The first FSDP (2021-2023) made one long vector of a unit and cut it into N equal
+# pieces. The figure shows this on the left, for a small unit of three matrices, with the first dimension
+# downwards. Each colour is a rank.
 
 # %% id="show_flat" tags=["demo"]
 figures.cuts({"q": (6, 8), "k": (3, 8), "up": (10, 8)}, world=4)
 
-# %% [markdown] id="cost_text"
-# On the left, a rank's piece begins in the middle of a row of one matrix and ends in the middle of a row of the next. So nobody has a *parameter* any more, only a stretch of
-# numbers. An optimiser that looks at matrices (Muon, LAMB, Adafactor) cannot work on it. Frozen and trained parameters cannot share a unit, for a vector has one
-# `requires_grad`. A checkpoint must write down which numbers were whose.
-#
-# On the right, **each parameter is sharded on its first dimension**: rank r has rows r·c to (r+1)·c of each, c = ceil(rows / N). Late ranks get
-# fewer rows, or none. That is what PyTorch's `fully_shard` (FSDP2) does, and what you will do from here on. For communication every part is padded to c
-# rows. What does that cost?
-#
-# ## 2 · The cost of padding
-#
-# Write `padding(shapes, world)`: how many numbers of padding all ranks hold together, first with one flat buffer, then with padded rows. A tensor without dimensions,
-# shape `()`, is one row of one number. (`math.prod(shape[:1])` rows of `math.prod(shape[1:])` numbers is right for it, too: the product of nothing is 1.)
-
-# %% nbgrader={"grade_id": "padding", "solution": true}
-def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
-    """Numbers of padding in all: (in one flat buffer, with each parameter's rows padded)."""
-    ### BEGIN SOLUTION
-    flat = -sum(math.prod(shape) for shape in shapes) % world
-    return flat, sum((-math.prod(shape[:1]) % world) * math.prod(shape[1:]) for shape in shapes)
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_padding", "grade": true, "points": 3}
-lab.check("padding")
-
-# %% id="show_padding" tags=["demo"]
-shapes = [weight.shape for weight in whole_model.parameters()]
-numbers = sum(shape.numel() for shape in shapes)
-worlds = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000, 1024]
-figures.padding(worlds, [[100 * count / numbers for count in padding(shapes, world)] for world in worlds])
-
 # %% [markdown] id="rows_text"
-# On powers of two the rows of this model divide evenly, and up to some hundreds of ranks padding is next to nothing. The peak on the right is the lesson: a matrix of 1024 rows on 1000 ranks has
-# two rows each on 512 of them, and 488 ranks hold nothing but padding. Choose ranks that divide the model's sizes, and whole rows cost nothing.
+# On the left, a rank's piece begins in the middle of a row of one matrix and ends in the middle of a row of
+# the next. A rank no longer has *parameters*, only a range of numbers. An optimiser that needs matrices
+# (Muon, LAMB, Adafactor) cannot work on it. Frozen and trained parameters cannot share a unit, because a
+# vector has one `requires_grad`. A checkpoint must record which numbers belong to which parameter.
 #
-# ## 3 · Rows
+# On the right, **each parameter is sharded on its first dimension**. PyTorch's `fully_shard` (FSDP2) does this,
+# and so do you. (Optional exercises 9 and 10 build the flat buffer and count what rows cost in padding.)
 #
-# - `own_rows(length, rank, world)`: which rows of a parameter of `length` rows are this rank's, as (start, stop). With c = ceil(length / world), rank r has rows r·c to
-#   (r+1)·c, as far as they exist; both are `length` for a rank without any.
-# - `shard_views(row, shapes, rank, world)`: what a rank keeps of a unit is one vector, its **row** of the packed unit: its part of the first parameter padded to c
-#   rows, then its part of the second, and so on. Return for each parameter the part that is not padding, as a **view** of shape (own rows, ...). Views, for
-#   the optimiser shall update the row through them.
+# **Core · 10 min · ●●○**
+#
+# - `own_rows(length, rank, world)`: the rows of this rank, of a parameter with `length` rows, as (start,
+#   stop). With c = ceil(length / world), rank r has rows r·c to (r+1)·c, as far as they exist; both are
+#   `length` for a rank without any.
+# - `shard_views(row, shapes, rank, world)`: a rank keeps one vector of a unit, its **row** of the packed
+#   unit: its part of the first parameter padded to c rows, then its part of the second, and so on. Return for
+#   each parameter the part without padding, as a **view** of shape (own rows, ...). They are views because
+#   the optimiser updates the row through them. A tensor without dimensions, shape `()`, is one row of one number
+#   and keeps the shape (own rows,).
+#   (`math.prod(shape[:1])` rows of `math.prod(shape[1:])` numbers is right for it too, because an empty product
+#   is 1.)
 
 # %% nbgrader={"grade_id": "rows", "solution": true}
 def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
-    """Start and stop of this rank's rows."""
+    """Return start and stop of this rank's rows."""
     ### BEGIN SOLUTION
     rows = -(-length // world)
     return min(rank * rows, length), min((rank + 1) * rows, length)
@@ -173,7 +146,7 @@ def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
 
 
 def shard_views(row: torch.Tensor, shapes: list[tuple[int, ...]], rank: int, world: int) -> list[torch.Tensor]:
-    """This rank's part of each parameter, (own rows, ...), as views of its packed row (S,)."""
+    """Return this rank's part of each parameter, (own rows, ...), as views of its packed row (S,)."""
     ### BEGIN SOLUTION
     views, offset = [], 0
     for shape in shapes:
@@ -185,79 +158,68 @@ def shard_views(row: torch.Tensor, shapes: list[tuple[int, ...]], rank: int, wor
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_rows", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_rows", "grade": true}
 lab.check("rows")
 
 # %% [markdown] id="pack_text"
-# ## 4 · Packing
-#
-# One all-gather brings the rows of all ranks, one behind the other, so the memory is sorted by rank first and by parameter second:
+# The inverse is given: read it. One all-gather concatenates the rows of all ranks, so the memory is sorted by
+# rank first and by parameter second. `pack` makes this order from whole tensors, `unpack` makes whole tensors
+# from it. (This copy is the second cost of rows, beside padding.)
 #
 # ```
 # packed      [ A0 B0 C0 ]      rank 0's row          A    [ A0 A1 A2 ]
 # (world, S)  [ A1 B1 C1 ]      rank 1's row          B    [ B0 B1 B2 ]
 #             [ A2 B2 C2 ]      rank 2's row          C    [ C0 C1 C2 ]
 # ```
-#
-# - `pack(tensors, world)`: from whole tensors to (world, S), padded with zeros.
-# - `unpack(packed, shapes)`: the way back, a list of whole tensors.
-#
-# The flat buffer needed no such sorting. (This copy is the other half of the price.)
 
-# %% nbgrader={"grade_id": "pack", "solution": true}
+# %% id="given_pack"
 def pack(tensors: list[torch.Tensor], world: int) -> torch.Tensor:
-    """What each rank keeps of these whole tensors, by rank: (world, S)."""
-    ### BEGIN SOLUTION
+    """Return the row that each rank keeps of these whole tensors: (world, S)."""
     parts = []
     for tensor in tensors:
         size = -(-math.prod(tensor.shape[:1]) // world) * math.prod(tensor.shape[1:])
         parts.append(F.pad(tensor.reshape(-1), (0, world * size - tensor.numel())).view(world, size))
     return torch.cat(parts, dim=1)
-    ### END SOLUTION
 
 
 def unpack(packed: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """The whole tensors, from the rows of all ranks (world, S)."""
-    ### BEGIN SOLUTION
+    """Return the whole tensors, from the rows of all ranks (world, S)."""
     tensors, offset = [], 0
     for shape in shapes:
         size = -(-math.prod(shape[:1]) // len(packed)) * math.prod(shape[1:])
         tensors.append(packed[:, offset : offset + size].reshape(-1)[: math.prod(shape)].view(shape))
         offset += size
     return tensors
-    ### END SOLUTION
 
-
-# %% nbgrader={"grade_id": "test_pack", "grade": true, "points": 5}
-lab.check("pack")
 
 # %% [markdown] id="unit_text"
-# ## 5 · A unit becomes whole
+# ## 2 · A unit becomes whole
 #
-# The next cell is given: read it. A `Unit` has two tensors for each parameter. The **shard** is a view of `row`; it is what the optimiser updates. The **whole** one is
-# what the module computes with. It is *always the same tensor*, because autograd remembers it between forward and backward. While the unit is freed it has
-# a shape, but no memory:
+# The next cell is given: read it. A `Unit` has two tensors for each parameter. The optimiser updates the
+# **shard**, a view of `row`. The module computes with the **whole** one. It is *always the same tensor*,
+# because autograd saves it between forward and backward. While the unit is freed, this tensor has a shape but
+# no memory:
 #
 # ```python
-# whole.untyped_storage().resize_(0)                       # free: the tensor stays, its memory goes
-# whole.untyped_storage().resize_(4 * whole.numel())       # memory again, in bytes, with anything in it
-# whole.data.copy_(value)                                  # .data: or autograd would say that what it has saved was changed
+# whole.untyped_storage().resize_(0)                       # free: the tensor stays, its memory is released
+# whole.untyped_storage().resize_(4 * whole.numel())       # allocate again, in bytes, with arbitrary contents
+# whole.data.copy_(value)                                  # .data: otherwise autograd reports a changed tensor
 # ```
 #
-# Keep this order: whoever copies into a tensor without memory ends the process (*killed by SIGSEGV*).
+# Keep this order: a copy into a tensor without memory ends the process (*killed by SIGSEGV*).
 #
-# `put(unit, True)` hangs the whole parameters into the modules, `put(unit, False)` the shards.
+# `put(unit, True)` registers the whole parameters in the modules, `put(unit, False)` the shards.
 
 # %% id="given_unit"
 @dataclass(eq=False)
 class Unit:
     """Parameters that are gathered, freed and reduced together."""
 
-    module: nn.Module  # they are needed in its forward and backward
-    names: list[list[str]]  # of each parameter all its names in the model: tied ones have several
+    module: nn.Module  # its forward and backward need them
+    names: list[list[str]]  # all names of each parameter in the model: tied ones have several
     places: list[list[tuple[nn.Module, str]]]  # the same, as module and attribute
     shapes: list[tuple[int, ...]]
-    row: torch.Tensor  # (S,): what this rank keeps, packed and padded
+    row: torch.Tensor  # (S,): this rank's part, packed and padded
     shards: list[nn.Parameter]  # its parts, views of row: for the optimiser
     wholes: list[nn.Parameter]  # for the module: always the same tensors, without memory while freed
     compute_dtype: torch.dtype  # of the whole parameters
@@ -267,7 +229,7 @@ class Unit:
 
 
 def put(unit: Unit, whole: bool) -> None:
-    """Let the modules have the whole parameters, or the shards."""
+    """Register the whole parameters, or the shards, in the modules."""
     for places, parameter in zip(unit.places, unit.wholes if whole else unit.shards):
         for module, attribute in places:
             module._parameters[attribute] = parameter
@@ -276,9 +238,9 @@ def put(unit: Unit, whole: bool) -> None:
 
 
 def make_unit(model: nn.Module, module: nn.Module, names: list[list[str]], compute_dtype=None, reduce_dtype=None) -> Unit:
-    """Keep this rank's row of the parameters with these names in `model`, and let their modules have the shards.
+    """Keep this rank's row of the parameters with these names in `model`, and register the shards in their modules.
 
-    Without `compute_dtype` and `reduce_dtype` all is done in the dtype of the parameters.
+    Without `compute_dtype` and `reduce_dtype`, the dtype of the parameters is used.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     parameters = [model.get_parameter(same[0]) for same in names]
@@ -298,12 +260,15 @@ def make_unit(model: nn.Module, module: nn.Module, names: list[list[str]], compu
 
 
 # %% [markdown] id="unshard_text"
-# Write `unshard(unit)`: one all-gather of the rows of all ranks, **in `unit.compute_dtype`** (the row is cast before it is sent: half the bytes for bf16), unpack, fill the
-# whole parameters, `put` them. A unit that is whole already is left alone: gathering it twice is the most common waste.
+# **Core · 12 min · ●●○**
+#
+# Write `unshard(unit)`: one all-gather of the rows of all ranks, **in `unit.compute_dtype`** (the row is cast
+# before it is sent: half the bytes for bf16), unpack, fill the whole parameters, `put` them. If the unit is
+# already whole, return at once: gathering it twice is the most common waste.
 
 # %% nbgrader={"grade_id": "unshard", "solution": true}
 def unshard(unit: Unit) -> None:
-    """Make the unit whole, if it is not."""
+    """Gather the unit, unless it is whole."""
     ### BEGIN SOLUTION
     if unit.is_whole:
         return
@@ -317,18 +282,21 @@ def unshard(unit: Unit) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_unshard", "grade": true, "points": 10}
+# %% nbgrader={"grade_id": "test_unshard", "grade": true}
 lab.check("unshard")
 
 # %% [markdown] id="reshard_text"
-# ## 6 · And is freed
+# ## 3 · And is freed
 #
-# `reshard(unit)` frees the memory of the whole parameters and lets the modules have the shards. It sends nothing: the rank has kept its row all the time.
-# Forget it for one unit, and the memory of DDP is back.
+# **Core · 5 min · ●○○**
+#
+# `reshard(unit)` frees the memory of the whole parameters and registers the shards in the modules. It sends
+# nothing, because the rank still has its row. A unit that is never resharded keeps its whole weights in
+# memory.
 
 # %% nbgrader={"grade_id": "reshard", "solution": true}
 def reshard(unit: Unit) -> None:
-    """Free the whole parameters."""
+    """Free the whole parameters and register the shards."""
     ### BEGIN SOLUTION
     for whole in unit.wholes:
         whole.untyped_storage().resize_(0)
@@ -336,26 +304,32 @@ def reshard(unit: Unit) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_reshard", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_reshard", "grade": true}
 lab.check("reshard")
 
 # %% [markdown] id="reduce_text"
-# ## 7 · Gradients
+# ## 4 · Gradients
 #
-# After the backward of a unit, its whole parameters have whole gradients, each rank those of its own samples. `reduce_gradients(unit)`:
+# **Core · 15 min · ●●○**
+#
+# After the backward of a unit, its whole parameters have whole gradients, on each rank from its samples.
+# `reduce_gradients(unit)`:
 #
 # - takes the trained parameters only (`whole.requires_grad`); a frozen one has no gradient and sends nothing. If none is trained, nothing is sent at all;
-# - casts their gradients to `unit.reduce_dtype` and packs them. A gradient that is `None` (a parameter this rank did not use) counts as zeros, or the other
-#   ranks would wait for it;
-# - one **reduce-scatter** adds up the rows over the ranks and gives each rank its own. An all-reduce would bring whole gradients that nobody needs, for twice the bytes;
-# - divides by the number of ranks: data parallelism wants the **average**;
-# - adds the result, in the shard's dtype, to `shard.grad` (`None` at first: micro-batches add up), and sets every `whole.grad` to `None`.
+# - casts their gradients to `unit.reduce_dtype` and packs them. A gradient that is `None` (this rank did not
+#   use the parameter) counts as zeros, because the other ranks wait for it;
+# - sums the rows over the ranks with one **reduce-scatter**, which gives each rank its row. An all-reduce
+#   would send twice the bytes, for whole gradients that no rank needs;
+# - divides by the number of ranks, before or after the sum: data parallelism needs the **average**;
+# - adds the result, in the shard's dtype, to `shard.grad` (`None` at first; micro-batches add up), and sets
+#   every `whole.grad` to `None`. Afterwards no whole gradient is in memory.
 #
-# The average is `(g0 + g1 + ...) / N`. In bf16 each addition keeps 8 bits. That is why `reduce_dtype` exists: gradients are often summed in fp32 though they were computed in bf16.
+# The average is `(g0 + g1 + ...) / N`. In bf16 each addition keeps 8 bits. That is why `reduce_dtype` exists:
+# gradients are often summed in fp32 although they were computed in bf16.
 
 # %% nbgrader={"grade_id": "reduce", "solution": true}
 def reduce_gradients(unit: Unit) -> None:
-    """Average the gradients of the whole parameters over the ranks, and keep this rank's part in the shards."""
+    """Average the gradients of the whole parameters over the ranks; keep this rank's part in the shards."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -373,26 +347,30 @@ def reduce_gradients(unit: Unit) -> None:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_reduce", "grade": true, "points": 11}
+# %% nbgrader={"grade_id": "test_reduce", "grade": true}
 lab.check("reduce")
 
 # %% [markdown] id="units_text"
-# ## 8 · Which parameters are a unit?
+# ## 5 · Which parameters are a unit?
+#
+# **Core · 12 min · ●●○**
 #
 # Write `cut_into_units(model, kind)`, where `kind` is the type of the blocks. It returns a list of pairs (module, names): first the root with `model` itself, then one pair for each block
 # in the order of the model. `names` has a list for each parameter, with **all** its names. The rule:
 #
-# > a parameter all of whose names lie in one block belongs to this block's unit; all else belongs to the root.
+# > if all names of a parameter are in one block, it belongs to this block's unit; all other parameters
+# > belong to the root.
 #
-# "All else" holds what is outside of blocks, and also weights that are **tied**: to one another across two blocks, or a weight of a block to the output projection. They are
-# needed at several places, so they must be whole at all of them. A parameter is in exactly one unit, or it would be gathered twice. A block without
-# parameters of its own has no unit. Blocks do not lie in one another.
+# The other parameters are those outside the blocks, and also weights that are **tied** across two blocks, or
+# between a block and the output projection. They are needed in several places, so they must be whole in all
+# of them. A parameter is in exactly one unit; otherwise it would be gathered twice. A block whose parameters
+# all belong to the root has no unit. Blocks are not nested.
 #
 # `model.named_parameters(remove_duplicate=False)` gives tied parameters under each name.
 
 # %% nbgrader={"grade_id": "units", "solution": true}
 def cut_into_units(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Module, list[list[str]]]]:
-    """The root, then the blocks: each module, and for each of its unit's parameters all names."""
+    """Return the root, then the blocks: each module, and all names of each parameter of its unit."""
     ### BEGIN SOLUTION
     blocks = [(name + ".", module) for name, module in model.named_modules() if isinstance(module, kind)]
     all_names: dict[nn.Parameter, list[str]] = {}
@@ -407,108 +385,185 @@ def cut_into_units(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Mod
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_units", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_units", "grade": true}
 lab.check("units")
 
-# %% [markdown] id="hooks_text"
-# ## 9 · The right moment
+# %% [markdown] id="forward_text"
+# ## 6 · The right moment: forward
 #
-# Now it all becomes FSDP, by hooks. `add_hooks(units)` arranges that from now on, whoever calls the model as usual:
+# Hooks turn these functions into FSDP. A normal call of the model then does the following:
 #
-# | moment | root | block |
-# |---|---|---|
-# | **before forward** | unshard | unshard |
-# | **after forward** | reshard only if no backward will follow | reshard |
-# | **before backward**: the gradient of its *output* is known | unshard (it is whole still) | unshard |
-# | **after backward**: the gradient of its *input* is known | reduce and reshard at the very end of backward | reduce and reshard |
+# | moment | root | block | exercise |
+# |---|---|---|---|
+# | **before forward** | unshard | unshard | 6 |
+# | **after forward** | reshard only if no backward will follow | reshard | 6 |
+# | **before backward**: the gradient of its *output* is known | unshard (it is still whole) | unshard | 7 |
+# | **after backward**: the gradient of its *input* is known | | reduce and reshard | 7 |
+# | **end of backward** | reduce and reshard | what is left | 8 |
 #
-# The tools:
-#
-# - `module.register_forward_pre_hook(f)`: `f(module, args)` may return new `args`, a tuple. Here floating-point inputs are cast to `unit.compute_dtype`.
-# - `module.register_forward_hook(f)`: `f(module, args, output)`. The modules of this lab return one tensor.
-# - `tensor.register_hook(f)`: `f(grad)` is called when the gradient of this tensor is known, if it requires one. Does the output not require a gradient, no backward will come.
-# - `torch.autograd.Variable._execution_engine.queue_callback(f)`: called *within* a backward, calls `f()` at its very end. There, do what is left to do for **all** units: the root, and a block whose
-#   input requires no gradient (the first one behind a frozen embedding).
-#
-# One trap. The output of block 1 *is* the input of block 2. Hooks of one tensor are called in the order in which they were registered: "before backward" of block 1 would come
-# before "after backward" of block 2, and three units would be whole. So in the pre-hook make the input a tensor of its own, `x = x.view_as(x)`, and register on that.
-#
-# Blocks get other arguments beside x (Llama's get the cosines of positions): those that require no gradient need no hook.
-#
-# When a hook is missing, it is torch that complains, far from the cause:
-#
-# | what you read | what it means |
-# |---|---|
-# | `mat1 and mat2 shapes cannot be multiplied`, `index out of range` | a module computes with its shard: it was not gathered before its forward |
-# | `setStorage: ... out of bounds for storage of size 0` | a weight was freed while it is needed: not gathered again before its backward, or freed too early |
-# | `MISMATCH`, or a dead-lock | the ranks gather units in different orders |
+# The next cell is given. It registers the hooks, and calls the functions that you write in exercises 6, 7 and 8.
+# It also checks that a unit is whole when it is needed: otherwise PyTorch reports an error far from the cause,
+# such as `mat1 and mat2 shapes cannot be multiplied` or `setStorage: ... out of bounds for storage of size 0`.
 
-# %% nbgrader={"grade_id": "hooks", "solution": true}
-def add_hooks(units: list[Unit]) -> None:
-    """From now on, units are gathered, freed and reduced by themselves; the first one is the root."""
-    ### BEGIN SOLUTION
-    root = units[0]
-    in_backward: list[Unit] = []
+# %% id="given_hooks"
+def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward", "end")) -> list[Unit]:
+    """Make hooks gather, free and reduce the units; the first unit is the root. Return the list of exercise 7."""
+    pending: list[Unit] = []  # units whose backward has begun and not ended
+    for number, unit in enumerate(units):
+        name = f"block {number}" if number else "the root"
 
-    def before_forward(unit, args):
-        unshard(unit)
-        return tuple(prepared(unit, arg) for arg in args)
+        def before(module, args, unit=unit, name=name):
+            args = before_forward(unit, args)
+            needs(unit, f"the forward of {name} begins, but {name} is not whole: before_forward must call unshard(unit)")
+            return watch_inputs(unit, args, pending) if "backward" in parts and unit is not units[0] else args
 
-    def prepared(unit, arg):
-        if not (isinstance(arg, torch.Tensor) and arg.is_floating_point()):
-            return arg
-        arg = arg.to(unit.compute_dtype)
-        if arg.requires_grad and unit is not root:
-            arg = arg.view_as(arg)
-            arg.register_hook(lambda grad: after_backward(unit))
-        return arg
+        def after(module, args, output, unit=unit, name=name):
+            after_forward(unit, output, unit is units[0])
+            if output.requires_grad and "end" in parts and unit is units[0]:
+                output.register_hook(lambda grad: queue_end(pending))
+            if output.requires_grad and "backward" in parts:
+                watch_output(unit, output, pending)
+                text = f"the backward of {name} begins, but {name} is not whole: the hook of watch_output must call unshard(unit)"
+                output.register_hook(lambda grad: needs(unit, text))
 
-    def after_forward(unit, output):
-        if unit is not root or not output.requires_grad:
-            reshard(unit)
-        if output.requires_grad:
-            output.register_hook(lambda grad: before_backward(unit))
+        unit.module.register_forward_pre_hook(before)
+        unit.module.register_forward_hook(after)
+    return pending
 
-    def before_backward(unit):
-        if unit is root:
-            torch.autograd.Variable._execution_engine.queue_callback(end_of_backward)
-        unshard(unit)
-        in_backward.append(unit)
 
-    def after_backward(unit):
-        in_backward.remove(unit)
-        reduce_gradients(unit)
-        reshard(unit)
-
-    def end_of_backward():
-        for unit in reversed(in_backward.copy()):
-            after_backward(unit)
-
-    for unit in units:
-        unit.module.register_forward_pre_hook(lambda module, args, unit=unit: before_forward(unit, args))
-        unit.module.register_forward_hook(lambda module, args, output, unit=unit: after_forward(unit, output))
-    ### END SOLUTION
-
+def needs(unit: Unit, text: str) -> None:
+    """Raise an error if the unit is not whole."""
+    if not unit.is_whole:
+        raise RuntimeError(text)
 
 # %% id="given_shard_model"
 def shard_model(model: nn.Module, kind: type[nn.Module], compute_dtype=None, reduce_dtype=None) -> list[Unit]:
-    """FSDP, all of it: `model` keeps its interface. Make the optimiser afterwards, from the shards."""
+    """Apply FSDP; `model` keeps its interface. Make the optimiser afterwards, from the shards."""
     units = [make_unit(model, module, names, compute_dtype, reduce_dtype) for module, names in cut_into_units(model, kind)]
     add_hooks(units)
     return units
 
 
 def trained_shards(units: list[Unit]) -> list[nn.Parameter]:
-    """What an optimiser gets."""
+    """Return the parameters for the optimiser."""
     return [shard for unit in units for shard in unit.shards if shard.requires_grad]
 
 
-# %% nbgrader={"grade_id": "test_hooks", "grade": true, "points": 15}
-lab.check("hooks")
+# %% [markdown] id="forward_after"
+# **Core · 13 min · ●●○**
+#
+# - `before_forward(unit, args)` gathers the unit and returns its inputs, a tuple: floating-point tensors of
+#   `args` are cast to `unit.compute_dtype`, everything else is unchanged (tokens are integers).
+# - `after_forward(unit, output, is_root)` frees the unit. Only the root stays whole, and only if a backward will
+#   follow, because it is needed again immediately. If the output requires no gradient, there is no backward.
+
+# %% nbgrader={"grade_id": "forward", "solution": true}
+def before_forward(unit: Unit, args: tuple) -> tuple:
+    """Gather the unit; return its inputs in the dtype in which it computes."""
+    ### BEGIN SOLUTION
+    unshard(unit)
+    floating = [isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args]
+    return tuple(arg.to(unit.compute_dtype) if cast else arg for arg, cast in zip(args, floating))
+    ### END SOLUTION
+
+
+def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
+    """Free the unit, except a root whose backward follows."""
+    ### BEGIN SOLUTION
+    if not is_root or not output.requires_grad:
+        reshard(unit)
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_forward", "grade": true}
+lab.check("forward")
+
+# %% [markdown] id="backward_text"
+# ## 7 · The right moment: backward
+#
+# **Core · 17 min · ●●●**
+#
+# `tensor.register_hook(f)` calls `f(grad)` when the gradient of this tensor is known. The list `pending` has the
+# units whose backward has begun and not ended; `add_hooks` passes the same list to all calls.
+#
+# - `watch_output(unit, output, pending)` registers a hook on the output. The hook gathers the unit and appends
+#   it to `pending`.
+# - `watch_inputs(unit, args, pending)` returns the inputs, a tuple. On each tensor that requires a gradient it
+#   registers a hook, which removes the unit from `pending`, reduces its gradients and frees it. Inputs that
+#   require no gradient (in Llama, the cosines of positions) need no hook. A unit without such an input stays in
+#   `pending`: exercise 8 ends its backward.
+#
+# Note: the output of block 1 *is* the input of block 2. Hooks of one tensor are called in the order of their
+# registration: "before backward" of block 1 would run before "after backward" of block 2, and three units
+# would be whole. So make the input a separate tensor, `arg = arg.view_as(arg)`, register the hook on it, and
+# return it.
+
+# %% nbgrader={"grade_id": "backward", "solution": true}
+def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
+    """When the gradient of the output is known, gather the unit and note that its backward has begun."""
+    ### BEGIN SOLUTION
+    def begin(grad):
+        unshard(unit)
+        pending.append(unit)
+
+    output.register_hook(begin)
+    ### END SOLUTION
+
+
+def watch_inputs(unit: Unit, args: tuple, pending: list[Unit]) -> tuple:
+    """Return the inputs; when the gradient of one is known, the backward of the unit ends."""
+    ### BEGIN SOLUTION
+    def end(grad):
+        pending.remove(unit)
+        reduce_gradients(unit)
+        reshard(unit)
+
+    def watched(arg):
+        if not (isinstance(arg, torch.Tensor) and arg.requires_grad):
+            return arg
+        arg = arg.view_as(arg)
+        arg.register_hook(end)
+        return arg
+
+    return tuple(watched(arg) for arg in args)
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_backward", "grade": true}
+lab.check("backward")
+
+# %% [markdown] id="end_text"
+# ## 8 · The end of backward
+#
+# **Core · 8 min · ●●○**
+#
+# Some units are still in `pending` when backward has computed everything: the root, whose input is tokens, and a
+# block whose input requires no gradient (the first one after a frozen embedding). No hook of a tensor can end
+# their backward. PyTorch has a callback for this:
+#
+# `torch.autograd.Variable._execution_engine.queue_callback(f)`, called *during* backward, runs `f()` at the end of
+# this backward.
+#
+# Write `queue_end(pending)`, which `add_hooks` calls when the backward of the root begins: at the end of backward,
+# reduce and free all units that are left in `pending`, the last first, and empty the list.
+
+# %% nbgrader={"grade_id": "end", "solution": true}
+def queue_end(pending: list[Unit]) -> None:
+    """At the end of the backward that runs now, reduce and free the units that are left."""
+    ### BEGIN SOLUTION
+    def end():
+        while pending:
+            unit = pending.pop()
+            reduce_gradients(unit)
+            reshard(unit)
+
+    torch.autograd.Variable._execution_engine.queue_callback(end)
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_end", "grade": true}
+lab.check("end")
 
 # %% [markdown] id="hooks_after"
-# Does it look as planned? Two ranks, a Llama of 4 blocks, one step. The upper figure shows what travels, the lower one when each unit of rank 0 is whole, from
-# the times that `put` writes down.
+# Does the step run as planned? The cell runs one step of a Llama of 4 blocks on two ranks. The upper figure
+# shows the communication, the lower one when each unit of rank 0 is whole, from the times that `put` records.
 
 # %% id="run_timeline" tags=["demo"]
 from dlo_lib.launch import run_ranks
@@ -537,23 +592,268 @@ def one_step() -> list[list[tuple[int, bool]]]:
 ranks = run_ranks(one_step, 2, trace=True)
 histories, trace = ranks[0], ranks.trace
 begin, end = ((histories[0][i][0] - trace.began) / 1e9 for i in (0, -1))
+trace.to_perfetto("trace.json")  # open it at https://ui.perfetto.dev
 trace.plot("One step on 2 ranks", begin - 0.002, end + 0.002)
 
 # %% id="show_whole" tags=["demo"]
 figures.measured_whole(histories)
 
+# %% [markdown] id="measure_text"
+# ## Your FSDP, measured
+#
+# **Memory.** The tracker of `dlo_lib.profiling` sees every storage of a process. The cell trains the small
+# Llama for two steps on 1, 2 and 4 ranks and reads the memory after the last backward: parameters, gradients,
+# state of AdamW.
+#
+# **Predict, then measure.** How many times the bytes of one rank does a rank of 2 and of 4 hold? And how many
+# times the bytes of DDP does a step send, in fp32 and when blocks are gathered in bf16 (gradients in fp32)?
+# Replace each `None` by your number. The cell is not graded.
+
+# %% id="predict_measured" tags=["prediction"]
+memory_guess = {"2 ranks": None, "4 ranks": None}  # times the bytes of one rank
+bytes_guess = {"fp32": None, "gathered in bf16": None}  # times the bytes of DDP
+
+# %% id="run_memory" tags=["demo"]
+from dlo_lib.labkit.predictions import compared
+from dlo_lib.profiling import MemoryTracker, Part
+
+
+def one_backward(model: nn.Module, step: int) -> float:
+    """Forward and backward of this rank's samples, sequences that repeat a short pattern; return the mean loss of all ranks.
+
+    All ranks together have the same 12 sequences, for 1, 2, 3 and 4 ranks.
+    """
+    random = torch.Generator().manual_seed(step)
+    tokens = torch.randint(257, (12, 8), generator=random).repeat(1, 5)[:, :33].chunk(dist.get_world_size())[dist.get_rank()]
+    logits = model(tokens[:, :-1]).flatten(0, 1)
+    loss = F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), tokens[:, 1:].flatten())
+    loss.backward()
+    mean = loss.detach().double()
+    dist.all_reduce(mean)
+    return float(mean) / dist.get_world_size()
+
+
+def at_rest() -> tuple[dict[str, int], int]:
+    """Bytes of the state of this rank after backward, by part, and the number of parameters of the whole model."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with MemoryTracker() as tracker:
+        model = Llama(SMALL)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        units = shard_model(model, Block)
+        optimizer = torch.optim.AdamW(trained_shards(units), lr=0.003)
+        one_backward(model, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        one_backward(model, 1)
+        tracker.claim([unit.row for unit in units], Part.WEIGHTS)
+        tracker.claim([shard.grad for shard in trained_shards(units)], Part.GRADIENTS)
+        tracker.claim([moment for held in optimizer.state.values() for moment in held.values()], Part.OPTIMIZER_STATE)
+        tracker.claim([whole for unit in units for whole in unit.wholes], Part.UNITS)
+        held = tracker.live_bytes()
+    parts = {"weights": Part.WEIGHTS, "gradients": Part.GRADIENTS, "optimizer": Part.OPTIMIZER_STATE, "whole units": Part.UNITS}
+    return {name: held[part] for name, part in parts.items()}, count
+
+
+resting = {world: run_ranks(at_rest, world)[0] for world in (1, 2, 4)}
+for world, (held, count) in resting.items():
+    formula = 16 * count / world
+    print(f"{world} rank(s): {sum(held.values()):10,} bytes held, 16 Ψ/N = {formula:12,.0f}, of whole units {held['whole units']}")
+one, *others = (sum(held.values()) for held, _ in resting.values())
+print(compared(memory_guess, {f"{world} ranks": held / one for world, held in zip((2, 4), others)}))
+figures.resting({world: held for world, (held, _) in resting.items()}, {world: 16 * count / world for world, (_, count) in resting.items()})
+
+# %% [markdown] id="bytes_text"
+# **Bytes.** The tracer compares a step of your FSDP with a step of DDP (an all-reduce of all gradients), on 4
+# ranks.
+
+# %% id="run_bytes" tags=["demo"]
+def sent_by_fsdp(compute_dtype=None) -> None:
+    """One forward and backward."""
+    torch.manual_seed(0)
+    model = Llama(SMALL)
+    shard_model(model, Block, compute_dtype)
+    one_backward(model, 0)
+
+
+def padded_bytes(module: nn.Module, world: int) -> int:
+    """Bytes of its parameters in fp32, packed for all ranks."""
+    return 4 * pack(list(module.parameters()), world).numel()
+
+
+whole_small = Llama(SMALL, device="meta")
+f, in_all, in_blocks = 3 / 4, padded_bytes(whole_small, 4), sum(padded_bytes(block, 4) for block in whole_small.layers)
+ddp = 2 * f * sum(4 * weight.numel() for weight in whole_small.parameters())
+times_ddp = {}
+for name, dtype, share in (("fp32", None, 1), ("gathered in bf16", torch.bfloat16, 0.5)):
+    trace = run_ranks(sent_by_fsdp, 4, dtype, trace=True).trace
+    gathered, reduced = trace.ring_bytes("all_gather", rank=0), trace.ring_bytes("reduce_scatter", rank=0)
+    formula = share * f * (in_all + in_blocks) + f * in_all
+    times_ddp[name] = (gathered + reduced) / ddp
+    print(f"{name:16}: {gathered + reduced:12,.0f} bytes, formula {formula:12,.0f}")
+print(compared(bytes_guess, times_ddp))
+
+# %% [markdown] id="bytes_after"
+# In fp32 the ratio is a little less than 1.5, because the root is gathered once; it approaches 1.5 as the
+# share of the blocks grows. Gathering in bf16 reduces it to about the bytes of DDP, without a loss in the
+# optimiser, which keeps fp32.
+#
+# **The same training.** One rank is the plain model. The cell compares it with three ranks, which have uneven
+# shards, and with four: do they learn the same? They run in float64, so that only a mistake makes a difference,
+# and once in mixed precision, with fp32 shards.
+
+# %% id="run_training" tags=["demo"]
+from dataclasses import replace
+
+SMALLER = replace(SMALL, hidden=WIDTH // 2, intermediate=11 * WIDTH // 8, head_dim=WIDTH // 8)
+
+
+def train(steps: int, dtype, compute_dtype=None, reduce_dtype=None) -> list[float]:
+    """The loss of each step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Llama(SMALLER, dtype=torch.float32).to(dtype)
+    units = shard_model(model, Block, compute_dtype, reduce_dtype)
+    optimizer = torch.optim.AdamW(trained_shards(units), lr=0.003)
+    losses = []
+    for _ in range(steps):
+        losses.append(one_backward(model, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+curves = {f"{world} rank{'s' if world > 1 else ''}": run_ranks(train, world, STEPS, torch.float64)[0] for world in (1, 3, 4)}
+curves["4 ranks, bf16, summed in fp32"] = run_ranks(train, 4, STEPS, torch.float32, torch.bfloat16, torch.float32)[0]
+apart = max(abs(a - b) for name in ("3 ranks", "4 ranks") for a, b in zip(curves[name], curves["1 rank"]))
+print(f"largest difference of a loss to that of one rank, float64: {apart:.1e}")
+figures.losses(curves)
+
+# %% [markdown] id="scale_text"
+# ## At scale
+#
+# The next cell runs one step at true size, on fake tensors, with the library's FSDP, for one rank of up
+# to 512. The diamonds are 16 Ψ/N; FSDP does not divide the part above them.
+
+# %% id="show_scale" tags=["demo"]
+from dlo_lib.profiling import measure_memory
+
+shapes = [weight.shape for weight in whole_model.parameters()]
+numbers = sum(shape.numel() for shape in shapes)
+
+sizes = [world for world in (8, 64, 512) if world <= LARGEST]
+reports = {world: measure_memory(MODEL, 1, 2048, checkpointing=True, parallel="fsdp", world_size=world) for world in sizes}
+figures.true_size({world: report.at_peak for world, report in reports.items()}, numbers)
+
+# %% [markdown] id="scale_lesson"
+# One rank alone would need more than 48 GiB. Eight ranks save most of it; from 64 to 512 ranks there is
+# little left to save. The rest is not divided by the number of ranks: the units that are whole, and their
+# whole gradients during backward. (The tied embedding is by far the largest.) More ranks then give speed, not
+# memory. (Activation checkpointing is already on. Lab 16 continues with prefetch, `reshard_after_forward`,
+# hybrid sharding, `torch.compile`.)
+#
+# In `dlo_lib.train`, FSDP is one option. On a cluster, training is a job: `cluster.submit` with `dry_run`
+# returns the script for SLURM. Without SLURM the same call, with the *same options*, runs on this machine,
+# here with two processes and a small model.
+
+# %% id="run_at_scale" tags=["demo"]
+from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
+
+flags = ["--parallel", "fsdp", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
+large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
+print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
+print(at_scale.steps(job))
+
+# %% [markdown] id="flat_text"
+# ## Optional exercises
+#
+# Nothing later needs these four. Choose, or continue with the section on `fully_shard`.
+#
+# ## 9 · One flat buffer
+#
+# **Optional · 12 min · ●○○**
+#
+# The first FSDP made one long vector of a unit: flatten every parameter, concatenate them, append
+# zeros until N divides the length, cut into N equal pieces.
+#
+# - `flat_shard(tensors, rank, world)`: a **copy** of this rank's piece, one-dimensional.
+# - `flat_whole(shard, shapes)`: the list of whole tensors of these shapes, from the pieces of all ranks, with **one** all-gather.
+
+# %% nbgrader={"grade_id": "flat", "solution": true}
+def flat_shard(tensors: list[torch.Tensor], rank: int, world: int) -> torch.Tensor:
+    """Return a copy of this rank's piece of all tensors together: (ceil(numbers / world),), padded with zeros at the end."""
+    ### BEGIN SOLUTION
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+    size = -(-flat.numel() // world)
+    return F.pad(flat, (0, size * world - flat.numel()))[rank * size : (rank + 1) * size].clone()
+    ### END SOLUTION
+
+
+def flat_whole(shard: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Return the whole tensors, from the pieces of all ranks."""
+    ### BEGIN SOLUTION
+    flat = shard.new_empty(shard.numel() * dist.get_world_size())
+    dist.all_gather_into_tensor(flat, shard)
+    sizes = [math.prod(shape) for shape in shapes]
+    return [part.view(shape) for part, shape in zip(flat[: sum(sizes)].split(sizes), shapes)]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_flat", "grade": true}
+lab.check("flat")
+
+# %% [markdown] id="padding_text"
+# ## 10 · The cost of padding
+#
+# **Optional · 8 min · ●●○**
+#
+# The flat buffer is simple and needs almost no padding; with rows, every part is padded to c rows. What does
+# that cost? Write `padding(shapes, world)`: the numbers of padding that all ranks hold together, first with one
+# flat buffer, then with padded rows. A tensor without dimensions, shape `()`, is one row of one number.
+
+# %% nbgrader={"grade_id": "padding", "solution": true}
+def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
+    """Return the numbers of padding: (in one flat buffer, with each parameter's rows padded)."""
+    ### BEGIN SOLUTION
+    flat = -sum(math.prod(shape) for shape in shapes) % world
+    return flat, sum((-math.prod(shape[:1]) % world) * math.prod(shape[1:]) for shape in shapes)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_padding", "grade": true}
+lab.check("padding")
+
+# %% id="show_padding" tags=["demo"]
+worlds = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000, 1024]
+figures.padding(worlds, [[100 * count / numbers for count in padding(shapes, world)] for world in worlds])
+
+# %% [markdown] id="padding_lesson"
+# For powers of two, the rows of this model divide evenly, and up to some hundreds of ranks padding is
+# negligible. The peak on the right is different: a matrix of 1024 rows on 1000 ranks has two rows on each of
+# 512 ranks, and the other 488 hold only padding. If the number of ranks divides the model's sizes, whole rows
+# cost nothing.
+
 # %% [markdown] id="state_text"
-# ## 10 · The state dict
+# ## 11 · The state dict
 #
-# A rank's shards are no checkpoint: another number of ranks could not read them. `full_state(model, units)` returns, on every rank, the state as if the model were not sharded: a
-# dict from **every name** (tied parameters under each of theirs) to the whole tensor, and the buffers of the model.
+# **Optional · 10 min · ●●○**
 #
-# Two rules. **One unit at a time**: never more than one unit's worth of packed rows beside the result. **In the dtype of the row**: with mixed precision the whole parameters are
-# rounded to bf16, and a checkpoint of those forgets what the optimiser has learnt.
+# A rank's shards are not a checkpoint, because another number of ranks cannot read them.
+# `full_state(model, units)` returns, on every rank, the state of the model without sharding: a dict from
+# **every name** (tied parameters under each of their names) to the whole tensor, and the buffers of the
+# model.
+#
+# There are two rules. **One unit at a time**: besides the result, hold the packed rows of at most one unit.
+# **In the dtype of the row**: with mixed precision the whole parameters are rounded to bf16, and a checkpoint
+# of them loses small updates.
 
 # %% nbgrader={"grade_id": "state", "solution": true}
 def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
-    """All parameters and buffers by name, whole, as they would be without sharding."""
+    """Return all parameters and buffers by name, whole, as without sharding."""
     ### BEGIN SOLUTION
     state = {name: buffer.clone() for name, buffer in model.named_buffers()}
     for unit in units:
@@ -566,24 +866,30 @@ def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_state", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_state", "grade": true}
 lab.check("state")
 
 # %% [markdown] id="train_text"
-# ## 11 · A training step
+# ## 12 · A training step
 #
-# The last question uses all that you wrote. `train_step(model, units, optimizer, micro_batches)` is one step on this rank's list of pairs (tokens, targets), and returns the loss as a
-# `float`, the same on all ranks. Targets of -100 do not count, and **ranks and micro-batches differ in how many count**. The twin is one process that has the samples of all
-# ranks in one batch, so the loss is the mean over *all* targets that count:
+# **Optional · 15 min · ●●●**
+#
+# This question uses all your functions. `train_step(model, units, optimizer, micro_batches)` runs one
+# step on this rank's list of pairs (tokens, targets), and returns the loss as a `float`, the same on all
+# ranks. Targets of -100 do not count, and **ranks and micro-batches differ in how many count**. The reference
+# is one process with the samples of all ranks in one batch, so the loss is the mean over *all* targets that
+# count:
 #
 # > loss = (sum over this rank's targets) × N ÷ (number of targets that count, over all ranks and micro-batches)
 #
-# The factor N makes up for the average over ranks in `reduce_gradients`; the divisor takes one small all-reduce. Compute the loss of a micro-batch in at least fp32 (`logits.float()`, but let
-# float64 be float64). After the step no gradient is left.
+# The factor N compensates for the average over ranks in `reduce_gradients`; the divisor takes one small
+# all-reduce. Compute the loss of a micro-batch in at least fp32 (`logits.float()`, but keep float64). After
+# the step, all gradients are `None`. With mixed precision the optimiser updates the shards in their dtype, so small
+# updates are kept.
 
 # %% nbgrader={"grade_id": "train", "solution": true}
 def train_step(model: nn.Module, units: list[Unit], optimizer: torch.optim.Optimizer, micro_batches: list) -> float:
-    """One step of the sharded model: the mean loss over the targets of all ranks."""
+    """Run one step of the sharded model; return the mean loss over the targets of all ranks."""
     ### BEGIN SOLUTION
     world = dist.get_world_size()
     count = torch.tensor(sum(int((targets != -100).sum()) for _, targets in micro_batches))
@@ -604,148 +910,119 @@ def train_step(model: nn.Module, units: list[Unit], optimizer: torch.optim.Optim
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_train", "grade": true, "points": 10}
+# %% nbgrader={"grade_id": "test_train", "grade": true}
 lab.check("train")
 
-# %% [markdown] id="measure_text"
-# ## 12 · Your FSDP, measured
+# %% [markdown] id="standard_text"
+# ## The same with what you will use on Monday
 #
-# **Memory.** The tracker of `dlo_lib.profiling` sees every storage of a process. The cell trains the small Llama for two steps on 1, 2 and 4 ranks and looks at what is
-# alive when the last backward is over: parameters, gradients, state of AdamW.
+# PyTorch's `fully_shard` does all of this for one module and its parameters. Call it for each block, then for the
+# model. The dict says on which devices the ranks compute: here on the CPU. It passes the checks of exercises 8
+# (and 12); `local` shows its shards under the names that the checks read.
 
-# %% id="run_memory" tags=["demo"]
-from dlo_lib.profiling import MemoryTracker, Part
-
-
-def samples(step: int, rank: int, world: int, batch: int = 8) -> list:
-    """Sequences that repeat a short pattern: something to learn. All ranks together have the same ones, whatever their number."""
-    random = torch.Generator().manual_seed(step)
-    tokens = torch.randint(257, (batch, 8), generator=random).repeat(1, 5)[:, :33]
-    mine = tokens.chunk(world)[rank]
-    return [(mine[:, :-1], mine[:, 1:])]
+# %% id="check_standard" tags=["demo"]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
-def at_rest() -> tuple[dict[str, int], int]:
-    """Bytes of the state of this rank after backward, by part, and the number of parameters of the whole model."""
+def with_fully_shard(model, kind, compute_dtype=None, reduce_dtype=None):
+    options = {
+        "mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype),
+    }
+    for module in model.modules():
+        if isinstance(module, kind):
+            fully_shard(module, **options)
+    fully_shard(model, **options)
+
+
+class Local:
+    """The part of a parameter that this rank has, as the checks read it."""
+
+    of_the_library = True
+
+    def __init__(self, names, parameter):
+        self.names, self.shards = [names], [self]
+        self.parameter, self.requires_grad = parameter, parameter.requires_grad
+
+    def detach(self):
+        return self.parameter.detach().to_local()
+
+    @property
+    def grad(self):
+        return None if self.parameter.grad is None else self.parameter.grad.to_local()
+
+
+def standard(model, kind, compute_dtype=None, reduce_dtype=None):
+    with_fully_shard(model, kind, compute_dtype, reduce_dtype)
+    return [Local([name], parameter) for name, parameter in model.named_parameters()]
+
+
+lab.check("end", instead={"shard_model": standard})
+
+# %% [markdown] id="standard_table_text"
+# The table compares both with DDP, for a step of the small Llama on 2 ranks: the shortest forward and backward of
+# several, the bytes of parameters and gradients that a rank holds after it, and the bytes that it sends with ring
+# algorithms.
+
+# %% id="show_standard" tags=["demo"]
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from dlo_lib.labkit.side_by_side import Form, lines_of, table
+
+
+def steps_of(form: str, repeats: int) -> tuple[float, int]:
+    """The shortest forward and backward after the first, and the bytes of parameters and gradients at rest."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    with MemoryTracker() as tracker:
-        model = Llama(SMALL)
-        count = sum(parameter.numel() for parameter in model.parameters())
-        units = shard_model(model, Block)
-        optimizer = torch.optim.AdamW(trained_shards(units), lr=0.003)
-        train_step(model, units, optimizer, samples(0, dist.get_rank(), dist.get_world_size()))
-        tokens, targets = samples(1, dist.get_rank(), dist.get_world_size())[0]
-        F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten()).backward()
-        tracker.claim([unit.row for unit in units], Part.WEIGHTS)
-        tracker.claim([shard.grad for shard in trained_shards(units)], Part.GRADIENTS)
-        tracker.claim([moment for held in optimizer.state.values() for moment in held.values()], Part.OPTIMIZER_STATE)
-        tracker.claim([whole for unit in units for whole in unit.wholes], Part.UNITS)
-        held = tracker.live_bytes()
-    parts = {"weights": Part.WEIGHTS, "gradients": Part.GRADIENTS, "optimizer": Part.OPTIMIZER_STATE, "whole units": Part.UNITS}
-    return {name: held[part] for name, part in parts.items()}, count
-
-
-resting = {world: run_ranks(at_rest, world)[0] for world in (1, 2, 4)}
-for world, (held, count) in resting.items():
-    formula = 16 * count / world
-    print(f"{world} rank(s): {sum(held.values()):10,} bytes held, 16 Ψ/N = {formula:12,.0f}, of whole units {held['whole units']}")
-figures.resting({world: held for world, (held, _) in resting.items()}, {world: 16 * count / world for world, (_, count) in resting.items()})
-
-# %% [markdown] id="bytes_text"
-# **Bytes.** A step of your FSDP against a step of DDP (an all-reduce of all gradients), as the tracer counts them, on 4 ranks.
-
-# %% id="run_bytes" tags=["demo"]
-def sent_by_fsdp(compute_dtype=None) -> None:
-    """One forward and backward."""
     torch.manual_seed(0)
     model = Llama(SMALL)
-    shard_model(model, Block, compute_dtype)
-    tokens, targets = samples(0, dist.get_rank(), dist.get_world_size())[0]
-    F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten()).backward()
+    model = DDP(model) if form == "DDP" else model
+    if form == "yours":
+        shard_model(model, Block)
+    elif form == "fully_shard":
+        with_fully_shard(model, Block)
+    times = []
+    for step in range(1 + repeats):
+        model.zero_grad()
+        dist.barrier()
+        began = time.perf_counter()
+        one_backward(model, step)
+        times.append(time.perf_counter() - began)
+    own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]
+    return min(times[1:]), 2 * sum(parameter.nbytes for parameter in own)
 
 
-def padded_bytes(module: nn.Module, world: int) -> int:
-    """Bytes of its parameters in fp32, with the padding of your function."""
-    held = [tuple(parameter.shape) for parameter in module.parameters()]
-    return 4 * (sum(map(math.prod, held)) + padding(held, world)[1])
+yours = (unshard, reshard, reduce_gradients, cut_into_units, before_forward, after_forward, watch_output, watch_inputs, queue_end)
+given = (own_rows, shard_views, pack, unpack, put, make_unit, add_hooks, shard_model)
+lines = {"DDP": 1, "yours": lines_of(*yours, *given), "fully_shard": lines_of(with_fully_shard)}
+forms = []
+for name, count in lines.items():
+    seconds, held = (max(column) for column in zip(*run_ranks(steps_of, 2, name, REPEATS)))
+    three, two = (run_ranks(steps_of, 2, name, repeats, trace=True).trace for repeats in (2, 1))
+    sent = sum(three.ring_bytes(kind, rank=0) - two.ring_bytes(kind, rank=0) for kind in ("all_gather", "reduce_scatter", "all_reduce"))
+    forms.append(Form(name, count, seconds, sent, held))
+print(table(forms))
 
-
-whole_small = Llama(SMALL, device="meta")
-f, in_all, in_blocks = 3 / 4, padded_bytes(whole_small, 4), sum(padded_bytes(block, 4) for block in whole_small.layers)
-ddp = 2 * f * sum(4 * weight.numel() for weight in whole_small.parameters())
-for name, dtype, share in (("fp32", None, 1), ("gathered in bf16", torch.bfloat16, 0.5)):
-    trace = run_ranks(sent_by_fsdp, 4, dtype, trace=True).trace
-    gathered, reduced = trace.ring_bytes("all_gather", rank=0), trace.ring_bytes("reduce_scatter", rank=0)
-    formula = share * f * (in_all + in_blocks) + f * in_all
-    print(f"{name:16}: {gathered + reduced:12,.0f} bytes, formula {formula:12,.0f}, {(gathered + reduced) / ddp:.2f} times DDP")
-
-# %% [markdown] id="bytes_after"
-# In fp32 it is a little less than 1.5 times, for the root is gathered once; the larger the share of the blocks, the nearer to 1.5. Gathering in bf16 brings it to about what DDP sends, at no
-# loss in the optimiser, which keeps fp32.
+# %% [markdown] id="standard_lesson"
+# Bytes and memory of the two FSDP are equal up to padding and to the loss, which `one_backward` averages.
+# `fully_shard` gathers the next block while this one computes and reduces in the background; with two ranks on
+# this machine the difference is small or can be reversed, because ranks and communication share the cores. On
+# GPUs it is the point, and lab 16 adds it to yours. In a job nothing else changes:
 #
-# **The same training.** One rank has nothing to share: it is the plain model. Three ranks with uneven shards and unequal batches, and four: do they learn the same? In float64, so that only a
-# mistake could tell them apart; and once in mixed precision, with fp32 shards.
-
-# %% id="run_training" tags=["demo"]
-from dataclasses import replace
-
-SMALLER = replace(SMALL, hidden=WIDTH // 2, intermediate=11 * WIDTH // 8, head_dim=WIDTH // 8)
-
-
-def train(steps: int, dtype, compute_dtype=None, reduce_dtype=None) -> list[float]:
-    """The loss of each step."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = Llama(SMALLER, dtype=torch.float32).to(dtype)
-    units = shard_model(model, Block, compute_dtype, reduce_dtype)
-    optimizer = torch.optim.AdamW(trained_shards(units), lr=0.003)
-    return [train_step(model, units, optimizer, samples(0, dist.get_rank(), dist.get_world_size())) for _ in range(steps)]
-
-
-curves = {f"{world} rank{'s' if world > 1 else ''}": run_ranks(train, world, STEPS, torch.float64)[0] for world in (1, 3, 4)}
-curves["4 ranks, bf16, summed in fp32"] = run_ranks(train, 4, STEPS, torch.float32, torch.bfloat16, torch.float32)[0]
-apart = max(abs(a - b) for name in ("3 ranks", "4 ranks") for a, b in zip(curves[name], curves["1 rank"]))
-print(f"largest difference of a loss to that of one rank, float64: {apart:.1e}")
-figures.losses(curves)
-
-# %% [markdown] id="scale_text"
-# ## 13 · At scale
-#
-# The same thing at true size: one step on fake tensors, with the library's FSDP, for one rank of up to 512. What stands above the
-# diamonds, 16 Ψ/N, is what FSDP does not divide.
-
-# %% id="show_scale" tags=["demo"]
-from dlo_lib.profiling import measure_memory
-
-sizes = [world for world in (8, 64, 512) if world <= LARGEST]
-reports = {world: measure_memory(MODEL, 1, 2048, checkpointing=True, parallel="fsdp", world_size=world) for world in sizes}
-figures.true_size({world: report.at_peak for world, report in reports.items()}, sum(shape.numel() for shape in shapes))
-
-# %% [markdown] id="scale_lesson"
-# One rank alone would need more than 48 GiB. Eight ranks take off most of it; from 64 to 512 little is left to save. What remains is not divided by the number of ranks: the units that are whole, and their whole
-# gradients while they are in backward. (The tied embedding is by far the largest.) More ranks then bring speed, not room. (Activation checkpointing is on already; lab 16 is about what comes next:
-# prefetch, `reshard_after_forward`, hybrid sharding, `torch.compile`.)
-#
-# `dlo_lib.train` has FSDP as one word. On a cluster it is a job: `cluster.submit` with `dry_run` shows the script that SLURM would get. Without SLURM the same call, with the *same
-# options*, runs here on two processes and a small model.
-
-# %% id="run_at_scale" tags=["demo"]
-from dlo_lib import cluster
-
-flags = ["--parallel", "fsdp", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
-large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
-print("For SLURM, on 8 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=PROCESSES).wait()
-for line in job.metrics():
-    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+# ```python
+# for block in model.layers:
+#     fully_shard(block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+# fully_shard(model)
+# optimizer = torch.optim.AdamW(model.parameters())     # after fully_shard: the parameters are shards now
+# ```
 
 # %% [markdown] id="quiz_text"
-# ## 14 · Quiz
+# ## Quiz
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# **Core · 6 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
+# answer; grading counts the right ones.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -755,18 +1032,21 @@ lab.quiz()
 quiz = {"q1": "b", "q2": "d", "q3": "a", "q4": "c", "q5": "b", "q6": "a"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - In your timeline the rank stands still at every gather. Gather the next block *while* this one computes (`async_op=True`). How many units are whole then? (Lab 16.)
-# - The last block is freed after forward and gathered again at once. Spare that. What does it save for Llama 3.2 3B?
+# - In your timeline the rank waits at every gather. Gather the next block *while* this one computes
+#   (`async_op=True`). How many units are whole then? (Lab 16.)
+# - The last block is freed after forward and gathered again immediately. Avoid this. What does it save for
+#   Llama 3.2 3B?
 # - With gradient accumulation your FSDP reduces after each micro-batch. Write `no_sync`: what does it cost in memory, what does it save in bytes?
-# - Every rank builds the whole model before it forgets most of it. Begin on the `meta` device instead. (`dlo_lib/parallel/deferred_init.py`.)
-# - Write `load_full_state`, and continue on 3 ranks what 4 began.
-# - Now read `dlo_lib/parallel/fsdp.py` and `unit.py`: where do they differ from yours, and why?
+# - Every rank builds the whole model and then frees most of it. Begin on the `meta` device instead.
+#   (`dlo_lib/parallel/fsdp/deferred_init.py`.)
+# - Write `load_full_state`, and continue a training of 4 ranks on 3 ranks.
+# - Read `dlo_lib/parallel/fsdp/fsdp.py` and `param_group.py`: where do they differ from yours, and why?
 #
 # ## References
 #

@@ -1,20 +1,25 @@
 # %% [markdown] id="title"
 # # 17 · Pipeline schedules as tables
 #
-# **What you will do.** A model is cut into stages, one for each rank. You write the **order** in which each rank does its work. You begin with
-# the naive order, which keeps one rank out of four busy, and go on to AFAB (GPipe), 1F1B, interleaved 1F1B and zero bubble. You derive what
-# each costs in time and memory. Then you enter a small contest: the smallest bubble under a memory cap.
+# **What you will do.** A model is cut into stages, one for each rank. You write the **order** in which each
+# rank does its work. You begin with the naive order, which keeps one rank out of four busy, and continue with
+# AFAB (GPipe), 1F1B, interleaved 1F1B and zero bubble. You derive the cost of each in time and memory. Then
+# you write the rule by which a scheduler makes such tables, and compare with PyTorch's own schedules on real
+# ranks. A contest is optional: the smallest bubble under a memory cap.
 #
-# You need no GPU and no ranks: a schedule is a **table**, and a simulator says when each of its cells happens. Lab 18 runs your tables.
+# You need no GPU: a schedule is a **table**, and a simulator computes when each of its cells runs. Lab 18
+# runs your tables on real ranks.
 #
-# It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
-# If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# The core exercises take about 90 minutes, the optional contest 25 more. Each exercise has a check that answers at once; `lab.hint("name")` shows a
+# nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
+# continue without its points.
 #
 # Words: pipeline parallelism (*parallélisme de pipeline*), stage (*étage*), micro-batch (*micro-lot*), schedule (*ordonnancement*), bubble
 # (*bulle*, time in which a rank waits), warm-up (*amorçage*).
 
 # %% id="setup"
 import os
+from collections.abc import Callable
 
 from dlo_lib.grading import Lab
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
@@ -24,36 +29,40 @@ RANKS = int(os.environ.get("DLO_RANKS", 4))
 MICRO_BATCHES = int(os.environ.get("DLO_MICRO_BATCHES", 8))
 LARGE = int(os.environ.get("DLO_LARGE_RANKS", 64))  # of the simulation near the end
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
+MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 10))  # of a forward, where ranks sleep instead of computing
 lab = Lab(globals())
 
 
 def timed(
     rows: list[list[str]], forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0, send: float = 0.0
 ) -> Simulation:
-    """The table in time. Costs are those of one micro-batch on all layers of a rank, whatever the number of its stages."""
+    """Simulate the table. Costs are for one micro-batch on all layers of a rank, for any number of stages."""
     table = read_csv("\n".join(",".join(row) for row in rows))
     per_rank = table.stages // table.ranks
     return simulate(table, Costs(forward / per_rank, input_gradient / per_rank, weight_gradient / per_rank, send))
 
 
 def most_held(rows: list[list[str]], for_weights: float = 0.0) -> float:
-    """The most that a rank holds, in activations of one micro-batch on all layers of a rank."""
+    """Return the peak over the ranks, in activations of one micro-batch on all layers of a rank."""
     run = timed(rows)
     per_rank = run.schedule.stages // run.schedule.ranks
     return max(run.peak_memory(1 / per_rank, for_weights / per_rank))
 
 
 # %% [markdown] id="notation"
-# ## Why: a model on four ranks, and three of them wait
+# ## Why: on four ranks, three of them wait
 #
-# A model too large for one GPU can be cut: stage 0 holds the first layers and lies on rank 0, stage 1 the next ones, and so on. A stage's
-# **forward** needs the output of the stage before. Its **backward** needs the gradient of the stage after, and what its own forward has kept.
+# A model too large for one GPU can be cut: stage 0 holds the first layers and is on rank 0, stage 1 holds the
+# next layers, and so on. The **forward** of a stage needs the output of the previous stage. Its **backward**
+# needs the gradient from the next stage, and the activations that its forward has kept.
 #
-# The batch is cut too, into **micro-batches**. A cell of the table says what is done, in PyTorch's notation: `2F5` is the forward of **stage 2**
-# on **micro-batch 5**, `2B5` its backward. A row is what one rank does, in order; all numbers begin with 0.
+# The batch is cut too, into **micro-batches**. A cell of the table is one action, in PyTorch's notation:
+# `2F5` is the forward of **stage 2** on **micro-batch 5**, and `2B5` is its backward. A row lists the actions
+# of one rank, in order. Stages, micro-batches and ranks are counted from 0.
 #
-# Here is one micro-batch on four ranks. A backward takes twice as long as a forward. Nothing in the table says *when*: a rank does its
-# cells one after the other, and each begins as soon as what it needs is there. The simulator does just that.
+# Here is one micro-batch on four ranks. A backward takes twice as long as a forward. The table has no times:
+# a rank runs its cells one after the other, and each cell begins as soon as its inputs are there. The
+# simulator applies this rule.
 
 # %% id="show_one" tags=["demo"]
 import figures
@@ -61,34 +70,37 @@ import figures
 one = [[f"{rank}F0", f"{rank}B0"] for rank in range(RANKS)]
 for row in one:
     print(row)
-figures.show(timed(one), "one micro-batch: down through the stages, and back up")
+figures.show(timed(one), "one micro-batch: forward through the stages, then backward")
 
 # %% [markdown] id="naive_text"
 # ## 1 · The naive table
 #
-# Without a pipeline the micro-batches come **one after the other**: the forward and the backward of micro-batch 0, then those of micro-batch 1, ...
+# **Core · 8 min · ●○○**
+#
+# Without a pipeline the micro-batches run **one after the other**: the forward and the backward of
+# micro-batch 0, then those of micro-batch 1, ...
 #
 # Write the table, for any number of ranks and micro-batches.
 
 # %% nbgrader={"grade_id": "naive", "solution": true}
 def naive_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """For each rank its cells in order: a micro-batch goes down and back before the next begins."""
+    """Return the cells of each rank, in order: a micro-batch ends its backward before the next begins."""
     ### BEGIN SOLUTION
     return [[f"{rank}{kind}{i}" for i in range(micro_batches) for kind in "FB"] for rank in range(ranks)]
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_naive", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_naive", "grade": true}
 lab.check("naive")
 
 # %% id="show_naive" tags=["demo"]
 run = timed(naive_rows(RANKS, 3))
 print(f"each rank computes {run.busy[0]:g} of {run.makespan:g} units of time: {100 * run.busy[0] / run.makespan:.0f} %")
-figures.show(run, "naive: white is waste")
+figures.show(run, "naive: in the white areas a rank waits")
 
 # %% [markdown] id="naive_after"
-# White is time in which a rank waits: the **bubble**. With p ranks each works one part in p of the time. Four GPUs do the work of one; all they
-# bring is memory.
+# In the white areas a rank waits: this is the **bubble**. With p ranks, each works 1/p of the time. Four GPUs
+# are no faster than one; they only add memory.
 #
 # - Which cell could begin earlier if the row allowed it?
 # - What would rank 0 have to keep in memory meanwhile?
@@ -96,49 +108,68 @@ figures.show(run, "naive: white is waste")
 # %% [markdown] id="afab_text"
 # ## 2 · AFAB: all forwards, all backwards
 #
-# GPipe's answer: rank 0 does not wait for micro-batch 0 to come back. It sends all its forwards off, one behind the other; then all backwards
-# follow. After the last backward comes the optimiser's step, once for all micro-batches: the pipeline is **flushed**, so that all
-# gradients belong to the same weights.
+# **Core · 4 min · ●○○**
+#
+# In GPipe, rank 0 does not wait for the gradient of micro-batch 0. It runs all its forwards, one after the
+# other; then all backwards follow. After the last backward the optimiser makes one step for all
+# micro-batches: the pipeline is **flushed**, so that all gradients belong to the same weights.
 
 # %% nbgrader={"grade_id": "afab", "solution": true}
 def afab_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """For each rank its cells in order: all forwards, then all backwards."""
+    """Return the cells of each rank, in order: all forwards, then all backwards."""
     ### BEGIN SOLUTION
     return [[f"{rank}{kind}{i}" for kind in "FB" for i in range(micro_batches)] for rank in range(ranks)]
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_afab", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_afab", "grade": true}
 lab.check("afab")
 
 # %% id="show_afab" tags=["demo"]
 figures.show(timed(afab_rows(RANKS, MICRO_BATCHES)), "AFAB", memory=True)
 
 # %% [markdown] id="afab_after"
-# Below the table: what each rank **holds**. A forward keeps its activations until the backward of the same micro-batch has used them.
+# The plot below the table shows what each rank **holds**. A forward keeps its activations until the backward
+# of the same micro-batch has used them.
 #
-# Two things to see. The bubble is a corner at either side (filling and draining), and does not grow with the number of micro-batches. The memory
-# does: at the top of its curve a rank holds all of them.
+# The bubble has two parts, filling and draining, and does not grow with the number of micro-batches. The
+# memory does: at the peak of its curve a rank holds all of them.
 #
-# More micro-batches make the bubble a smaller part of the step. The cell measures it, as part of the **ideal time** (the time that a rank computes).
+# With more micro-batches the bubble is a smaller part of the step. The bubble is given as a part of the
+# **ideal time** (the time that a rank computes). In the drawing above you can count it.
+#
+# **Predict:** how large is the bubble of AFAB on 4 ranks, in percent of the ideal time, with 2, 8 and 32
+# micro-batches? Replace `None` by numbers; the cell is not graded.
+
+# %% id="predict_law" tags=["prediction"]
+bubble_predicted = {"2 micro-batches": None, "8 micro-batches": None, "32 micro-batches": None}  # percent, on 4 ranks
 
 # %% id="show_law" tags=["demo"]
-figures.bubble_law({p: {m: timed(afab_rows(p, m)).bubble_ratio for m in (1, 2, 4, 8, 16, 32, 64)} for p in (2, 4, 8)})
+from dlo_lib.labkit import predictions
+
+ratios = {p: {m: timed(afab_rows(p, m)).bubble_ratio for m in (1, 2, 4, 8, 16, 32, 64)} for p in (2, 4, 8)}
+measured = {f"{m} micro-batches": 100 * ratios[4][m] for m in (2, 8, 32)}
+print(predictions.compared(bubble_predicted, measured, "{:.0f} %".format))
+figures.bubble_law(ratios, bubble_predicted)
 
 # %% [markdown] id="one_f_one_b_text"
-# ## 3 · 1F1B: go back as soon as you can
+# ## 3 · 1F1B: each backward as early as possible
 #
-# To keep the bubble small we want many micro-batches; AFAB then holds many. PipeDream-Flush and DAPPLE change nothing but the order:
+# **Core · 15 min · ●●○**
 #
-# - **warm-up**: a rank does only as many forwards as it must, before its first backward can come: one for each rank *after* it;
+# A small bubble needs many micro-batches, and AFAB then holds many. PipeDream-Flush and DAPPLE change only
+# the order:
+#
+# - **warm-up**: a rank runs one forward for each rank *after* it; its first backward cannot run earlier;
 # - **steady state**: one forward, one backward, in turns;
-# - **drain**: the backwards that are left.
+# - **drain**: the remaining backwards.
 #
-# Think of the last rank first: it can go back at once. Mind the case of fewer micro-batches than ranks.
+# Begin with the last rank: its backward can follow its forward at once. The function must also be right for
+# fewer micro-batches than ranks.
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
 def one_f_one_b_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """For each rank its cells in order: warm-up, then one forward and one backward in turns, then the drain."""
+    """Return the cells of each rank, in order: warm-up, one forward and one backward in turns, drain."""
     ### BEGIN SOLUTION
     rows = []
     for rank in range(ranks):
@@ -153,16 +184,17 @@ def one_f_one_b_rows(ranks: int, micro_batches: int) -> list[list[str]]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_one_f_one_b", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_one_f_one_b", "grade": true}
 lab.check("one_f_one_b")
 
 # %% id="show_one_f_one_b" tags=["demo"]
 figures.show(timed(one_f_one_b_rows(RANKS, MICRO_BATCHES)), "1F1B", memory=True)
 
 # %% [markdown] id="deadlock_text"
-# Same bubble, and the memory no longer depends on the number of micro-batches. Rank 0 holds most: its micro-batches have the longest way.
+# The bubble is the same, and the memory no longer depends on the number of micro-batches. Rank 0 holds the
+# most, because its micro-batches take longest to return.
 #
-# A table can also be **wrong**. Here rank 1 does its cells in an order that looks harmless. What happens to rank 0?
+# A table can also be **wrong**. Here the order of the cells of rank 1 looks harmless. What happens to rank 0?
 
 # %% id="show_deadlock" tags=["demo"]
 from dlo_lib.errors import UserError
@@ -174,26 +206,42 @@ except UserError as error:
     print(error)
 
 # %% [markdown] id="deadlock_after"
-# Nobody computes wrongly, and nobody ever ends. On a cluster that is a job which hangs until its time limit. Read the sentence as a circle: each
-# cell waits for the next one.
+# No rank computes a wrong value, and no rank ever ends: this is a deadlock. On a cluster such a job hangs
+# until its time limit. Read the message as a cycle: each cell waits for the next one.
 
 # %% [markdown] id="interleaved_text"
-# ## 4 · Interleaved 1F1B: several thinner stages a rank
+# ## 4 · Interleaved 1F1B: several thinner stages per rank
 #
-# Filling takes p − 1 forwards *of one stage*. So make stages thinner: give each rank **v stages** of 1/v of its layers. Stage s lies on rank
-# s mod p: a micro-batch goes round all ranks v times.
+# **Core · 18 min · ●●●**
+#
+# Filling takes p − 1 forwards *of one stage*. Thinner stages make it shorter: give each rank **v stages**,
+# each with 1/v of its layers. Stage s is on rank s mod p, so a micro-batch visits every rank v times.
 #
 # Megatron-LM's order, for m a multiple of p:
 #
-# - **forwards**: micro-batches go in groups of p. A group passes the rank's stages upwards (r, then r + p, ...), then comes the next group;
-# - **backwards**: the same groups, the rank's stages *downwards*;
-# - **warm-up**: (v − 1)·p + 2·(p − r − 1) forwards, but at most all m·v; then one forward and one backward in turns, then the rest.
+# - **forwards**: in groups of p micro-batches. A group passes through the stages of the rank in ascending
+#   order (r, then r + p, ...); then the next group follows;
+# - **backwards**: the same groups, the stages of the rank in *descending* order;
+# - **warm-up**: (v − 1)·p + 2·(p − r − 1) forwards, at most all m·v; then one forward and one backward in
+#   turns, then the remaining backwards.
 #
-# With one stage a rank the plain 1F1B has half that warm-up: this function is for v ≥ 2.
+# With one stage per rank, plain 1F1B needs half that warm-up: this function is for v ≥ 2.
+#
+# The turns are those of 1F1B, so they are given: `in_turns` makes a row from the forwards of a rank in order,
+# its backwards in order, and the length of the warm-up.
+
+# %% id="in_turns"
+def in_turns(forwards: list[str], backwards: list[str], warm_up: int) -> list[str]:
+    """Return the row: warm-up, one forward and one backward in turns, and the remaining backwards."""
+    row = forwards[:warm_up]
+    for done, backward in enumerate(backwards):
+        row += [*forwards[done + warm_up : done + warm_up + 1], backward]
+    return row
+
 
 # %% nbgrader={"grade_id": "interleaved", "solution": true}
 def interleaved_rows(ranks: int, micro_batches: int, per_rank: int) -> list[list[str]]:
-    """For each rank its cells in order. Rank r has the stages r, r + ranks, ...: `per_rank` of them.
+    """Return the cells of each rank, in order. Rank r has `per_rank` stages: r, r + ranks, ...
 
     `ranks` divides `micro_batches`.
     """
@@ -204,48 +252,58 @@ def interleaved_rows(ranks: int, micro_batches: int, per_rank: int) -> list[list
         stages = range(rank, ranks * per_rank, ranks)
         forwards = [f"{stage}F{i}" for group in groups for stage in stages for i in group]
         backwards = [f"{stage}B{i}" for group in groups for stage in reversed(stages) for i in group]
-        ahead = min(len(forwards), (per_rank - 1) * ranks + 2 * (ranks - rank - 1))
-        row = forwards[:ahead]
-        for done, backward in enumerate(backwards):
-            row += [*forwards[done + ahead : done + ahead + 1], backward]
-        rows.append(row)
+        warm_up = min(len(forwards), (per_rank - 1) * ranks + 2 * (ranks - rank - 1))
+        rows.append(in_turns(forwards, backwards, warm_up))
     return rows
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_interleaved", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_interleaved", "grade": true}
 lab.check("interleaved")
 
 # %% id="show_interleaved" tags=["demo"]
-figures.show(timed(interleaved_rows(RANKS, 2 * RANKS, 2)), "interleaved 1F1B, 2 stages a rank", memory=True)
+figures.show(timed(interleaved_rows(RANKS, 2 * RANKS, 2)), "interleaved 1F1B, 2 stages per rank", memory=True)
+
+# %% [markdown] id="send_text"
+# **Predict:** how many times the messages of 1F1B does the interleaved table send, on 4 ranks with v = 2 and
+# with v = 4? Count the boundaries between ranks that a micro-batch crosses.
+
+# %% id="predict_send" tags=["prediction"]
+messages_predicted = {"v = 2": None, "v = 4": None}  # times the messages of 1F1B
 
 # %% id="show_send" tags=["demo"]
 def messages(rows: list[list[str]]) -> int:
-    """How many outputs and gradients go from one rank to another."""
+    """Count the outputs and gradients that go from one rank to another."""
     table = with_communication(read_csv("\n".join(",".join(row) for row in rows)))
     return sum(action.kind in SENDS for row in table.rows for action in row)
 
 
 tables = {"1F1B": one_f_one_b_rows(4, 16), "v = 2": interleaved_rows(4, 16, 2), "v = 4": interleaved_rows(4, 16, 4)}
 times = (0, 0.1, 0.2, 0.4, 0.8)
+sent = {name: messages(rows) / messages(tables["1F1B"]) for name, rows in tables.items() if name != "1F1B"}
+print(predictions.compared(messages_predicted, sent))
 figures.sending(
     {f"{name}: {messages(rows)} messages": {send: timed(rows, send=send).bubble_ratio for send in times} for name, rows in tables.items()}
 )
 
 # %% [markdown] id="interleaved_after"
-# Half the bubble, for more memory than 1F1B and **more than v times the messages** (the wave also returns from the last rank to the first).
-# Where sending takes time, thin stages lose again: the second figure measures it. Here a receiver waits for every message; a runtime that
-# receives ahead of time hides part of that.
+# The bubble is halved. The price is more memory than 1F1B and **more than v times the messages**: 2m(vp − 1)
+# instead of 2m(p − 1), so (vp − 1)/(p − 1) times as many. The part above v is the way from the last rank to
+# the first. Where sending takes time, thin stages lose a part of the gain: the second figure measures it.
+# Here a receiver waits for every message; a runtime that receives ahead of time hides part of that.
 
 # %% [markdown] id="memory_text"
 # ## 5 · What a rank holds
 #
-# Now as a formula. Unit: the activations of one micro-batch on **all layers of a rank**; a stage that is one of v holds 1/v of it. You need
-# no simulator: read a row from the left, +1 for a forward, −1 for a backward. Where is the count largest?
+# **Core · 8 min · ●●○**
+#
+# Now write it as a formula. The unit is the activations of one micro-batch on **all layers of a rank**; with
+# v stages per rank, a stage holds 1/v of it. You need no simulator: read a row from the left, +1 for a
+# forward, −1 for a backward. Where is the count largest?
 
 # %% nbgrader={"grade_id": "memory", "solution": true}
 def held(schedule: str, ranks: int, micro_batches: int, per_rank: int, rank: int) -> float:
-    """The most that `rank` holds.
+    """Return the peak of what `rank` holds.
 
     schedule: "naive", "AFAB", "1F1B", "ZB-H1" (as 1F1B: see step 6) or "interleaved".
     For "interleaved", per_rank >= 2 and micro_batches is a multiple of ranks.
@@ -258,7 +316,7 @@ def held(schedule: str, ranks: int, micro_batches: int, per_rank: int, rank: int
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_memory", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_memory", "grade": true}
 lab.check("memory")
 
 # %% id="show_memory" tags=["demo"]
@@ -268,16 +326,19 @@ figures.held_by_rank({name: [held(name, 8, 32, 2 if name == "interleaved" else 1
 # %% [markdown] id="zb_text"
 # ## 6 · ZB-H1: cut the backward in two
 #
+# **Core · 10 min · ●●○**
+#
 # The backward of a layer y = W x computes two things from the gradient of y:
 #
-# - `I`, the gradient of the **input** x: the stage before waits for it;
-# - `W`, the gradient of the **weights**: nobody waits for it, only the optimiser's step at the end.
+# - `I`, the gradient of the **input** x: the previous stage waits for it;
+# - `W`, the gradient of the **weights**: no stage waits for it, only the optimiser's step at the end.
 #
-# Written as two cells, `2I5` and `2W5`, the second may come **later**. In the drain of 1F1B rank r waits between its last backwards. What if it
-# had kept some weight parts for then?
+# Written as two cells, `2I5` and `2W5`, the second may run **later**. In the drain of 1F1B, rank r waits
+# between its last backwards. It can run delayed weight parts in that time.
 #
-# ZB-H1 keeps the forwards where 1F1B has them, so it holds the same activations. After `I` of a micro-batch, rank r does the `W` of the
-# micro-batch that is **r earlier**: r of them stay open, and fill the drain. First see what happens without that delay: each W right after its I.
+# ZB-H1 keeps the forwards where 1F1B has them, so it holds the same activations. After the `I` of a
+# micro-batch, rank r runs the `W` of the micro-batch that is **r earlier**: r weight parts stay open, and
+# fill the drain. The next cell shows the table without that delay: each W follows its I.
 
 # %% id="show_split" tags=["demo"]
 def split(row):
@@ -289,7 +350,7 @@ figures.show(timed(together), "1F1B with a split backward: the bubble is smaller
 
 # %% nbgrader={"grade_id": "zb_h1", "solution": true}
 def zb_h1_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """For each rank its cells in order: 1F1B's forwards, I as early as can be, W with a delay of `rank` micro-batches."""
+    """Return the cells of each rank, in order: forwards as in 1F1B, I as early as possible, W `rank` later."""
     ### BEGIN SOLUTION
     rows = []
     for rank in range(ranks):
@@ -307,17 +368,17 @@ def zb_h1_rows(ranks: int, micro_batches: int) -> list[list[str]]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_zb_h1", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_zb_h1", "grade": true}
 lab.check("zb_h1")
 
 # %% id="show_zb_h1" tags=["demo"]
 figures.show(timed(zb_h1_rows(RANKS, 6)), "ZB-H1: weight parts fill the drain", memory=True, for_weights=0.5)
 
 # %% [markdown] id="zb_after"
-# The yellow cells have moved into the white. Memory here counts half of a micro-batch's activations until its weight part is done (the inputs of
-# the matrices are needed for it; the rest is not).
+# The yellow cells have moved into the bubble. Here a micro-batch counts as half of its activations until its
+# weight part is done: the weight part needs the inputs of the matrices, and not the rest.
 #
-# **ZB-H2** spends memory to go further: twice the warm-up, and weight parts put off twice as long.
+# **ZB-H2** uses more memory to fill the whole row: it doubles the warm-up and the delay of the weight parts.
 
 # %% id="show_zb_h2" tags=["demo"]
 from dlo_lib.parallel.pipeline import schedules
@@ -328,22 +389,29 @@ for name, run in {"ZB-H1": zb_h1, "ZB-H2": zb_h2}.items():
 figures.show(zb_h2, "ZB-H2: a parallelogram", memory=True, for_weights=0.5)
 
 # %% [markdown] id="zb_h2_after"
-# No white is left *inside* a row. Yet the step is no shorter than with ZB-H1: ranks begin and end one after the other. ZB-H2 pays only if rank 0
-# may begin the **next step** while rank 3 still works, so the optimiser must not wait for all ranks (the paper checks the gradient norm
-# afterwards, and takes a step back where it was too large).
+# No rank waits *inside* its row. Yet the step is no shorter than with ZB-H1: ranks begin and end one after
+# the other. ZB-H2 is faster only if rank 0 may begin the **next step** while rank 3 still works, so the
+# optimiser must not wait for all ranks. (The paper checks the gradient norm afterwards, and undoes a step
+# whose norm was too large.)
 
 # %% [markdown] id="bubble_text"
 # ## 7 · The bubble, on paper
 #
-# How long does a rank wait in one step? Costs are those of one micro-batch on all layers of a rank: F, I, W; a whole backward takes I + W; sending
-# is free. Take a drawing and add up the white of **rank 0**, or of the **last rank**; it is the same. For interleaved, `ranks` divides
-# `micro_batches`; for ZB-H1, there are at least as many micro-batches as ranks, and W is no longer than F or I.
+# **Core · 10 min · ●●○**
+#
+# How long does a rank wait in one step? F, I and W are the costs of one micro-batch on all layers of a rank;
+# a whole backward takes I + W; sending is free. Take a drawing and add up the white of **rank 0**, or of the
+# **last rank**: the sum is the same. For interleaved, `ranks` divides `micro_batches`; for ZB-H1, there are
+# at least as many micro-batches as ranks, and W is no longer than F or I.
 
 # %% nbgrader={"grade_id": "bubble", "solution": true}
 def waiting(
     schedule: str, ranks: int, micro_batches: int, per_rank: int, forward: float, input_gradient: float, weight_gradient: float
 ) -> float:
-    """How long a rank waits in a step. `schedule` is "naive", "AFAB", "1F1B", "interleaved" (`per_rank` >= 2) or "ZB-H1"."""
+    """Return how long a rank waits in a step.
+
+    schedule: "naive", "AFAB", "1F1B", "interleaved" (per_rank >= 2) or "ZB-H1".
+    """
     ### BEGIN SOLUTION
     others, both = ranks - 1, forward + input_gradient + weight_gradient
     if schedule == "naive":
@@ -354,7 +422,7 @@ def waiting(
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_bubble", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_bubble", "grade": true}
 lab.check("bubble")
 
 # %% id="show_bubble" tags=["demo"]
@@ -374,12 +442,13 @@ for name, (rows, per_rank) in tables.items():
 # %% [markdown] id="v_text"
 # ## 8 · A pipeline folded into a V
 #
-# The latest schedules give each rank two stages, not in a loop but in a **V**. Rank 0 has the first stage *and the last*. The wave of forwards
-# comes back to the rank that it started from, and the loss is known there.
+# The latest schedules place the two stages of each rank in a **V**, not in a loop. Rank 0 has the first stage
+# *and the last*: the forwards return to rank 0, which computes the loss.
 #
-# - **ZB-V** leaves no white inside a row if F, I and W cost the same. It holds no more than the first rank of 1F1B, and all ranks hold the same.
-# - **DualPipe-V** (DeepSeek's DualPipe cut in half) puts each forward beside a backward of the *other* stage, so that one can hide the
-#   messages of the other.
+# - **ZB-V** has no bubble inside a row if F, I and W cost the same. No rank holds more than the first rank of
+#   1F1B, and all ranks hold the same.
+# - **DualPipe-V** (DeepSeek's DualPipe cut in half) pairs each forward with a backward of the *other* stage,
+#   so that one can hide the messages of the other.
 
 # %% id="show_zb_v" tags=["demo"]
 half = Costs(0.5, 0.5, 0.5)
@@ -389,8 +458,8 @@ figures.show(simulate(schedules.zb_v(4, 8), half), "ZB-V", memory=True)
 figures.show(simulate(schedules.dualpipe_v(4, 8), half), "DualPipe-V", memory=True)
 
 # %% [markdown] id="compare_text"
-# All of them side by side, with 8 ranks and 32 micro-batches: bubble against memory. The best corner is at the bottom left. Open weight parts count
-# half.
+# The figure compares all schedules, with 8 ranks and 32 micro-batches: bubble against memory. The best place
+# is the bottom left. Open weight parts count half.
 
 # %% id="show_compare" tags=["demo"]
 p, m = 8, 32
@@ -402,84 +471,160 @@ runs["ZB-V"] = simulate(schedules.zb_v(p, m), half)
 runs["DualPipe-V"] = simulate(schedules.dualpipe_v(p, m), half)
 figures.trade(runs, for_weights=0.5)
 
-# %% [markdown] id="contest_text"
-# ## 9 · The contest: the smallest bubble under a memory cap
+# %% [markdown] id="start_text"
+# ## 9 · From a table to a scheduler
 #
-# Write a function that makes a table for any pipeline, and is told what it may hold:
+# **Core · 12 min · ●●○**
 #
-# - `cap`: no rank may hold more, in the unit of step 5, where an **open weight part counts half**. It may be below p, and as low as 1; then it is
-#   a whole number or a half.
-# - `costs`: a dict with `forward`, `input_gradient`, `weight_gradient` and `send`; `timed(rows, **costs)` is the measure, its `bubble_ratio` the score.
-# - You choose the stages: one or several on each rank, the same number everywhere, placed as you like (a stage lies where its forward is). A table has whole
-#   backwards `B`, or `I` and `W`, not both.
+# So far you copied the order of a table from a paper. A program can find an order too: it simulates the ranks,
+# and at each step it runs the cell that **can start first**. For this it needs one rule: when can a cell
+# start?
 #
-# | points | target |
-# |---|---|
-# | 2 | runs, under every cap |
-# | 1 | fewer micro-batches than ranks, cap = p: no slower than 1F1B |
-# | 2 | cap = p: at least as good as ZB-H1 |
-# | 2 | cap = p − 1: half the bubble of a 1F1B whose warm-up is cut to fit |
-# | 2 | cap = 2p: a quarter less bubble than ZB-H2 |
-#
-# The last three are measured in grading, on sizes and costs that you have not seen, with F, I and W within a tenth of each other. You have the simulator:
-# a function may make several tables, measure them, and return the best. Your tables so far are good candidates; the hints say more.
+# - A cell starts when its rank is free and all its inputs are there.
+# - `F` needs the `F` of the stage before; `I` needs the `F` of the same stage and the `I` of the stage after;
+#   `W` needs the `I` of the same stage. All are of the same micro-batch. The first stage needs no stage before
+#   it, and the last one none after it.
+# - An input from another rank arrives `send` later than it was computed. Between two stages of the *same*
+#   rank there is no message.
 
-# %% nbgrader={"grade_id": "contest", "solution": true}
-def contest_rows(ranks: int, micro_batches: int, cap: float, costs: dict[str, float]) -> list[list[str]]:
-    """A table with as small a bubble as you can, no rank of which holds more than `cap`."""
+# %% nbgrader={"grade_id": "start", "solution": true}
+def earliest_start(
+    kind: str, stage: int, i: int, ended: dict[str, float], free: list[float], placement: list[int], send: float
+) -> float | None:
+    """Return when the cell can start, or None if an input has not been computed.
+
+    ended: the cells that have run, such as "2F5", and the time at which each ended.
+    free: the time at which each rank is free. placement: the rank of each stage.
+    """
     ### BEGIN SOLUTION
-    line, vee = list(range(ranks)), [*range(ranks), *reversed(range(ranks))]
-    candidates = [zb_h1_rows(ranks, micro_batches)]
-    candidates += [play_the_clock(placement, ranks, micro_batches, cap, costs) for placement in (line, vee)]
-    legal = [rows for rows in candidates if most_held(rows, for_weights=0.5) <= cap]
-    return min(legal, key=lambda rows: timed(rows, **costs).bubble_ratio)
-
-
-def play_the_clock(placement: list[int], ranks: int, micro_batches: int, cap: float, costs: dict[str, float]) -> list[list[str]]:
-    """Whoever can begin first does; at equal times I before F before W. A forward must leave room for the rank's later stages."""
-    stages, per_rank = len(placement), len(placement) // ranks
-    time = {kind: cost / per_rank for kind, cost in zip("FIW", (costs["forward"], costs["input_gradient"], costs["weight_gradient"]))}
-    change = {"F": 1 / per_rank, "I": -0.5 / per_rank, "W": -0.5 / per_rank}
-    rows, clock, now_held = [[] for _ in range(ranks)], [0.0] * ranks, [0.0] * ranks
-    upcoming = {(kind, stage): 0 for kind in "FIW" for stage in range(stages)}
-    end = {}
-
-    def begin(kind, stage):
-        """When the next action of that kind could begin, None if it cannot."""
-        i, rank = upcoming[kind, stage], placement[stage]
-        needs = {
-            "F": [("F", stage - 1, i)] if stage else [],
-            "I": [("F", stage, i)] + ([("I", stage + 1, i)] if stage < stages - 1 else []),
-            "W": [("I", stage, i)],
-        }[kind]
-        later = placement[stage:].count(rank)  # this stage, and those of the rank that come after it
-        if i == micro_batches or any(need not in end for need in needs):
+    needs = {"F": [(stage - 1, "F")], "I": [(stage, "F"), (stage + 1, "I")], "W": [(stage, "I")]}[kind]
+    start = free[placement[stage]]
+    for source, what in needs:
+        if not 0 <= source < len(placement):
+            continue
+        cell = f"{source}{what}{i}"
+        if cell not in ended:
             return None
-        if kind == "F" and now_held[rank] + later / per_rank > cap:
-            return None
-        return max([clock[rank], *(end[need] + (costs["send"] if placement[need[1]] != rank else 0.0) for need in needs)])
-
-    for _ in range(3 * stages * micro_batches):
-        possible = [(begin(kind, stage), "IFW".index(kind), -stage, kind, stage) for kind, stage in upcoming]
-        start, _, _, kind, stage = min(action for action in possible if action[0] is not None)
-        rank, i = placement[stage], upcoming[kind, stage]
-        upcoming[kind, stage] += 1
-        end[kind, stage, i] = clock[rank] = start + time[kind]
-        now_held[rank] += change[kind]
-        rows[rank].append(f"{stage}{kind}{i}")
-    return rows
+        start = max(start, ended[cell] + (send if placement[source] != placement[stage] else 0.0))
+    return start
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_contest", "grade": true, "points": 9}
+# %% nbgrader={"grade_id": "test_start", "grade": true}
+lab.check("start")
+
+# %% [markdown] id="greedy_text"
+# The scheduler below uses your rule. Its third rule is about memory: `may_begin(stage, held)` says whether a
+# rank that holds `held` may begin a forward of that stage. At equal times it takes I before F before W.
+
+# %% id="greedy"
+EQUAL = {"forward": 1.0, "input_gradient": 1.0, "weight_gradient": 1.0, "send": 0.0}
+
+
+def greedy_rows(
+    placement: list[int], micro_batches: int, costs: dict[str, float], may_begin: Callable[[int, float], bool]
+) -> list[list[str]]:
+    """Return a table: at each step the cell runs that can start first. An open weight part counts half."""
+    ranks, stages = 1 + max(placement), len(placement)
+    per_rank = stages // ranks
+    time = dict(zip("FIW", (costs["forward"], costs["input_gradient"], costs["weight_gradient"])))
+    change = {"F": 1.0, "I": -0.5, "W": -0.5}
+    rows, free, held = [[] for _ in range(ranks)], [0.0] * ranks, [0.0] * ranks
+    upcoming, ended = {(kind, stage): 0 for kind in "FIW" for stage in range(stages)}, {}
+    for _ in range(3 * stages * micro_batches):
+        possible = []
+        for (kind, stage), i in upcoming.items():
+            if i == micro_batches or (kind == "F" and not may_begin(stage, held[placement[stage]])):
+                continue
+            start = earliest_start(kind, stage, i, ended, free, placement, costs["send"])
+            if start is not None:
+                possible.append((start, "IFW".index(kind), -stage, kind, stage))
+        if not possible:
+            raise ValueError("No cell can start: each rank waits for memory that no other cell frees.")
+        start, _, _, kind, stage = min(possible)
+        rank, i = placement[stage], upcoming[kind, stage]
+        upcoming[kind, stage] += 1
+        ended[f"{stage}{kind}{i}"] = free[rank] = start + time[kind] / per_rank
+        held[rank] += change[kind] / per_rank
+        rows[rank].append(f"{stage}{kind}{i}")
+    return rows
+
+
+# %% [markdown] id="explore_text"
+# Play with it: `chunks` is the number of stages per rank (stage s is on rank s mod p), and the rule for memory
+# is the simplest one: a forward begins if it fits under the cap.
+#
+# - With one chunk, lower the cap from 8 to 1. At which cap does the bubble begin to grow?
+# - With two chunks and a cap of 1, no table appears. Which cells wait for each other?
+
+# %% id="show_explore" tags=["demo"]
+from dlo_lib.labkit.explore import explore
+
+
+def scheduled(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_cap: float = 4):
+    """Draw the table that the scheduler makes with the simplest rule for memory."""
+    placement = [stage % ranks for stage in range(ranks * chunks)]
+    rows = greedy_rows(placement, micro_batches, EQUAL, lambda stage, held: held + 1 / chunks <= memory_cap)
+    return figures.show(timed(rows), f"scheduled: cap {memory_cap:g}, chunks {chunks}", memory=True, for_weights=0.5)
+
+
+explore(scheduled, ranks=[2, 3, 4, 6, 8], micro_batches=[2, 4, 8, 16], chunks=[1, 2, 4], memory_cap=[1, 1.5, 2, 3, 4, 6, 8])
+
+# %% [markdown] id="contest_text"
+# ## 10 · The contest: the smallest bubble under a memory cap
+#
+# **Optional · 25 min · ●●●**
+#
+# Write a function that makes a table for any pipeline, under a memory cap:
+#
+# - `cap`: no rank may hold more, in the unit of step 5, where an **open weight part counts half**. The cap
+#   may be below p, and as low as 1; then it is a whole number or a half.
+# - `costs`: a dict with `forward`, `input_gradient`, `weight_gradient` and `send`. The score is the
+#   `bubble_ratio` of `timed(rows, **costs)`. F, I and W are within a tenth of the cost of F.
+# - You choose the stages: one or several per rank, the same number on every rank, placed as you like (a stage
+#   is on the rank that runs its forward). A table has whole backwards `B`, or `I` and `W`, not both.
+#
+# | points | target |
+# |---|---|
+# | 2 | runs under every cap |
+# | 1 | fewer micro-batches than ranks, cap = p: no slower than 1F1B |
+# | 1 | cap = p: at least as good as ZB-H1 |
+# | 2 | cap = p − 1: half the bubble of a 1F1B whose warm-up is cut to fit |
+# | 2 | cap = 2p: a quarter less bubble than ZB-H2 |
+#
+# Your function can use `greedy_rows` and the simulator: it may make several tables, measure them, and return
+# the best. You choose the placement and the rule for memory. Think of a rank with two stages whose memory is
+# full of the first stage's activations.
+
+# %% nbgrader={"grade_id": "contest", "solution": true}
+def contest_rows(ranks: int, micro_batches: int, cap: float, costs: dict[str, float]) -> list[list[str]]:
+    """Return a table with a small bubble, in which no rank holds more than `cap`."""
+    ### BEGIN SOLUTION
+    line, vee = list(range(ranks)), [*range(ranks), *reversed(range(ranks))]
+    candidates = [zb_h1_rows(ranks, micro_batches)]
+    for placement in (line, vee):
+        per_rank = len(placement) // ranks
+
+        def may_begin(stage, now_held, placement=placement, per_rank=per_rank):
+            """A forward must leave memory for the later stages of its rank."""
+            return now_held + placement[stage:].count(placement[stage]) / per_rank <= cap
+
+        candidates.append(greedy_rows(placement, micro_batches, costs, may_begin))
+    legal = [rows for rows in candidates if most_held(rows, for_weights=0.5) <= cap]
+    return min(legal, key=lambda rows: timed(rows, **costs).bubble_ratio)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_contest", "grade": true}
 lab.check("contest")
 
 # %% [markdown] id="contest_board"
-# Where your tables stand for one size, with three of the targets as crosses: on or below a cross is reached.
+# The figure shows your tables for one size, and three of the targets as crosses. A target is reached on or
+# below its cross.
 
 # %% id="show_contest" tags=["demo"]
 def cut_to_fit(ranks: int, micro_batches: int, cap: int) -> list[list[str]]:
-    """1F1B with as short a warm-up as the cap asks for."""
+    """Return 1F1B with a warm-up cut to fit the cap."""
     rows = []
     for rank in range(ranks):
         ahead = min(ranks - rank - 1, cap - 1, micro_batches)
@@ -490,9 +635,8 @@ def cut_to_fit(ranks: int, micro_batches: int, cap: int) -> list[list[str]]:
     return rows
 
 
-equal = {"forward": 1.0, "input_gradient": 1.0, "weight_gradient": 1.0, "send": 0.0}
 caps = (1, 1.5, 2, 3, 4, 5, 6, 8)
-entered = {cap: timed(contest_rows(4, 12, cap, equal)).bubble_ratio for cap in caps}
+entered = {cap: timed(contest_rows(4, 12, cap, EQUAL)).bubble_ratio for cap in caps}
 marks = {
     "1F1B": one_f_one_b_rows(4, 12),
     "ZB-H1": zb_h1_rows(4, 12),
@@ -506,17 +650,18 @@ targets = {3: timed(cut_to_fit(4, 12, 3)).bubble_ratio / 2, 4: known["ZB-H1"][1]
 figures.board(entered, known, targets)
 
 # %% id="show_best" tags=["demo"]
-figures.show(timed(contest_rows(4, 8, 3, equal)), "your table under a cap of 3", memory=True, for_weights=0.5)
+figures.show(timed(contest_rows(4, 8, 3, EQUAL)), "your table under a cap of 3", memory=True, for_weights=0.5)
 
 # %% [markdown] id="contest_after"
-# A table need not be a formula: playing the clock, with the costs of *this* model and the memory of *this* GPU, finds tables that no paper has
-# drawn. That is how zero-bubble schedules are made in practice.
+# A table need not come from a formula: a greedy simulation, with the costs of *this* model and the memory of
+# *this* GPU, finds tables that are in no paper. Zero-bubble schedules are made this way in practice.
 
 # %% [markdown] id="scale_text"
-# ## 10 · At scale
+# ## 11 · At scale
 #
-# On a cluster the same tables run, with one process for each GPU. With 64 ranks, plain 1F1B needs a thousand micro-batches for a bubble of 6 %,
-# and the global batch cannot grow like that. What do the schedules make of 256 micro-batches? The cell simulates them.
+# The same tables run on a cluster, with one process for each GPU. With 64 ranks, plain 1F1B needs a thousand
+# micro-batches for a bubble of 6 %, and the global batch cannot grow that far. The cell simulates the
+# schedules with 256 micro-batches.
 
 # %% id="show_scale" tags=["demo"]
 p, m = LARGE, 4 * LARGE
@@ -531,8 +676,9 @@ for name, run in large.items():
     print(f"{name:20}{count:6,} micro-batches: bubble {percent:5.1f} % of the ideal time, as {wasted:4.1f} of {p} GPUs that never work")
 
 # %% [markdown] id="job_text"
-# `cluster.submit` is one call for a cluster and for here: with `dry_run` it shows the script that SLURM would get, for a pipeline on each of two nodes; without
-# SLURM it runs the same options here, on two processes and a small model. The same call made again finds the same job.
+# `cluster.submit` works on a cluster and on this machine. With `dry_run` it returns the script for SLURM,
+# here with a pipeline on each of two nodes. Without SLURM it runs the same options on this machine, with two
+# processes and a small model. A second call with the same arguments finds the same job.
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
@@ -548,10 +694,105 @@ print("Here, a pipeline of 2 ranks:")
 for line in job.metrics():
     print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
-# %% [markdown] id="quiz_text"
-# ## 11 · Quiz
+# %% [markdown] id="standard_text"
+# ## 12 · The same with `torch.distributed.pipelining`
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# On Monday you will not write tables: PyTorch has them as classes. `ScheduleInterleaved1F1B` computes its
+# table, `pipeline_order`, in the cell notation of this lab. The next cell starts one process for each rank,
+# reads the tables of 2, 3 and 4 ranks, and passes them to the check of your `interleaved_rows`.
+
+# %% id="standard_table" tags=["demo"]
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from dlo_lib.launch import run_ranks
+
+
+def torch_tables() -> dict[tuple[int, int], list[list[str]]]:
+    """Return tables of ScheduleInterleaved1F1B, by micro-batches and stages per rank. Runs on every rank."""
+    rank, ranks, tables = dist.get_rank(), dist.get_world_size(), {}
+    for per_rank in (2, 3):
+        own = range(rank, ranks * per_rank, ranks)
+        stages = [PipelineStage(nn.Identity(), stage, ranks * per_rank, torch.device("cpu")) for stage in own]
+        for micro_batches in range(2 * ranks, 6 * ranks + 1, ranks):
+            schedule = ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=F.mse_loss)
+            rows = schedule.pipeline_order.values()
+            tables[micro_batches, per_rank] = [[str(action) for action in row if action is not None] for row in rows]
+    return tables
+
+
+of_torch = {ranks: run_ranks(torch_tables, ranks)[0] for ranks in (2, 3, 4)}
+print("rank 0 of 2:", *of_torch[2][4, 2][0])
+lab.check("interleaved", instead={"interleaved_rows": lambda ranks, micro_batches, per_rank: of_torch[ranks][micro_batches, per_rank]})
+
+# %% [markdown] id="standard_run_text"
+# Now it runs, on two ranks of this machine. A stage *sleeps* instead of computing, one unit in forward and two
+# units in backward, so that the schedule is measured and not your processor. PyTorch's `ScheduleGPipe` and
+# `Schedule1F1B` run the same stages as your 1F1B table, which `dlo_lib.parallel.pipeline.runtime` runs.
+#
+# **Predict:** how long does a step take, in milliseconds? A forward takes `MILLISECONDS`, there are 2 ranks
+# and 8 micro-batches. Use your formula of step 7.
+
+# %% id="predict_step" tags=["prediction"]
+step_predicted = {"your 1F1B, dlo_lib's runtime": None, "torch ScheduleGPipe": None, "torch Schedule1F1B": None}  # milliseconds
+
+# %% id="run_standard" tags=["demo"]
+from sleeping import Sleepy, events_of, fastest, held_bytes, measured_run, with_table
+
+from dlo_lib.labkit import side_by_side
+
+BATCH, WIDTH = 8, 16384  # 8 micro-batches of one sample, 64 KiB each
+
+
+def with_torch(schedule_class, unit: float, steps: int = 3) -> list:
+    """Return what each step did on this rank: kind, start and end of each action."""
+    rank, ranks, batch = dist.get_rank(), dist.get_world_size(), torch.ones(BATCH, WIDTH)
+    layer = Sleepy(WIDTH, unit)
+    stage = PipelineStage(layer, rank, ranks, torch.device("cpu"))
+    schedule = schedule_class(stage, BATCH, loss_fn=F.mse_loss)
+    done = []
+    for _ in range(steps):
+        dist.barrier()
+        schedule.step(*([batch] if rank == 0 else []), target=batch if rank == ranks - 1 else None)
+        done.append(events_of(layer))
+    return done
+
+
+unit, table = MILLISECONDS / 1000, one_f_one_b_rows(2, BATCH)
+runs = {"your 1F1B, dlo_lib's runtime": fastest(run_ranks(with_table, 2, table, WIDTH, unit))}
+for schedule_class in (ScheduleGPipe, Schedule1F1B):
+    runs[f"torch {schedule_class.__name__}"] = fastest(run_ranks(with_torch, 2, schedule_class, unit))
+own_lines, torch_lines = side_by_side.lines_of(one_f_one_b_rows, with_table), side_by_side.lines_of(with_torch)
+code = dict.fromkeys(runs, torch_lines) | {"your 1F1B, dlo_lib's runtime": own_lines}
+forms = [
+    side_by_side.Form(name, code[name], measured_run(ranks).makespan, memory=held_bytes(ranks[0], 4 * WIDTH))
+    for name, ranks in runs.items()
+]
+print(side_by_side.table(forms), "\n")
+print(predictions.compared(step_predicted, {form.name: 1000 * form.seconds for form in forms}, "{:.0f} ms".format))
+figures.planned_and_measured(timed(table, unit, unit, unit), {name: measured_run(ranks) for name, ranks in runs.items()})
+
+# %% [markdown] id="standard_lesson"
+# Memory is what rank 0 keeps for its backwards, from the order of its actions in the run. The times are the
+# fastest of three steps: the first step of PyTorch's schedules also sends the shapes.
+#
+# The measured steps are longer than the plan, because messages and Python take time. 1F1B is not faster than
+# GPipe: the bubble is the same, and its messages wait for each other more often. What it saves is memory.
+#
+# PyTorch's classes have limits that your tables do not have. `Schedule1F1B` refuses fewer micro-batches than
+# ranks, and all micro-batches need one shape. `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`,
+# `ScheduleZBVZeroBubble` and `ScheduleDualPipeV` take a list of stages for each rank.
+
+# %% [markdown] id="quiz_text"
+# ## 13 · Quiz
+#
+# **Core · 5 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only whether every question has
+# an answer; grading counts the right ones.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -561,19 +802,22 @@ lab.quiz()
 quiz = {"q1": "a", "q2": "c", "q3": "b", "q4": "d", "q5": "a"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Real stages are not equal: the last one also computes the loss over the vocabulary. Give `simulate` a list of costs, `Costs(forward=[1, 1, 1, 1.5], ...)`. Which
-#   schedule suffers most?
-# - Write ZB-H2. How much warm-up does each rank need, so that nothing inside its row waits?
-# - With m not a multiple of p, interleaving loses its gain: try `timed` with a version of yours that makes the last group smaller.
-# - A cap of p/2 with a small bubble: the paper on controllable memory below calls it V-Half. How near does your table come?
+# - Real stages are not equal: the last one also computes the loss over the vocabulary. Give `simulate` a list
+#   of costs, `Costs(forward=[1, 1, 1, 1.5], ...)`. Which schedule loses most?
+# - Write ZB-H2. How long must the warm-up of each rank be, so that no rank waits inside its row?
+# - With m not a multiple of p, interleaving loses its gain: make the last group smaller in your function, and
+#   try `timed`.
+# - V-Half, in the paper on controllable memory below, has a small bubble under a cap of p/2. How near is your
+#   table?
 #
-# **What comes next.** Lab 18 runs your tables on real ranks, meets the dead-lock on purpose, and lays the measured drawing above the planned one.
+# **What comes next.** Lab 18 runs your tables on real ranks, causes a deadlock on purpose, and draws the
+# measured schedule above the planned one.
 #
 # ## References
 #

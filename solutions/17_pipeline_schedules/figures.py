@@ -1,116 +1,133 @@
-"""The figures of this lab: each function draws what it is given and computes nothing of its own.
+"""The figures of this lab. Each function draws its arguments.
 
-Tables are drawn by ``dlo_lib.parallel.pipeline.draw``, so that a cell looks the same everywhere; lines are told apart by markers too.
+``dlo_lib.parallel.pipeline.draw`` draws the tables, so that a cell looks the same in every figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlo_lib.drawing import new_figure
-from dlo_lib.parallel.pipeline.draw import draw
+from dlo_lib.labkit.figures import BLACK, METHODS, RANKS, finish, legend, log_ticks, panels, styled
+from dlo_lib.labkit.predictions import Predicted, mark_predicted
+from dlo_lib.parallel.pipeline.draw import draw, draw_actions
 from dlo_lib.parallel.pipeline.simulate import Simulation
 
-BLUE, GREY = "#4c78a8", "#666666"
-STYLES = [
-    ("#4c78a8", "o"),
-    ("#e4572e", "s"),
-    ("#59a14f", "^"),
-    ("#b07aa1", "D"),
-    ("#9c755f", "v"),
-    ("#666666", "P"),
-    ("#f1a208", "X"),
-    ("#2e86ab", "*"),
-]
 
-
-def _axes(width: float = 9, height: float = 3.8) -> Axes:
-    axes = new_figure(width, height).subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.set_axisbelow(True)
-    return axes
-
-
+@styled
 def show(run: Simulation, name: str, *, memory: bool = False, for_weights: float = 0.0) -> Figure:
-    """A table in time; with ``memory``, what each rank holds below it, in micro-batches of all its layers."""
+    """Draw a table in time; with ``memory``, also what each rank holds, in micro-batches of all its layers."""
     table, per_rank = run.schedule, run.schedule.stages // run.schedule.ranks
     most = max(run.peak_memory(1 / per_rank, for_weights / per_rank))
-    sizes = f"ranks: {table.ranks}, micro-batches: {table.micro_batches}, held at most: {most:g}"
-    title = f"{name}\n{sizes}; time {run.makespan:.4g}, bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
+    sizes = f"ranks: {table.ranks}, micro-batches: {table.micro_batches}, peak held: {most:g}"
+    bubble = f"bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
+    title = f"{name}\n{sizes}; time {run.makespan:.4g}, {bubble}"
     if not memory:
         return draw(run, title=title)
-    return draw(run, activations=1 / per_rank, for_weights=for_weights / per_rank, title=title)
+    figure = draw(run, activations=1 / per_rank, for_weights=for_weights / per_rank, title=title)
+    below = figure.axes[-1]
+    for line, style in zip(below.lines, RANKS):
+        line.set(color=style.colour, linestyle=style.dashes, linewidth=1.8)
+    if below.get_legend():
+        legend(below, "right")
+    return figure
 
 
-def bubble_law(ratios: Mapping[int, Mapping[int, float]]) -> Figure:
-    """The bubble against the number of micro-batches, a line for each number of ranks; both axes logarithmic."""
-    axes = _axes()
-    for (ranks, line), (colour, marker) in zip(ratios.items(), STYLES):
-        axes.plot(list(line), list(line.values()), color=colour, marker=marker, label=f"{ranks} ranks")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=10)
-    several = sorted({count for line in ratios.values() for count in line})
-    axes.set_xticks(several, [str(count) for count in several])
-    axes.set_yticks([0.01, 0.1, 1, 7], ["1 %", "10 %", "100 %", "700 %"])
-    axes.set(xlabel="micro-batches", ylabel="bubble / ideal time", title="Twice the micro-batches, half the bubble")
-    axes.legend(frameon=False)
-    return axes.get_figure()
+@styled
+def bubble_law(ratios: Mapping[int, Mapping[int, float]], predicted: Predicted) -> Figure:
+    """Draw the bubble against the number of micro-batches, a line for each number of ranks.
+
+    ``predicted`` has percentages by "8 micro-batches", for 4 ranks.
+    """
+    (axes,) = panels()
+    for (ranks, line), style in zip(ratios.items(), METHODS):
+        axes.plot(list(line), list(line.values()), **style.line(marked=True), label=f"{ranks} ranks")
+    log_ticks(axes, "x", sorted({count for line in ratios.values() for count in line}))
+    log_ticks(axes, "y", [0.01, 0.1, 1, 7], lambda ratio: f"{100 * ratio:g} %", base=10)
+    guesses = {name: guess / 100 if isinstance(guess, (int, float)) else guess for name, guess in predicted.items()}
+    mark_predicted(axes, {name: int(name.split()[0]) for name in predicted}, guesses)
+    axes.legend()
+    title = "Twice the micro-batches halve the bubble"
+    return finish(axes, "both", xlabel="micro-batches", ylabel="bubble / ideal time", title=title)
 
 
+@styled
 def sending(ratios: Mapping[str, Mapping[float, float]]) -> Figure:
-    """The bubble against the time of a message."""
-    axes = _axes(9, 3.4)
-    for (name, line), (colour, marker) in zip(ratios.items(), STYLES):
-        axes.plot(list(line), [100 * ratio for ratio in line.values()], color=colour, marker=marker, label=name)
-    axes.set(xlabel="time of a message (a forward of all layers of a rank takes 1)", ylabel="bubble (% of ideal)", ylim=(0, None))
-    axes.set_title("4 ranks, 16 micro-batches: thin stages pay for every message")
-    axes.legend(frameon=False)
-    return axes.get_figure()
+    """Draw the bubble against the time of a message."""
+    (axes,) = panels(height=3.6)
+    for (name, line), style in zip(ratios.items(), METHODS):
+        percent = [100 * ratio for ratio in line.values()]
+        axes.plot(list(line), percent, **style.line(marked=True), label=name)
+    axes.set_title("4 ranks, 16 micro-batches: thin stages send more messages")
+    axes.legend()
+    xlabel = "time of a message (a forward of all layers of a rank takes 1)"
+    return finish(axes, "both", xlabel=xlabel, ylabel="bubble (% of ideal)", ylim=(0, None))
 
 
+@styled
 def held_by_rank(held: Mapping[str, Sequence[float]]) -> Figure:
-    """What each rank holds, a line for each schedule."""
-    axes = _axes()
-    for (name, line), (colour, marker) in zip(held.items(), STYLES):
-        axes.plot(range(len(line)), line, color=colour, marker=marker, label=name)
+    """Draw what each rank holds, a line for each schedule."""
+    (axes,) = panels()
+    for (name, line), style in zip(held.items(), METHODS):
+        axes.plot(range(len(line)), line, **style.line(marked=True), label=name)
     ranks = len(next(iter(held.values())))
     axes.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-    axes.set(ylabel="micro-batches held", ylim=(0, None), title=f"{ranks} ranks, 32 micro-batches: your formula")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return axes.get_figure()
+    legend(axes, "right")
+    title = f"{ranks} ranks, 32 micro-batches: your formula"
+    return finish(axes, "both", ylabel="micro-batches held", ylim=(0, None), title=title)
 
 
+@styled
 def trade(runs: Mapping[str, Simulation], for_weights: float) -> Figure:
-    """Bubble against memory, a point for each schedule."""
-    axes = _axes(9, 4.2)
-    for (name, run), (colour, marker) in zip(runs.items(), STYLES):
+    """Draw the bubble against the memory, a point for each schedule."""
+    (axes,) = panels(width=9.5, height=4.2)
+    for (name, run), style in zip(runs.items(), METHODS):
         per_rank = run.schedule.stages // run.schedule.ranks
         held = max(run.peak_memory(1 / per_rank, for_weights / per_rank))
-        axes.plot(held, 100 * run.bubble_ratio, color=colour, marker=marker, markersize=9, linestyle="none", label=name)
+        axes.plot(held, 100 * run.bubble_ratio, **style.points(), markersize=10, label=name)
     some = next(iter(runs.values())).schedule
-    axes.set(xlabel="micro-batches held by the fullest rank", ylabel="bubble (% of ideal)", xlim=(0, None), ylim=(0, None))
     axes.set_title(f"{some.ranks} ranks, {some.micro_batches} micro-batches, F = I = W")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    return axes.get_figure()
+    legend(axes, "right")
+    limits = {"xlim": (0, None), "ylim": (0, None)}
+    xlabel = "micro-batches held at most (largest of all ranks)"
+    return finish(axes, "both", xlabel=xlabel, ylabel="bubble (% of ideal)", **limits)
 
 
-def board(entered: Mapping[float, float], known: Mapping[str, tuple[float, float]], targets: Mapping[float, float]) -> Figure:
-    """The contest: bubble by cap, with known tables (memory, bubble) as single points and targets by cap as crosses."""
-    axes = _axes(9, 4.2)
-    axes.plot(list(entered), [100 * ratio for ratio in entered.values()], color="black", marker=".", label="your table under this cap")
-    for (name, (held, ratio)), (colour, marker) in zip(known.items(), STYLES):
-        axes.plot(held, 100 * ratio, color=colour, marker=marker, markersize=9, linestyle="none", label=name)
-    axes.plot(
-        list(targets), [100 * ratio for ratio in targets.values()], "x", color="black", markersize=11, markeredgewidth=2, label="target"
-    )
-    axes.set_yscale("log")
-    ticks = (2, 5, 10, 20, 50, 100, 200)
-    axes.set_yticks(ticks, [f"{tick} %" for tick in ticks])
-    axes.minorticks_off()
-    axes.set(xlabel="memory cap (micro-batches)", ylabel="bubble / ideal time", title="4 ranks, 12 micro-batches, F = I = W")
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+@styled
+def board(
+    entered: Mapping[float, float],
+    known: Mapping[str, tuple[float, float]],
+    targets: Mapping[float, float],
+) -> Figure:
+    """Draw the bubble under each cap; known tables (memory, bubble) are points, targets are crosses."""
+    (axes,) = panels(width=9.5, height=4.2)
+    yours = [100 * ratio for ratio in entered.values()]
+    axes.plot(list(entered), yours, color=BLACK, marker=".", label="your table under this cap")
+    for (name, (held, ratio)), style in zip(known.items(), METHODS):
+        axes.plot(held, 100 * ratio, **style.points(), markersize=10, label=name)
+    crosses = [100 * ratio for ratio in targets.values()]
+    axes.plot(list(targets), crosses, "x", color=BLACK, markersize=12, markeredgewidth=2, label="target")
+    log_ticks(axes, "y", (2, 5, 10, 20, 50, 100, 200), "{:g} %".format, base=10)
+    legend(axes, "right")
+    title = "4 ranks, 12 micro-batches, F = I = W"
+    xlabel = "memory cap (micro-batches)"
+    return finish(axes, "both", xlabel=xlabel, ylabel="bubble / ideal time", title=title)
+
+
+@styled
+def planned_and_measured(plan: Simulation, runs: Mapping[str, Simulation]) -> Figure:
+    """Draw the plan, and below it measured steps, in one scale of time. The times are in seconds."""
+    drawn = {"planned, 1F1B": plan, **{f"measured, {name}": run for name, run in runs.items()}}
+    height = (0.42 * plan.schedule.ranks + 0.65) * len(drawn) + 0.5
+    every = panels(rows=len(drawn), width=11, height=height, sharex=True)
+    end = max(run.makespan for run in drawn.values())
+    for axes, (name, run) in zip(every, drawn.items()):
+        milliseconds = tuple(tuple((1e3 * start, 1e3 * stop) for start, stop in row) for row in run.spans)
+        draw_actions(axes, Simulation(run.schedule, milliseconds))
+        axes.set_title(f"{name}: {1e3 * run.makespan:.0f} ms, bubble {100 * run.bubble_ratio:.0f} % of the ideal time")
+        if axes is not every[0] and axes.get_legend():
+            axes.get_legend().remove()
+    axes.set_xlim(0, 1e3 * end)
+    axes.set_xlabel("milliseconds")
     return axes.get_figure()

@@ -1,15 +1,18 @@
 # %% [markdown] id="title"
 # # 18 · A pipeline on real ranks
 #
-# **What you will do.** Take a table of a schedule, as in lab 17, and make real processes carry it out. You cut a model into stages, write the
-# forward and backward of one stage, the order of its messages and the loop of one rank. You meet a dead-lock on purpose. Then you split the
-# backward, train without flushes, and run pipelines side by side. The judge is always the same: the gradients of all ranks must be **those of
-# one process with the whole model and the whole batch**.
+# **What you will do.** You run the table of a schedule, as in lab 17, on real processes. You write the forward
+# and backward of one stage, the order of its messages and the loop of one rank. You cause a dead-lock on
+# purpose. Then you split the backward, run pipelines side by side, and do the same with PyTorch. Optional: the
+# best cut of a model into stages, and PipeDream, which trains without flushes. The criterion is always the same: the gradients of all ranks must be **those of one process with
+# the whole model and the whole batch**.
 #
-# You need no GPU: ranks are processes on this machine (gloo). The models are small, so that nothing hides a mistake.
+# You need no GPU: ranks are processes on this machine (gloo). The models are small, so that every gradient
+# can be compared.
 #
-# Builds on lab 17 (schedules). It takes about 90 minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge,
-# then a pointer, then a sketch. If a step stays stuck, `lab.use_reference("name")` lets you go on without its points.
+# This lab builds on lab 17 (schedules). Its core exercises take about 95 minutes. Each exercise has a check that answers at
+# once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
+# `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: pipeline parallelism (*parallélisme de pipeline*), stage (*étage*), micro-batch (*micro-lot*), dead-lock (*interblocage*),
 # partition (*découpage*), weight stashing (*mise en réserve des poids*).
@@ -34,7 +37,7 @@ lab = Lab(globals())
 
 
 def parse(cell: str) -> tuple[int, str, int]:
-    """Stage, kind and micro-batch of a cell: parse("2F5") is (2, "F", 5), parse("0SEND_F1") is (0, "SEND_F", 1)."""
+    """Return stage, kind and micro-batch of a cell: (2, "F", 5) for "2F5", (0, "SEND_F", 1) for "0SEND_F1"."""
     kind, stage, micro_batch = Action.parse(cell)
     return stage, kind.value, micro_batch
 
@@ -42,10 +45,12 @@ def parse(cell: str) -> tuple[int, str, int]:
 # %% [markdown] id="why"
 # ## Why: the table is not the run
 #
-# In lab 17 a schedule was a picture: equal stages, free messages, nobody waits for anything but data. A machine keeps none of these promises.
+# Lab 17 assumed equal stages, free messages, and ranks that wait only for data. On a machine none of this
+# holds.
 #
-# Begin with the first. Llama 3.2 1B has 16 equal blocks, so four stages of four blocks. But an embedding stands before the first block
-# and an output projection after the last. The figure counts what each stage computes.
+# Consider the first assumption. Llama 3.2 1B has 16 equal blocks, so you could take four stages of four
+# blocks. But there is an embedding before the first block and an output projection after the last. The figure
+# counts what each stage computes.
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -58,73 +63,38 @@ equal = [0, 5, 9, 13]
 figures.stage_costs(llama, {"four blocks in each": equal})
 
 # %% [markdown] id="why_questions"
-# The head of this model costs as much as several blocks. A pipeline moves at the pace of its **slowest stage**: in the time that the last stage
-# takes for one micro-batch, the others finish early and wait.
+# The head of this model costs as much as several blocks. The **slowest stage** sets the pace of a pipeline:
+# while the last stage computes one micro-batch, the others finish early and wait.
 #
-# - How would you cut, if a stage may have any number of blocks?
+# - How would you cut the model if a stage may have any number of blocks? (Exercise 10, optional, finds the best
+#   cut. Until then the lab uses `dlo_lib.parallel.pipeline.partition`.)
 # - The first stage also has the embedding. Why does that not count here, and where would it count?
 
 # %% [markdown] id="idea"
 # ## The idea: five small parts
 #
-# 1. **Cut** the model so that the slowest stage is as fast as possible.
+# 1. **Cut** the model so that the slowest stage is as fast as possible (given, or exercise 10).
 # 2. **Weigh** the loss of each micro-batch, so that their gradients add up to the gradient of the batch.
-# 3. **One stage**: forward of a micro-batch, and later its backward, with a gradient that comes from elsewhere.
-# 4. **The messages** between the cells of the table, in an order in which nobody waits for ever.
-# 5. **The loop**: a rank goes through its row and does what the cells say. One loop for every schedule.
+# 3. **One stage**: the forward of a micro-batch, and later its backward, with a gradient from the next rank.
+# 4. **The messages** between the cells of the table, in an order without dead-lock.
+# 5. **The loop**: a rank runs the cells of its row. The same loop serves every schedule.
 
 # %% id="show_idea" tags=["demo"]
 figures.one_rank()
 
-# %% [markdown] id="partition_text"
-# ## 1 · Cut the model
-#
-# A model is a row of *pieces* with costs. A stage is a run of successive pieces, and no stage may be empty. Find the cut whose most costly stage
-# costs least.
-#
-# Trying all cuts takes ages: 80 pieces can be cut into 16 stages in more than 10¹⁵ ways. Dynamic programming finds the best cut in about
-# 50,000 steps. Call *C(k, n)* the cost of the slowest of *k* stages in the best cut of the first *n* pieces. The last of these stages begins
-# somewhere, at piece *j*:
-#
-# $$C(k, n) = \min_{j} \max\big(C(k-1, j),\ \text{cost of pieces } j \ldots n-1\big)$$
-#
-# Costs may be fractions (seconds) as well as whole numbers.
-
-# %% nbgrader={"grade_id": "partition", "solution": true}
-def stage_starts(costs: list[float], stages: int) -> list[int]:
-    """The number of the first piece of each stage: [0, ...], rising.
-
-    The most costly stage costs as little as possible; no stage is empty.
-    """
-    ### BEGIN SOLUTION
-    upto = [0.0]
-    for cost in costs:
-        upto.append(upto[-1] + cost)
-    best = {0: (0.0, [])}  # for each number of pieces: the slowest stage so far, and the starts
-    for stage in range(stages):
-        best = {
-            end: min((max(best[start][0], upto[end] - upto[start]), [*best[start][1], start]) for start in best if start < end)
-            for end in range(stage + 1, len(costs) + 1)
-        }
-    return best[len(costs)][1]
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_partition", "grade": true, "points": 5}
-lab.check("partition")
-
-# %% id="show_partition" tags=["demo"]
-print(f"80 pieces in 16 stages: {math.comb(79, 15):.1e} cuts")
-figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_starts(llama, 4)})
-
 # %% [markdown] id="loss_text"
-# ## 2 · The loss of a micro-batch
+# ## 1 · The loss of a micro-batch
 #
-# Gradients **add up**: `backward()` of every micro-batch adds to `.grad`. So the losses on which backward is called must add up to the loss of
-# the whole batch: the mean over all its valid targets (those that are not -100).
+# **Core · 12 min · ●○○**
 #
-# This looks too simple to go wrong. It went wrong for years in trainers that thousands used. The cell shows two ways to be wrong, on
-# equal micro-batches and on unequal ones.
+# This includes the pages above.
+#
+# Gradients **add up**: `backward()` of every micro-batch adds to `.grad`. So the losses on which backward is
+# called must add up to the loss of the whole batch: the mean over all its valid targets (those that are not
+# -100).
+#
+# This looks simple, yet widely used trainers had it wrong for years. The cell shows two mistakes, on equal
+# micro-batches and on unequal ones.
 
 # %% id="show_loss" tags=["demo"]
 torch.manual_seed(0)
@@ -133,7 +103,7 @@ samples, labels = torch.randn(18, 6), torch.randint(0, 5, (18,))
 
 
 def gradient(parts) -> torch.Tensor:
-    """The gradient of the weight after backward of each part; a part is samples, labels and a divisor."""
+    """Return the gradient of the weight after backward of each part: samples, labels and a divisor."""
     own = weight.clone().requires_grad_()
     for x, y, divisor in parts:
         (F.cross_entropy(x @ own.T, y, reduction="sum") / divisor).backward()
@@ -149,16 +119,16 @@ for sizes in ((6, 6, 6), (8, 8, 2)):
         print(f"{sizes}  {name:27} {got.norm() / true.norm():.2f} times as long as the true gradient, cosine {cosine:.2f}")
 
 # %% [markdown] id="loss_exercise"
-# The second is the treacherous one: right when all micro-batches are equal, wrong by a little when the last one is small or padding is unequal.
-# No test with equal micro-batches will find it.
+# The second mistake is hard to find: the gradient is right when all micro-batches are equal, and slightly
+# wrong when the last one is small or padding is unequal. No test with equal micro-batches finds it.
 #
 # The last rank computes the losses. It knows the targets of all micro-batches from the beginning.
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
 def loss_part(output: torch.Tensor, target: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
-    """What one micro-batch adds to the mean cross-entropy of the whole batch, a scalar.
+    """Return what one micro-batch adds to the mean cross-entropy of the whole batch, a scalar.
 
-    output: (samples, classes). target: (samples,) int64, -100 where there is nothing to learn.
+    output: (samples, classes). target: (samples,) int64, -100 where a sample has no target.
     targets: those of all micro-batches.
     """
     ### BEGIN SOLUTION
@@ -167,26 +137,31 @@ def loss_part(output: torch.Tensor, target: torch.Tensor, targets: list[torch.Te
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_loss", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_loss", "grade": true}
 lab.check("loss")
 
 # %% [markdown] id="stage_text"
-# ## 3 · One stage
+# ## 2 · One stage
 #
-# In one process autograd goes back through the whole model. Here the graph is cut at every rank. Each stage does its part, for micro-batch `i`:
+# **Core · 15 min · ●●○**
 #
-# - **forward**: `x` has come from another rank, numbers without history. Make it a *leaf* that requires a gradient (tokens cannot: they are whole
-#   numbers), run the stage, **keep** what backward will need, and return the output *without* its graph. On the last rank `loss` is a
-#   function: apply it to the output, and treat the loss as the output.
-# - **backward**: `grad` is the gradient of the output, from the next rank (`None` on the last rank: the output is a scalar). Go back through the
-#   stage; gradients of the parameters add up in `.grad`. Return the gradient of `x`.
+# In one process autograd runs backward through the whole model. Here the graph is cut at every rank. Each
+# stage does its part, for micro-batch `i`:
 #
-# `kept` is a dict of yours. Several micro-batches are in flight at the same time, so keep by number. What is not needed any more must leave it:
-# activations are the memory of a pipeline.
+# - **forward**: `x` comes from another rank and has no graph. Make it a *leaf* that requires a gradient
+#   (tokens cannot, because they are integers), run the stage, **keep** what backward needs, and return the
+#   output *without* its graph. On the last rank `loss` is a function: apply it to the output, and treat the
+#   loss as the output.
+# - **backward**: `grad` is the gradient of the output, from the next rank (`None` on the last rank, where the
+#   output is a scalar). Run backward through the stage; the gradients of the parameters add up in `.grad`.
+#   Return the gradient of `x`.
+#
+# `kept` is a dict for your use. Several micro-batches are in flight at the same time, so use their numbers as
+# keys. Remove what is no longer needed: activations are the main memory of a pipeline.
 
 # %% nbgrader={"grade_id": "stage", "solution": true}
 def stage_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=None) -> torch.Tensor:
-    """Forward of micro-batch i: the output, or loss(output) where `loss` is given, without its graph.
+    """Run the forward of micro-batch i; return the output, or loss(output) if `loss` is given, without its graph.
 
     Keeps in `kept` what backward needs.
     """
@@ -201,7 +176,7 @@ def stage_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=No
 
 
 def stage_backward(kept: dict, i: int, grad: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Backward of micro-batch i from the gradient of its output: the gradient of its input.
+    """Run the backward of micro-batch i from the gradient of its output; return the gradient of its input.
 
     The gradients of the parameters add up in .grad.
     """
@@ -212,27 +187,29 @@ def stage_backward(kept: dict, i: int, grad: torch.Tensor | None = None) -> torc
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_stage", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_stage", "grade": true}
 lab.check("stage")
 
 # %% [markdown] id="table_text"
-# ## 4 · A table of your own
+# ## 3 · Your table
 #
-# The notation of lab 17: a row for each rank, a cell for each action, `"1F0"` is the forward of stage 1 on micro-batch 0, `"1B0"` its backward.
-# Here each rank has one stage: stage `r` lies on rank `r`.
+# **Core · 3 min · ●○○**
 #
-# Bring a table of yours. It must
+# The notation is that of lab 17: a row for each rank, a cell for each action; `"1F0"` is the forward of stage
+# 1 on micro-batch 0, and `"1B0"` is its backward. Here each rank has one stage: stage `r` is on rank `r`.
 #
-# - take every micro-batch forward and back, once, on every rank. Also the last ones: at the end of a step the pipeline is **flushed**;
+# Bring a table from lab 17: copy the body of the function that satisfies all four rules, also for fewer
+# micro-batches than ranks. The table must
+#
+# - run the forward and the backward of every micro-batch once on every rank, also of the last ones: at the
+#   end of a step the pipeline is **flushed**;
 # - have no cell that waits for something that never comes;
-# - hold at most *p - r* micro-batches on rank *r* (forwards done whose backward is not);
+# - hold at most *p - r* micro-batches on rank *r* (forward done, backward not);
 # - take no longer than *(m + p - 1)(F + B)*.
-#
-# That leaves you one schedule that you know. There may be fewer micro-batches than ranks.
 
 # %% nbgrader={"grade_id": "table", "solution": true}
 def my_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """For each rank, its cells in order."""
+    """Return the cells of each rank, in order."""
     ### BEGIN SOLUTION
     rows = []
     for rank in range(ranks):
@@ -247,16 +224,18 @@ def my_rows(ranks: int, micro_batches: int) -> list[list[str]]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_table", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_table", "grade": true}
 lab.check("table")
 
 # %% id="show_table" tags=["demo"]
 figures.planned(my_rows(4, 8), forward=1, backward=2)
 
 # %% [markdown] id="order_text"
-# ## 5 · Messages, and a dead-lock
+# ## 4 · Messages, and a dead-lock
 #
-# Between the cells data must travel. Four kinds of cells more:
+# **Core · 20 min · ●●●**
+#
+# Data must pass between the cells. There are four more kinds of cells:
 #
 # | cell | what rank 1 does |
 # |---|---|
@@ -265,18 +244,18 @@ figures.planned(my_rows(4, 8), forward=1, backward=2)
 # | `"1RECV_B3"` | receives the gradient of that output from rank 2, before `"1B3"` |
 # | `"1SEND_B3"` | sends the gradient of its input to rank 0, after `"1B3"` |
 #
-# The first rank receives no activations, the last one sends none; gradients go the other way.
+# The first rank receives no activations, and the last one sends none; gradients pass in the other direction.
 #
-# The obvious place: receive just before use, send right after computing. `dist.send` and `dist.recv` *block*: they return when the message
-# has passed. The next cell writes messages in this way and lets real ranks carry them out, for AFAB and for your table. **What do you
-# expect?**
+# The obvious order is to receive just before use and to send right after computing. `dist.send` and
+# `dist.recv` *block*: they return when the message has passed. The next cell writes the messages in this
+# order and runs them on real ranks, for AFAB and for your table. **What do you expect?**
 
 # %% id="run_dead_lock" tags=["demo"]
 from dlo_lib.launch import DeadLock, run_ranks
 
 
 def as_they_come(rows: list[list[str]]) -> list[list[str]]:
-    """Receive just before, send just after."""
+    """Add a receive just before each computation, and a send just after it."""
     written, last = [], len(rows) - 1
     for rank, row in enumerate(rows):
         cells = []
@@ -291,7 +270,7 @@ def as_they_come(rows: list[list[str]]) -> list[list[str]]:
 
 
 def messages_only(rows: list[list[str]]) -> int:
-    """Send and receive one number for each message of this rank's row; how many."""
+    """Send and receive one number for each message of this rank's row; return the number of messages."""
     rank, number, passed = dist.get_rank(), torch.zeros(1), 0
     for cell in rows[rank]:
         _, kind, _ = parse(cell)
@@ -316,21 +295,24 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
         print(f"{name}:", lock)
 
 # %% [markdown] id="order_exercise"
-# Read the explanation. Which two ranks wait, in which calls? Write the two rows side by side: after some warm-up, rank 0 wants to *send* the
-# activations of the next micro-batch, while rank 1 wants to *send* a gradient. Both sends wait for a receive that comes after the other
-# send. AFAB has all its forwards first, so messages never cross.
+# Read the explanation. Which two ranks wait, in which calls? Write the two rows side by side: after the
+# warm-up, rank 0 *sends* the activations of the next micro-batch, while rank 1 *sends* a gradient. Each send
+# waits for a receive that comes after the other send. AFAB has all its forwards first, so messages never
+# cross.
 #
-# Warning: with small messages and another backend, this program **may run**: a library may copy a small message into a buffer and return from
-# `send` at once. Then it hangs on the day when the model grows. (This course reports a dead-lock even where a buffer would hide it.)
+# Warning: with small messages and another backend, this program **may run**, because a library may copy a
+# small message into a buffer and return from `send` at once. It then hangs as soon as the model is larger.
+# (This course reports a dead-lock even where a buffer would hide it.)
 #
-# Write the messages in an order that can always be carried out. There are cures that belong to one schedule ("odd ranks receive first"). Find
-# one for **every table** that can be carried out at all. Keep the computations of each rank in their order.
+# Write the messages in an order that never dead-locks. Some rules work for one schedule only ("odd ranks
+# receive first"). Find a rule for **every table** that can run at all. Keep the computations of each rank in
+# their order.
 
 # %% nbgrader={"grade_id": "order", "solution": true}
 def with_messages(rows: list[list[str]]) -> list[list[str]]:
-    """The rows with SEND_F, RECV_F, SEND_B and RECV_B added, so that blocking messages never dead-lock."""
+    """Add SEND_F, RECV_F, SEND_B and RECV_B to the rows, so that blocking messages never dead-lock."""
     ### BEGIN SOLUTION
-    # One order for all: whenever a message arises, both of its ranks note it down.
+    # One order for all ranks: add each message to the rows of both of its ranks at the same time.
     last, done = len(rows) - 1, set()
     position, written = [0] * len(rows), [[] for _ in rows]
     while any(at < len(row) for at, row in zip(position, rows)):
@@ -352,7 +334,7 @@ def with_messages(rows: list[list[str]]) -> list[list[str]]:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_order", "grade": true, "points": 6}
+# %% nbgrader={"grade_id": "test_order", "grade": true}
 lab.check("order")
 
 # %% id="show_order" tags=["demo"]
@@ -361,25 +343,29 @@ for row in with_messages(my_rows(2, 3)):
     print(" ".join(row))
 
 # %% [markdown] id="loop_text"
-# ## 6 · The loop
+# ## 5 · The loop
 #
-# Now the loop of one rank. It knows nothing of models: `forward(i, x)` and `backward(i, grad)` do the work, as in step 3. It goes through
-# its row, cell by cell, and sees to it that each gets what it needs.
+# **Core · 13 min · ●●○**
 #
-# - `forward(i, x)` returns the output to send, on the last rank the micro-batch's part of the loss. `backward(i, grad)` returns the gradient
-#   to send; on the last rank `grad` is `None`.
-# - `inputs` are the batch's micro-batches on the first rank, `None` elsewhere. There `shapes[i]` is the shape of what arrives for micro-batch
-#   `i`. Micro-batches may have different sizes, and stages different widths. A gradient has the shape of the output that it belongs to.
-# - `before` and `after` are the ranks to talk to, `None` where there is none.
-# - Return the sum of the losses on the last rank, 0 elsewhere.
+# Now the loop of one rank. It is independent of the model: `forward(i, x)` and `backward(i, grad)` do the work,
+# as in step 2. The loop runs the cells of its row one by one, and passes each its input. The three kinds of
+# cells of a forward are given. Write those of a backward.
 #
-# Hold a tensor only as long as something needs it.
+# - `forward(i, x)` returns the output to send; on the last rank it returns the part of the loss of the
+#   micro-batch. `backward(i, grad)` returns the gradient to send; on the last rank `grad` is `None`.
+# - `inputs` are the micro-batches on the first rank, and `None` on the others. There `shapes[i]` is the shape
+#   of what arrives for micro-batch `i`. Micro-batches may have different sizes, and stages different widths.
+#   A gradient has the shape of its output.
+# - `before` and `after` are the neighbouring ranks, `None` where there is none.
+# - Return the sum of the losses on the last rank, and 0 on the others.
+#
+# Hold a tensor only as long as it is needed.
 
 # %% nbgrader={"grade_id": "loop", "solution": true}
 def run_row(row: list[str], forward, backward, inputs, shapes, before: int | None, after: int | None):
-    """Carry out this rank's row, with its messages; the sum of the losses on the last rank."""
-    ### BEGIN SOLUTION
-    arrived, gradients, outputs, input_gradients, shape_out, loss = {}, {}, {}, {}, {}, 0.0
+    """Run the row of this rank, with its messages; return the sum of the losses on the last rank."""
+    arrived, outputs, loss = {}, {}, 0.0  # what waits for its F, and for its SEND_F
+    gradients, input_gradients, shape_out = {}, {}, {}  # what waits for its B, and for its SEND_B
     for cell in row:
         _, kind, i = parse(cell)
         if kind == "RECV_F":
@@ -393,6 +379,7 @@ def run_row(row: list[str], forward, backward, inputs, shapes, before: int | Non
                 outputs[i], shape_out[i] = output, output.shape
         elif kind == "SEND_F":
             dist.send(outputs.pop(i), after)
+        ### BEGIN SOLUTION
         elif kind == "RECV_B":
             gradients[i] = torch.empty(shape_out.pop(i))
             dist.recv(gradients[i], after)
@@ -402,18 +389,58 @@ def run_row(row: list[str], forward, backward, inputs, shapes, before: int | Non
                 input_gradients[i] = gradient
         elif kind == "SEND_B":
             dist.send(input_gradients.pop(i), before)
+        ### END SOLUTION
     return loss
+
+
+# %% nbgrader={"grade_id": "test_loop", "grade": true}
+lab.check("loop")
+
+# %% [markdown] id="step_text"
+# ## 6 · A step
+#
+# **Core · 8 min · ●●○**
+#
+# Put the parts together: a step of this rank, from the micro-batches to the gradients of its stage.
+#
+# - `row` is the row of this rank, with its messages.
+# - Every rank is given `inputs` and `targets`, the micro-batches of this pipeline. Only the first rank uses the
+#   inputs, and only the last one the targets.
+# - `every_target` has the targets of the whole batch. In step 8 it has also those of other pipelines.
+
+# %% nbgrader={"grade_id": "step", "solution": true}
+def pipeline_step(
+    stage: nn.Module, row: list[str], inputs: list, targets: list, every_target: list, shapes: list, before: int | None, after: int | None
+) -> float:
+    """Run a step of this rank, which sets the gradients of `stage`.
+
+    Returns the loss of the batch on the last rank, 0 on the others.
+    """
+    ### BEGIN SOLUTION
+    kept = {}
+
+    def forward(i, x):
+        loss = (lambda output: loss_part(output, targets[i], every_target)) if after is None else None
+        return stage_forward(stage, kept, i, x, loss)
+
+    def backward(i, grad):
+        return stage_backward(kept, i, grad)
+
+    return float(run_row(row, forward, backward, inputs if before is None else None, shapes, before, after))
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_loop", "grade": true, "points": 10}
-lab.check("loop")
+# %% nbgrader={"grade_id": "test_step", "grade": true}
+lab.check("step")
 
 # %% [markdown] id="loop_after"
-# All of your parts together: an MLP of nine uneven layers, cut by you into 4 stages, on 4 ranks, 6 micro-batches of which the last is small.
-# Below, for each rank, the largest difference to the gradients of one process with the whole batch.
+# The next cell runs your step: an MLP of nine uneven layers, in 4 stages, on 4 ranks, with 6 micro-batches of
+# which the last is small. It prints, for each rank, the largest difference to the gradients of one process with
+# the whole batch. It also writes all messages to a file, which <https://ui.perfetto.dev> shows as a timeline.
 
 # %% id="run_pipeline" tags=["demo"]
+from dlo_lib.parallel.pipeline.partition import partition
+
 torch.manual_seed(1)
 WIDTHS = (12, 40, 9, 33, 17, 24, 8, 30, 11, 10)
 pieces = [nn.Sequential(nn.Linear(a, b, dtype=torch.float64), nn.Tanh()) for a, b in pairwise(WIDTHS)]
@@ -422,38 +449,32 @@ micro_inputs, micro_targets = samples.split(8), labels.split(8)
 
 
 def stages_of(ranks: int) -> list[nn.Sequential]:
-    """The model cut by stage_starts, by the number of weights of each piece."""
-    starts = stage_starts([float(a * b) for a, b in pairwise(WIDTHS)], ranks)
-    return [nn.Sequential(*pieces[start:end]) for start, end in pairwise([*starts, len(pieces)])]
+    """Return the model in stages. The cost of a piece is its number of weights."""
+    return [nn.Sequential(*(pieces[at] for at in stage)) for stage in partition([float(a * b) for a, b in pairwise(WIDTHS)], ranks)]
 
 
-def on_one_rank(stage: nn.Sequential, rows: list[list[str]], inputs, targets, place: int, before: int | None, after: int | None) -> float:
-    """A step on rank `place` of a pipeline; the loss. The stage has its gradients afterwards."""
-    torch.set_default_dtype(torch.float64)
-    kept = {}
+def shapes_into(stage: nn.Sequential, inputs: tuple[torch.Tensor, ...]) -> list[tuple[int, int]]:
+    """Return the shapes of what arrives at a stage."""
+    return [(len(x), stage[0][0].in_features) for x in inputs]
 
-    def forward(i, x):
-        loss = (lambda output: loss_part(output, targets[i], micro_targets)) if after is None else None
-        return stage_forward(stage, kept, i, x, loss)
 
-    def backward(i, grad):
-        return stage_backward(kept, i, grad)
-
-    shapes = [(len(x), stage[0][0].in_features) for x in inputs]
-    return float(run_row(with_messages(rows)[place], forward, backward, inputs if before is None else None, shapes, before, after))
+def neighbours(place: int, ranks: int, rank: int) -> tuple[int | None, int | None]:
+    """Return the ranks before and after the one at this place of a pipeline."""
+    return (rank - 1 if place > 0 else None), (rank + 1 if place < ranks - 1 else None)
 
 
 def one_step(ranks: int) -> tuple[float, list[torch.Tensor]]:
-    """Loss and gradients of this rank."""
-    rank = dist.get_rank()
-    before, after = (rank - 1 if rank else None), (rank + 1 if rank < ranks - 1 else None)
+    """Return loss and gradients of this rank."""
+    torch.set_default_dtype(torch.float64)
+    rank, rows = dist.get_rank(), with_messages(my_rows(ranks, len(micro_inputs)))
     stage = stages_of(ranks)[rank]
-    loss = on_one_rank(stage, my_rows(ranks, len(micro_inputs)), micro_inputs, micro_targets, rank, before, after)
+    shapes = shapes_into(stage, micro_inputs)
+    loss = pipeline_step(stage, rows[rank], micro_inputs, micro_targets, micro_targets, shapes, *neighbours(rank, ranks, rank))
     return loss, [parameter.grad for parameter in stage.parameters()]
 
 
 def in_one_process() -> tuple[float, list[torch.Tensor]]:
-    """Loss and gradients of the whole model and batch."""
+    """Return loss and gradients of the whole model and batch."""
     model = nn.Sequential(*pieces)
     model.zero_grad()
     loss = F.cross_entropy(model(samples), labels)
@@ -462,31 +483,41 @@ def in_one_process() -> tuple[float, list[torch.Tensor]]:
 
 
 def largest_difference(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
-    """Between two lists of tensors."""
+    """Return the largest difference between two lists of tensors."""
     return max(float((one - other).abs().max()) for one, other in zip(some, others))
 
 
 true_loss, true_grads = in_one_process()
 nn.Sequential(*pieces).zero_grad()
-results = run_ranks(one_step, 4, 4)
+results = run_ranks(one_step, 4, 4, trace=True)
 print(f"loss: {true_loss:.12f} in one process, {results[-1][0]:.12f} on the last rank")
 first = 0
 for rank, (_, grads) in enumerate(results):
     print(f"rank {rank}: {len(grads)} gradients, largest difference {largest_difference(grads, true_grads[first:]):.1e}")
     first += len(grads)
+print("messages of all ranks:", results.trace.to_perfetto("pipeline_trace.json").name)
 
 # %% [markdown] id="measure_text"
 # ### Planned and measured
 #
-# Is the run the one that you drew? To see the schedule and not your processor, the ranks *sleep* instead of computing: one unit for a forward,
-# two for a backward. The lower drawing is made from the clock of each rank. **What do you expect:** the same picture, or wider bubbles?
+# Does the run match the plan? To measure the schedule and not your processor, the ranks *sleep* instead of
+# computing: one unit for a forward, two for a backward. The lower drawing shows the times that each rank
+# measures.
+#
+# **Predict:** how long does the step take, in milliseconds, by the plan and in your loop? A forward sleeps
+# `MILLISECONDS`, a backward twice as long; there are 4 ranks and 8 micro-batches.
+
+# %% id="predict_measured" tags=["prediction"]
+step_predicted = {"planned": None, "your loop": None}  # milliseconds
 
 # %% id="run_measured" tags=["demo"]
 import time
 
+from dlo_lib.labkit import predictions
+
 
 def asleep(rows: list[list[str]], unit: float) -> list[tuple[float, float]]:
-    """When each F and B of this rank began and ended."""
+    """Return when each F and B of this rank began and ended."""
     rank, spans, something = dist.get_rank(), [], [torch.zeros(4)] * 64
 
     def nap(units: int):
@@ -502,16 +533,20 @@ def asleep(rows: list[list[str]], unit: float) -> list[tuple[float, float]]:
 
 
 rows = my_rows(4, 8)
-spans = run_ranks(asleep, 4, rows, MILLISECONDS / 1000)
+spans = min((run_ranks(asleep, 4, rows, MILLISECONDS / 1000) for _ in range(2)), key=figures.seconds)  # the faster of two runs
+times = {"planned": MILLISECONDS * (8 + 4 - 1) * 3, "your loop": 1000 * figures.seconds(spans)}
+print(predictions.compared(step_predicted, times, "{:.0f} ms".format))
 figures.planned_and_measured(rows, {"planned": None, "your loop, measured": spans}, MILLISECONDS / 1000)
 
 # %% [markdown] id="measure_lesson"
-# The order is the same, as a rank does its row. But the bubbles are wider than planned. Your messages *block*: a sender waits until the receiver
-# has come to its receive, and the order that saves you from the dead-lock makes ranks wait for messages that they do not need yet.
+# The order is the same, because a rank runs its row. But the bubbles are wider than planned. Your messages
+# *block*: a sender waits until the receiver reaches its receive, and the order that prevents the dead-lock
+# makes ranks wait for messages that they do not need yet.
 #
-# A production runtime pays less. It does not wait for its sends (`dist.isend`; the tensor must live until it has gone), and it posts receives
-# *before* they are needed, so that data moves while the rank computes. `dlo_lib.parallel.pipeline.runtime` does this with the same table. The
-# next cell measures it on the same sleeping ranks.
+# A production runtime waits less. It does not wait for its sends (`dist.isend`; the tensor must live until
+# the send is complete), and it posts receives *before* they are needed, so that data moves while the rank
+# computes. `dlo_lib.parallel.pipeline.runtime` does this with the same table. The next cell measures it on
+# the same sleeping ranks.
 
 # %% id="run_overlapped" tags=["demo"]
 from dlo_lib.optim import train_step
@@ -520,7 +555,7 @@ from dlo_lib.parallel.pipeline.schedules import one_f_one_b
 
 
 class Sleep(torch.autograd.Function):
-    """Sleeps one unit forward, two units backward."""
+    """Sleep one unit in forward, two units in backward."""
 
     @staticmethod
     def forward(ctx, x, unit):
@@ -535,7 +570,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Sleepy(nn.Module):
-    """A layer that takes its time."""
+    """A layer that sleeps."""
 
     def __init__(self, unit: float) -> None:
         super().__init__()
@@ -546,7 +581,7 @@ class Sleepy(nn.Module):
 
 
 def by_the_library(ranks: int, micro_batches: int, unit: float):
-    """The measured spans of all ranks of a second step; the first one also tells the shapes."""
+    """Return the measured spans of all ranks in the second step; the first step also sends the shapes."""
     pipeline = Pipeline({dist.get_rank(): Sleepy(unit)}, one_f_one_b(ranks, micro_batches))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
     batch = [(torch.ones(1, 2, 8), torch.ones(1, 2, dtype=torch.int64)) for _ in range(micro_batches)]
@@ -562,19 +597,22 @@ figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapp
 # %% [markdown] id="split_text"
 # ## 7 · The backward in two parts
 #
+# **Core · 10 min · ●●○**
+#
 # Zero-bubble schedules (lab 17) cut the backward in two. For a linear layer *y = x Wᵀ + b*:
 #
 # $$\frac{\partial L}{\partial x} = \frac{\partial L}{\partial y}\, W \qquad\qquad \frac{\partial L}{\partial W} = \Big(\frac{\partial L}{\partial y}\Big)^{\!T} x, \quad \frac{\partial L}{\partial b} = \sum \frac{\partial L}{\partial y}$$
 #
-# The stage before waits for the left one (cell `I`). Nobody waits for the right ones (cell `W`): they can fill a bubble. Write the backward of a
-# layer that returns the gradient of its input at once, and leaves the rest in the list `later`, as functions without arguments.
+# The previous stage waits for the left gradient (cell `I`). No stage waits for the right ones (cell `W`):
+# they can fill a bubble. Write the backward of a layer that returns the gradient of its input at once, and
+# puts the rest into the list `later`, as functions without arguments.
 #
-# Tensors are (batch, seq, features): the gradients of weight and bias sum over everything but features. They *add* to `.grad`, which may be
-# `None` at first.
+# Tensors are (batch, seq, features): the gradients of weight and bias are sums over batch and seq. They *add*
+# to `.grad`, which may be `None` at first.
 
 # %% nbgrader={"grade_id": "split", "solution": true}
 def linear_backward(grad_y: torch.Tensor, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, later: list) -> torch.Tensor:
-    """The gradient of x, now; `later` gets the work that adds the gradients of weight and bias to their .grad."""
+    """Return the gradient of x; append to `later` the work that adds to the .grad of weight and bias."""
     ### BEGIN SOLUTION
 
     def weight_part():
@@ -587,12 +625,13 @@ def linear_backward(grad_y: torch.Tensor, x: torch.Tensor, weight: nn.Parameter,
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_split", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_split", "grade": true}
 lab.check("split")
 
 # %% [markdown] id="split_after"
-# Inside autograd: a layer whose backward is yours. There are two layers in one graph, and no weight gradients until the list is worked off. The
-# figure shows what that buys: 1F1B, and ZB-H1 with the same memory, for *F = I = W*.
+# The next cell uses your backward inside autograd. Two layers are in one graph, and there are no weight
+# gradients until the functions in the list have run. The figure shows the gain: 1F1B, and ZB-H1 with the same
+# memory, for *F = I = W*.
 
 # %% id="show_split" tags=["demo"]
 from dlo_lib.parallel.pipeline.schedules import zb_h1
@@ -602,7 +641,7 @@ later: list = []
 
 
 class SplitLinear(torch.autograd.Function):
-    """A linear layer whose weight part waits in `later`."""
+    """A linear layer that puts its weight part into `later`."""
 
     @staticmethod
     def forward(ctx, x, weight, bias):
@@ -616,7 +655,7 @@ class SplitLinear(torch.autograd.Function):
 
 
 def two_layers(linear, x: torch.Tensor, first: nn.Linear, second: nn.Linear) -> torch.Tensor:
-    """A loss of two layers that are computed by `linear`."""
+    """Return a loss of two layers that `linear` computes."""
     return linear(torch.tanh(linear(x, first.weight, first.bias)), second.weight, second.bias).square().sum()
 
 
@@ -627,18 +666,190 @@ true_x, *true = torch.autograd.grad(two_layers(F.linear, x, *layers), [x, *layer
 two_layers(SplitLinear.apply, x, *layers).backward()
 print(f"input part: differs from autograd by {largest_difference([x.grad], [true_x]):.1e}")
 print("gradients of weights so far:", [parameter.grad for parameter in layers.parameters()])
-with torch.no_grad():  # outside of backward() autograd would record this work
+with torch.no_grad():  # outside backward(), autograd would record this work
     while later:
         later.pop()()
 print(f"weight part: differs from autograd by {largest_difference([parameter.grad for parameter in layers.parameters()], true):.1e}")
 figures.schedules([one_f_one_b(4, 8), zb_h1(4, 8)])
 
-# %% [markdown] id="delayed_text"
-# ## 8 · Without flush: gradients that come late
+# %% [markdown] id="hybrid_text"
+# ## 8 · With data parallelism
 #
-# A flush costs the bubble at every step. **PipeDream** does without: batch after batch goes in, every backward is followed by an update of that
-# stage. No bubble at all. But look at the row of rank 0 of *p*: between the forward of a batch and its backward, *p - 1* other backwards have
-# updated the weights. So the gradient that arrives belongs to weights of the past:
+# **Core · 10 min · ●●○**
+#
+# The ranks form a grid: 2 × 2 ranks are two pipelines of two stages.
+#
+# | | stage 0 | stage 1 |
+# |---|---|---|
+# | pipeline 0 | rank 0 | rank 1 |
+# | pipeline 1 | rank 2 | rank 3 |
+#
+# Each pipeline takes half of the micro-batches. Activations and gradients of activations pass along a
+# **row**. After the last backward of the step, the ranks of a **column**, which hold the same stage, add
+# their gradients.
+#
+# - `stage_group` returns the process group of the column of this rank. `dist.new_group` is collective: every
+#   rank must call it for **every** group, in the same order, also for those in which it is not. It is slow
+#   too, so a program creates its groups once, before the first step, and never inside `hybrid_step`.
+# - `hybrid_step` runs in every step. `step(before, after)` does the work of the row of this rank, with the
+#   neighbours that you pass. The loss is divided by the valid targets of *all* pipelines (`every_target` of
+#   step 6), so add the gradients; do not average them.
+
+# %% nbgrader={"grade_id": "hybrid", "solution": true}
+def stage_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
+    """Return the group of the ranks that hold the same stage as this rank, of world / stages pipelines."""
+    ### BEGIN SOLUTION
+    groups = [dist.new_group(list(range(each, world, stages))) for each in range(stages)]
+    return groups[rank % stages]
+    ### END SOLUTION
+
+
+def hybrid_step(step, parameters: list[nn.Parameter], rank: int, stages: int, group: dist.ProcessGroup) -> None:
+    """Run a step on this rank; then each .grad is that of the micro-batches of all pipelines.
+
+    group: that of stage_group.
+    """
+    ### BEGIN SOLUTION
+    place = rank % stages
+    step(rank - 1 if place > 0 else None, rank + 1 if place < stages - 1 else None)
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, group=group)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_hybrid", "grade": true}
+lab.check("hybrid")
+
+# %% [markdown] id="hybrid_after"
+# The next cell runs the six micro-batches of the MLP of step 6 on two pipelines of two stages, and compares
+# with one process.
+
+# %% id="run_hybrid" tags=["demo"]
+def two_by_two() -> list[torch.Tensor]:
+    """Return the gradients of this rank."""
+    torch.set_default_dtype(torch.float64)
+    rank, stages = dist.get_rank(), 2
+    pipeline, place = divmod(rank, stages)
+    mine = slice(pipeline * 3, pipeline * 3 + 3)
+    stage = stages_of(stages)[place]
+
+    rows, shapes = with_messages(my_rows(stages, 3)), shapes_into(stage, micro_inputs[mine])
+
+    def step(before, after):
+        pipeline_step(stage, rows[place], micro_inputs[mine], micro_targets[mine], micro_targets, shapes, before, after)
+
+    group = stage_group(rank, 4, stages)  # once, before the first step
+    hybrid_step(step, list(stage.parameters()), rank, stages, group)
+    return [parameter.grad for parameter in stage.parameters()]
+
+
+for rank, grads in enumerate(run_ranks(two_by_two, 4)):
+    expected = true_grads[: len(grads)] if rank % 2 == 0 else true_grads[-len(grads) :]
+    print(f"rank {rank}: largest difference to one process {largest_difference(grads, expected):.1e}")
+
+# %% [markdown] id="hybrid_lesson"
+# `DistributedDataParallel` around each stage does the same, with two differences. It divides by the number of
+# replicas, so multiply the loss by that number. And it all-reduces after every micro-batch, so run all
+# micro-batches except the last under `no_sync()`.
+
+# %% [markdown] id="scale_text"
+# ## 9 · At scale
+#
+# The pipeline of the library trains a Llama with any of these schedules, on a cluster with one process for
+# each GPU. `cluster.submit` works on a cluster and on this machine: with `dry_run` it returns the script for
+# SLURM; without SLURM it runs the *same options* on this machine, with two processes and a small model. A
+# second call with the same arguments finds the same job.
+
+# %% id="run_at_scale" tags=["demo"]
+from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
+
+flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
+large = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
+
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
+print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
+job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
+print("Here, 2 ranks of the small model:")
+print(at_scale.steps(job))
+
+# %% [markdown] id="scale_lesson"
+# Which links should a pipeline use? Count what a rank sends for each token, forward and backward. A pipeline
+# sends the activations and their gradients, at the cuts. Tensor parallelism over *t* ranks (lab 19) sends
+# *8(t - 1)/t* times the hidden size in *every block*.
+#
+# **Predict:** how many numbers for each token does a rank send, in a pipeline of 4 ranks and with tensor
+# parallelism over 4 ranks? The model is Llama 3.2 3B: hidden size 3,072, 28 blocks.
+
+# %% id="predict_wire" tags=["prediction"]
+wire_predicted = {"pipeline": None, "tensor parallelism": None}  # numbers for each token
+
+# %% id="show_wire" tags=["demo"]
+from dlo_lib.models import model_config
+
+config, ranks = model_config("llama-3.2-3b"), 4
+sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
+print(predictions.compared(wire_predicted, sent, "{:,.0f}".format))
+
+# %% [markdown] id="wire_lesson"
+# So use pipeline parallelism *between* nodes, where links are slow, and tensor parallelism inside a node.
+
+# %% [markdown] id="optional_text"
+# The three exercises below are optional: no later part needs them. Exercise 12 is compared with exercise 11.
+
+# %% [markdown] id="partition_text"
+# ## 10 · Cut the model
+#
+# **Optional · 15 min · ●●●**
+#
+# A model is a sequence of *pieces* with costs. A stage is a run of successive pieces, and no stage may be
+# empty. Find the cut whose most costly stage has the least cost.
+#
+# You cannot try all cuts: 80 pieces can be cut into 16 stages in more than 10¹⁵ ways. Dynamic programming
+# finds the best cut in about 50,000 steps. Let *C(k, n)* be the cost of the slowest of *k* stages in the best
+# cut of the first *n* pieces. The last of these stages begins at some piece *j*:
+#
+# $$C(k, n) = \min_{j} \max\big(C(k-1, j),\ \text{cost of pieces } j \ldots n-1\big)$$
+#
+# Costs may be fractions (seconds) as well as whole numbers.
+
+# %% nbgrader={"grade_id": "partition", "solution": true}
+def stage_starts(costs: list[float], stages: int) -> list[int]:
+    """Return the number of the first piece of each stage: [0, ...], in ascending order.
+
+    The most costly stage costs as little as possible; no stage is empty.
+    """
+    ### BEGIN SOLUTION
+    upto = [0.0]
+    for cost in costs:
+        upto.append(upto[-1] + cost)
+    best = {0: (0.0, [])}  # for each number of pieces: the slowest stage so far, and the starts
+    for stage in range(stages):
+        best = {
+            end: min((max(best[start][0], upto[end] - upto[start]), [*best[start][1], start]) for start in best if start < end)
+            for end in range(stage + 1, len(costs) + 1)
+        }
+    return best[len(costs)][1]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_partition", "grade": true}
+lab.check("partition")
+
+# %% id="show_partition" tags=["demo"]
+print(f"80 pieces in 16 stages: {math.comb(79, 15):.1e} cuts")
+figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_starts(llama, 4)})
+
+# %% [markdown] id="delayed_text"
+# ## 11 · Without flush: delayed gradients
+#
+# **Optional · 12 min · ●●○**
+#
+# A flush costs the bubble in every step. **PipeDream** has no flush: batches follow each other without a
+# pause, and a stage is updated after each of its backwards. There is no bubble. But look at the row of rank 0
+# of *p*: between the forward of a batch and its backward, *p - 1* other backwards have updated the weights.
+# So the gradient belongs to older weights:
 #
 # $$w_s(t+1) = w_s(t) - \eta\ \nabla_s f\big(w_0(t-\tau_0),\ \ldots,\ w_{p-1}(t-\tau_{p-1})\big), \qquad w(t) = w(0)\ \text{for}\ t < 0$$
 #
@@ -648,13 +859,14 @@ figures.schedules([one_f_one_b(4, 8), zb_h1(4, 8)])
 # | PipeDream, weight stashing | *p - 1 - s* | up to *p - s* |
 # | 2BW: gradients of several micro-batches are added up before an update | 1 for every stage | 2 |
 #
-# An asynchronous pipeline is *not* equal to synchronous training, and no patience in debugging will make it so. Its twin is this formula. Write it.
+# An asynchronous pipeline is *not* equal to synchronous training; the difference is not a bug. Its twin is
+# this formula. Write it.
 
 # %% nbgrader={"grade_id": "delayed", "solution": true}
 def delayed_training(weights: list[torch.Tensor], gradients_of, lr: float, delays: list[int], steps: int) -> list[torch.Tensor]:
-    """The weights after `steps` updates; weights[s] and delays[s] belong to stage s.
+    """Return the weights after `steps` updates; weights[s] and delays[s] belong to stage s.
 
-    gradients_of(weights, t) gives the gradients of batch t = 0, 1, ... at these weights, one tensor a stage.
+    gradients_of(weights, t) returns the gradients of batch t = 0, 1, ... at these weights, one tensor per stage.
     """
     ### BEGIN SOLUTION
     versions = [weights]
@@ -665,17 +877,18 @@ def delayed_training(weights: list[torch.Tensor], gradients_of, lr: float, delay
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_delayed", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_delayed", "grade": true}
 lab.check("delayed")
 
 # %% [markdown] id="delayed_after"
-# What does the delay cost? An MLP of eight layers in eight stages, three schemes, two learning rates. (The batch is always the same, so that the
-# curves are smooth.) The axis is **time**: with flush and 8 micro-batches an update also pays for the bubble of 1F1B. **Before you run it:**
-# which learning rate will forgive the delays?
+# What does the delay cost? The next cell trains an MLP of eight layers in eight stages, with three schemes
+# and two learning rates. (The batch is always the same, so that the curves are smooth.) The axis is **time**:
+# with flush and 8 micro-batches an update also includes the bubble of 1F1B. **Before you run it:** at which
+# learning rate do the delays matter less?
 
 # %% id="run_delayed" tags=["demo"]
 def chain(seed: int, stages: int = 8, width: int = 16) -> list[torch.Tensor]:
-    """One matrix for each stage."""
+    """Return one matrix for each stage."""
     generator = torch.Generator().manual_seed(seed)
     return [1.3 * torch.randn(width, width, generator=generator, dtype=torch.float64) / width**0.5 for _ in range(stages)]
 
@@ -686,7 +899,7 @@ goals = torch.tanh(samples_in @ chain(seed=5, stages=1)[0].T)
 
 
 def gradients_of_chain(weights: list[torch.Tensor], losses: list[float]) -> list[torch.Tensor]:
-    """The gradients of all stages at these weights; the loss goes into `losses`."""
+    """Return the gradients of all stages at these weights; append the loss to `losses`."""
     own = [weight.detach().clone().requires_grad_() for weight in weights]
     x = samples_in
     for weight in own:
@@ -698,7 +911,7 @@ def gradients_of_chain(weights: list[torch.Tensor], losses: list[float]) -> list
 
 
 def curve(delays: list[int], lr: float, update: float) -> list[tuple[float, float]]:
-    """Time and loss of each forward, where an update takes `update`."""
+    """Return time and loss of each forward, where an update takes `update`."""
     losses = []
     delayed_training(chain(seed=3), lambda weights, t: gradients_of_chain(weights, losses), lr, delays, STEPS)
     return [(t * update, loss) for t, loss in enumerate(losses) if t * update <= STEPS]
@@ -710,29 +923,33 @@ print(f"an update takes {flush:.2f} with flush, 1 without")
 figures.losses({lr: {name: curve(delays, lr, update) for name, (delays, update) in SCHEMES.items()} for lr in (0.3, 2.0)})
 
 # %% [markdown] id="delayed_lesson"
-# With a small learning rate the weights of a few updates ago are nearly those of now. Each delayed update is a little worse, but there are more of
-# them: by the clock, the schemes without bubble are no slower, and 2BW is ahead. With a large one, old gradients push in directions that are no
-# longer right, and the delay costs more than the bubble did. Large language models are trained with a flush, as a rule.
+# With a small learning rate, the weights of a few updates ago are nearly the current ones. Each delayed
+# update is a little worse, but there are more of them: in the same time, the schemes without bubble are no
+# slower, and 2BW is ahead. With a large learning rate, the directions of old gradients are no longer right,
+# and the delay costs more than the bubble. Large language models are usually trained with a flush.
 
 # %% [markdown] id="stash_text"
-# ## 9 · PipeDream for real: weight stashing
+# ## 12 · PipeDream on ranks: weight stashing
 #
-# Now on ranks. Your table for many batches, without a flush between them, is PipeDream's: only an update follows each backward. And your loop
-# stays as it is! What changes is the stage.
+# **Optional · 20 min · ●●●**
 #
-# Backward multiplies by weights. They must be **those that the forward of this batch has read**, else the result is the gradient of nothing.
-# (If you update weights in place between the two, PyTorch notices and refuses. If you run the forward again with the new weights, nobody notices.) So
-# the forward works on a copy of the newest weights, and keeps it: *weight stashing*.
+# Your table for many batches, without a flush between them, is that of PipeDream: only an update follows each
+# backward. Your loop does not change; the stage does.
 #
-# - `stash_forward`: as `stage_forward`, but with copies of the parameters as they are now, that require gradients.
-#   `torch.func.functional_call(stage, {name: tensor, ...}, (x,))` runs a module with other parameters; names are those of
-#   `stage.named_parameters()`.
+# Backward multiplies by weights. They must be **those that the forward of this batch has read**, otherwise
+# the result is not the gradient of any loss. (If you update weights in place between the two, PyTorch raises
+# an error. If you run the forward again with the new weights, there is no error.) So the forward uses a copy
+# of the newest weights, and keeps it: *weight stashing*.
+#
+# - `stash_forward`: as `stage_forward`, but with copies of the current parameters, that require gradients.
+#   `torch.func.functional_call(stage, {name: tensor, ...}, (x,))` runs a module with other parameters; the
+#   names are those of `stage.named_parameters()`.
 # - `stash_backward`: as `stage_backward`, then update the **newest** parameters, in place: `parameter -= lr * gradient`, under
 #   `torch.no_grad()`.
 
 # %% nbgrader={"grade_id": "stash", "solution": true}
 def stash_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=None) -> torch.Tensor:
-    """Forward of batch i with the newest weights, of which a copy is kept until its backward."""
+    """Run the forward of batch i with the newest weights, and keep a copy of them until its backward."""
     ### BEGIN SOLUTION
     version = {name: parameter.detach().clone().requires_grad_() for name, parameter in stage.named_parameters()}
     x = x.detach().requires_grad_(x.is_floating_point())
@@ -745,7 +962,7 @@ def stash_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=No
 
 
 def stash_backward(stage: nn.Module, kept: dict, i: int, grad: torch.Tensor | None, lr: float) -> torch.Tensor | None:
-    """Backward of batch i with the weights of its forward; then the stage's parameters take a step of gradient descent."""
+    """Run the backward of batch i with the weights of its forward; then make a step of gradient descent."""
     ### BEGIN SOLUTION
     version, x, output = kept.pop(i)
     output.backward(grad)
@@ -756,11 +973,12 @@ def stash_backward(stage: nn.Module, kept: dict, i: int, grad: torch.Tensor | No
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_stash", "grade": true, "points": 5}
+# %% nbgrader={"grade_id": "test_stash", "grade": true}
 lab.check("stash")
 
 # %% [markdown] id="stash_after"
-# Your ranks against your formula: PipeDream on four processes, and `delayed_training` in this one.
+# The next cell compares your ranks with your formula: PipeDream on four processes, and `delayed_training` in
+# this one.
 
 # %% id="run_pipedream" tags=["demo"]
 class Layer(nn.Module):
@@ -775,7 +993,7 @@ class Layer(nn.Module):
 
 
 def pipedream(ranks: int, lr: float) -> torch.Tensor:
-    """The weights of this rank's stage after all batches."""
+    """Return the weights of the stage of this rank after all batches."""
     torch.set_default_dtype(torch.float64)
     rank, kept = dist.get_rank(), {}
     stage = Layer(chain(seed=3, stages=ranks)[rank])
@@ -794,122 +1012,117 @@ for name, delays in {"delays 3, 2, 1, 0": [3, 2, 1, 0], "delays 1, 1, 1, 1": [1]
     twin = delayed_training(chain(seed=3, stages=4), lambda weights, t: gradients_of_chain(weights, []), 0.3, delays, STEPS)
     print(f"{name:18} differs from the ranks by", ", ".join(f"{(a - b).abs().max():.1e}" for a, b in zip(on_ranks, twin)))
 
-# %% [markdown] id="hybrid_text"
-# ## 10 · With data parallelism
+# %% [markdown] id="standard_text"
+# ## 13 · The same with `torch.distributed.pipelining`
 #
-# Draw the ranks as a grid: 2 × 2 ranks are two pipelines of two stages.
-#
-# | | stage 0 | stage 1 |
-# |---|---|---|
-# | pipeline 0 | rank 0 | rank 1 |
-# | pipeline 1 | rank 2 | rank 3 |
-#
-# Each pipeline takes half of the micro-batches. Activations and gradients of activations pass along a **row**. After the last backward of the
-# step the ranks of a **column**, which hold the same stage, add their gradients.
-#
-# `step(before, after)` does the work of this rank's row, with the neighbours that you give. The loss is divided by the valid targets of *all*
-# pipelines (step 2), so gradients are added, not averaged. Every rank must call `dist.new_group` for **every** group, in the same order, also
-# for those in which it is not.
+# On Monday PyTorch runs the pipeline. `PipelineStage` is your step 2, `Schedule1F1B` is your steps 3 to 6. The
+# same two rules remain yours: the loss of a micro-batch is divided by the targets of the whole batch, so
+# `scale_grads=False`; and all micro-batches must have one shape. The next cell passes this form to the check of
+# your `pipeline_step`.
 
-# %% nbgrader={"grade_id": "hybrid", "solution": true}
-def hybrid_step(step, parameters: list[nn.Parameter], rank: int, world: int, stages: int) -> None:
-    """A step of world / stages pipelines, on this rank; then each .grad is that of the micro-batches of all pipelines."""
-    ### BEGIN SOLUTION
-    place = rank % stages
-    step(rank - 1 if place > 0 else None, rank + 1 if place < stages - 1 else None)
-    groups = [dist.new_group(list(range(each, world, stages))) for each in range(stages)]
-    for parameter in parameters:
-        dist.all_reduce(parameter.grad, group=groups[place])
-    ### END SOLUTION
+# %% id="standard_step" tags=["demo"]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 
-# %% nbgrader={"grade_id": "test_hybrid", "grade": true, "points": 3}
-lab.check("hybrid")
-
-# %% [markdown] id="hybrid_after"
-# The six micro-batches of the MLP of step 6, on two pipelines of two stages, against one process.
-
-# %% id="run_hybrid" tags=["demo"]
-def two_by_two() -> list[torch.Tensor]:
-    """The gradients of this rank."""
-    rank, stages = dist.get_rank(), 2
-    pipeline, place = divmod(rank, stages)
-    mine = slice(pipeline * 3, pipeline * 3 + 3)
-    stage = stages_of(stages)[place]
-
-    def step(before, after):
-        on_one_rank(stage, my_rows(stages, 3), micro_inputs[mine], micro_targets[mine], place, before, after)
-
-    hybrid_step(step, list(stage.parameters()), rank, 4, stages)
-    return [parameter.grad for parameter in stage.parameters()]
+def torch_schedule(stage: nn.Module, micro_batches: int, every_target: list) -> Schedule1F1B:
+    """Return the schedule of this rank."""
+    part = PipelineStage(stage, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    return Schedule1F1B(part, micro_batches, loss_fn=lambda output, target: loss_part(output, target, every_target), scale_grads=False)
 
 
-for rank, grads in enumerate(run_ranks(two_by_two, 4)):
-    expected = true_grads[: len(grads)] if rank % 2 == 0 else true_grads[-len(grads) :]
-    print(f"rank {rank}: largest difference to one process {largest_difference(grads, expected):.1e}")
+def torch_step(stage, row, inputs, targets, every_target, shapes, before, after) -> float:
+    """Run a step of this rank, as pipeline_step. PyTorch needs neither the row nor the shapes."""
+    schedule, losses = torch_schedule(stage, len(inputs), every_target), []
+    schedule.step(*([torch.cat(inputs)] if before is None else []), target=torch.cat(targets) if after is None else None, losses=losses)
+    return sum(loss.item() for loss in losses)
 
-# %% [markdown] id="hybrid_lesson"
-# `DistributedDataParallel` around each stage does the same, with two differences to mind. It divides by the number of replicas, so multiply the
-# loss by that number. And it would all-reduce after every micro-batch: all but the last one belong under `no_sync()`.
 
-# %% [markdown] id="scale_text"
-# ## 11 · At scale
-#
-# The library's pipeline trains a Llama with any of these schedules, on a cluster with one process for each GPU. `cluster.submit` is one call for a
-# cluster and for here: with `dry_run` it shows the script that SLURM would get; without SLURM it runs the *same options* here, on two processes
-# and a small model. The same call made again finds the same job.
+lab.check("step", instead={"pipeline_step": torch_step})
 
-# %% id="run_at_scale" tags=["demo"]
-from dlo_lib import cluster
+# %% [markdown] id="standard_mesh_text"
+# The groups of step 8 come from a `DeviceMesh`, a grid of ranks with named dimensions.
 
-flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
-large = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
+# %% id="standard_mesh" tags=["demo"]
+def mesh_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
+    """Return the group of the ranks with the same stage."""
+    mesh = init_device_mesh("cpu", (world // stages, stages), mesh_dim_names=("data", "pipeline"))
+    return mesh.get_group("data")
 
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
-print("For SLURM, a node of 4 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
-print("Here, 2 ranks of the small model:")
-for line in job.metrics():
-    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
 
-# %% [markdown] id="scale_lesson"
-# Where does a pipeline belong on a machine? Count what a rank sends for each token, forward and backward: a pipeline its activations and their
-# gradients, at the cuts; tensor parallelism (lab 19) about eight times the hidden size in *every block*.
+lab.check("hybrid", instead={"stage_group": mesh_group})
 
-# %% id="show_wire" tags=["demo"]
-from dlo_lib.models import model_config
+# %% [markdown] id="standard_table_text"
+# The table compares both on two ranks, with 8 equal micro-batches of the MLP. The time is the least of several
+# steps on each rank, then the largest of the ranks. PyTorch's schedule is made once, as in a program.
 
-config, ranks = model_config("llama-3.2-3b"), 4
-print(f"pipeline, {ranks} ranks: {2 * config.hidden:,} numbers for each token")
-print(f"tensor parallelism: {8 * config.hidden * (ranks - 1) // ranks * config.num_layers:,} numbers for each token")
+# %% id="run_standard" tags=["demo"]
+from dlo_lib.labkit import side_by_side
 
-# %% [markdown] id="wire_lesson"
-# So the pipeline is the model parallelism to take *between* nodes, where links are slow; tensor parallelism stays inside a node.
+
+def two_ranks(form: str, steps: int) -> float:
+    """Return the time of the fastest of `steps` steps on this rank."""
+    torch.set_default_dtype(torch.float64)
+    rank = dist.get_rank()
+    stage, x, y = stages_of(2)[rank], samples[:40].split(5), labels[:40].split(5)
+    before, after = neighbours(rank, 2, rank)
+    row, shapes, schedule = with_messages(my_rows(2, 8))[rank], shapes_into(stage, x), torch_schedule(stage, 8, y)
+    taken = []
+    for _ in range(steps):
+        dist.barrier()
+        began = time.perf_counter()
+        if form == "yours":
+            pipeline_step(stage, row, x, y, y, shapes, before, after)
+        else:
+            schedule.step(*([samples[:40]] if before is None else []), target=labels[:40] if after is None else None)
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+yours = [my_rows, with_messages, run_row, stage_forward, stage_backward, loss_part, pipeline_step]
+forms = []
+for name, form, code in (("your pipeline", "yours", yours), ("Schedule1F1B", "torch", [loss_part, torch_schedule, torch_step])):
+    run = run_ranks(two_ranks, 2, form, 2 + STEPS // 10, trace=True)
+    steps = 2 + STEPS // 10
+    forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), max(run), run.trace.bytes("send", rank=0) / steps))
+print(side_by_side.table(forms))
+
+# %% [markdown] id="standard_lesson"
+# "Communicated" is what rank 0 sends in a step. It sends the same activations in both forms; PyTorch's first
+# step also sends their shape and dtype. Both hold at most *p - r* micro-batches. `Schedule1F1B` receives with
+# `irecv` and posts a send and a receive together (`batch_isend_irecv`), which is its answer to the dead-lock of
+# step 4. The models here are so small that the time is that of Python and of messages.
 
 # %% [markdown] id="quiz_text"
-# ## 12 · Quiz
+# ## 14 · Quiz
 #
-# Answer with the letter, for example `{"q1": "a", ...}`. The check here says whether every question has an answer; right answers count in grading.
+# **Core · 5 min · ●○○**
+#
+# Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only whether every question has
+# an answer; grading counts the right ones.
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
 
 # %% nbgrader={"grade_id": "quiz", "solution": true}
 ### BEGIN SOLUTION: quiz = {"q1": "", "q2": "", "q3": "", "q4": "", "q5": "", "q6": ""}
-quiz = {"q1": "c", "q2": "c", "q3": "a", "q4": "b", "q5": "c", "q6": "d"}
+quiz = {"q1": "c", "q2": "c", "q3": "a", "q4": "b", "q5": "b", "q6": "c"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 7}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Make your loop faster: `dist.isend` for every send (keep the tensor until the work is done), receives posted one cell ahead. Draw it again.
-# - Your `with_messages` goes round the ranks. Choose instead the rank that is earliest in *time*, with B = 2F. Does the measured drawing change?
-# - Read `dlo_lib/parallel/pipeline/runtime.py`: which cells does it know that your loop does not? What would two stages a rank need?
-# - A tied embedding lies on the first and on the last rank. Whose gradient is right? (`dlo_lib/parallel/pipeline/tied.py`.)
+# - Make your loop faster: use `dist.isend` for every send (keep the tensor until the work is done), and post
+#   receives one cell ahead. Draw the run again.
+# - The reference `with_messages` takes the ranks in turn. Choose instead the rank that is earliest in *time*,
+#   with B = 2F. Does the measured drawing change?
+# - Read `dlo_lib/parallel/pipeline/runtime.py`: which cells does it know that your loop does not? What would
+#   two stages per rank need?
+# - A tied embedding is on the first and on the last rank. What is its gradient?
+#   (`dlo_lib/parallel/pipeline/tied_embeddings.py`.)
 # - Give `stash_backward` momentum. Which weights and which velocity belong together?
 #
 # ## References

@@ -1,4 +1,4 @@
-"""A small course, released: what a student's installation has."""
+"""A small released course, as in the installation of a student."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.grading.course import source_labs
-from dlo_lib.grading.release import release_lab
+from dlo_lib.grading.lab.course import source_labs
+from dlo_lib.grading.lab.release import release_lab
 
 SMALL_COURSE = Path(__file__).resolve().parents[1] / "grading" / "small_course"
 
@@ -30,10 +30,17 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def dlo() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command as a person does."""
+    """Run the command as a user does."""
 
     def run(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from dlo_lib.cli import main; main()", *arguments]
-        return subprocess.run(command, cwd=folder, env=dict(os.environ, COLUMNS="200"), capture_output=True, text=True, timeout=120)
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=dict(os.environ, COLUMNS="200"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
 
     return run

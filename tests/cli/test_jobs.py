@@ -1,4 +1,4 @@
-"""`dlo jobs`: what a notebook submitted, in the terminal."""
+"""`dlo jobs`: the jobs of a notebook, in the terminal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ import pytest
 
 from dlo_lib import cluster
 from dlo_lib.cluster import Job, State
+from tests.cli.in_process import Dlo, commands
 
-Dlo = Callable[..., subprocess.CompletedProcess[str]]
+Terminal = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dlo:
+    """Run a command in this process; `dlo` runs one in another process, as a terminal does."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return commands(monkeypatch, capsys)
 
 
 @pytest.fixture
 def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Job]:
-    """A sweep of two on this machine, whose second element runs until it is cancelled."""
+    """A sweep of two elements on this machine; the second runs until it is cancelled."""
     monkeypatch.setenv("DLO_SITE", "local")
     monkeypatch.setenv("DLO_POLL_S", "0.1")
     monkeypatch.chdir(tmp_path)
@@ -31,34 +39,47 @@ def submitted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Job]:
     job.cancel()
 
 
-def test_list_show_logs_cancel(submitted: Job, dlo: Dlo) -> None:
+def test_list_show_logs_cancel(submitted: Job, dlo: Terminal, here: Dlo) -> None:
     listed = dlo("jobs")
     assert listed.returncode == 0
-    assert all(part in listed.stdout for part in (submitted.record.digest[:8], "nightly", "local", "1 running, 1 completed"))
-    assert [row["state"] for row in json.loads(dlo("jobs", "list", "--json").stdout)] == ["1 running, 1 completed"]
+    assert all(
+        part in listed.stdout
+        for part in (submitted.record.digest[:8], "nightly", "local", "1 running, 1 completed")
+    )
+    assert [row["state"] for row in json.loads(here("jobs", "list", "--json").out)] == [
+        "1 running, 1 completed"
+    ]
 
-    shown = dlo("jobs", "show", "nightly").stdout
+    shown = here("jobs", "show", "nightly").out
     assert "number=1" in shown
     assert str(submitted.folder) in shown
     assert "set -euo pipefail" in shown
-    assert [row["state"] for row in json.loads(dlo("jobs", "show", "nightly", "--json").stdout)] == ["completed", "running"]
+    assert [row["state"] for row in json.loads(here("jobs", "show", "nightly", "--json").out)] == [
+        "completed",
+        "running",
+    ]
 
-    assert dlo("jobs", "logs", submitted.record.digest[:8]).stdout == "element 0\n"
-    assert dlo("jobs", "logs", "nightly", "--element", "1", "-n", "5").stdout == "element 1\n"
-    missing = dlo("jobs", "logs", "nightly", "-e", "2")
-    assert (missing.returncode, missing.stderr) == (2, f"dlo: {submitted.name} has no element 2: use 0 to 1\n")
+    assert here("jobs", "logs", submitted.record.digest[:8]).out == "element 0\n"
+    assert here("jobs", "logs", "nightly", "--element", "1", "-n", "5").out == "element 1\n"
+    missing = here("jobs", "logs", "nightly", "-e", "2")
+    assert (missing.status, missing.err) == (2, f"dlo: {submitted.name} has no element 2: use 0 to 1\n")
 
     assert dlo("jobs", "cancel", "nightly").stdout == f"{submitted.name} is cancelled\n"
     assert submitted.status()[1].state is State.CANCELLED
-    assert dlo("jobs", "logs", "-f", "nightly", "-e", "1").stdout.startswith("element 1\n"), "following ends with the job"
-    assert "was over already" in dlo("jobs", "cancel", "nightly").stdout
+    assert dlo("jobs", "logs", "-f", "nightly", "-e", "1").stdout.startswith("element 1\n"), (
+        "following ends with the job"
+    )
+    assert "has already ended" in here("jobs", "cancel", "nightly").out
 
 
-def test_without_jobs_it_says_how_to_submit_one(dlo: Dlo) -> None:
-    done = dlo("jobs")
-    assert (done.returncode, done.stdout) == (0, "no jobs yet: they are submitted with dlo_lib.cluster.submit, see slurm/README.md\n")
+def test_without_jobs_the_list_shows_how_to_submit_one(here: Dlo) -> None:
+    done = here("jobs")
+    assert (done.status, done.out) == (
+        0,
+        "no jobs yet: submit one with dlo_lib.cluster.submit, see slurm/README.md\n",
+    )
 
 
-def test_a_job_that_does_not_exist_is_one_line(dlo: Dlo) -> None:
-    done = dlo("jobs", "show", "nightly")
-    assert (done.returncode, done.stderr) == (2, 'dlo: unknown job "nightly": Known: none\n')
+def test_a_job_that_does_not_exist_is_one_line(here: Dlo) -> None:
+    done = here("jobs", "show", "nightly")
+    assert (done.status, done.err) == (2, 'dlo: unknown job "nightly": Known: none\n')

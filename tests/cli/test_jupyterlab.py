@@ -1,4 +1,6 @@
-"""`dlo lab` in a real browser: the lab opens, a check answers under its cell, nbgrader's extensions are there."""
+"""`dlo lab` in a real browser: the lab opens, a check prints under its cell, the extensions of nbgrader are
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,15 @@ from pathlib import Path
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+QUIET = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="NOT TESTED HERE: JupyterLab in a browser (install chromium)"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="NOT TESTED HERE: JupyterLab in a browser (install chromium)"
+    ),
 ]
 
 
@@ -30,7 +35,12 @@ def server(course: Path, tmp_path: Path) -> Iterator[str]:
     environment = dict(os.environ, HOME=str(tmp_path / "home"), PYTHONUNBUFFERED="1")
     (tmp_path / "home").mkdir()
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     assert process.stdout is not None
     said = ""
@@ -45,7 +55,7 @@ def server(course: Path, tmp_path: Path) -> Iterator[str]:
     process.wait(30)
 
 
-def test_a_student_opens_a_lab_and_a_check_answers(server, tmp_path):
+def test_a_student_opens_a_lab_and_runs_a_check(server, tmp_path):
     from playwright.sync_api import expect, sync_playwright
 
     base, token = server.split("/lab?")

@@ -1,4 +1,4 @@
-"""The student's own copy of a lab is the student's: the course never writes over it."""
+"""An update of the course never overwrites the notebooks of a student."""
 
 import json
 
@@ -17,7 +17,7 @@ def test_the_first_start_copies_the_labs(course):
     assert (own() / "small.ipynb").read_bytes() == (released / "small.ipynb").read_bytes()
 
 
-def test_the_students_work_survives_every_later_start(course):
+def test_the_work_of_a_student_survives_every_later_start(course):
     update_workspace()
     (own() / "small.ipynb").write_text("my work")
     (own() / "notes.txt").write_text("my notes")
@@ -28,7 +28,7 @@ def test_the_students_work_survives_every_later_start(course):
     assert (own() / "notes.txt").read_text() == "my notes"
 
 
-def test_a_newer_release_replaces_only_an_untouched_notebook(course):
+def test_a_newer_release_replaces_only_an_unchanged_notebook(course):
     update_workspace()
     released = course / "labs" / "91_small" / "small.ipynb"
     notebook = json.loads(released.read_text())
@@ -45,8 +45,10 @@ def test_a_newer_release_replaces_only_an_untouched_notebook(course):
     assert (own() / "small.ipynb").read_text() == "my work"
 
 
-def test_checks_are_always_those_of_the_course(course):
+def test_checks_are_always_updated(course):
     update_workspace()
-    (own() / "checks.py").write_text("# all is well")
+    (own() / "checks" / "questions.py").write_text("# all is well")
     update_workspace()
-    assert (own() / "checks.py").read_text() == (course / "labs" / "91_small" / "checks.py").read_text()
+    assert (own() / "checks" / "questions.py").read_text() == (
+        course / "labs" / "91_small" / "checks" / "questions.py"
+    ).read_text()

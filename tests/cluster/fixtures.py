@@ -1,4 +1,4 @@
-"""The two virtual clusters of the tests: one with Jean Zay's names and accounting, one with other names, other nodes and no accounting."""
+"""The two virtual clusters of the tests: one like Jean Zay with accounting, one without accounting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dlo_lib.cluster.pytorch import check_pytorch
+from dlo_lib.cluster.site import PACKAGED, sites
+from dlo_lib.errors import UserError
 from tests.cluster.virtual_slurm import Cluster, Nodes, attached
 
 _V100 = ("qos_gpu-t3", "qos_gpu-t4", "qos_gpu-dev")
@@ -31,7 +34,10 @@ JEAN_ZAY = Cluster(
 )
 ELSEWHERE = Cluster(
     name="elsewhere",
-    nodes=(Nodes("big-", 2, cores=32, gpus=2, features="a100"), Nodes("small-", 1, cores=6, gpus=1, features="v100")),
+    nodes=(
+        Nodes("big-", 2, cores=32, gpus=2, features="a100"),
+        Nodes("small-", 1, cores=6, gpus=1, features="v100"),
+    ),
     partitions={"training": (("big-",), "1-00:00:00"), "debug": (("small-",), "0:30:00")},
 )
 OTHER_SITE = """
@@ -52,51 +58,76 @@ def _raised(cluster: Cluster, factory: pytest.TempPathFactory) -> Iterator[Path]
     if missing := cluster.missing():
         pytest.skip(f"NOT TESTED HERE: a real SLURM ({missing})")
     base = factory.getbasetemp()
-    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all workers
+    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # shared by all workers
     with attached(cluster, session / f"slurm-{cluster.name}") as conf:
         yield conf
 
 
 @pytest.fixture(scope="session")
 def jean_zay_conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The slurm.conf of a cluster with Jean Zay's names, raised once a session."""
+    """The slurm.conf of a cluster with Jean Zay's names, started once per session."""
     yield from _raised(JEAN_ZAY, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def elsewhere_conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same of another cluster."""
+    """The slurm.conf of another cluster."""
     yield from _raised(ELSEWHERE, tmp_path_factory)
 
 
 @pytest.fixture
 def log_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Make this process a login node of a cluster: its SLURM commands answer for it, and no job is around it."""
+    """Make this process a login node of a cluster, outside of any job; SLURM's commands use it."""
 
     def to(conf: Path) -> None:
-        for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "DLO_SITE", "DLO_ACCOUNT"))]:
+        for name in [
+            name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "DLO_SITE", "DLO_ACCOUNT"))
+        ]:
             monkeypatch.delenv(name)
         monkeypatch.setenv("SLURM_CONF", str(conf))
-        monkeypatch.setenv("BASH_FUNC_module%%", '() { echo "module $*"; }')  # a function of every shell, where there are modules
+        # A shell function, as with environment modules.
+        monkeypatch.setenv("BASH_FUNC_module%%", '() { echo "module $*"; }')
 
     return to
 
 
+@pytest.fixture(scope="session")
+def jean_zay_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sites of Jean Zay for any build of PyTorch: the virtual nodes have no GPU that it has to support.
+
+    A recent CUDA build lacks the machine code of the V100: a submission from it is rightly refused.
+    """
+    folder = tmp_path_factory.mktemp("sites")
+    for name, known in sites().items():
+        if name.startswith("jean-zay"):
+            try:
+                check_pytorch(known)
+            except UserError:
+                (folder / f"{name}.toml").write_text(f'extends = "{PACKAGED / name}.toml"\narch = ""\n')
+    return folder
+
+
 @pytest.fixture
-def jean_zay(jean_zay_conf: Path, log_in: Callable[[Path], None]) -> None:
-    """This test runs on a login node of the virtual Jean Zay."""
+def jean_zay(
+    jean_zay_conf: Path,
+    jean_zay_sites: Path,
+    log_in: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Run the test on a login node of the virtual Jean Zay."""
     log_in(jean_zay_conf)
+    monkeypatch.setenv("DLO_SITES", str(jean_zay_sites))
 
 
 @pytest.fixture
 def elsewhere(elsewhere_conf: Path, log_in: Callable[[Path], None]) -> None:
-    """This test runs on a login node of the other virtual cluster."""
+    """Run the test on a login node of the other virtual cluster."""
     log_in(elsewhere_conf)
 
 
 @pytest.fixture
 def other_site(tmp_path: Path) -> Path:
-    """The file that describes the other virtual cluster's large nodes."""
+    """Return the file that describes the large nodes of the other virtual cluster."""
     file = tmp_path / "other.toml"
     file.write_text(OTHER_SITE)
     return file

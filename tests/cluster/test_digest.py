@@ -1,4 +1,4 @@
-"""The digest of a call is the same in every process for the same content, and another for any change that matters."""
+"""The digest of a call is the same in every process, and differs after any change that matters."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class Colour(enum.Enum):
 
 def values() -> list[object]:
     return [
-        None, True, 1, 1.0, "1", b"1", [1, 2], [2, 1], (1, 2), {1, 2}, {"a": 1}, {"a": 2}, {"b": 1}, Path("a"), Colour.RED, Colour.BLUE,
-        Point(1, {"a"}), Point(1, {"b"}), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([1]), torch.nn.Linear(2, 2),
-        np.arange(3), np.arange(3.0), len, os.getcwd, os, torch.float32,
+        None, True, 1, 1.0, "1", b"1", [1, 2], [2, 1], (1, 2), {1, 2}, {"a": 1}, {"a": 2}, {"b": 1},
+        Path("a"), Colour.RED, Colour.BLUE, Point(1, {"a"}), Point(1, {"b"}), torch.tensor([1.0]),
+        torch.tensor([2.0]), torch.tensor([1]), torch.nn.Linear(2, 2), np.arange(3), np.arange(3.0), len,
+        os.getcwd, os, torch.float32,
     ]  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def test_order_counts_in_lists_and_not_in_mappings():
     assert digest([1, 2]) != digest([2, 1])
 
 
-def test_a_view_of_a_tensor_is_what_it_shows():
+def test_a_view_of_a_tensor_has_the_digest_of_its_values():
     whole = torch.arange(6.0)
     assert digest(whole[2:4]) == digest(torch.tensor([2.0, 3.0]))
 
@@ -83,7 +84,9 @@ print(digest([fn, {"x": 1}]))
 def in_another_kernel(number: int, **changes: object) -> str:
     cell = CELL.format(**{"factor": 3, "width": 4, "sign": "+", "comment": "# first", **changes})
     run = [sys.executable, "-c", IN_ANOTHER_KERNEL, "\n" * number + cell, str(number)]
-    return subprocess.run(run, env={**os.environ, "PYTHONHASHSEED": str(number)}, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        run, env={**os.environ, "PYTHONHASHSEED": str(number)}, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +94,10 @@ def unchanged() -> str:
     return in_another_kernel(1)
 
 
-def test_a_cell_is_the_same_in_another_kernel_and_wherever_it_stands(unchanged):
+def test_a_cell_has_the_same_digest_in_another_kernel_and_at_another_position(unchanged):
     assert in_another_kernel(2, comment="# second, and longer") == unchanged
 
 
 @pytest.mark.parametrize("change", [{"factor": 5}, {"width": 5}, {"sign": "-"}])
-def test_a_change_of_anything_that_a_function_uses_counts(change, unchanged):
+def test_a_change_of_anything_that_a_function_uses_changes_the_digest(change, unchanged):
     assert in_another_kernel(1, **change) != unchanged

@@ -1,4 +1,4 @@
-"""Jobs on a real SLURM: training over nodes, sweeps, cancelling, going on, and finding them again."""
+"""Jobs on a real SLURM: training on several nodes, sweeps, cancelling, resuming, and finding jobs again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ V100 = {"site": "jean-zay-v100", "account": "abc", "time": 5}
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Short waits, no thread more than asked for, and a folder of our own to submit from."""
+    """Short waits, few threads, and a separate folder to submit from."""
     monkeypatch.setenv("DLO_POLL_S", "0.3")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -89,12 +89,17 @@ def test_ranks_of_a_function_are_one_process_group(jean_zay):
     assert job.wait(timeout=120).result() == (3.0, "v1")
 
 
-def test_a_function_that_raises_is_shown_from_its_own_code_on(jean_zay):
+def test_the_traceback_of_a_function_starts_in_its_code(jean_zay):
     def broken() -> None:
         raise ValueError("no such batch")
 
     job = cluster.submit(broken, **V100)
-    with pytest.raises(JobFailed, match=r"broken-\w+: element 0 failed with status 1; 1 of 1 did not complete.*(?s:.)*ValueError: no such"):
+    with pytest.raises(
+        JobFailed,
+        match=(
+            r"broken-\w+: element 0 failed with status 1; 1 of 1 did not complete.*(?s:.)*ValueError: no such"
+        ),
+    ):
         job.wait(timeout=120)
     assert "dlo_lib" not in job.logs().partition("Traceback")[2]
     with pytest.raises(UserError, match="has not returned"):
@@ -115,14 +120,20 @@ def test_the_same_call_finds_the_same_job(jean_zay, tmp_path):
 KERNEL = """
 import os, signal
 from dlo_lib import cluster
-job = cluster.submit(["bash", "-c", "sleep 3; echo $SLURM_JOB_ID"], site="jean-zay-v100", account="abc", time=5)
+job = cluster.submit(["bash", "-c", "sleep 3; echo $SLURM_JOB_ID"], \
+site="jean-zay-v100", account="abc", time=5)
 print(job.folder, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_job_outlives_its_kernel_and_is_found_by_the_next(jean_zay):
-    said = subprocess.run([sys.executable, "-c", KERNEL], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    said = subprocess.run(
+        [sys.executable, "-c", KERNEL],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert said.returncode == -9, said.stderr
     job = cluster.submit(["bash", "-c", "sleep 3; echo $SLURM_JOB_ID"], **V100)
     assert str(job.folder) in said.stdout
@@ -158,18 +169,18 @@ def test_a_submission_whose_number_was_lost_is_found_by_its_name(jean_zay, monke
     job.cancel()
 
 
-def test_a_wrong_account_is_refused_by_us_and_nothing_is_queued(jean_zay):
+def test_a_wrong_account_is_refused_before_the_job_is_queued(jean_zay):
     with pytest.raises(UserError, match=r'account "xyz@v100" is not one of yours: use .*abc@v100'):
         cluster.submit(shell("true"), name="refused", **(V100 | {"account": "xyz"}))
-    with pytest.raises(UserError, match='account "abc@a100" is not for jean-zay-v100: use "abc@v100"'):
+    with pytest.raises(UserError, match='account "abc@a100" is not valid on jean-zay-v100: use "abc@v100"'):
         cluster.submit(shell("true"), name="refused", **(V100 | {"account": "abc@a100"}))
     assert "refused" not in in_queue()
     assert cluster.jobs() == []
 
 
-def test_what_slurm_itself_refuses_leaves_no_job(jean_zay):
+def test_a_job_that_slurm_refuses_leaves_no_record(jean_zay):
     with pytest.raises(UserError, match="SLURM refuses the job: .*reservation"):
-        cluster.submit(shell("true"), reservation="nobody-made-it", **V100)
+        cluster.submit(shell("true"), reservation="does-not-exist", **V100)
     assert cluster.jobs() == []
 
 
@@ -187,14 +198,16 @@ def test_cancelled_elements_run_again_and_completed_ones_do_not(jean_zay, tmp_pa
     (tmp_path / "go").touch()
     job.resubmit().wait(timeout=60)
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["turn of 0", "turn of 1", "turn of 1"]
-    with pytest.raises(UserError, match="has completed; nothing is submitted again"):
+    with pytest.raises(UserError, match="has completed; nothing is resubmitted"):
         job.resubmit()
     job.forget()
     assert cluster.jobs() == []
 
 
-def test_a_lost_element_is_put_back_into_the_queue(jean_zay, tmp_path):
-    (tmp_path / "flaky.sh").write_text('echo x >> "n$DLO_ELEMENT"; [ "$DLO_ELEMENT" = 0 ] || [ -e "again" ] || sleep 100')
+def test_a_lost_element_can_be_requeued(jean_zay, tmp_path):
+    (tmp_path / "flaky.sh").write_text(
+        'echo x >> "n$DLO_ELEMENT"; [ "$DLO_ELEMENT" = 0 ] || [ -e "again" ] || sleep 100'
+    )
     job = cluster.submit("flaky.sh", sweep=[{}, {"n": 1}], **V100)
     until(lambda: (tmp_path / "n1").exists(), job)
     (tmp_path / "again").touch()
@@ -204,7 +217,7 @@ def test_a_lost_element_is_put_back_into_the_queue(jean_zay, tmp_path):
     assert len(job.record.turns) == 1
 
 
-def test_a_job_begins_after_another_has_completed_and_not_after_one_that_failed(jean_zay):
+def test_a_job_starts_after_another_has_completed_and_not_after_one_that_failed(jean_zay):
     first = cluster.submit(shell("sleep 2; touch first"), name="first", **V100)
     second = cluster.submit(shell("test -e first"), name="second", after=first, **V100)
     broken = cluster.submit(shell("exit 3"), name="broken", **V100)
@@ -234,7 +247,7 @@ def test_awaiting_a_job_leaves_the_kernel_free(jean_zay):
     assert list(job.follow()) == ["over\n"]
 
 
-def test_who_waits_does_not_mind_a_controller_that_is_silent_for_a_while(jean_zay, monkeypatch):
+def test_a_wait_continues_while_the_controller_does_not_answer(jean_zay, monkeypatch):
     job = cluster.submit(shell("true"), name="patience", **V100)
     real, asked = slurm.queue, []
 
@@ -274,16 +287,18 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_stopped_by_the_time_limit_a_run_goes_on_from_its_checkpoint_to_the_same_weights(jean_zay, tmp_path):
+def test_a_run_stopped_by_the_time_limit_resumes_and_reaches_the_same_weights(jean_zay, tmp_path):
     (tmp_path / "program.py").write_text(WAITS_FOR_ITS_SIGNAL)
     given = {**SMALL, "steps": 9, "batch": 2, "parallel": "ddp", "resume": True, "out": tmp_path / "run"}
-    job = cluster.submit("program.py", given, gpus=2, nodes=2, requeue=True, warning=40, **(V100 | {"time": 2}))
+    job = cluster.submit(
+        "program.py", given, gpus=2, nodes=2, requeue=True, warning=40, **(V100 | {"time": 2})
+    )
     undisturbed = TrainConfig(**(given | {"out": tmp_path / "undisturbed", "resume": False}))
     run_ranks(train, 2, undisturbed)
     job.wait(timeout=400)
     assert "stopped by SIGUSR1 after step 5" in job.logs()
     assert "finished at step 9" in job.logs()
-    assert len(job.record.turns) == 1, "the same job went back into the queue"
+    assert len(job.record.turns) == 1, "the same job was requeued"
     weights = [load_file(newest(out).folder / "model.safetensors") for out in (job.out(), undisturbed.out)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
@@ -293,7 +308,9 @@ def test_stopped_by_the_time_limit_a_run_goes_on_from_its_checkpoint_to_the_same
 def test_a_run_that_stopped_before_its_limit_has_not_completed(jean_zay, tmp_path):
     job = cluster.submit(["bash", "-c", "[ -e again ] || exit 75"], **V100)
     until(lambda: job.done, job)
-    assert [(status.state, status.reason) for status in job.status()] == [(State.TIMEOUT, "stopped before the limit, with a checkpoint")]
+    assert [(status.state, status.reason) for status in job.status()] == [
+        (State.TIMEOUT, "stopped before the limit, with a checkpoint")
+    ]
     (tmp_path / "again").touch()
     job.resubmit().wait(timeout=60)
 
@@ -308,15 +325,20 @@ def test_elements_of_a_sweep_do_not_share_a_folder(jean_zay):
 def test_another_cluster_needs_a_file_and_no_accounting(elsewhere, other_site, tmp_path):
     with pytest.raises(UserError, match="3 GPUs do not fill nodes of 2 on other: use 2"):
         cluster.submit(shell("true"), gpus=3, site=other_site)
-    (tmp_path / "where.sh").write_text('hostname; echo "$SLURM_JOB_PARTITION $SLURM_JOB_NUM_NODES"; exit "$2"')
+    (tmp_path / "where.sh").write_text(
+        'hostname; echo "$SLURM_JOB_PARTITION $SLURM_JOB_NUM_NODES"; exit "$2"'
+    )
     job = cluster.submit("where.sh", gpus=4, sweep={"code": [0, 5]}, site=other_site, time=5)
     until(lambda: job.done, job)
-    assert [(status.state, status.exit_code) for status in job.status()] == [(State.COMPLETED, 0), (State.FAILED, 5)]
+    assert [(status.state, status.exit_code) for status in job.status()] == [
+        (State.COMPLETED, 0),
+        (State.FAILED, 5),
+    ]
     assert job.logs(0).splitlines() == ["big-1", "training 2"]
     assert slurm.history(job.record.turns[0].number) == {}
 
 
-def test_how_a_job_ended_is_known_when_the_queue_has_forgotten_it(elsewhere, other_site, monkeypatch):
+def test_the_end_of_a_job_is_known_when_the_queue_no_longer_lists_it(elsewhere, other_site, monkeypatch):
     job = cluster.submit(shell("exit 4"), site=other_site, time=5)
     until(lambda: slurm.queue(job.record.turns[0].number)[0].state.over, job)
     monkeypatch.setattr(slurm, "queue", lambda number: {})
@@ -324,7 +346,7 @@ def test_how_a_job_ended_is_known_when_the_queue_has_forgotten_it(elsewhere, oth
     assert site(other_site).name == job.record.site == "other"
 
 
-def test_the_accounting_is_asked_for_what_left_no_trace(jean_zay, monkeypatch):
+def test_the_accounting_is_asked_about_elements_without_an_exit_status(jean_zay, monkeypatch):
     job = cluster.submit(shell("kill -9 $PPID"), **V100)
     until(lambda: slurm.queue(job.record.turns[0].number)[0].state.over, job)
     monkeypatch.setattr(slurm, "queue", lambda number: {})
@@ -332,7 +354,7 @@ def test_the_accounting_is_asked_for_what_left_no_trace(jean_zay, monkeypatch):
     assert job.status()[0].state is State.FAILED
 
 
-def test_a_home_with_little_room_is_warned_of(jean_zay, tmp_path, monkeypatch, capsys):
+def test_a_home_with_little_room_gives_a_warning(jean_zay, tmp_path, monkeypatch, capsys):
     (tmp_path / "work").mkdir()
     monkeypatch.setenv("WORK", str(tmp_path / "work"))
     cluster.submit(shell("true"), name="elsewhere", **V100)

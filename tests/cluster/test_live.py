@@ -1,4 +1,4 @@
-"""What is shown while a job runs, and afterwards: beside the kernel, from the metrics, against the right card."""
+"""The views of a job, during the run and afterwards: updated in the background, with the right limit."""
 
 from __future__ import annotations
 
@@ -23,24 +23,36 @@ from dlo_lib.hardware import gpu  # noqa: E402
 from dlo_lib.train import Metrics  # noqa: E402
 
 GIB = 2**30
-SPLIT = {"load_seconds": 0.1, "forward_seconds": 0.2, "backward_seconds": 0.3, "optimizer_seconds": 0.1, "communication_seconds": 0.2}
+SPLIT = {
+    "load_seconds": 0.1,
+    "forward_seconds": 0.2,
+    "backward_seconds": 0.3,
+    "optimizer_seconds": 0.1,
+    "communication_seconds": 0.2,
+}
 
 
 def a_job(tmp_path: Path, settings: list[dict], card: str | None = None, **metrics: object) -> Job:
-    """A job that is over, with five lines of metrics for each element."""
+    """Return a job that has ended, with five lines of metrics for each element."""
     folder = records.jobs_dir() / "a-job"
     outs = [tmp_path / str(element) for element in range(len(settings))]
-    over = tuple(ElementStatus(element, State.COMPLETED, elapsed="0:10", exit_code=0) for element in range(len(settings)))
+    over = tuple(
+        ElementStatus(element, State.COMPLETED, elapsed="0:10", exit_code=0)
+        for element in range(len(settings))
+    )
     record = records.Record(
-        "0123456789abcdef", "run", "here", Scheduler.SLURM, 2, tuple(settings), tuple(map(str, outs)), "2026-01-01T00:00:00", card,
-        (records.Turn(7, tuple(range(len(settings)))),), over,
+        "0123456789abcdef", "run", "here", Scheduler.SLURM, 2, tuple(settings), tuple(map(str, outs)),
+        "2026-01-01T00:00:00", card, (records.Turn(7, tuple(range(len(settings)))),), over,
     )  # fmt: skip
     folder.mkdir()
     records.write(folder, record)
     for number, out in enumerate(outs):
         out.mkdir()
         held = (number + 1) * GIB
-        lines = [asdict(Metrics(step, 5.0 - step, 0.1, 1.0, 10 * step, 100.0, 0.9, held, **SPLIT | metrics)) for step in range(1, 6)]
+        lines = [
+            asdict(Metrics(step, 5.0 - step, 0.1, 1.0, 10 * step, 100.0, 0.9, held, **SPLIT | metrics))
+            for step in range(1, 6)
+        ]
         (out / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Job(folder)
 
@@ -57,17 +69,19 @@ def test_the_dashboard_draws_every_element_and_parts_that_add_up_to_the_step(tmp
     assert list(rate.lines[0].get_ydata()) == [100.0] * 5
     heights = [[bar.get_height() for bar in bars] for bars in split.containers]
     assert [sum(parts) for parts in zip(*heights)] == pytest.approx([900.0, 900.0])
-    assert [list(line.get_xdata()) for line in memory.lines] == [[2, 8]], "memory over the micro-batch, and no card to compare with"
+    assert [list(line.get_xdata()) for line in memory.lines] == [[2, 8]], (
+        "memory over the micro-batch, without a limit"
+    )
     assert list(memory.lines[0].get_ydata()) == [1.0, 2.0]
 
 
-def test_memory_is_compared_with_the_card_that_it_ran_on(tmp_path):
+def test_memory_is_compared_with_the_gpu_that_the_run_used(tmp_path):
     memory = a_job(tmp_path, [{}], card="v100-16", gpu="v100-32").dashboard().axes[3]
     assert memory.lines[0].get_ydata()[0] == pytest.approx(gpu("v100-32").usable_bytes / GIB)
     assert texts(memory) == [f"usable on {gpu('v100-32').title}: {gpu('v100-32').usable_bytes / GIB:.1f} GiB"]
 
 
-def test_without_a_known_card_it_is_compared_with_that_of_the_site_and_says_so(tmp_path):
+def test_without_a_known_gpu_memory_is_compared_with_that_of_the_site(tmp_path):
     memory = a_job(tmp_path, [{}], card="v100-16").dashboard().axes[3]
     assert texts(memory)[0].startswith(f"would be usable on {gpu('v100-16').title}")
 
@@ -77,7 +91,7 @@ def test_a_pipeline_has_no_parts_of_its_step(tmp_path):
     assert texts(split)[0].startswith("not measured")
 
 
-def test_without_metrics_the_dashboard_says_so(tmp_path):
+def test_without_metrics_the_dashboard_raises(tmp_path):
     job = a_job(tmp_path, [{}])
     (tmp_path / "0" / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="has written no metrics yet; its state is completed"):
@@ -92,13 +106,23 @@ def test_the_page_shows_states_reasons_settings_and_the_loss(tmp_path):
         ElementStatus(2, State.FAILED, exit_code=3),
     ]
     shown = page(job, statuses)
-    for part in ("1 pending, 1 running, 1 failed", "Priority", "2026-01-02 03:04:05", "1:02", "failed (3)", "note=&lt;b&gt;", "<svg"):
+    for part in (
+        "1 pending, 1 running, 1 failed",
+        "Priority",
+        "2026-01-02 03:04:05",
+        "1:02",
+        "failed (3)",
+        "note=&lt;b&gt;",
+        "<svg",
+    ):
         assert part in shown
 
 
-def test_of_a_large_sweep_those_that_are_not_over_are_shown(tmp_path):
+def test_of_a_large_sweep_the_elements_that_have_not_ended_are_shown(tmp_path):
     job = a_job(tmp_path, [{"n": number} for number in range(30)])
-    statuses = [ElementStatus(number, State.RUNNING if number == 29 else State.COMPLETED) for number in range(30)]
+    statuses = [
+        ElementStatus(number, State.RUNNING if number == 29 else State.COMPLETED) for number in range(30)
+    ]
     shown = page(job, statuses)
     assert "n=29" in shown
     assert "and 18 more" in shown
@@ -114,14 +138,21 @@ job
 def test_the_view_is_kept_up_to_date_while_other_cells_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "DLO_SITE": "local", "DLO_POLL_S": "0.1"}
-    manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3", env=environment, cwd=str(tmp_path))
+    manager, client = jupyter_client.manager.start_new_kernel(
+        kernel_name="python3", env=environment, cwd=str(tmp_path)
+    )
     try:
-        assert client.execute_interactive(SUBMIT, timeout=120, output_hook=lambda message: None)["content"]["status"] == "ok"
+        assert (
+            client.execute_interactive(SUBMIT, timeout=120, output_hook=lambda message: None)["content"][
+                "status"
+            ]
+            == "ok"
+        )
         answer: list[str] = []
         heard = {"output_hook": lambda message: answer.append(message["content"].get("text", ""))}
         done = client.execute_interactive("print(job.done)", timeout=60, **heard)
         assert done["content"]["status"] == "ok"
-        assert "False\n" in answer, "another cell has run, and the job still does"
+        assert "False\n" in answer, "another cell ran while the job still runs"
         (tmp_path / "go").touch()
         assert "completed" in _last_view(client)
     finally:
@@ -130,14 +161,16 @@ def test_the_view_is_kept_up_to_date_while_other_cells_run(tmp_path, monkeypatch
 
 
 def _last_view(client) -> str:
-    """The view once nothing runs or waits any more."""
+    """Return the view once no element runs or waits."""
     begun = time.monotonic()
     while time.monotonic() - begun < 60:
         try:
             message = client.get_iopub_msg(timeout=1)
         except queue.Empty:
             continue
-        if message["msg_type"] == "update_display_data" and "completed" in (shown := message["content"]["data"]["text/html"]):
+        if message["msg_type"] == "update_display_data" and "completed" in (
+            shown := message["content"]["data"]["text/html"]
+        ):
             return shown
     raise AssertionError("the view was not brought up to date")
 

@@ -1,4 +1,7 @@
-"""Without SLURM the same call runs on this machine: one after another, with the same handle, and nothing is left behind."""
+"""Without SLURM the same call runs on this machine: one after another, with the same handle.
+
+No process is left.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No cluster here, even if SLURM's commands are installed."""
+    """There is no cluster, even if SLURM's commands are installed."""
     for name in [name for name in os.environ if name.startswith(("SLURM_", "DLO_SITE"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(slurm, "is_available", lambda: False)
@@ -42,16 +45,21 @@ def until(condition) -> None:
         time.sleep(0.05)
 
 
-def test_the_same_call_runs_here_and_says_so(capsys):
-    job = cluster.submit(shell('echo "$1"'), sweep={"n": [5, 6]}, gpus=16, nodes=4, site="jean-zay-v100", account="abc")
-    said = "no SLURM here: this machine runs it, one job after another, as long as this process lives (4 of 16 ranks)\n"
+def test_the_same_call_runs_on_this_machine_with_a_notice(capsys):
+    job = cluster.submit(
+        shell('echo "$1"'), sweep={"n": [5, 6]}, gpus=16, nodes=4, site="jean-zay-v100", account="abc"
+    )
+    said = (
+        "no SLURM here: this machine runs the job while this process lives, "
+        "one job after another (4 of 16 ranks)\n"
+    )
     assert capsys.readouterr().out == said
     job.wait(timeout=60)
     assert job.record.site == "local"
     assert [job.logs(element) for element in (0, 1)] == ["5\n", "6\n"]
 
 
-def test_what_the_site_could_not_give_is_refused_here_too():
+def test_a_request_beyond_the_site_is_refused_on_this_machine_too():
     with pytest.raises(UserError, match="5 GPUs do not fill nodes of 4"):
         cluster.submit(shell("true"), gpus=5, site="jean-zay-v100")
     assert cluster.jobs() == []
@@ -60,7 +68,7 @@ def test_what_the_site_could_not_give_is_refused_here_too():
 def test_a_dry_run_shows_the_script_of_the_site_and_submits_nothing():
     script = cluster.submit(shell("true"), gpus=8, site="jean-zay-h100", account="abc", dry_run=True)
     assert "#SBATCH --account=abc@h100" in script
-    assert repr(script) == str(script), "a notebook shows it as it is"
+    assert repr(script) == str(script), "a notebook shows the text"
     assert cluster.jobs() == []
 
 
@@ -85,13 +93,17 @@ def test_a_function_runs_on_as_many_ranks_as_it_asks_for():
 
 def test_after_a_failure_the_rest_still_runs():
     job = cluster.submit(shell('echo "this is $1"; exit "$1"'), sweep={"code": [4, 0]})
-    with pytest.raises(JobFailed, match=r"element 0 failed with status 4; 1 of 2 did not complete(?s:.)*this is 4"):
+    with pytest.raises(
+        JobFailed, match=r"element 0 failed with status 4; 1 of 2 did not complete(?s:.)*this is 4"
+    ):
         job.wait(timeout=60)
     assert [status.state for status in job.status()] == [State.FAILED, State.COMPLETED]
 
 
 def test_cancel_ends_everything_that_a_job_started(tmp_path):
-    job = cluster.submit(shell("echo $$ > pid; (setsid sleep 600 & echo $! > detached); sleep 600"), sweep=[{"a": 1}, {"a": 2}])
+    job = cluster.submit(
+        shell("echo $$ > pid; (setsid sleep 600 & echo $! > detached); sleep 600"), sweep=[{"a": 1}, {"a": 2}]
+    )
     until(lambda: (tmp_path / "detached").exists() and (tmp_path / "detached").read_text().strip())
     pids = [int((tmp_path / name).read_text()) for name in ("pid", "detached")]
     job.cancel()
@@ -111,13 +123,20 @@ time.sleep(600)
 """
 
 
-def test_no_process_outlives_the_kernel_and_the_same_call_goes_on(tmp_path):
+def test_no_process_outlives_the_kernel_and_the_same_call_resumes(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    kernel = subprocess.Popen([sys.executable, "-c", KERNEL, COMMAND], env=environment, stdout=subprocess.PIPE, text=True)
-    runner = psutil.Process(next(int(line) for line in kernel.stdout if line.strip().isdigit()))  # after it has said where it runs
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", KERNEL, COMMAND], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    # After the notice.
+    runner = psutil.Process(next(int(line) for line in kernel.stdout if line.strip().isdigit()))
     pids = tmp_path / "pids"
     until(lambda: pids.exists() and len(pids.read_text().split()) == 2)
-    family = [runner, *runner.children(recursive=True), *(psutil.Process(int(pid)) for pid in pids.read_text().split())]
+    family = [
+        runner,
+        *runner.children(recursive=True),
+        *(psutil.Process(int(pid)) for pid in pids.read_text().split()),
+    ]
     kernel.send_signal(signal.SIGKILL)
     kernel.wait()
     _, alive = psutil.wait_procs(family, timeout=30)
@@ -130,7 +149,7 @@ def test_no_process_outlives_the_kernel_and_the_same_call_goes_on(tmp_path):
     again.wait(timeout=60)
 
 
-def test_a_job_begins_after_another_has_completed(tmp_path):
+def test_a_job_starts_after_another_has_completed(tmp_path):
     first = cluster.submit(shell("sleep 0.5; touch first"), name="first")
     second = cluster.submit(shell("test -e first"), name="second", after=first)
     failed = cluster.submit(shell("exit 3"), name="failed")

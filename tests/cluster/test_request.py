@@ -1,4 +1,4 @@
-"""What a site cannot give is refused before SLURM hears of it, in one line with what it can give."""
+"""A request beyond the site is refused before it reaches SLURM, in one line with what the site provides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asked(name: str, time: str = "1:00:00", **wanted: object):
         ("jean-zay-h100", {"gpus": 0}, 1, 0),
     ],
 )
-def test_gpus_become_as_few_nodes_as_hold_them(name, wanted, nodes, per_node):
+def test_gpus_are_placed_on_as_few_nodes_as_possible(name, wanted, nodes, per_node):
     got = asked(name, **wanted)
     assert (got.nodes, got.gpus_per_node, got.ranks) == (nodes, per_node, max(1, wanted["gpus"]))
     assert got.cores == site(name).cores_per_gpu
@@ -42,22 +42,30 @@ def test_gpus_become_as_few_nodes_as_hold_them(name, wanted, nodes, per_node):
 @pytest.mark.parametrize(
     ("name", "wanted", "says"),
     [
-        ("jean-zay-v100", {"gpus": 5}, "5 GPUs do not fill nodes of 4 on jean-zay-v100: use 4 (one node) or 8 (2 nodes)"),
-        ("jean-zay-v100", {"gpus": 9}, "9 GPUs do not fill nodes of 4 on jean-zay-v100: use 8 (2 nodes) or 12 (3 nodes)"),
-        ("jean-zay-v100", {"gpus": 12, "nodes": 2}, "12 GPUs on 2 nodes: nodes of jean-zay-v100 have 4 GPUs: use nodes=3"),
-        ("jean-zay-v100", {"gpus": 7, "nodes": 2}, "7 GPUs cannot be spread evenly over 2 nodes: use gpus=6 or gpus=8"),
+        ("jean-zay-v100", {"gpus": 5},
+         "5 GPUs do not fill nodes of 4 on jean-zay-v100: use 4 (one node) or 8 (2 nodes)"),
+        ("jean-zay-v100", {"gpus": 9},
+         "9 GPUs do not fill nodes of 4 on jean-zay-v100: use 8 (2 nodes) or 12 (3 nodes)"),
+        ("jean-zay-v100", {"gpus": 12, "nodes": 2},
+         "12 GPUs on 2 nodes: nodes of jean-zay-v100 have 4 GPUs: use nodes=3"),
+        ("jean-zay-v100", {"gpus": 7, "nodes": 2},
+         "7 GPUs cannot be spread evenly over 2 nodes: use gpus=6 or gpus=8"),
         ("jean-zay-v100", {"gpus": -1}, "use 1 or more"),
-        ("jean-zay-v100", {"time": "30:00:00"}, '30 h is more than qos_gpu-t3 (20 h, at most 512 GPUs) allows: use qos="qos_gpu-t4"'),
+        ("jean-zay-v100", {"time": "30:00:00"},
+         '30 h is more than qos_gpu-t3 (20 h, at most 512 GPUs) allows: use qos="qos_gpu-t4"'),
         ("jean-zay-a100", {"time": "30:00:00"}, 'use requeue=True with time="20:00:00"'),
-        ("jean-zay-v100", {"gpus": 32, "qos": "qos_gpu-t4"}, '32 GPUs are more than qos_gpu-t4 (100 h, at most 16 GPUs) allows'),
+        ("jean-zay-v100", {"gpus": 32, "qos": "qos_gpu-t4"},
+         '32 GPUs are more than qos_gpu-t4 (100 h, at most 16 GPUs) allows'),
         ("jean-zay-v100", {"elements": 12, "qos": "qos_gpu-dev"}, "12 jobs are more than qos_gpu-dev"),
-        ("jean-zay-v100", {"qos": "qos_gpu-t5"}, 'unknown QOS of jean-zay-v100 "qos_gpu-t5": did you mean qos_gpu-t4'),
-        ("jean-zay-a100", {"account": "abc@v100"}, 'account "abc@v100" is not for jean-zay-a100: use "abc@a100"'),
+        ("jean-zay-v100", {"qos": "qos_gpu-t5"},
+         'unknown QOS of jean-zay-v100 "qos_gpu-t5": did you mean qos_gpu-t4'),
+        ("jean-zay-a100", {"account": "abc@v100"},
+         'account "abc@v100" is not valid on jean-zay-a100: use "abc@a100"'),
         ("jean-zay-v100", {"time": "soon"}, 'time is "soon": write it as hours:minutes:seconds'),
         ("jean-zay-v100", {"time": "0"}, 'time is "0"'),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line_with_its_cure(name, wanted, says):
+def test_an_impossible_request_is_one_line_with_its_cure(name, wanted, says):
     with pytest.raises(UserError) as error:
         asked(name, **wanted)
     assert says in str(error.value)
@@ -75,21 +83,36 @@ def test_an_account_gets_its_suffix(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "length"),
-    [("1-06:00:00", 30 * 3600), ("30:00:00", 30 * 3600), ("90", 5400), ("1:30", 90), (timedelta(seconds=1.2), 2), ("2-3", 51 * 3600)],
+    [
+        ("1-06:00:00", 30 * 3600),
+        ("30:00:00", 30 * 3600),
+        ("90", 5400),
+        ("1:30", 90),
+        (timedelta(seconds=1.2), 2),
+        ("2-3", 51 * 3600),
+    ],
 )
 def test_times_in_slurms_forms(text, length):
     assert parse_duration(text) == timedelta(seconds=length)
     assert parse_duration(slurm_duration(parse_duration(text))) == timedelta(seconds=length)
 
 
-def test_a_pytorch_too_old_or_built_for_other_cards_is_refused():
+def test_a_pytorch_too_old_or_built_for_other_gpus_is_refused():
     v100, h100 = site("jean-zay-v100"), site("jean-zay-h100")
-    with pytest.raises(UserError, match="PyTorch 2.4.1.cu124 is too old for jean-zay-h100, which needs 2.6 or later: install a newer one"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "PyTorch 2.4.1.cu124 is too old for jean-zay-h100, which needs 2.6 or later: install a newer one"
+        ),
+    ):
         check_pytorch(h100, "2.4.1+cu124", ("sm_90",))
     without_volta = ("sm_75", "sm_80", "sm_90", "compute_90")
-    with pytest.raises(UserError, match="built for sm_75, sm_80, sm_90, compute_90, not for sm_70, the card of jean-zay-v100: install"):
+    with pytest.raises(
+        UserError,
+        match="built for sm_75, sm_80, sm_90, compute_90, not for sm_70, the GPU of jean-zay-v100: install",
+    ):
         check_pytorch(v100, "2.9.0+cu128", without_volta)
     assert check_pytorch(h100, "2.9.0+cu128", without_volta) == ""
     assert check_pytorch(v100, "2.9.0+cu126", ("sm_60", "sm_70")) == ""
-    assert check_pytorch(v100, "2.9.0", ("compute_60",)) == "", "PTX is compiled for any later card"
+    assert check_pytorch(v100, "2.9.0", ("compute_60",)) == "", "PTX is compiled for any later GPU"
     assert "CPU build" in check_pytorch(v100, "2.9.0+cpu", ())

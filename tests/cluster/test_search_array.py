@@ -1,4 +1,4 @@
-"""A search over hyperparameters as an array on a real SLURM: workers on one journal, also when one of them is put back into the queue."""
+"""A hyperparameter search as an array on a real SLURM: workers share a journal, even if one is requeued."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ def test_workers_of_an_array_share_a_search_and_lose_no_trial(jean_zay, tmp_path
     path = tmp_path / "s.journal"
     search = Search.make(path, Definition({"x": FloatDistribution(0.001, 1, log=True)}, Asha(9, 1, 9)))
     shared = {"path": str(path), "objective": slowly}
-    job = cluster.submit(take_part, shared, gpus=0, cores=1, site="jean-zay-v100", account="abc", time=10, sweep={"worker": range(2)})
+    job = cluster.submit(
+        take_part,
+        shared,
+        gpus=0,
+        cores=1,
+        site="jean-zay-v100",
+        account="abc",
+        time=10,
+        sweep={"worker": range(2)},
+    )
     begun = time.monotonic()
     while not search.table():
         assert time.monotonic() - begun < 120, job.logs()

@@ -1,4 +1,4 @@
-"""Sites are data: every packaged one describes nodes that exist, one's own are found, and a file that is wrong says where."""
+"""Sites are data: packaged ones describe real nodes, users' ones are found, and errors name the file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,18 @@ def no_own_sites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 )
 def test_nodes_of_jean_zay(name, gpus, cores_of_a_node, card, suffix):
     found = site(name)
-    assert (found.gpus_per_node, found.gpus_per_node * found.cores_per_gpu, found.account_suffix) == (gpus, cores_of_a_node, suffix)
+    assert (found.gpus_per_node, found.gpus_per_node * found.cores_per_gpu, found.account_suffix) == (
+        gpus,
+        cores_of_a_node,
+        suffix,
+    )
     assert found.gpu is not None
     assert found.gpu.name == card
     assert found.hint == "nomultithread"
     assert not found.network
 
 
-def test_newer_processors_of_jean_zay_need_modules_of_their_own():
+def test_newer_processors_of_jean_zay_need_other_modules():
     assert {name: one.modules for name, one in sites().items() if one.modules} == {
         "jean-zay-a100": ("arch/a100",),
         "jean-zay-h100": ("arch/h100",),
@@ -48,7 +52,7 @@ def test_local_is_this_machine():
 
 
 @pytest.mark.parametrize("where", ["config", "DLO_SITES", "path"])
-def test_ones_own_site_is_found(where, tmp_path, monkeypatch):
+def test_a_users_site_is_found(where, tmp_path, monkeypatch):
     folder = tmp_path / "config" / "dlo" / "sites" if where == "config" else tmp_path / "sites"
     folder.mkdir(parents=True)
     (folder / "ours.toml").write_text(OTHER_SITE)
@@ -75,7 +79,7 @@ def test_a_site_may_extend_another(tmp_path):
         (("1-00:00:00", "one day"), 'time is "one day": write it as hours:minutes:seconds'),
         (('scheduler = "slurm"', 'scheduler = "pbs"'), "pbs"),
         (('title = "our machine room"', ""), "lacks title"),
-        (('title = "our', "title = our"), "is no TOML file that can be read"),
+        (('title = "our', "title = our"), "is not a readable TOML file"),
         (("title", 'extends = "ours.toml"\ntitle'), "no site at"),
     ],
 )
@@ -88,7 +92,7 @@ def test_a_wrong_file_is_one_line_that_names_it(change, says, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_site_that_extends_itself_is_said(tmp_path):
+def test_a_site_that_extends_itself_is_refused(tmp_path):
     file = tmp_path / "loop.toml"
     file.write_text(f'extends = "{file}"\n')
     with pytest.raises(UserError, match="extends itself"):

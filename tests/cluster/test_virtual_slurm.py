@@ -1,4 +1,4 @@
-"""The tests' own clusters: they work, and they end with whoever used them, however that ends."""
+"""The virtual clusters of the tests work, and they end with the last process that uses them."""
 
 from __future__ import annotations
 
@@ -31,30 +31,40 @@ def run(*command: str) -> str:
 def is_the_job(process: psutil.Process) -> bool:
     try:
         return process.cmdline() == ["sleep", "600"]
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # it has ended in the meantime
         return False
 
 
 def test_ranks_of_two_nodes_see_their_host_names_and_their_gpus(elsewhere):
-    said = run("srun", "-N2", "--ntasks-per-node=2", "--gres=gpu:2", "sh", "-c", "echo $(hostname) $SLURM_LOCALID $CUDA_VISIBLE_DEVICES")
+    said = run(
+        "srun",
+        "-N2",
+        "--ntasks-per-node=2",
+        "--gres=gpu:2",
+        "sh",
+        "-c",
+        "echo $(hostname) $SLURM_LOCALID $CUDA_VISIBLE_DEVICES",
+    )
     assert sorted(said.splitlines()) == ["big-1 0 0,1", "big-1 1 0,1", "big-2 0 0,1", "big-2 1 0,1"]
 
 
 def test_no_daemon_and_no_job_outlives_a_test_process_that_is_killed(tmp_path):
     if missing := ELSEWHERE.missing():
         pytest.skip(f"NOT TESTED HERE: a real SLURM ({missing})")
-    user = subprocess.Popen([sys.executable, "-c", USER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    user = subprocess.Popen(
+        [sys.executable, "-c", USER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert user.stdout.readline() == "up\n"
         conf = tmp_path / "cluster" / "etc" / "slurm.conf"
         folder = conf.parents[1].resolve()
         run("env", f"SLURM_CONF={conf}", "sbatch", "--output=/dev/null", "--wrap=sleep 600")
-        keeper = psutil.Process(int((tmp_path / "up").read_text()))
+        supervisor = psutil.Process(int((tmp_path / "up").read_text()))
         begun = time.monotonic()
-        while not any(map(is_the_job, keeper.children(recursive=True))):
+        while not any(map(is_the_job, supervisor.children(recursive=True))):
             assert time.monotonic() - begun < 120, (folder / "log" / "slurmctld").read_text()
             time.sleep(0.05)
-        family = [keeper, *keeper.children(recursive=True)]
+        family = [supervisor, *supervisor.children(recursive=True)]
     finally:
         user.kill()
         user.wait()

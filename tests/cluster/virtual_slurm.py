@@ -1,11 +1,14 @@
-"""A private SLURM cluster on this one machine, for tests: virtual nodes, pretend GPUs, accounting where it is asked for.
+"""A private SLURM cluster on this machine, for tests: virtual nodes, simulated GPUs, optional accounting.
 
-A *keeper* process (this file, run as a program) starts every daemon in the foreground, as a child that dies with it, and is the reaper of
-all that they leave behind. It lives for as long as somebody holds a shared lock on ``users`` in the cluster's folder: the test processes
-do, and the kernel releases their locks however they end. Then it cancels the jobs and stops its daemons by their pids. Everything (key,
-sockets, configuration, spool, data base, logs) lies in a folder of its own in /tmp, which goes with it; nothing in /etc.
+A *supervisor* process (this file, run as a program) starts every daemon in the foreground, as a child that
+dies with it, and reaps all orphans of the daemons. It lives while a process holds a shared lock on ``users``
+in the cluster's folder. The test processes hold it, and the kernel releases their locks however they end.
+Then the supervisor cancels the jobs and stops its daemons by their pids. All files (key, sockets,
+configuration, spool, data base, logs) are in a separate folder in /tmp, which is removed at the end; nothing
+is in /etc.
 
-Needs root, namespaces, and the Debian packages slurm-wlm and munge, with accounting also slurmdbd and mariadb-server.
+Needs root, namespaces, and the Debian packages slurm-wlm and munge, and for accounting slurmdbd and
+mariadb-server.
 """
 
 from __future__ import annotations
@@ -29,14 +32,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-START_S = 60  # far more than it takes: the machine may be busy
+START_S = 60  # far more than necessary, because the machine may be busy
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Nodes of one kind: ``names`` in the configuration's form is ``prefix[1-count]``."""
+    """Nodes of one kind; their names are ``prefix[1-count]``."""
 
     prefix: str
     count: int
@@ -51,38 +54,56 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What to raise. ``partitions``: name to (names of kinds of nodes, longest time); the first is the default one."""
+    """The cluster to start.
+
+    ``partitions``: name to (kinds of nodes, longest time); the first is the default one.
+    """
 
     name: str
     nodes: tuple[Nodes, ...]
     partitions: dict[str, tuple[tuple[str, ...], str]]
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
-    accounts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # account: its QOS, the first by default; none: no accounting
+    # Account: its QOS, default first; empty: no accounting.
+    accounts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def accounting(self) -> bool:
         return bool(self.accounts)
 
     def missing(self) -> str:
-        """What this machine lacks for it, as a few words; empty when nothing."""
+        """Return what this machine lacks for the cluster, in a few words; "" if nothing."""
         if os.geteuid() != 0:
             return "raising a SLURM cluster needs root"
-        programs = ["slurmctld", "slurmd", "munged", "sbatch", "unshare"] + ["slurmdbd", "mariadbd", "mariadb-install-db"] * self.accounting
+        programs = ["slurmctld", "slurmd", "munged", "sbatch", "unshare"] + [
+            "slurmdbd",
+            "mariadbd",
+            "mariadb-install-db",
+        ] * self.accounting
         absent = [program for program in programs if shutil.which(program, path=PATH) is None]
         if absent:
             return f"no {', '.join(absent)}: python3 deploy/system_packages.py names the packages"
-        namespaces = subprocess.run(["unshare", "--mount", "--uts", "--propagation", "private", "true"], capture_output=True)
-        return "" if namespaces.returncode == 0 else "namespaces are not allowed here: " + namespaces.stderr.decode().strip()
+        namespaces = subprocess.run(
+            ["unshare", "--mount", "--uts", "--propagation", "private", "true"], capture_output=True
+        )
+        return (
+            ""
+            if namespaces.returncode == 0
+            else "namespaces are not allowed here: " + namespaces.stderr.decode().strip()
+        )
 
 
 @contextlib.contextmanager
 def attached(cluster: Cluster, folder: Path) -> Iterator[Path]:
-    """The cluster in ``folder``, raised when it is not up, and kept up by this process within the body; yields its slurm.conf."""
+    """Start the cluster in ``folder`` if it is not up, and keep it up within the context.
+
+    Yield its slurm.conf.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "users").open("a") as users:
         with (folder / "starting").open("a") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
-            fcntl.flock(users, fcntl.LOCK_SH)  # waits for a keeper that is leaving; from here on one that is up stays up
+            # Waits for a supervisor that ends; one that is up stays up from now on.
+            fcntl.flock(users, fcntl.LOCK_SH)
             if not _is_up(folder):
                 _start_keeper(cluster, folder)
         yield folder / "cluster" / "etc" / "slurm.conf"
@@ -95,36 +116,36 @@ def _is_up(folder: Path) -> bool:
 
 def _start_keeper(cluster: Cluster, folder: Path) -> None:
     (folder / "up").unlink(missing_ok=True)
-    log = folder / "keeper.log"
+    log = folder / "supervisor.log"
     with log.open("w") as output:
-        keeper = subprocess.Popen(
+        supervisor = subprocess.Popen(
             [sys.executable, __file__, str(folder), json.dumps(asdict(cluster))],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # an interrupt of the tests is none of it
+            start_new_session=True,  # an interrupt of the tests does not reach it
         )
     deadline = time.monotonic() + START_S
     while not (folder / "up").exists():
-        if keeper.poll() is not None or time.monotonic() > deadline:
-            keeper.terminate()
-            keeper.wait()
+        if supervisor.poll() is not None or time.monotonic() > deadline:
+            supervisor.terminate()
+            supervisor.wait()
             raise RuntimeError(f"the virtual SLURM cluster did not come up:\n{log.read_text()[-4000:]}")
         time.sleep(0.05)
 
 
-class Keeper:
-    """The daemons of one cluster, and their end."""
+class Supervisor:
+    """Starts and stops the daemons of one cluster."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster, self.link = cluster, folder / "cluster"
-        # A short name: a job step's socket lies there, and the name of a socket has at most 107 letters.
+        # A short name, because it holds a job step's socket, whose path may have at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="dlo-slurm-", dir="/tmp"))
-        self.folder.chmod(0o755)  # munged wants its socket open to all
+        self.folder.chmod(0o755)  # munged requires that all users can reach its socket
         self.link.unlink(missing_ok=True)
         self.link.symlink_to(self.folder)
         self.etc, self.log = self.folder / "etc", self.folder / "log"
-        self.daemons: list[subprocess.Popen] = []  # in the order of their start
+        self.daemons: list[subprocess.Popen] = []  # in the order of start
         self.ports = iter(_free_ports(3 + sum(kind.count for kind in cluster.nodes)))
         self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.etc / "slurm.conf")}
         for name in ("etc", "log", "run", "dev", "sock"):
@@ -141,17 +162,36 @@ class Keeper:
         self._daemon("slurmctld", "slurmctld", "-D")
         for kind in self.cluster.nodes:
             for node in kind.names:
-                # Its own host name and its own view of /etc/hosts: ranks find each other by names, as on distinct machines.
-                alone = f"mount --bind {self.etc}/hosts /etc/hosts && hostname {node} && exec slurmd -D -N {node}"
-                self._daemon(f"slurmd.{node}", "unshare", "--mount", "--uts", "--propagation", "private", "sh", "-c", alone)
+                # A separate host name and /etc/hosts: ranks connect by names, as on separate machines.
+                alone = (
+                    f"mount --bind {self.etc}/hosts /etc/hosts && hostname {node} && exec slurmd -D -N {node}"
+                )
+                self._daemon(
+                    f"slurmd.{node}",
+                    "unshare",
+                    "--mount",
+                    "--uts",
+                    "--propagation",
+                    "private",
+                    "sh",
+                    "-c",
+                    alone,
+                )
         wanted = sum(kind.count for kind in self.cluster.nodes)
-        self._until(lambda: len(set(self._says("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())) == wanted)
+        self._until(
+            lambda: len(set(self._says("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())) == wanted
+        )
 
     def stop(self) -> None:
-        """Jobs first, so that nobody restarts anything; then the daemons, the last first; then whatever they left."""
+        """Stop jobs first, so that nothing is restarted.
+
+        Then the daemons, the last first; then their orphans.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired, FileNotFoundError):
             for partition in self.cluster.partitions:
-                subprocess.run(["scancel", f"--partition={partition}"], env=self.env, capture_output=True, timeout=10)
+                subprocess.run(
+                    ["scancel", f"--partition={partition}"], env=self.env, capture_output=True, timeout=10
+                )
             self._until(lambda: not self._says("squeue", "-h"), at_most=10, must=False)
         for daemon in reversed(self.daemons):
             daemon.terminate()
@@ -172,7 +212,7 @@ class Keeper:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def reap(self) -> None:
-        """Take leave of what the daemons left to us and has ended."""
+        """Reap the daemons' orphans that have ended."""
         for child in set(_children()) - {daemon.pid for daemon in self.daemons}:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
@@ -189,57 +229,107 @@ class Keeper:
     def _configure(self, controller: int, database: int) -> None:
         host = socket.gethostname().split(".")[0]
         addresses = {
-            node: f"127.0.{7 + index}.{1 + at}" for index, kind in enumerate(self.cluster.nodes) for at, node in enumerate(kind.names)
+            node: f"127.0.{7 + index}.{1 + at}"
+            for index, kind in enumerate(self.cluster.nodes)
+            for at, node in enumerate(kind.names)
         }
         for index in range(max(kind.gpus for kind in self.cluster.nodes)):
-            (self.folder / "dev" / f"nvidia{index}").symlink_to("/dev/null")  # gres wants a device node
+            (self.folder / "dev" / f"nvidia{index}").symlink_to("/dev/null")  # gres requires a device file
         lines = SLURM_CONF.format(
-            name=self.cluster.name, host=host, port=controller, d=self.folder, first=random.randrange(1_000, 60_000)
+            name=self.cluster.name,
+            host=host,
+            port=controller,
+            d=self.folder,
+            first=random.randrange(1_000, 60_000),
         ).splitlines()
         if self.cluster.accounting:
             lines += ACCOUNTING_CONF.format(port=database, d=self.folder).splitlines()
         else:
             lines.append("AccountingStorageType=accounting_storage/none")
         gres = ["AutoDetect=off"]
-        for weight, kind in enumerate(self.cluster.nodes, 1):  # the first kind is used up first
+        for weight, kind in enumerate(self.cluster.nodes, 1):  # the first kind is allocated first
             lines += [
-                f"NodeName={node} NodeAddr={addresses[node]} Port={next(self.ports)} Sockets=2 CoresPerSocket={kind.cores // 2} "
-                f"ThreadsPerCore=1 RealMemory=160000 Gres=gpu:{kind.gpus} Feature={kind.features} Weight={weight} State=UNKNOWN"
+                (
+                    f"NodeName={node} NodeAddr={addresses[node]} Port={next(self.ports)} Sockets=2 "
+                    f"CoresPerSocket={kind.cores // 2} ThreadsPerCore=1 RealMemory=160000 "
+                    f"Gres=gpu:{kind.gpus} Feature={kind.features} Weight={weight} State=UNKNOWN"
+                )
                 for node in kind.names
             ]
-            gres.append(f"NodeName={','.join(kind.names)} Name=gpu File={self.folder}/dev/nvidia[0-{kind.gpus - 1}]")
+            gres.append(
+                f"NodeName={','.join(kind.names)} Name=gpu File={self.folder}/dev/nvidia[0-{kind.gpus - 1}]"
+            )
         default = "YES"
         for name, (kinds, longest) in self.cluster.partitions.items():
-            nodes = ",".join(node for kind in self.cluster.nodes if kind.prefix in kinds for node in kind.names)
-            lines.append(f"PartitionName={name} Nodes={nodes} Default={default} DefaultTime=0:10:00 MaxTime={longest} State=UP")
+            nodes = ",".join(
+                node for kind in self.cluster.nodes if kind.prefix in kinds for node in kind.names
+            )
+            lines.append(
+                f"PartitionName={name} Nodes={nodes} Default={default} DefaultTime=0:10:00 MaxTime={longest} "
+                "State=UP"
+            )
             default = "NO"
         (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
         (self.etc / "gres.conf").write_text("\n".join(gres) + "\n")
-        hosts = Path("/etc/hosts").read_text() + "".join(f"{address} {node}\n" for node, address in addresses.items())
+        hosts = Path("/etc/hosts").read_text() + "".join(
+            f"{address} {node}\n" for node, address in addresses.items()
+        )
         (self.etc / "hosts").write_text(hosts)
 
     def _accounting(self, port: int, store: int) -> None:
         data, run = self.folder / "db", self.folder / "run"
-        install = ["mariadb-install-db", "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"]
-        subprocess.run([*install, "--skip-test-db", "--user=root"], env=self.env, check=True, stdout=subprocess.DEVNULL)
-        small = ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-flush-log-at-trx-commit=0"]
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+        ]
+        subprocess.run(
+            [*install, "--skip-test-db", "--user=root"], env=self.env, check=True, stdout=subprocess.DEVNULL
+        )
+        small = [
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-log-file-size=32M",
+            "--innodb-flush-log-at-trx-commit=0",
+        ]
         small += ["--innodb-lock-wait-timeout=900", "--skip-log-bin", "--performance-schema=OFF"]
-        where = [f"--datadir={data}", f"--socket={run}/db.sock", f"--pid-file={run}/mariadbd.pid", "--bind-address=127.0.0.1"]
-        self._daemon("mariadbd", "mariadbd", "--no-defaults", *where, f"--port={store}", "--user=root", *small)
+        where = [
+            f"--datadir={data}",
+            f"--socket={run}/db.sock",
+            f"--pid-file={run}/mariadbd.pid",
+            "--bind-address=127.0.0.1",
+        ]
+        self._daemon(
+            "mariadbd", "mariadbd", "--no-defaults", *where, f"--port={store}", "--user=root", *small
+        )
         sql = ["mariadb", "--no-defaults", "-uroot", f"--socket={run}/db.sock", "-e"]
-        self._until(lambda: subprocess.run([*sql, "select 1"], env=self.env, capture_output=True).returncode == 0)
+        self._until(
+            lambda: subprocess.run([*sql, "select 1"], env=self.env, capture_output=True).returncode == 0
+        )
         password = secrets.token_hex(16)
         grant = "".join(
-            f"create user slurm@'{host}' identified by '{password}'; grant all on slurm_acct_db.* to slurm@'{host}';"
+            (
+                f"create user slurm@'{host}' identified by '{password}'; "
+                f"grant all on slurm_acct_db.* to slurm@'{host}';"
+            )
             for host in ("127.0.0.1", "localhost")
         )
         subprocess.run([*sql, f"create database slurm_acct_db; {grant}"], env=self.env, check=True)
         conf = self.etc / "slurmdbd.conf"
         conf.touch(mode=0o600)
         host = socket.gethostname().split(".")[0]
-        conf.write_text(SLURMDBD_CONF.format(host=host, port=port, store=store, password=password, d=self.folder))
+        conf.write_text(
+            SLURMDBD_CONF.format(host=host, port=port, store=store, password=password, d=self.folder)
+        )
         self._daemon("slurmdbd", "slurmdbd", "-D")
-        self._until(lambda: subprocess.run(["sacctmgr", "-nP", "show", "cluster"], env=self.env, capture_output=True).returncode == 0)
+        self._until(
+            lambda: (
+                subprocess.run(
+                    ["sacctmgr", "-nP", "show", "cluster"], env=self.env, capture_output=True
+                ).returncode
+                == 0
+            )
+        )
         self._manage("add", "cluster", self.cluster.name)
         for name, limits in self.cluster.qos.items():
             self._manage("add", "qos", name, *(f"{limit}={value}" for limit, value in limits.items()))
@@ -253,7 +343,14 @@ class Keeper:
     def _daemon(self, name: str, *command: str) -> None:
         with (self.log / name).open("w") as log:
             self.daemons.append(
-                subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_die_with_parent)
+                subprocess.Popen(
+                    command,
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=_die_with_parent,
+                )
             )
 
     def _says(self, *command: str) -> str:
@@ -266,13 +363,16 @@ class Keeper:
             if (dead or time.monotonic() > deadline) and not must:
                 return
             if dead or time.monotonic() > deadline:
-                logs = "".join(f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}\n" for log in self.log.iterdir())
+                logs = "".join(
+                    f"== {log.name}\n{log.read_text(errors='replace')[-1500:]}\n"
+                    for log in self.log.iterdir()
+                )
                 raise RuntimeError(f"{'ended: ' + str(dead) if dead else 'too slow'}\n{logs}")
             time.sleep(0.05)
 
 
 def _held(file: TextIO) -> bool:
-    """Whether nobody else had the file, and we have it now."""
+    """Whether no other process held the lock on the file, so that this process has it now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -289,7 +389,7 @@ def _children() -> list[int]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports below the ephemeral ones, so that nobody is given one in between."""
+    """Return free ports below the ephemeral ones, so that the kernel assigns them to no process."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(10_000, 20_000)
@@ -362,25 +462,30 @@ StorageLoc=slurm_acct_db
 
 
 def main(folder: Path, cluster: Cluster) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # job steps detach from their daemon: they come to us
+    # Job steps detach from their daemon and become our children.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began = time.monotonic()
-    keeper = Keeper(cluster, folder)
+    supervisor = Supervisor(cluster, folder)
     with (folder / "users").open("a") as users:
         try:
-            keeper.start()
+            supervisor.start()
             print(f"up after {time.monotonic() - began:.1f} s", flush=True)
             part = folder / "up.part"
             part.write_text(str(os.getpid()))
             part.rename(folder / "up")
-            while not _held(users):  # until the last test process has ended; a next one then waits for our end
-                keeper.reap()
+            # Until the last test process has ended; a later one waits until this one ends.
+            while not _held(users):
+                supervisor.reap()
                 time.sleep(0.2)
             (folder / "up").unlink()
         finally:
-            keeper.stop()
+            supervisor.stop()
             used = os.times()
-            print(f"down; daemons and jobs took {used.children_user + used.children_system:.0f} s of CPU", flush=True)
+            print(
+                f"down; daemons and jobs took {used.children_user + used.children_system:.0f} s of CPU",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Collectives from messages: the values of torch.distributed's, the bytes of the formulas, on any number of ranks; and their cost."""
+"""Collectives written out have the values of torch.distributed and the bytes of the formulas; their cost."""
 
 from collections import Counter
 from itertools import pairwise as neighbours
@@ -9,19 +9,31 @@ import torch.distributed as dist
 
 from dlo_lib.comm import collectives as ours
 from dlo_lib.comm.calls import Kind
-from dlo_lib.comm.collectives import Algorithm, Measurement, Reduction, cheapest, cost, crossover, fit_alpha_beta
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.collectives import (
+    Algorithm,
+    Measurement,
+    Reduction,
+    cheapest,
+    cost,
+    crossover,
+    fit_alpha_beta,
+)
+from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 
 SIZES = [(0,), (), (1,), (3,), (5, 7), (4, 12), (1000,)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.complex64]
-THEIRS = {Reduction.SUM: dist.ReduceOp.SUM, Reduction.MAX: dist.ReduceOp.MAX, Reduction.AVG: dist.ReduceOp.SUM}
+THEIRS = {
+    Reduction.SUM: dist.ReduceOp.SUM,
+    Reduction.MAX: dist.ReduceOp.MAX,
+    Reduction.AVG: dist.ReduceOp.SUM,
+}
 every_world = pytest.mark.parametrize("world", [1, 2, 3, 4])
 
 
 def drawn(shape, dtype, rank=None):
-    """Whole numbers in any dtype, small enough that every order of summing gives the same in all of them."""
+    """Return integers in any dtype, small enough that every order of summation gives the same result."""
     generator = torch.Generator().manual_seed(dist.get_rank() if rank is None else rank)
     return torch.randint(0, 9, shape, generator=generator).to(dtype)
 
@@ -45,7 +57,9 @@ def all_reduces_compared():
                     tensor = drawn(shape, dtype)
                     want = expected(tensor, reduction)
                     all_reduce(tensor, reduction)
-                    torch.testing.assert_close(tensor, want, rtol=0.01 if dtype is torch.bfloat16 else 1e-6, atol=0)
+                    torch.testing.assert_close(
+                        tensor, want, rtol=0.01 if dtype is torch.bfloat16 else 1e-6, atol=0
+                    )
                     compared += 1
     strided = drawn((6, 5), torch.float32).t()
     want = expected(strided.contiguous(), Reduction.SUM)
@@ -55,7 +69,7 @@ def all_reduces_compared():
 
 
 @every_world
-def test_all_reduces_give_what_torch_gives(world):
+def test_all_reduces_give_the_values_of_torch(world):
     assert all(count > 50 for count in run_ranks(all_reduces_compared, world))
 
 
@@ -84,11 +98,14 @@ def others_compared():
                 assert (total is not None) == (rank == root)
                 assert total is None or torch.equal(total, sum(everyone))
                 assert torch.equal(mine, everyone[rank])
-    sizes = [[(3 * source + 5 * target) % 4 for target in range(world)] for source in range(world)]  # 0 among them
+    # 0 among them
+    sizes = [[(3 * source + 5 * target) % 4 for target in range(world)] for source in range(world)]
     inputs = [torch.full((size,), 10 * rank + target) for target, size in enumerate(sizes[rank])]
     outputs = [torch.empty(sizes[source][rank], dtype=torch.int64) for source in range(world)]
     ours.all_to_all(outputs, inputs)
-    return [output.tolist() for output in outputs] == [[10 * source + rank] * sizes[source][rank] for source in range(world)]
+    return [output.tolist() for output in outputs] == [
+        [10 * source + rank] * sizes[source][rank] for source in range(world)
+    ]
 
 
 @every_world
@@ -117,7 +134,10 @@ def bits_of_floats(all_reduce_name):
     results = []
     for _ in range(2):
         tensor = torch.randn(257, generator=torch.Generator().manual_seed(dist.get_rank()))
-        exact = sum(torch.randn(257, generator=torch.Generator().manual_seed(rank)).double() for rank in range(dist.get_world_size()))
+        exact = sum(
+            torch.randn(257, generator=torch.Generator().manual_seed(rank)).double()
+            for rank in range(dist.get_world_size())
+        )
         getattr(ours, all_reduce_name)(tensor)
         torch.testing.assert_close(tensor.double(), exact, rtol=1e-5, atol=1e-5)
         results.append(tensor.view(torch.int32).tolist())
@@ -131,7 +151,7 @@ def test_all_ranks_hold_the_same_bits_in_every_run(name):
 
 
 def sent_by(collective):
-    """Bytes and messages that each of the ranks sent, and what it called besides."""
+    """Return the bytes and messages that each rank sent, and its other calls."""
     with trace_collectives() as trace:
         collective()
     counted = Counter(event.call.kind for event in trace.events)
@@ -146,7 +166,9 @@ def traffic(elements):
         "all-reduce": sent_by(lambda: ours.all_reduce(tensor)),
         "reduce-scatter": sent_by(lambda: ours.reduce_scatter(part, whole)),
         "all-gather": sent_by(lambda: ours.all_gather(whole, part)),
-        "all-to-all": sent_by(lambda: ours.all_to_all(list(torch.ones_like(whole).chunk(world)), list(whole.chunk(world)))),
+        "all-to-all": sent_by(
+            lambda: ours.all_to_all(list(torch.ones_like(whole).chunk(world)), list(whole.chunk(world)))
+        ),
         "tree": sent_by(lambda: ours.tree_all_reduce(tensor)),
         "broadcast": sent_by(lambda: ours.broadcast(tensor, 1 % world)),
         "rank": rank,
@@ -178,7 +200,7 @@ def test_a_tree_sends_the_whole_tensor_once_over_each_branch(world):
     assert sum(counted["broadcast"][0] for counted in ranks) == (world - 1) * 24 * 4
     assert ranks[1 % world]["broadcast"][0] == rounds * 24 * 4, "the root"
     assert sum(counted["tree"][1] for counted in ranks) == 2 * (world - 1)
-    assert ranks[0]["tree"][1] == rounds, "rank 0 only passes the sum on"
+    assert ranks[0]["tree"][1] == rounds, "rank 0 only sends the sum"
 
 
 def refusals():
@@ -197,9 +219,12 @@ def refusals():
     return said
 
 
-def test_refusals_name_the_cure():
+def test_errors_name_the_cure():
     for said in run_ranks(refusals, 2):
-        assert [word in text for word, text in zip(("divide", "pad", "contiguous", "use 0 to 1", "one for each rank"), said)] == [True] * 5
+        assert [
+            word in text
+            for word, text in zip(("divide", "pad", "contiguous", "use 0 to 1", "one for each rank"), said)
+        ] == [True] * 5
 
 
 # -- the model
@@ -212,7 +237,11 @@ def test_the_cost_is_messages_times_alpha_and_bytes_times_beta():
     assert cost(RING, 800, 4, alpha=0.0, beta=1.0) == 1200
     assert cost(TREE, 800, 5, alpha=1.0, beta=0.0) == 6
     assert cost(TREE, 800, 5, alpha=0.0, beta=1.0) == 4800
-    assert cost(Algorithm.RING_ALL_GATHER, 800, 4, 1.0, 1.0) == cost(Algorithm.PAIRWISE_ALL_TO_ALL, 800, 4, 1.0, 1.0) == 603
+    assert (
+        cost(Algorithm.RING_ALL_GATHER, 800, 4, 1.0, 1.0)
+        == cost(Algorithm.PAIRWISE_ALL_TO_ALL, 800, 4, 1.0, 1.0)
+        == 603
+    )
     assert cost(Algorithm.TREE_BROADCAST, 800, 8, 1.0, 1.0) == 2403
     assert all(cost(algorithm, 800, 1, 1.0, 1.0) == 0 for algorithm in Algorithm)
 
@@ -221,7 +250,7 @@ def test_the_cost_is_messages_times_alpha_and_bytes_times_beta():
 def test_a_tree_is_cheaper_below_the_crossover_and_a_ring_above(ranks):
     size = crossover(RING, TREE, ranks, alpha=2e-5, beta=1e-9)
     if ranks == 3:
-        assert size is None, "two rounds either way: the ring sends less and is never dearer"
+        assert size is None, "two rounds either way: the ring sends less and is never more expensive"
         assert cheapest([TREE, RING], 8, 3, 2e-5, 1e-9) is RING
         return
     assert size is not None
@@ -231,12 +260,17 @@ def test_a_tree_is_cheaper_below_the_crossover_and_a_ring_above(ranks):
 
 
 def measured(alpha, beta, noise=()):
-    cases = [(algorithm, 4**power, ranks) for algorithm in (RING, TREE) for power in range(2, 13) for ranks in (2, 3, 4)]
+    cases = [
+        (algorithm, 4**power, ranks)
+        for algorithm in (RING, TREE)
+        for power in range(2, 13)
+        for ranks in (2, 3, 4)
+    ]
     factors = [1 + noise[index % len(noise)] if noise else 1.0 for index in range(len(cases))]
     return [Measurement(*case, cost(*case, alpha, beta) * factor) for case, factor in zip(cases, factors)]
 
 
-def test_a_fit_finds_the_link_again():
+def test_a_fit_recovers_alpha_and_beta():
     found = fit_alpha_beta(measured(3e-5, 2e-10))
     assert (found.alpha, found.beta) == (pytest.approx(3e-5), pytest.approx(2e-10))
     assert found.bytes_per_second == pytest.approx(5e9)
@@ -254,10 +288,13 @@ def test_a_fit_is_never_negative():
     faster_when_larger = [Measurement(RING, size, 2, seconds) for size, seconds in ((8, 2.0), (800, 1.0))]
     assert fit_alpha_beta(faster_when_larger).beta == 0.0
     times = [cost(RING, size, 2, 0.0, 1.0) - 3 for size in (8, 800)]
-    assert fit_alpha_beta([Measurement(RING, size, 2, seconds) for size, seconds in zip((8, 800), times)]).alpha == 0.0
+    assert (
+        fit_alpha_beta([Measurement(RING, size, 2, seconds) for size, seconds in zip((8, 800), times)]).alpha
+        == 0.0
+    )
 
 
-def test_a_fit_refuses_what_says_nothing():
+def test_a_fit_rejects_measurements_that_do_not_determine_it():
     with pytest.raises(UserError, match="a small and a large size"):
         fit_alpha_beta([Measurement(RING, 100, 4, 1.0), Measurement(RING, 100, 4, 1.1)])
     with pytest.raises(UserError, match="a small and a large size"):

@@ -1,4 +1,4 @@
-"""Texts become sequences: nothing is lost, nothing counts twice, and what is not there is ignored."""
+"""Sequences contain every token of the texts exactly once as a target; padding is ignored."""
 
 import hashlib
 import math
@@ -12,7 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlo_lib.data import BYTE_VOCABULARY, END_OF_TEXT, IGNORE_INDEX, Layout, Split, TokenDataset, decode, encode, open_dataset
+from dlo_lib.data import (
+    BYTE_VOCABULARY,
+    END_OF_TEXT,
+    IGNORE_INDEX,
+    Layout,
+    Split,
+    TokenDataset,
+    decode,
+    encode,
+    open_dataset,
+)
 from dlo_lib.data import python_corpus as corpus_module
 from dlo_lib.data.arithmetic import PROBLEMS_PER_DOCUMENT, TOKENS_PER_PROBLEM, arithmetic, entropy
 from dlo_lib.data.documents import FlatDocuments, Selection
@@ -29,7 +39,7 @@ texts = st.lists(st.text("abc", max_size=12), min_size=1, max_size=6).filter(lam
 
 
 @given(texts=texts, seq=st.integers(1, 15))
-def test_packed_targets_are_the_whole_text_but_its_first_token(texts, seq):
+def test_packed_targets_are_the_whole_text_without_its_first_token(texts, seq):
     documents = flat(*texts)
     dataset = TokenDataset(documents, seq)
     targets = torch.cat([dataset[index][1] for index in range(len(dataset))])
@@ -39,7 +49,7 @@ def test_packed_targets_are_the_whole_text_but_its_first_token(texts, seq):
 
 
 @given(texts=texts, seq=st.integers(1, 15))
-def test_padded_documents_stay_apart_and_keep_every_target(texts, seq):
+def test_padded_documents_are_separate_and_keep_every_target(texts, seq):
     dataset = TokenDataset(flat(*texts), seq, Layout.PAD)
     targets = [dataset[index][1] for index in range(len(dataset))]
     read = "".join(decode(row[row != IGNORE_INDEX].numpy()) + "|" * (END_OF_TEXT in row) for row in targets)
@@ -47,7 +57,7 @@ def test_padded_documents_stay_apart_and_keep_every_target(texts, seq):
 
 
 @given(texts=texts, seq=st.integers(1, 15), layout=st.sampled_from(Layout))
-def test_a_target_is_the_input_one_later(texts, seq, layout):
+def test_a_target_is_the_next_input(texts, seq, layout):
     dataset = TokenDataset(flat(*texts), seq, layout)
     for index in range(len(dataset)):
         inputs, targets = dataset[index]
@@ -60,14 +70,14 @@ def test_a_target_is_the_input_one_later(texts, seq, layout):
         assert 0 <= inputs.min() <= inputs.max() < dataset.vocab_size
 
 
-def test_a_selection_reads_as_the_documents_it_was_made_of():
+def test_a_selection_reads_the_selected_documents():
     chosen = TokenDataset(Selection(flat("aa", "bbb", "cc", "dddd"), np.array([1, 3])), 4)
     alone = TokenDataset(flat("bbb", "dddd"), 4)
     assert len(chosen) == len(alone)
     assert all(torch.equal(a, b) for index in range(len(alone)) for a, b in zip(chosen[index], alone[index]))
 
 
-def test_bytes_are_tokens_of_the_model_tiny():
+def test_byte_tokens_match_the_vocabulary_of_the_tiny_model():
     text = "élan — 漢字\n"
     assert decode(encode(text)) == text
     assert decode(np.append(encode(text), END_OF_TEXT)) == text
@@ -75,7 +85,7 @@ def test_bytes_are_tokens_of_the_model_tiny():
     assert model_config("tiny").vocab_size == BYTE_VOCABULARY == END_OF_TEXT + 1
 
 
-def test_bad_sizes_name_the_cure():
+def test_invalid_sizes_raise_with_the_cure():
     with pytest.raises(UserError, match="seq is 0: use at least 1 token"):
         open_dataset("arithmetic", 0)
     with pytest.raises(UserError, match="the data set is empty: it needs a document of at least two tokens"):
@@ -87,7 +97,7 @@ def test_bad_sizes_name_the_cure():
 # The corpus
 
 
-def test_the_corpus_is_python_s_library_and_its_documents_are_its_files():
+def test_the_documents_of_the_corpus_are_the_files_of_the_standard_library():
     documents = python_corpus()
     files = [file for file in source_files() if file.stat().st_size]
     assert 100 < len(documents.lengths) <= len(files)
@@ -98,7 +108,7 @@ def test_the_corpus_is_python_s_library_and_its_documents_are_its_files():
     assert not any({"test", "site-packages"} & set(file.parts) for file in files)
 
 
-def test_the_corpus_is_mapped_not_read_and_not_made_twice():
+def test_the_corpus_is_memory_mapped_and_created_once():
     documents = python_corpus()
     assert isinstance(documents.tokens, np.memmap)
     assert not documents.tokens.flags.writeable
@@ -108,7 +118,7 @@ def test_the_corpus_is_mapped_not_read_and_not_made_twice():
     assert corpus_file().stat().st_ino == made.st_ino
 
 
-def test_the_corpus_stops_at_its_size(monkeypatch, tmp_path):
+def test_the_corpus_is_limited_to_its_maximal_size(monkeypatch, tmp_path):
     monkeypatch.setenv("DLO_CACHE", str(tmp_path))
     monkeypatch.setattr(corpus_module, "MAX_BYTES", 100_000)
     documents = python_corpus()
@@ -121,21 +131,25 @@ def _open_corpus(cache: str, barrier, results) -> None:
     results.put(hashlib.sha256(python_corpus().tokens.tobytes()).hexdigest())
 
 
-def test_several_processes_may_be_the_first_at_once(tmp_path, monkeypatch):
+def test_several_processes_can_create_the_corpus_at_the_same_time(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_module, "MAX_BYTES", 1_000_000)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=_open_corpus, args=(str(tmp_path), barrier, results)) for _ in range(4)]
+    processes = [
+        context.Process(target=_open_corpus, args=(str(tmp_path), barrier, results)) for _ in range(4)
+    ]
     for process in processes:
         process.start()
     seen = {results.get(timeout=60) for _ in processes}
     for process in processes:
         process.join()
     assert len(seen) == 1
-    assert [path.name for path in (tmp_path / "corpora").iterdir()] == [corpus_file().name], "and nothing is left beside it"
+    assert [path.name for path in (tmp_path / "corpora").iterdir()] == [corpus_file().name], (
+        "no temporary file is left"
+    )
 
 
-def test_a_damaged_corpus_says_what_to_remove(monkeypatch, tmp_path):
+def test_a_damaged_corpus_raises_with_the_file_to_remove(monkeypatch, tmp_path):
     monkeypatch.setenv("DLO_CACHE", str(tmp_path))
     corpus_file().parent.mkdir()
     for damaged in (b"", b"odd", b"cut short"[:8]):
@@ -144,14 +158,16 @@ def test_a_damaged_corpus_says_what_to_remove(monkeypatch, tmp_path):
             python_corpus()
 
 
-def test_a_python_without_sources_says_so(monkeypatch, tmp_path):
+def test_a_python_without_sources_raises(monkeypatch, tmp_path):
     monkeypatch.setenv("DLO_CACHE", str(tmp_path))
     monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(UserError, match='no Python sources below .*: use a full Python, or data="arithmetic"'):
+    with pytest.raises(
+        UserError, match='no Python sources below .*: use a full Python, or data="arithmetic"'
+    ):
         python_corpus()
 
 
-def test_a_full_disk_leaves_no_half_a_corpus(monkeypatch, tiny_disk):
+def test_a_full_disk_leaves_no_incomplete_corpus(monkeypatch, tiny_disk):
     monkeypatch.setenv("DLO_CACHE", str(tiny_disk))
     with pytest.raises(UserError, match="no space left to write"):
         python_corpus()
@@ -170,7 +186,7 @@ def test_no_document_is_in_both_splits(name):
 # Additions
 
 
-def test_the_additions_are_right_and_the_same_on_every_machine():
+def test_the_additions_are_correct_and_the_same_on_every_machine():
     documents = arithmetic()
     text = decode(np.where(documents.tokens == END_OF_TEXT, ord("\n"), documents.tokens))
     for line in text.splitlines():
@@ -183,7 +199,7 @@ def test_the_additions_are_right_and_the_same_on_every_machine():
     assert (arithmetic(100, seed=1).tokens != documents.tokens[:1000]).any()
 
 
-def test_documents_of_additions_are_uneven():
+def test_documents_of_additions_have_different_lengths():
     lengths = arithmetic().lengths
     assert (lengths % TOKENS_PER_PROBLEM == 0).all()
     assert len(set(lengths)) > 20
@@ -191,21 +207,23 @@ def test_documents_of_additions_are_uneven():
 
 
 def surprise(targets: np.ndarray) -> np.ndarray:
-    """-ln of the probability that one who knows the rule gives to each target of a sequence that begins a problem."""
+    """Return -ln of the probability of each target for a model that can add; the sequence starts with a
+    problem.
+    """
     column = np.arange(1, len(targets) + 1) % TOKENS_PER_PROBLEM
     p = 1 / PROBLEMS_PER_DOCUMENT
     known = np.where(targets == END_OF_TEXT, -math.log(p), -math.log(1 - p))
     return np.where(np.isin(column, [0, 1, 3, 4]), math.log(10), np.where(column == 9, known, 0.0))
 
 
-def test_one_who_can_add_reaches_the_entropy():
+def test_a_model_that_can_add_reaches_the_entropy():
     dataset = open_dataset("arithmetic", 100)
     losses = [surprise(dataset[index][1].numpy()) for index in range(1000)]
     assert dataset.best_loss == entropy() == pytest.approx(0.9587, abs=1e-4)
     assert np.mean(losses) == pytest.approx(dataset.best_loss, rel=5e-3)
 
 
-def test_one_who_knows_only_where_symbols_stand_does_not():
+def test_a_model_that_knows_only_the_positions_of_symbols_does_not():
     columns = arithmetic().tokens.reshape(-1, TOKENS_PER_PROBLEM)
     loss = 0.0
     for column in columns.T:
@@ -219,7 +237,7 @@ def test_one_who_knows_only_where_symbols_stand_does_not():
 
 @pytest.fixture
 def save(tmp_path):
-    """Writes a Hugging Face data set of these columns and returns its folder."""
+    """Write a Hugging Face data set with these columns and return its folder."""
 
     def to_disk(name: str = "data", **columns) -> str:
         from datasets import Dataset
@@ -230,28 +248,39 @@ def save(tmp_path):
     return to_disk
 
 
-def test_a_column_of_texts_is_read_as_bytes_with_ends(save):
+def test_a_column_of_texts_is_read_as_bytes_with_end_tokens(save):
     rows = [f"line {number} — é" for number in range(40)] + [""]
     dataset = open_dataset(save(text=rows, other=list(range(41))), 32)
     assert dataset.vocab_size == BYTE_VOCABULARY
-    tokens = np.concatenate([dataset.documents.read(index, 0, int(length)) for index, length in enumerate(dataset.documents.lengths)])
+    tokens = np.concatenate(
+        [
+            dataset.documents.read(index, 0, int(length))
+            for index, length in enumerate(dataset.documents.lengths)
+        ]
+    )
     assert np.array_equal(tokens, flat(*(row for index, row in enumerate(rows) if index % 20 != 19)).tokens)
     assert decode(dataset[0][0].numpy()).startswith("line 0 — é")
 
 
-def test_a_column_of_tokens_is_taken_as_it_is(save):
+def test_a_column_of_tokens_is_read_without_changes(save):
     rows = [[5, 1, 70_000], [2, 2], [9]]
     dataset = open_dataset(save(input_ids=rows), 4)
     assert dataset.vocab_size == 70_001
     assert dataset[0][0].tolist() == [5, 1, 70_000, 2]
     padded = open_dataset(save("padded", tokens=rows), 4, layout=Layout.PAD, column="tokens")
-    assert [padded[index][1].tolist() for index in range(len(padded))] == [[1, 70_000, -100, -100], [2, -100, -100, -100]]
+    assert [padded[index][1].tolist() for index in range(len(padded))] == [
+        [1, 70_000, -100, -100],
+        [2, -100, -100, -100],
+    ]
 
 
-def test_the_splits_of_a_data_set_are_used_where_it_has_them(tmp_path):
+def test_the_splits_of_a_data_set_are_used_if_it_has_them(tmp_path):
     from datasets import Dataset, DatasetDict
 
-    parts = {"train": Dataset.from_dict({"text": ["to learn"] * 3}), "validation": Dataset.from_dict({"text": ["to measure"]})}
+    parts = {
+        "train": Dataset.from_dict({"text": ["to learn"] * 3}),
+        "validation": Dataset.from_dict({"text": ["to measure"]}),
+    }
     DatasetDict(parts).save_to_disk(tmp_path / "both")
     assert decode(open_dataset(tmp_path / "both", 8)[0][0].numpy()) == "to learn"
     assert decode(open_dataset(tmp_path / "both", 10, split=Split.VALIDATION)[0][0].numpy()) == "to measure"
@@ -264,31 +293,43 @@ def test_the_splits_of_a_data_set_are_used_where_it_has_them(tmp_path):
     ("columns", "column", "message"),
     [
         ({"text": ["a b"]}, "texts", 'unknown column of .* "texts": did you mean text'),
-        ({"first": ["a"], "second": ["b"]}, None, "has the columns first, second: say which one holds the text with column="),
+        (
+            {"first": ["a"], "second": ["b"]},
+            None,
+            "has the columns first, second: choose the one with the text with column=",
+        ),
         ({"text": [1.5]}, None, 'column "text" holds double: use one of strings or of lists of integers'),
-        ({"text": ["a", None]}, None, 'column "text" lacks 1 values'),
-        ({"tokens": [[1, -1]]}, None, 'column "tokens" holds no tokens, or some that are missing or below 0'),
-        ({"tokens": [[1, None]]}, None, 'column "tokens" holds no tokens, or some that are missing or below 0'),
+        ({"text": ["a", None]}, None, 'column "text" has 1 missing values'),
+        ({"tokens": [[1, -1]]}, None, 'column "tokens" has no tokens, or missing or negative ones'),
+        ({"tokens": [[1, None]]}, None, 'column "tokens" has no tokens, or missing or negative ones'),
     ],
 )
-def test_a_column_that_cannot_be_read_says_why(save, columns, column, message):
+def test_an_unreadable_column_raises_with_the_reason(save, columns, column, message):
     with pytest.raises(UserError, match=message):
         open_dataset(save(**columns), 4, column=column)
 
 
-def test_names_and_folders_that_are_not_there(tmp_path):
-    with pytest.raises(UserError, match='unknown data set "pyton": did you mean python. Known: arithmetic, python'):
+def test_unknown_names_and_missing_folders_raise(tmp_path):
+    with pytest.raises(
+        UserError, match='unknown data set "pyton": did you mean python. Known: arithmetic, python'
+    ):
         open_dataset("pyton", 8)
-    with pytest.raises(UserError, match="no folder .*nowhere: give one written by Dataset.save_to_disk, or a data set's name"):
+    with pytest.raises(
+        UserError, match="no folder .*nowhere: give one written by Dataset.save_to_disk, or a data set's name"
+    ):
         open_dataset(tmp_path / "nowhere", 8)
-    with pytest.raises(UserError, match="cannot be read as a Hugging Face data set: write it again with save_to_disk"):
+    with pytest.raises(
+        UserError, match="cannot be read as a Hugging Face data set: write it again with save_to_disk"
+    ):
         open_dataset(tmp_path, 8)
     with pytest.raises(UserError, match='data set "python" has no columns'):
         open_dataset("python", 8, column="text")
 
 
-@pytest.mark.parametrize("module", [None, types.ModuleType("datasets")], ids=["missing", "a folder of that name instead"])
-def test_without_their_package_the_cure_is_named(monkeypatch, tmp_path, module):
+@pytest.mark.parametrize(
+    "module", [None, types.ModuleType("datasets")], ids=["missing", "a folder of that name instead"]
+)
+def test_a_missing_package_raises_with_the_cure(monkeypatch, tmp_path, module):
     monkeypatch.setitem(__import__("sys").modules, "datasets", module)
-    with pytest.raises(UserError, match="their package is not installed: pip install datasets"):
+    with pytest.raises(UserError, match="datasets package, which is not installed: pip install datasets"):
         open_dataset(tmp_path, 8)

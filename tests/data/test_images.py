@@ -1,4 +1,4 @@
-"""Images to learn from and to test with: nothing is in both, nothing of the test is used before, and the order is the same everywhere."""
+"""Training and test images: disjoint parts, statistics of the training part only, a reproducible order."""
 
 import sys
 
@@ -11,11 +11,13 @@ from dlo_lib.errors import UserError
 
 
 def numbered(count: int) -> LabelledImages:
-    return LabelledImages(torch.arange(count, dtype=torch.float32).reshape(count, 1, 1, 1), torch.arange(count))
+    return LabelledImages(
+        torch.arange(count, dtype=torch.float32).reshape(count, 1, 1, 1), torch.arange(count)
+    )
 
 
 @pytest.mark.parametrize(("count", "batch"), [(10, 3), (9, 3), (2, 5), (1, 1)])
-def test_an_epoch_shows_every_image_once_with_its_own_label(count, batch):
+def test_an_epoch_contains_every_image_once_with_its_label(count, batch):
     parts = list(numbered(count).batches(batch, seed=1))
     labels = torch.cat([part.labels for part in parts])
     assert sorted(labels.tolist()) == list(range(count))
@@ -24,7 +26,7 @@ def test_an_epoch_shows_every_image_once_with_its_own_label(count, batch):
     assert 1 <= len(parts[-1]) <= batch
 
 
-def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else():
+def test_the_order_depends_only_on_the_seed_and_the_epoch():
     def order(**which: int) -> list[int]:
         return torch.cat([part.labels for part in numbered(50).batches(7, **which)]).tolist()
 
@@ -36,44 +38,46 @@ def test_the_order_depends_on_the_seed_and_the_epoch_and_on_nothing_else():
     assert first[:5] == [45, 0, 16, 21, 28], "the same on every machine"
 
 
-def test_a_batch_of_nothing_names_the_cure():
+def test_a_batch_of_zero_raises_with_the_cure():
     with pytest.raises(UserError, match="batch is 0: use at least 1 image"):
         next(numbered(3).batches(0, seed=0))
 
 
-def test_digits_are_real_and_divided_once():
+def test_digits_are_split_into_two_disjoint_parts():
     data = digits()
     assert data.shape == (1, 8, 8)
     assert (len(data.train), len(data.test)) == (1348, 449)
     for part in (data.train, data.test):
         assert part.images.dtype == torch.float32
         assert part.labels.dtype == torch.int64
-        assert set(part.labels.tolist()) == set(range(10)), "every class is there"
+        assert set(part.labels.tolist()) == set(range(10)), "every class is present"
     assert data.classes[7] == "7"
     seen = {image.numpy().tobytes() for image in data.train.images}
     assert not seen & {image.numpy().tobytes() for image in data.test.images}
 
 
-def test_digits_without_their_package_name_the_cure(monkeypatch):
+def test_digits_without_scikit_learn_raise_with_the_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         digits()
 
 
-def test_pixels_are_standardised_with_the_numbers_of_the_training_images_alone():
+def test_pixels_are_standardised_with_the_statistics_of_the_training_images_only():
     rng = np.random.default_rng(0)
     train = rng.integers(0, 256, (40, 3, 5, 4), dtype=np.uint8)
-    train[:, 2] = 7  # a channel of one colour
+    train[:, 2] = 7  # a constant channel
     test = rng.integers(0, 256, (6, 3, 5, 4), dtype=np.uint8)
     data = standardised("noise", (train, np.zeros(40)), (test, np.ones(6)), ("a", "b"))
     assert torch.allclose(data.train.images[:, :2].mean((0, 2, 3)), torch.zeros(2), atol=1e-5)
     assert torch.allclose(data.train.images[:, :2].std((0, 2, 3), correction=0), torch.ones(2), atol=1e-5)
     assert (data.train.images[:, 2] == 0).all()
-    expected = (test[:, :2] - train[:, :2].mean((0, 2, 3), keepdims=True)) / train[:, :2].std((0, 2, 3), keepdims=True)
+    expected = (test[:, :2] - train[:, :2].mean((0, 2, 3), keepdims=True)) / train[:, :2].std(
+        (0, 2, 3), keepdims=True
+    )
     assert np.allclose(data.test.images[:, :2], expected, atol=1e-5)
 
 
-def test_the_first_images_and_another_device_keep_images_and_labels_together():
+def test_first_and_to_keep_images_and_labels_together():
     part = numbered(6).first(4)
     assert len(part) == 4
     assert torch.equal(part.images.flatten(), part.labels.float())

@@ -1,4 +1,6 @@
-"""CIFAR-10's two formats, written here byte by byte, read as the same images; and found where people keep them."""
+"""The two formats of CIFAR-10, written here byte by byte, give the same images; the usual folders are
+searched.
+"""
 
 import io
 
@@ -16,7 +18,9 @@ TEST = (RNG.integers(0, 256, (4, 3, 32, 32), dtype=np.uint8), np.array([3, 9, 0,
 
 
 def records(part, start, stop) -> bytes:
-    return b"".join(bytes([label]) + image.tobytes() for image, label in zip(part[0][start:stop], part[1][start:stop]))
+    return b"".join(
+        bytes([label]) + image.tobytes() for image, label in zip(part[0][start:stop], part[1][start:stop])
+    )
 
 
 def write_binary(folder):
@@ -46,7 +50,7 @@ def write_parquet(folder, column="img"):
 
 
 @pytest.mark.parametrize("write", [write_binary, write_parquet])
-def test_each_format_gives_the_images_that_were_written(tmp_path, write):
+def test_each_format_gives_the_written_images(tmp_path, write):
     write(tmp_path / "files")
     data = cifar10(tmp_path / "files")
     assert data.shape == (3, 32, 32)
@@ -59,58 +63,58 @@ def test_each_format_gives_the_images_that_were_written(tmp_path, write):
 
 
 @pytest.mark.parametrize("write", [write_binary, write_parquet])
-def test_the_first_images_may_cross_a_file(tmp_path, write):
+def test_the_first_images_can_come_from_several_files(tmp_path, write):
     write(tmp_path / "files")
     data = cifar10(tmp_path / "files", first=14)
     assert data.train.labels.tolist() == TRAIN[1][:14].tolist()
-    assert len(data.test) == 4, "all there are"
+    assert len(data.test) == 4, "all images of the test part"
 
 
-def test_a_clusters_folder_is_searched_by_name(tmp_path, monkeypatch):
+def test_the_data_folder_of_a_cluster_is_searched_by_name(tmp_path, monkeypatch):
     (tmp_path / "cifar-100").mkdir()
     write_parquet(tmp_path / "HuggingFace" / "cifar10" / "plain_text", column="image")
     monkeypatch.setenv("DSDIR", str(tmp_path))
     assert len(cifar10().train) == 23
 
 
-def test_the_course_folder_is_searched_after_the_clusters(tmp_path, monkeypatch):
+def test_the_course_folder_is_searched_after_that_of_the_cluster(tmp_path, monkeypatch):
     write_binary(tmp_path / "datasets" / "CIFAR_10" / "cifar-10-batches-bin")
     monkeypatch.setattr(images_cifar, "_COURSE_FOLDER", tmp_path / "datasets")
     monkeypatch.setenv("DSDIR", str(tmp_path / "nothing"))
     assert len(cifar10().train) == 23
 
 
-def test_without_files_it_says_where_it_looked_and_what_needs_none(tmp_path, monkeypatch):
+def test_missing_files_raise_with_the_folders_and_the_alternatives(tmp_path, monkeypatch):
     (tmp_path / "cifar-100").mkdir()
     write_binary(tmp_path / "cifar-100" / "x")
     with pytest.raises(UserError, match=r"no CIFAR-10 below .*digits\(\) or generated\(\)"):
         cifar10(tmp_path)
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_a_damaged_file_raises_with_its_name(tmp_path):
     write_binary(tmp_path / "files")
     with open(tmp_path / "files" / "data_batch_2.bin", "ab") as file:
         file.write(b"x")
-    with pytest.raises(UserError, match=r"data_batch_2\.bin has 15,366 bytes, no multiple of 3,073"):
+    with pytest.raises(UserError, match=r"data_batch_2\.bin has 15,366 bytes, not a multiple of 3,073"):
         cifar10(tmp_path / "files")
 
 
-def test_labels_of_another_data_set_are_refused(tmp_path):
+def test_labels_of_another_data_set_raise(tmp_path):
     write_binary(tmp_path / "files")
     (tmp_path / "files" / "test_batch.bin").write_bytes(bytes([77]) + bytes(3072))
     with pytest.raises(UserError, match="labels up to 77"):
         cifar10(tmp_path / "files")
 
 
-def test_missing_training_files_are_said(tmp_path):
+def test_missing_training_files_raise(tmp_path):
     write_binary(tmp_path / "files")
     for file in (tmp_path / "files").glob("data_*"):
         file.unlink()
-    with pytest.raises(UserError, match="lacks files of images"):
+    with pytest.raises(UserError, match="has missing or empty image files"):
         cifar10(tmp_path / "files")
 
 
-def test_parquet_of_other_columns_is_named(tmp_path):
+def test_parquet_with_other_columns_raises_with_their_names(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for part in ("train", "test"):
         pq.write_table(pa.table({"text": ["a"]}), tmp_path / f"{part}-0.parquet")

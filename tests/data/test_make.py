@@ -1,4 +1,4 @@
-"""The command of `datasets/` makes what its page says."""
+"""The command in `datasets/` creates the corpora that its README describes."""
 
 import runpy
 from pathlib import Path
@@ -11,7 +11,7 @@ from dlo_lib.data.python_corpus import corpus_file
 DATASETS = Path(__file__).parents[2] / "datasets"
 
 
-def test_the_command_makes_the_corpora_and_says_how_large_they_are(monkeypatch, tmp_path, capsys):
+def test_the_command_creates_the_corpora_and_prints_their_sizes(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DLO_CACHE", str(tmp_path))
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(DATASETS / "make.py"), run_name="__main__")
@@ -19,11 +19,16 @@ def test_the_command_makes_the_corpora_and_says_how_large_they_are(monkeypatch, 
     said = capsys.readouterr().out
     assert corpus_file().exists()
     assert str(corpus_file()) in said
-    for name in ("python      train", "python      validation", "arithmetic  train", "arithmetic  validation"):
+    for name in (
+        "python      train",
+        "python      validation",
+        "arithmetic  train",
+        "arithmetic  validation",
+    ):
         assert name in said
 
 
-def test_bad_input_is_one_line_and_status_2(monkeypatch, tiny_disk, capsys):
+def test_an_error_is_one_line_with_exit_status_2(monkeypatch, tiny_disk, capsys):
     monkeypatch.setenv("DLO_CACHE", str(tiny_disk))
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(DATASETS / "make.py"), run_name="__main__")
@@ -31,7 +36,7 @@ def test_bad_input_is_one_line_and_status_2(monkeypatch, tiny_disk, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_page_states_the_figures_of_the_code():
+def test_the_readme_states_the_figures_of_the_code():
     page = (DATASETS / "README.md").read_text()
     assert f"{entropy():.4f} nats" in page
     assert f"{len(arithmetic().tokens):,} tokens" in page
@@ -39,4 +44,7 @@ def test_the_page_states_the_figures_of_the_code():
 
 
 def test_no_data_is_committed():
-    assert sorted(path.name for path in DATASETS.iterdir() if path.name != "__pycache__") == ["README.md", "make.py"]
+    assert sorted(path.name for path in DATASETS.iterdir() if path.name != "__pycache__") == [
+        "README.md",
+        "make.py",
+    ]

@@ -1,4 +1,4 @@
-"""The sampler deals every sequence out once, over any ranks, and goes on exactly from where it was."""
+"""The sampler reads every sequence once over any number of ranks and resumes exactly."""
 
 import itertools
 import json
@@ -25,15 +25,15 @@ def samplers(size: int, batch: int, world_size: int, **options) -> list[RankSamp
 @given(world_size=ranks, batch=batch_sizes, size=st.integers(1, 60), seed=st.integers(0, 5))
 def test_padding_reads_every_sequence_exactly_once(world_size, batch, size, seed):
     dealt = [list(sampler) for sampler in samplers(size, batch, world_size, seed=seed, uneven=Uneven.PAD)]
-    assert len({len(of_rank) for of_rank in dealt}) == 1, "every rank has as many micro-batches"
-    assert all(len(indices) == batch for of_rank in dealt for indices in of_rank), "all of them full"
+    assert len({len(of_rank) for of_rank in dealt}) == 1, "every rank has the same number of micro-batches"
+    assert all(len(indices) == batch for of_rank in dealt for indices in of_rank), "every micro-batch is full"
     read = [index for of_rank in dealt for indices in of_rank for index in indices]
     assert sorted(index for index in read if index != PADDING) == list(range(size))
     assert read.count(PADDING) < batch * world_size
 
 
 @given(world_size=ranks, batch=batch_sizes, extra=st.integers(0, 40), seed=st.integers(0, 5))
-def test_dropping_reads_none_twice_and_leaves_less_than_a_step(world_size, batch, extra, seed):
+def test_dropping_repeats_no_sequence_and_drops_less_than_a_step(world_size, batch, extra, seed):
     size = batch * world_size + extra
     some = samplers(size, batch, world_size, seed=seed)
     dealt = [list(sampler) for sampler in some]
@@ -52,7 +52,7 @@ def test_dropping_reads_none_twice_and_leaves_less_than_a_step(world_size, batch
     done=st.integers(0, 30),
     rank=st.integers(0, 4),
 )
-def test_a_saved_place_goes_on_with_the_same_micro_batches(world_size, batch, size, uneven, done, rank):
+def test_a_saved_state_resumes_with_the_same_micro_batches(world_size, batch, size, uneven, done, rank):
     def fresh():
         return RankSampler(size, batch, rank % world_size, world_size, seed=7, uneven=uneven)
 
@@ -77,7 +77,7 @@ def test_the_state_is_the_same_on_all_ranks_at_every_step():
 
 
 @pytest.mark.parametrize("after", [1, 2])
-def test_on_another_number_of_ranks_the_rest_of_the_epoch_is_read(after):
+def test_another_number_of_ranks_reads_the_rest_of_the_epoch(after):
     before = samplers(24, 2, 4)
     read = [next(iter(sampler)) for sampler in before]
     resumed = samplers(24, 2, after)
@@ -87,7 +87,7 @@ def test_on_another_number_of_ranks_the_rest_of_the_epoch_is_read(after):
     assert sorted(itertools.chain.from_iterable(read)) == list(range(24))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own_and_ranks_share_one():
+def test_epochs_and_seeds_have_different_orders_and_ranks_share_one():
     def epoch(sampler):
         return list(itertools.chain.from_iterable(sampler))
 
@@ -99,11 +99,11 @@ def test_epochs_and_seeds_have_orders_of_their_own_and_ranks_share_one():
     assert epoch(RankSampler(50, 5, seed=1)) != first
     assert epoch(RankSampler(50, 5, seed=0)) == first
     in_turn = [index for step in zip(*samplers(50, 5, 2)) for indices in step for index in indices]
-    assert in_turn == first, "more ranks read the same order, side by side"
+    assert in_turn == first, "more ranks read the same order in parallel"
     assert epoch(RankSampler(50, 5, shuffle=False)) == list(range(50))
 
 
-def test_an_epoch_drops_others_than_the_one_before():
+def test_each_epoch_drops_other_sequences():
     sampler = RankSampler(11, 5)
     left = [set(range(11)) - set(itertools.chain.from_iterable(sampler)) for _ in range(8)]
     assert all(len(dropped) == 1 for dropped in left)
@@ -118,17 +118,20 @@ def test_an_epoch_drops_others_than_the_one_before():
             r"has 5 sequences, one micro-batch on every rank takes 8 \(4 x 2\): use a smaller batch",
         ),
         ({"size": 0, "batch": 1, "uneven": Uneven.PAD}, "has 0 sequences"),
-        ({"size": 5, "batch": 0}, "use a batch of at least 1"),
+        ({"size": 5, "batch": 0}, "use a batch >= 1"),
         ({"size": 5, "batch": 1, "rank": 2, "world_size": 2}, "a rank below the number of ranks"),
     ],
 )
-def test_sizes_that_leave_nothing_to_read_are_refused(arguments, message):
+def test_sizes_that_leave_no_micro_batch_raise(arguments, message):
     with pytest.raises(UserError, match=message):
         RankSampler(**arguments)
 
 
-@pytest.mark.parametrize(("other", "message"), [({"size": 31}, "has size 30, this run 31"), ({"seed": 1}, "has seed 0, this run 1")])
-def test_a_place_in_other_data_is_refused(other, message):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [({"size": 31}, "has size 30, this run 31"), ({"seed": 1}, "has seed 0, this run 1")],
+)
+def test_a_position_in_other_data_raises(other, message):
     state = RankSampler(30, 2).state_dict()
     with pytest.raises(UserError, match=f"{message}: resume with the same data and seed"):
         RankSampler(**({"size": 30, "batch": 2} | other)).load_state_dict(state)
@@ -141,13 +144,15 @@ def test_padding_does_not_count_in_the_loss():
 
     def loss_of(indices) -> torch.Tensor:
         inputs, targets = collate(dataset, indices)
-        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+        return F.cross_entropy(
+            model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        )
 
     assert torch.equal(loss_of([3, PADDING]), loss_of([3]))
     assert loss_of([PADDING]) == 0
 
 
-def test_batches_are_the_sequences_that_the_sampler_names():
+def test_batches_contain_the_sequences_of_the_sampler():
     dataset = open_dataset("arithmetic", 24)
     sampler = RankSampler(len(dataset), 3, 1, 2, shuffle=False)
     for number, (inputs, targets) in zip(range(4), batches(dataset, sampler)):
@@ -158,9 +163,13 @@ def test_batches_are_the_sequences_that_the_sampler_names():
             assert torch.equal(targets[row], own_targets)
 
 
-def test_the_random_numbers_are_those_of_splitmix64():
+def test_the_hashes_equal_those_of_splitmix64():
     # The first outputs of the reference implementation for the state 0.
-    assert [hex(number) for number in hashes(3)] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
+    assert [hex(number) for number in hashes(3)] == [
+        "0xe220a8397b1dcdaf",
+        "0x6e789e6aa1b965f4",
+        "0x6c45d188009454f",
+    ]
     assert permutation(8, 1, 2).tolist() == permutation(8, 1, 2).tolist() != permutation(8, 2, 1).tolist()
 
 

@@ -1,4 +1,4 @@
-"""The small lab of the tests, a warm zygote for it, its notebook, and a course in which it is released."""
+"""The small lab of the tests, a running zygote for it, its notebook, and a course in which it is released."""
 
 from __future__ import annotations
 
@@ -10,22 +10,36 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.grading.course import find_lab, source_labs
-from dlo_lib.grading.environ import environment
-from dlo_lib.grading.host import Zygote
-from dlo_lib.grading.judge import judge_notebook, zygote_for
-from dlo_lib.grading.nbgrader_course import create_course, open_course
-from dlo_lib.grading.publish import publish
-from dlo_lib.grading.release import release_lab
-from dlo_lib.grading.report import Report
-from dlo_lib.grading.source import LabSource, notebook_text, read_lab, source_notebook
-from tests.grading.small_class import SMALL_COURSE, checkout, class_, in_checkout, ungraded
+from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publication import publish
+from dlo_lib.grading.judge.environment import environment
+from dlo_lib.grading.judge.judge import judge_notebook, zygote_for
+from dlo_lib.grading.judge.report import Report
+from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.release import release_lab
+from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab, source_notebook
+from dlo_lib.grading.sandbox.host import Zygote
+from tests.grading.small_class import (
+    SMALL_COURSE,
+    checkout,
+    class_,
+    graded_class,
+    in_checkout,
+    judges,
+    ungraded,
+)
 
-__all__ = ["checkout", "class_", "in_checkout", "ungraded"]
+__all__ = ["checkout", "class_", "graded_class", "in_checkout", "judges", "ungraded"]
 
 SHARDED_COURSE = SMALL_COURSE.with_name("sharded_course")
 SMALL = SMALL_COURSE / "solutions" / "91_small"
-ROSTER = {"ada": "Ada Lovelace", "blaise": "Blaise Pascal", "chloe": "Chloé Dupont", "dan": "Dan Moore", "dan2": "Dan Moore"}
+ROSTER = {
+    "ada": "Ada Lovelace",
+    "blaise": "Blaise Pascal",
+    "chloe": "Chloé Dupont",
+    "dan": "Dan Moore",
+    "dan2": "Dan Moore",
+}
 
 
 @pytest.fixture(scope="session")
@@ -37,22 +51,24 @@ def small() -> LabSource:
 @pytest.fixture(scope="session")
 def zygote(small: LabSource) -> Iterator[Zygote]:
     """One zygote for all tests, started by a process that has a secret in its environment."""
-    with environment({"CLASS_SECRET": "tell nobody"}), zygote_for(small) as warm:
+    with environment({"CLASS_SECRET": "keep this secret"}), zygote_for(small) as warm:
         yield warm
 
 
 @pytest.fixture
 def reference() -> dict[str, Any]:
-    """The small lab's notebook with the solutions in, as parsed JSON: what a test alters before handing it in."""
+    """The small lab's notebook with the solutions, as parsed JSON, for tests to change and submit."""
     return json.loads(notebook_text(source_notebook(SMALL)))
 
 
 @pytest.fixture
 def judge(small: LabSource, zygote: Zygote, tmp_path: Path) -> Callable[..., Report]:
-    """Hand in a notebook, given as parsed JSON or as text, and judge it."""
+    """Submit a notebook, given as parsed JSON or as text, and judge it."""
 
     def run(notebook: object, name: str = "small.ipynb", **settings: Any) -> Report:
-        (tmp_path / name).write_text(notebook if isinstance(notebook, str) else json.dumps(notebook), encoding="utf-8")
+        (tmp_path / name).write_text(
+            notebook if isinstance(notebook, str) else json.dumps(notebook), encoding="utf-8"
+        )
         return judge_notebook(tmp_path / "small.ipynb", small, "secret", **{"zygote": zygote, **settings})
 
     return run
@@ -60,7 +76,9 @@ def judge(small: LabSource, zygote: Zygote, tmp_path: Path) -> Callable[..., Rep
 
 @pytest.fixture(scope="session")
 def released_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with two labs, and in ``course`` a course that has released the small one; nobody alters either."""
+    """A checkout with two labs, and in ``course`` a course that has released the small one; read-only for
+    tests.
+    """
     root = tmp_path_factory.mktemp("released")
     for one in (SMALL_COURSE, SHARDED_COURSE):
         shutil.copytree(one, root, dirs_exist_ok=True)
@@ -80,7 +98,7 @@ def released_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def course(released_course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A course folder of the test's own, with an empty exchange: the small lab is released, nothing was handed in."""
+    """A separate course folder with an empty exchange: the small lab is released, without submissions."""
     monkeypatch.setenv("DLO_COURSE", str(released_course))
     folder = tmp_path / "course"
     shutil.copytree(released_course / "course", folder, symlinks=True)
@@ -88,5 +106,7 @@ def course(released_course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     inbound.mkdir(parents=True)
     (inbound.parent / "feedback").mkdir()
     with open(folder / "nbgrader_config.py", "a", encoding="utf-8") as config:
-        config.write(f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\nc.ExchangeCollect.check_owner = False\n")
+        config.write(
+            f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\nc.ExchangeCollect.check_owner = False\n"
+        )
     return folder

@@ -1,4 +1,4 @@
-"""Commands of other users of this machine, for tests that run as root."""
+"""Run commands as other users of this machine, in tests that run as root."""
 
 from __future__ import annotations
 
@@ -7,13 +7,32 @@ from pathlib import Path
 
 
 def command_of(user: str, folder: Path, *command: str) -> list[str]:
-    """The command line that runs ``command`` as ``user`` in ``folder``; the interpreter may lie below a folder that is root's alone."""
-    shown = [part for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) for part in _reachable(Path(prefix))]
-    return ["bwrap", "--dev-bind", "/", "/", *shown, "--chdir", str(folder), "--", "runuser", "-u", user, "--", *command]
+    """Return the command line that runs ``command`` as ``user`` in ``folder``.
+
+    The interpreter may be below a folder that only root can enter.
+    """
+    shown = [
+        part for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)) for part in _reachable(Path(prefix))
+    ]
+    return [
+        "bwrap",
+        "--dev-bind",
+        "/",
+        "/",
+        *shown,
+        "--chdir",
+        str(folder),
+        "--",
+        "runuser",
+        "-u",
+        user,
+        "--",
+        *command,
+    ]
 
 
 def _reachable(path: Path) -> list[str]:
-    """Mounts that let others pass to ``path`` where a folder above it is for root alone."""
+    """Return the mounts that make ``path`` accessible if only root can enter a folder above it."""
     closed = [parent for parent in path.parents if not parent.stat().st_mode & 0o001]
     if not closed:
         return []

@@ -1,24 +1,35 @@
-"""A small class, for the tests that grade one: four who handed in, one who did not, and what grading leaves of them.
+"""A small class for tests that grade: four students with and one without submission, and the results of
+grading.
 
-Its fixtures are for any folder of tests whose conftest.py names them.
+The fixtures can be used in any folder of tests whose conftest.py imports them.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
-from dlo_lib.grading.course import find_lab, source_labs
-from dlo_lib.grading.environ import environment
-from dlo_lib.grading.nbgrader_course import create_course, open_course
-from dlo_lib.grading.release import release_notebook
-from dlo_lib.grading.source import LabSource, build_notebook, notebook_text, read_lab, source_folder, source_notebook
+from dlo_lib.grading.classroom.batch import Options, grade_lab
+from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
+from dlo_lib.grading.judge.environment import environment
+from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.release import build_source, release_notebook
+from dlo_lib.grading.lab.source import (
+    LabSource,
+    notebook_text,
+    read_lab,
+    source_folder,
+    source_notebook,
+)
 
 SMALL_COURSE = Path(__file__).parent / "small_course"
 LAB = "91_small"
@@ -43,7 +54,14 @@ def wrong_scale(lab: LabSource) -> dict[str, Any]:
 
 def with_cells_of_their_own(lab: LabSource) -> dict[str, Any]:
     notebook = right(lab)
-    own = {"cell_type": "code", "id": "mine", "metadata": {}, "source": "import math", "outputs": [], "execution_count": 3}
+    own = {
+        "cell_type": "code",
+        "id": "mine",
+        "metadata": {},
+        "source": "import math",
+        "outputs": [],
+        "execution_count": 3,
+    }
     notebook["cells"].insert(3, own)
     return notebook
 
@@ -52,53 +70,95 @@ CLASS = {"ada": right, "blaise": wrong_scale, "chloe": untouched, "dorothy": wit
 
 
 def make_checkout(folder: Path) -> None:
-    """A checkout with the small lab alone."""
+    """Create a checkout with only the small lab."""
     shutil.copytree(SMALL_COURSE, folder, dirs_exist_ok=True)
     (folder / "labs").mkdir()
 
 
 def make_class(folder: Path, lab: LabSource) -> Path:
-    """A course with submissions, none of them graded."""
+    """Create a course with ungraded submissions."""
     create_course(folder, students=[*CLASS, "evariste"])
-    build_notebook(lab.folder)
+    build_source(lab.info)
     assert open_course(folder).generate_assignment(LAB)["success"]
     for student, notebook in CLASS.items():
         hand_in(folder, student, json.dumps(notebook(lab)))
     return folder
 
 
-@pytest.fixture(scope="session")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with the small lab alone; nobody alters it."""
-    folder = tmp_path_factory.mktemp("checkout")
-    make_checkout(folder)
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder ``name`` that ``make`` fills, once for all workers of pytest-xdist.
+    Tests must not change it."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = root / name, root / f"{name}.made"
+    with FileLock(root / f"{name}.lock"):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker whose attempt failed
+            make(folder)
+            done.touch()
     return folder
 
 
 @pytest.fixture(scope="session")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with the small lab alone. Tests must not change it."""
+    return made_once(tmp_path_factory, "small-checkout", make_checkout)
+
+
+@pytest.fixture(scope="session")
 def class_(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A course with submissions, none of them graded; nobody alters it."""
+    """A course with submissions, none of them graded. Tests must not change it."""
     with environment({"DLO_COURSE": str(checkout)}):
-        return make_class(tmp_path_factory.mktemp("class") / "course", small_lab())
+        return made_once(tmp_path_factory, "small-class", lambda folder: make_class(folder, small_lab()))
+
+
+@pytest.fixture(scope="session")
+def judges(checkout: Path, class_: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeClient]:
+    """One judging service without a sandbox, for all copies of the class: they have the same
+    lab and the same secret."""
+    course = tmp_path_factory.mktemp("judges") / "course"  # where the service leaves its log and its record
+    shutil.copytree(class_, course, symlinks=True)
+    with environment({"DLO_COURSE": str(checkout)}):
+        running = JudgeClient(find_lab("91", source_labs()), course, unsafe=True)
+    with running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def graded_class(
+    checkout: Path, class_: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Path:
+    """A copy of the class, graded without interruption on this machine, with the record of its proof.
+    Tests must not change it."""
+
+    def make(course: Path) -> None:
+        shutil.copytree(class_, course, symlinks=True)
+        lab, service = find_lab("91", source_labs()), request.getfixturevalue("judges")
+        grade_lab(lab, course, options=Options(jobs=2, unsafe=True), judges=service)
+        record = Path("grades") / LAB / RECORD_FILE
+        shutil.copyfile(service.course / record, course / record)
+
+    with environment({"DLO_COURSE": str(checkout)}):
+        return made_once(tmp_path_factory, "small-class-graded", make)
 
 
 @pytest.fixture(scope="module")
 def in_checkout(checkout: Path) -> Iterator[Path]:
-    """For fixtures of a module: meanwhile the course's sources are those of the checkout."""
+    """For fixtures of a module: use the checkout as the source of the course."""
     with environment({"DLO_COURSE": str(checkout)}):
         yield checkout
 
 
 @pytest.fixture
 def ungraded(checkout: Path, class_: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the class, for one test, to which the course's sources are those of the checkout."""
+    """A copy of the class for one test, with the checkout as the source of the course."""
     monkeypatch.setenv("DLO_COURSE", str(checkout))
     shutil.copytree(class_, tmp_path / "course", symlinks=True)
     return tmp_path / "course"
 
 
 def small_lab() -> LabSource:
-    """The small lab of the checkout that is the course now."""
+    """Return the small lab of the current checkout."""
     return read_lab(source_folder(find_lab("91", source_labs())))
 
 
@@ -114,10 +174,14 @@ def results(course: Path) -> list[bytes]:
 
 
 OF_A_STUDENT = (
-    "join base_cell on base_cell.id = it.cell_id join submitted_notebook on submitted_notebook.id = it.notebook_id "
+    "join base_cell on base_cell.id = it.cell_id "
+    "join submitted_notebook on submitted_notebook.id = it.notebook_id "
     "join submitted_assignment on submitted_assignment.id = submitted_notebook.assignment_id order by 1, 2"
 )
-GRADES = "select student_id, base_cell.name, auto_score, manual_score, extra_credit, needs_manual_grade from grade it "
+GRADES = (
+    "select student_id, base_cell.name, auto_score, manual_score, extra_credit, "
+    "needs_manual_grade from grade it "
+)
 COMMENTS = "select student_id, base_cell.name, auto_comment, manual_comment from comment it "
 SUBMISSIONS = (
     "select student_id, timestamp, extension, late_submission_penalty from submitted_assignment "
@@ -126,14 +190,21 @@ SUBMISSIONS = (
 
 
 def rows(file: Path) -> list[list[tuple]]:
-    """The rows of a gradebook that grading writes, without nbgrader's random ids."""
+    """Return the rows of a gradebook that grading writes, without nbgrader's random ids."""
     connection = sqlite3.connect(file)
     try:
-        return [connection.execute(query).fetchall() for query in (GRADES + OF_A_STUDENT, COMMENTS + OF_A_STUDENT, SUBMISSIONS)]
+        return [
+            connection.execute(query).fetchall()
+            for query in (GRADES + OF_A_STUDENT, COMMENTS + OF_A_STUDENT, SUBMISSIONS)
+        ]
     finally:
         connection.close()
 
 
 def graded_files(course: Path) -> dict[str, bytes]:
     folder = course / "autograded"
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

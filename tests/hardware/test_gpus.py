@@ -1,4 +1,4 @@
-"""GPUs: figures with their sources, usable memory below the visible one, dense peaks."""
+"""GPUs: figures with their sources, usable memory below the visible memory, dense peaks."""
 
 import dataclasses
 import itertools
@@ -14,13 +14,13 @@ from dlo_lib.hardware import gpu, gpus
 GIB = 2**30
 
 
-def test_the_course_s_gpus_are_known_by_name():
+def test_the_gpus_of_the_course_are_known_by_name():
     assert list(gpus()) == ["v100-16", "v100-32", "a100-40", "a100-80", "h100-80", "h200"]
     assert gpu("A100-80") is gpu("a100-80")
     assert all(name == known.name for name, known in gpus().items())
 
 
-def test_an_unknown_gpu_offers_the_nearest():
+def test_an_unknown_gpu_raises_with_the_nearest_names():
     with pytest.raises(UserError, match='unknown GPU "a100": did you mean .*a100-40'):
         gpu("a100")
 
@@ -36,29 +36,34 @@ def test_every_figure_has_its_source():
 
 
 @pytest.mark.parametrize("known", gpus().values(), ids=lambda known: known.name)
-def test_usable_memory_is_the_visible_one_less_context_and_nccl(known):
-    boxed = {"v100-16": 16, "v100-32": 32, "a100-40": 40, "a100-80": 80, "h100-80": 80, "h200": 141}[known.name]
-    assert known.memory_bytes < boxed * GIB, "what CUDA sees is less than what the box says"
+def test_usable_memory_is_visible_memory_less_context_and_nccl(known):
+    boxed = {"v100-16": 16, "v100-32": 32, "a100-40": 40, "a100-80": 80, "h100-80": 80, "h200": 141}[
+        known.name
+    ]
+    assert known.memory_bytes < boxed * GIB, "CUDA reports less than the nominal memory"
     assert abs(known.memory_bytes - known.usable_bytes - 1.5 * GIB) <= 1
 
 
 @pytest.mark.parametrize("known", gpus().values(), ids=lambda known: known.name)
-def test_peaks_are_dense_and_halve_with_every_doubling_of_the_width(known):
+def test_peaks_are_dense_and_halve_when_the_width_doubles(known):
     tensor_cores = [known.peak_flops[dtype] for dtype in ("fp8", "fp16", "tf32") if dtype in known.peak_flops]
     for narrow, wide in itertools.pairwise(tensor_cores):
         assert narrow / wide == pytest.approx(2, rel=2e-3)
-    assert known.peak_flops["fp16"] < 1000e12, "above that it would be the figure with sparsity"
+    assert known.peak_flops["fp16"] < 1000e12, "a larger figure would be with sparsity"
 
 
-def test_bf16_begins_with_ampere_and_fp8_with_hopper():
-    assert [name for name, known in gpus().items() if "bf16" not in known.peak_flops] == ["v100-16", "v100-32"]
+def test_bf16_starts_with_ampere_and_fp8_with_hopper():
+    assert [name for name, known in gpus().items() if "bf16" not in known.peak_flops] == [
+        "v100-16",
+        "v100-32",
+    ]
     assert [name for name, known in gpus().items() if "fp8" in known.peak_flops] == ["h100-80", "h200"]
     with pytest.raises(UserError, match="v100-32 has no native bf16: use fp32 or fp16"):
         gpu("v100-32").peak("bf16")
     assert gpu("a100-40").peak("bf16") == 312e12
 
 
-def test_each_generation_is_faster_in_every_way():
+def test_each_generation_is_faster_in_every_figure():
     v100, a100, h100 = gpu("v100-32"), gpu("a100-80"), gpu("h100-80")
     for newer, older in ((a100, v100), (h100, a100)):
         assert newer.bandwidth > older.bandwidth
@@ -67,8 +72,8 @@ def test_each_generation_is_faster_in_every_way():
         assert newer.peak("fp16") > older.peak("fp16")
 
 
-def test_a_gpu_is_a_value():
+def test_a_gpu_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         gpu("h200").memory_bytes = 0
     gpus().clear()
-    assert len(gpus()) == 6, "the table is not the caller's to change"
+    assert len(gpus()) == 6, "the caller gets a copy of the table"

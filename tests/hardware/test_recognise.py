@@ -1,4 +1,4 @@
-"""A device is the GPU of the table that CUDA's name and memory say, or none."""
+"""A device is recognised by the name and the memory that CUDA reports, or not at all."""
 
 import pytest
 
@@ -18,7 +18,7 @@ GIB = 2**30
         ("NVIDIA H200", 140.4, "h200"),
     ],
 )
-def test_a_gpu_is_known_by_its_chip_and_its_memory(device_name, gib, name):
+def test_a_gpu_is_recognised_by_its_chip_and_its_memory(device_name, gib, name):
     assert recognise(device_name, int(gib * GIB)).name == name
 
 
@@ -32,5 +32,5 @@ def test_a_gpu_is_known_by_its_chip_and_its_memory(device_name, gib, name):
         ("NVIDIA GeForce RTX 4090", 23.6),
     ],
 )
-def test_a_board_that_is_not_in_the_table_is_nobody(device_name, gib):
+def test_a_board_that_is_not_in_the_table_is_not_recognised(device_name, gib):
     assert recognise(device_name, int(gib * GIB)) is None

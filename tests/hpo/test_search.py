@@ -1,4 +1,6 @@
-"""A search that is shared and killed: every trial is there once, trained as far as it says, whoever did it."""
+"""A shared search whose workers are killed: each trial exists once and is trained to the resource that it
+reports.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,20 @@ from optuna.trial import TrialState
 from dlo_lib.errors import UserError
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.definition import Definition, Sampler
+from dlo_lib.hpo.fixed_budget import EveryTrial, Grid
 from dlo_lib.hpo.halving import Hyperband, SuccessiveHalving
 from dlo_lib.hpo.journal import Journal
-from dlo_lib.hpo.plain import EveryTrial, Grid
 from dlo_lib.hpo.population import PopulationBased
 from dlo_lib.hpo.search import ATTEMPTS, Search, Task
-from dlo_lib.hpo.table import Step
+from dlo_lib.hpo.table import NoTask
 
 SPACE = {"x": FloatDistribution(0.001, 1, log=True)}
 ASHA = Definition(SPACE, Asha(9, 1, 9), seed=3)
 
 
 def by_x(task: Task) -> float:
-    """The loss is x; the checkpoint counts, to say how far the trial has really been trained."""
+    """Return a loss that falls to x; the checkpoint holds the resource that the
+    trial is really trained to."""
     trained = int(task.resume.read_text()) if task.resume else 0
     assert trained == task.begin
     task.checkpoint.write_text(str(trained + task.resource - task.begin))
@@ -68,7 +71,7 @@ def worker(folder: Path, *, killed: bool) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_loses_no_trial_and_doubles_none(tmp_path):
+def test_a_killed_worker_neither_loses_nor_repeats_a_trial(tmp_path):
     undisturbed = Search.make(tmp_path / "u" / "s.journal", ASHA)
     undisturbed.work(by_x)
     search = Search.make(tmp_path / "s.journal", ASHA)
@@ -76,11 +79,11 @@ def test_a_worker_that_is_killed_loses_no_trial_and_doubles_none(tmp_path):
     first = worker(tmp_path, killed=True)
     assert first.wait() == -signal.SIGKILL
     left = [row for row in search.table() if row.goal is not None]
-    assert len(left) == 1, "it died while it trained one"
+    assert len(left) == 1, "the worker was killed while it trained a trial"
     assert worker(tmp_path, killed=False).wait() == 0
     assert search.table() == undisturbed.table()
     trained = Counter((tmp_path / "log").read_text().splitlines())
-    assert sorted(trained.values())[-2:] == [1, 2], "only what was being trained is trained again"
+    assert sorted(trained.values())[-2:] == [1, 2], "only the trial in training is trained again"
 
 
 @pytest.mark.slow
@@ -100,7 +103,7 @@ def test_a_worker_is_killed_while_others_work(tmp_path):
     [EveryTrial(5, 4), SuccessiveHalving(9, 1, 9), Hyperband(9), Asha(9, 1, 9), PopulationBased(4, 2, 3)],
     ids=lambda policy: type(policy).__name__,
 )
-def test_a_search_that_is_left_after_any_step_ends_as_if_it_had_not_been(tmp_path, policy):
+def test_a_search_interrupted_after_every_task_ends_with_the_same_table(tmp_path, policy):
     definition = Definition(SPACE, policy, seed=5)
     whole = Search.make(tmp_path / "whole.journal", definition)
     done = whole.work(by_x)
@@ -110,7 +113,7 @@ def test_a_search_that_is_left_after_any_step_ends_as_if_it_had_not_been(tmp_pat
         assert isinstance(task, Task)
         search.tell(task, by_x(task))
         search.leave()
-    assert Search.join(tmp_path / "cut.journal").ask() is Step.DONE
+    assert Search.join(tmp_path / "cut.journal").ask() is NoTask.DONE
     assert Search.join(tmp_path / "cut.journal").table() == whole.table()
 
 
@@ -119,13 +122,13 @@ def test_a_trial_is_trained_by_one_worker_at_a_time(tmp_path):
     two = Search.join(tmp_path / "s.journal")
     tasks = [one.ask(), two.ask()]
     assert [task.trial for task in tasks] == [0, 1]
-    assert two.ask() is Step.WAIT
-    with pytest.raises(UserError, match="not this process's"):
+    assert two.ask() is NoTask.WAIT
+    with pytest.raises(UserError, match="not claimed by this process"):
         two.tell(tasks[0], 0.5)
     one.leave()
-    assert two.ask() == tasks[0], "who has left is taken over from, at once"
+    assert two.ask() == tasks[0], "the task of a worker that has left is released at once"
     two.tell(tasks[0], 0.5)
-    with pytest.raises(UserError, match="not this process's"):
+    with pytest.raises(UserError, match="not claimed by this process"):
         two.tell(tasks[0], 0.5)
 
 
@@ -138,7 +141,7 @@ def test_many_threads_share_a_search(tmp_path):
     assert len(table) == 18
 
 
-def test_half_a_record_at_the_end_is_as_if_it_had_not_been_written(tmp_path):
+def test_an_incomplete_record_at_the_end_is_ignored(tmp_path):
     search = Search.make(tmp_path / "s.journal", ASHA)
     task = search.ask()
     search.tell(task, by_x(task))
@@ -155,11 +158,11 @@ def test_a_worker_killed_between_report_and_completion_leaves_a_complete_trial(t
     search.ask()
     trial = search.study.get_trials()[0]
     search.study._storage.set_trial_intermediate_value(trial._trial_id, 4, 0.25)
-    assert Search.join(tmp_path / "s.journal").ask() is Step.DONE
+    assert Search.join(tmp_path / "s.journal").ask() is NoTask.DONE
     assert search.study.best_value == 0.25
 
 
-def test_a_trial_that_kills_its_workers_is_given_up(tmp_path):
+def test_a_trial_that_kills_its_workers_fails_after_a_few_attempts(tmp_path):
     Search.make(tmp_path / "s.journal", Definition(SPACE, EveryTrial(2, 1)))
     for _ in range(ATTEMPTS):
         worker = Search.join(tmp_path / "s.journal")
@@ -170,7 +173,7 @@ def test_a_trial_that_kills_its_workers_is_given_up(tmp_path):
     assert last.table()[0].failed
 
 
-def test_divergence_is_a_failed_trial_and_the_objectives_own_mistake_is_not(tmp_path):
+def test_divergence_fails_the_trial_and_an_error_in_the_objective_does_not(tmp_path):
     search = Search.make(tmp_path / "s.journal", Definition(SPACE, EveryTrial(3, 1)))
 
     def objective(task: Task) -> float:
@@ -184,12 +187,13 @@ def test_divergence_is_a_failed_trial_and_the_objectives_own_mistake_is_not(tmp_
     other = Search.make(tmp_path / "o.journal", Definition(SPACE, EveryTrial(2, 1)))
     with pytest.raises(KeyError):
         other.work(lambda task: task.params["learning rate"])
-    assert other.work(by_x) == 2, "the trial was given back"
+    assert other.work(by_x) == 2, "the task was released"
 
 
 @pytest.fixture
 def one_thread():
-    """Optuna's Gaussian process, too, takes many times as long with a team of threads on a busy machine."""
+    """Use one thread: Optuna's Gaussian process is many times slower with several
+    threads on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -198,12 +202,14 @@ def one_thread():
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("sampler", Sampler)
-def test_what_is_proposed_depends_on_the_table_alone(tmp_path, sampler):
+def test_sampled_hyperparameters_depend_on_the_table_only(tmp_path, sampler):
     space = {**SPACE, "width": IntDistribution(8, 64, step=8), "kind": CategoricalDistribution(("a", "b"))}
     definition = Definition(space, EveryTrial(13, 1), sampler, seed=7)
 
     def loss(task: Task) -> float:
-        return abs(math.log(task.params["x"] / 0.05)) + task.params["width"] / 64 + (task.params["kind"] == "b")
+        return (
+            abs(math.log(task.params["x"] / 0.05)) + task.params["width"] / 64 + (task.params["kind"] == "b")
+        )
 
     tables = []
     for name in ("one", "two"):
@@ -217,7 +223,7 @@ def test_what_is_proposed_depends_on_the_table_alone(tmp_path, sampler):
     assert all(row.params["width"] in range(8, 65, 8) for row in tables[0])
 
 
-def test_another_definition_in_the_same_file_is_refused(tmp_path):
+def test_another_definition_in_the_same_file_raises(tmp_path):
     Search.make(tmp_path / "s.journal", ASHA)
     with pytest.raises(UserError, match="holds another search"):
         Search.make(tmp_path / "s.journal", Definition(SPACE, Asha(10, 1, 9), seed=3))
@@ -228,7 +234,7 @@ def test_another_definition_in_the_same_file_is_refused(tmp_path):
         Search.join(tmp_path / "t.journal")
 
 
-def test_a_definition_comes_back_from_its_text():
+def test_a_definition_survives_serialisation():
     grid = Definition({"x": IntDistribution(1, 3)}, Grid({"x": [1, 2]}, 4), Sampler.TPE, 9)
     for definition in (ASHA, grid):
         assert Definition.from_json(definition.to_json()) == definition
@@ -244,7 +250,7 @@ def test_only_the_last_checkpoint_of_a_trial_is_kept(tmp_path):
         assert kept == [f"at-{max(row.reports)}"]
 
 
-def test_optunas_own_functions_read_the_study(tmp_path):
+def test_optuna_reads_the_study(tmp_path):
     search = Search.make(tmp_path / "s.journal", ASHA)
     search.work(by_x)
     study = optuna.load_study(study_name="s", storage=Journal(tmp_path / "s.journal").storage())
@@ -252,7 +258,7 @@ def test_optunas_own_functions_read_the_study(tmp_path):
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE, TrialState.PRUNED}
 
 
-def test_a_forked_child_does_not_keep_its_parents_lease(tmp_path):
+def test_a_forked_child_does_not_keep_the_lease_of_its_parent(tmp_path):
     Search.make(tmp_path / "s.journal", Definition(SPACE, EveryTrial(1, 1)))
     read, write = os.pipe()
     source = f"""
@@ -267,7 +273,9 @@ if os.fork() == 0:
     try:
         parent = subprocess.run([sys.executable, "-c", source], pass_fds=[read])
         assert parent.returncode == 0
-        assert isinstance(Search.join(tmp_path / "s.journal").ask(), Task), "the parent is gone, its child lives"
+        assert isinstance(Search.join(tmp_path / "s.journal").ask(), Task), (
+            "the parent has ended, the child is still running"
+        )
     finally:
         os.close(read)
         os.close(write)

@@ -1,4 +1,4 @@
-"""Processes that share a search, its dashboard, the intervals and the pictures."""
+"""Processes and job arrays that share a search, and the dashboard of a search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPACE = {"x": FloatDistribution(0.001, 1, log=True)}
 
 
 @pytest.mark.slow
-def test_processes_share_a_search_and_each_task_is_done_once(tmp_path):
+def test_processes_share_a_search_and_run_each_task_once(tmp_path):
     search = Search.make(tmp_path / "s.journal", Definition(SPACE, Asha(9, 1, 9)))
     done = run_workers(tmp_path / "s.journal", lambda task: task.params["x"] + 1 / task.resource, workers=2)
     assert len(done) == 2
@@ -32,10 +32,10 @@ def test_processes_share_a_search_and_each_task_is_done_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_array_is_workers_on_one_search(tmp_path, monkeypatch):
+def test_the_elements_of_a_job_array_share_one_search(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("SLURM_", "DLO_SITE"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(cluster.slurm, "is_available", lambda: False)  # the same call, here
+    monkeypatch.setattr(cluster.slurm, "is_available", lambda: False)  # submit() then runs on this machine
     monkeypatch.setenv("DLO_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DLO_POLL_S", "0.1")
     path = tmp_path / "s.journal"
@@ -47,7 +47,7 @@ def test_a_job_array_is_workers_on_one_search(tmp_path, monkeypatch):
     assert len(search.table()) == 9
 
 
-def test_workers_without_a_search_are_told_so(tmp_path):
+def test_workers_without_a_search_raise(tmp_path):
     with pytest.raises(UserError, match="there is no search"):
         run_workers(tmp_path / "s.journal", lambda task: 0.0, workers=2)
 
@@ -57,7 +57,7 @@ def get(url: str) -> bytes:
         return answer.read()
 
 
-def test_the_dashboard_shows_the_study_changes_nothing_and_is_gone_when_stopped(tmp_path):
+def test_the_dashboard_shows_the_study_is_read_only_and_stops(tmp_path):
     search = Search.make(tmp_path / "s.journal", Definition(SPACE, Asha(9, 1, 9)))
     search.work(lambda task: task.params["x"])
     with Dashboard(tmp_path / "s.journal") as dashboard:
@@ -69,20 +69,24 @@ def test_the_dashboard_shows_the_study_changes_nothing_and_is_gone_when_stopped(
         assert len(trials) == 9
         assert dashboard.url in dashboard._repr_html_()
         with pytest.raises(urllib.error.HTTPError, match="405"):
-            urllib.request.urlopen(urllib.request.Request(f"{root}/api/studies/{studies[0]['study_id']}", method="DELETE"))
+            urllib.request.urlopen(
+                urllib.request.Request(f"{root}/api/studies/{studies[0]['study_id']}", method="DELETE")
+            )
     with pytest.raises(urllib.error.URLError):
         get(dashboard.url)
     assert len(search.table()) == 9
 
 
-def test_a_process_ends_with_its_dashboard_still_open(tmp_path):
+def test_a_process_can_end_while_its_dashboard_is_running(tmp_path):
     Search.make(tmp_path / "s.journal", Definition(SPACE, Asha(9, 1, 9)))
-    source = f"from dlo_lib.hpo.dashboard import Dashboard; print(Dashboard({str(tmp_path / 's.journal')!r}).url)"
+    source = (
+        f"from dlo_lib.hpo.dashboard import Dashboard; print(Dashboard({str(tmp_path / 's.journal')!r}).url)"
+    )
     ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     with pytest.raises(urllib.error.URLError):
         get(ended.stdout.strip())
 
 
-def test_a_dashboard_of_nothing_is_refused(tmp_path):
+def test_a_dashboard_without_a_search_raises(tmp_path):
     with pytest.raises(UserError, match="there is no search"):
         Dashboard(tmp_path / "s.journal")

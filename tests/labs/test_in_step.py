@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dlo_lib.grading.course import LabInfo, course_root, labs, source_labs
-from dlo_lib.grading.release import NEVER, check_course_in_step, present_files
-from dlo_lib.grading.source import CellKind, read_lab, source_folder, text_source
+from dlo_lib.grading.lab.course import LabInfo, course_root, labs, source_labs
+from dlo_lib.grading.lab.release import NEVER, check_course_in_step, present_files
+from dlo_lib.grading.lab.source import CellKind, read_lab, source_folder, text_source
 
 
 def test_labs_are_in_step_with_their_sources() -> None:

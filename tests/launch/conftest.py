@@ -1,4 +1,4 @@
-"""What tests of starting and ending share."""
+"""Helpers for tests that start and end processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """What a shell starts in the background ignores interrupts from birth, and then this test would wait for ever."""
+    """Restore SIGINT, which a process in a shell's background ignores: the test would wait forever."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

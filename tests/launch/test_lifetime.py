@@ -1,4 +1,4 @@
-"""A rank is a clean process in the caller's surroundings, and none outlives its call, its caller or its server."""
+"""A rank is a new process with the caller's state, and none outlives its call, its caller or its server."""
 
 import os
 import random
@@ -25,12 +25,14 @@ def rank_pids() -> tuple[int, int]:
 
 def assert_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 10
-    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]:
+    while alive := [
+        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]:
         assert time.monotonic() < deadline, f"still there: {alive}"
         time.sleep(0.02)
 
 
-def test_random_states_begin_alike_on_all_ranks_and_in_every_call():
+def test_random_states_are_equal_at_the_start_of_all_ranks_and_calls():
     def draw() -> tuple:
         import numpy
 
@@ -54,7 +56,7 @@ def test_the_first_optimizer_of_a_rank_imports_nothing():
     assert run_ranks(modules_imported, 1) == [0]
 
 
-def test_what_a_rank_registered_for_its_end_runs(tmp_path, capsys):
+def test_exit_functions_of_a_rank_run(tmp_path, capsys):
     def register() -> None:
         import atexit
         import tempfile
@@ -68,7 +70,7 @@ def test_what_a_rank_registered_for_its_end_runs(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_progress_bar_shows_as_its_last_state(capsys):
+def test_a_progress_bar_is_shown_in_its_last_state(capsys):
     def bar() -> None:
         for percent in (10, 50, 100):
             print(f"\r{percent} %", end="")
@@ -78,7 +80,7 @@ def test_a_progress_bar_shows_as_its_last_state(capsys):
     assert capsys.readouterr().out == "[rank 0] 100 %\n"
 
 
-def test_a_crash_shows_where_it_was():
+def test_a_crash_shows_its_stack():
     def crash() -> None:
         import ctypes
 
@@ -88,12 +90,14 @@ def test_a_crash_shows_where_it_was():
 
     with pytest.raises(RankFailure) as caught:
         run_ranks(crash, 2)
-    assert str(caught.value).startswith("rank 1 was killed by SIGSEGV\n\nIt was here (most recent call last):\n")
+    assert str(caught.value).startswith(
+        "rank 1 was killed by SIGSEGV\n\nIt was here (most recent call last):\n"
+    )
     assert "in crash\n    ctypes.string_at(0)" in str(caught.value)
     assert "dlo_lib/launch" not in str(caught.value)
 
 
-def test_the_neighbours_of_an_error_in_backward_are_not_named():
+def test_ranks_that_fail_because_of_an_error_in_backward_are_not_named():
     def backward() -> None:
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
         if dist.get_rank() == 2:
@@ -109,7 +113,9 @@ def test_a_broken_argument_list_names_the_function():
     def two(a: int, b: int) -> None:
         pass
 
-    with pytest.raises(RankFailure, match=r"^rank 0 raised TypeError: .*two\(\) missing 1 required positional argument: 'b'"):
+    with pytest.raises(
+        RankFailure, match=r"^rank 0 raised TypeError: .*two\(\) missing 1 required positional argument: 'b'"
+    ):
         run_ranks(two, 2, 1)
 
 
@@ -153,7 +159,7 @@ def test_no_process_no_file_and_no_descriptor_is_left_by_calls_that_end_or_fail(
     assert_gone([rank])
 
 
-def test_a_server_that_was_killed_takes_its_ranks_along_and_is_replaced(tmp_path):
+def test_ranks_end_with_a_killed_server_which_is_replaced(tmp_path):
     def kill_the_server() -> None:
         (tmp_path / str(os.getpid())).touch()
         dist.barrier()
@@ -167,8 +173,9 @@ def test_a_server_that_was_killed_takes_its_ranks_along_and_is_replaced(tmp_path
     assert run_ranks(dist.get_rank, 2) == [0, 1]
 
 
-def test_ranks_go_with_a_killed_parent_even_when_a_fork_of_it_lives_on(tmp_path):
-    """A worker of a data loader, forked from the notebook's kernel, holds a copy of every socket of its parent."""
+def test_ranks_end_with_a_killed_parent_even_if_a_fork_of_it_lives(tmp_path):
+    """A worker of a data loader, forked from the notebook's kernel, holds a copy of
+    every socket of its parent."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -205,7 +212,7 @@ def test_ranks_go_with_a_killed_parent_even_when_a_fork_of_it_lives_on(tmp_path)
         os.kill(fork, signal.SIGKILL)
 
 
-def test_a_process_that_was_forked_starts_a_server_of_its_own():
+def test_a_forked_process_starts_a_separate_server():
     ((_, server),) = run_ranks(rank_pids, 1)
     read, write = os.pipe()
     if (fork := os.fork()) == 0:
@@ -219,7 +226,7 @@ def test_a_process_that_was_forked_starts_a_server_of_its_own():
     assert run_ranks(rank_pids, 1)[0][1] == server
 
 
-def test_ranks_and_server_go_with_a_restarted_kernel(tmp_path):
+def test_ranks_and_server_end_with_a_restarted_kernel(tmp_path):
     manager = jupyter_client.KernelManager(kernel_name="python3")
     manager.start_kernel()
     try:
@@ -250,8 +257,8 @@ def test_ranks_and_server_go_with_a_restarted_kernel(tmp_path):
 
 
 def pids_in(folder: Path, ranks: int) -> list[int]:
-    """Of the ranks that have left a file there, and of their server."""
-    deadline = time.monotonic() + 60
+    """Return the processes of the ranks that left a file in the folder, and of their server."""
+    deadline = time.monotonic() + 300
     while len(names := [file.name for file in folder.iterdir() if "-" in file.name]) < ranks:
         assert time.monotonic() < deadline
         time.sleep(0.02)

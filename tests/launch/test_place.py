@@ -1,4 +1,4 @@
-"""A rank finds its place under torchrun, under srun, within run_ranks and alone."""
+"""A rank reads its position under torchrun, under srun, within run_ranks and alone."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import init_process_group, place, run_ranks
-from dlo_lib.launch.place import first_node, meeting_point, tasks_per_node
+from dlo_lib.launch.place import first_node, rendezvous, tasks_per_node
 
 SLURM = {
     "SLURM_JOB_ID": "4242",
@@ -27,7 +27,12 @@ SLURM = {
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch):
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC", "MASTER_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        if name.startswith(("SLURM_", "TORCHELASTIC", "MASTER_")) or name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+        ):
             monkeypatch.delenv(name)
 
 
@@ -47,21 +52,35 @@ def test_alone():
 def test_under_srun(monkeypatch):
     set_environment(monkeypatch, SLURM)
     here = place()
-    assert (here.rank, here.local_rank, here.world_size, here.local_world_size, here.launcher) == (5, 1, 6, 2, "slurm")
-    address, port = meeting_point(os.environ, here)
+    assert (here.rank, here.local_rank, here.world_size, here.local_world_size, here.launcher) == (
+        5,
+        1,
+        6,
+        2,
+        "slurm",
+    )
+    address, port = rendezvous(os.environ, here)
     assert address == "r1i0n3"
-    assert meeting_point({**os.environ, "SLURM_PROCID": "0"}, here) == (address, port), "all ranks of a job meet at one port"
-    assert meeting_point({**os.environ, "SLURM_JOB_ID": "4243"}, here)[1] != port, "two jobs do not"
+    assert rendezvous({**os.environ, "SLURM_PROCID": "0"}, here) == (address, port), (
+        "all ranks of a job use one port"
+    )
+    assert rendezvous({**os.environ, "SLURM_JOB_ID": "4243"}, here)[1] != port, "two jobs use different ports"
 
 
-def test_a_shell_of_an_allocation_is_alone(monkeypatch):
+def test_a_shell_of_an_allocation_is_a_single_rank(monkeypatch):
     set_environment(monkeypatch, {name: value for name, value in SLURM.items() if "STEP" not in name})
     assert place().world_size == 1
 
 
 @pytest.mark.parametrize(
     ("nodes", "first"),
-    [("node7", "node7"), ("r1i0n[3-5,9],r2i1n0", "r1i0n3"), ("a[01,07]", "a01"), ("gpu-1,gpu-2", "gpu-1"), ("n[1-2]-ib", "n1-ib")],
+    [
+        ("node7", "node7"),
+        ("r1i0n[3-5,9],r2i1n0", "r1i0n3"),
+        ("a[01,07]", "a01"),
+        ("gpu-1,gpu-2", "gpu-1"),
+        ("n[1-2]-ib", "n1-ib"),
+    ],
 )
 def test_the_first_node_of_a_list(nodes, first):
     assert first_node(nodes) == first
@@ -82,23 +101,28 @@ def test_tasks_per_node_in_slurms_short_form():
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "use a number from 1 to 65535"),
     ],
 )
-def test_an_environment_that_cannot_be_is_said(monkeypatch, environment, said):
+def test_an_invalid_environment_is_one_line(monkeypatch, environment, said):
     set_environment(monkeypatch, environment)
     with pytest.raises(UserError, match=said), init_process_group(place()):
         pass
 
 
-def test_a_port_in_use_is_said(monkeypatch):
+def test_a_port_in_use_is_one_line(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        set_environment(monkeypatch, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(taken.getsockname()[1])})
-        with pytest.raises(UserError, match=r"port \d+ of 127.0.0.1 is in use: set MASTER_PORT to a free one"), init_process_group(place()):
+        set_environment(
+            monkeypatch, {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(taken.getsockname()[1])}
+        )
+        with (
+            pytest.raises(UserError, match=r"port \d+ of 127.0.0.1 is in use: set MASTER_PORT to a free one"),
+            init_process_group(place()),
+        ):
             pass
     assert not dist.is_initialized()
 
 
-def test_within_run_ranks_the_group_is_used_and_left():
+def test_within_run_ranks_the_group_is_used_and_kept():
     def ranks() -> tuple:
         here = place()
         with init_process_group(here):
@@ -108,13 +132,19 @@ def test_within_run_ranks_the_group_is_used_and_left():
     assert run_ranks(ranks, 2) == [(0, "run_ranks", 2, True), (1, "run_ranks", 2, True)]
 
 
-def test_two_processes_meet_as_under_srun(tmp_path):
+def test_two_processes_connect_as_under_srun(tmp_path):
     code = (
         "import torch, torch.distributed as dist; from dlo_lib.launch import init_process_group, place\n"
         "with init_process_group(place()):\n"
         "    x = torch.tensor(place().rank + 1.0); dist.all_reduce(x); print(x.item())"
     )
-    job = {**os.environ, **SLURM, "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    job = {
+        **os.environ,
+        **SLURM,
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+    }
     job |= {"SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(

@@ -1,5 +1,6 @@
-"""run_ranks: results in order, prints that can be read, failures that name their cause, and nothing left behind."""
+"""run_ranks: results in order, readable output, failures that name their cause, and no process left."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -26,9 +27,11 @@ def rank_and_sum(offset: float = 0.0, *, scale: float = 1.0) -> tuple[int, float
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_results_come_in_rank_order_and_ranks_talk(world_size):
+def test_results_are_in_rank_order_and_ranks_communicate(world_size):
     total = world_size * (world_size + 1) / 2
-    assert run_ranks(rank_and_sum, world_size, 1.0, scale=2.0) == [(rank, 2 * total + 1) for rank in range(world_size)]
+    assert run_ranks(rank_and_sum, world_size, 1.0, scale=2.0) == [
+        (rank, 2 * total + 1) for rank in range(world_size)
+    ]
 
 
 def test_each_call_has_fresh_processes():
@@ -42,7 +45,23 @@ def test_each_call_has_fresh_processes():
     assert not any(seen for _, seen in first + second)
 
 
-def test_tensors_come_back_by_value():
+def test_what_ranks_imported_is_there_in_the_next_call(monkeypatch, tmp_path):
+    """Of torch and of this library. A person's own module is imported anew, because it may have changed."""
+    (tmp_path / "my_own.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def found() -> list[bool]:
+        names = ("dlo_lib.parallel.pipeline.draw", "torch.distributed.checkpoint", "my_own")
+        there = [name in sys.modules for name in names]
+        for name in names:
+            importlib.import_module(name)
+        return there
+
+    run_ranks(found, 2)
+    assert run_ranks(found, 2) == [[True, True, False]] * 2
+
+
+def test_tensors_are_returned_by_value():
     def views() -> tuple[torch.Tensor, torch.Tensor]:
         base = torch.arange(6.0, requires_grad=True)
         return (base * 2)[1:3].detach(), base.view(2, 3)
@@ -52,7 +71,7 @@ def test_tensors_come_back_by_value():
         assert whole.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
-def test_the_environment_at_the_call_counts_not_at_the_first_start(monkeypatch, tmp_path):
+def test_ranks_have_the_environment_of_the_call_not_of_the_first_start(monkeypatch, tmp_path):
     def look() -> tuple:
         return os.environ.get("LAB_SIZE"), os.getcwd(), sys.path[0]
 
@@ -63,7 +82,7 @@ def test_the_environment_at_the_call_counts_not_at_the_first_start(monkeypatch, 
     assert run_ranks(look, 2) == [("small", str(tmp_path), "/made/up")] * 2
 
 
-def test_prints_are_whole_lines_with_their_rank(capsys):
+def test_output_is_complete_lines_with_their_rank(capsys):
     def talk() -> None:
         for line in range(50):
             sys.stdout.write(f"line {line} ")
@@ -75,11 +94,14 @@ def test_prints_are_whole_lines_with_their_rank(capsys):
     lines = capsys.readouterr().out.splitlines()
     for rank in range(3):
         own = [line for line in lines if line.startswith(f"[rank {rank}] ")]
-        assert own == [f"[rank {rank}] line {line} of rank" for line in range(50)] + [f"[rank {rank}] to stderr", f"[rank {rank}] no end"]
+        assert own == [f"[rank {rank}] line {line} of rank" for line in range(50)] + [
+            f"[rank {rank}] to stderr",
+            f"[rank {rank}] no end",
+        ]
     assert len(lines) == 3 * 52
 
 
-def test_prints_appear_while_the_ranks_still_run(tmp_path):
+def test_output_appears_while_the_ranks_still_run(tmp_path):
     flag = tmp_path / "seen"
 
     def wait_until_seen() -> None:
@@ -103,7 +125,7 @@ def test_prints_appear_while_the_ranks_still_run(tmp_path):
     assert flag.exists()
 
 
-def test_megabytes_of_prints_and_results_do_not_block(capsys):
+def test_megabytes_of_output_and_results_do_not_block(capsys):
     def much() -> torch.Tensor:
         for _ in range(200):
             print("x" * 5000)
@@ -134,36 +156,41 @@ def fail_on_rank_1(how: str) -> None:
         ("sys.exit", "rank 1 called sys.exit(3)"),
         ("os._exit", "rank 1 ended its process with status 3 before the function returned"),
         ("SIGSEGV", "rank 1 was killed by SIGSEGV"),
-        ("SIGKILL", "rank 1 was killed by SIGKILL, not for lack of memory"),
+        ("SIGKILL", "rank 1 was killed by SIGKILL, but memory did not run out"),
     ],
 )
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_the_rank_that_caused_it_is_named_first(how, said, world_size):
+def test_the_rank_that_caused_the_failure_is_named_first(how, said, world_size):
     with pytest.raises(RankFailure) as caught:
         run_ranks(fail_on_rank_1, world_size, how, timeout=60)
     assert str(caught.value).startswith(said)
     assert run_ranks(rank_and_sum, 2)[0][1] == 3, "the next call works"
 
 
-def test_the_traceback_begins_at_the_persons_own_function():
+def test_the_traceback_starts_at_the_users_function():
     with pytest.raises(RankFailure) as caught:
         run_ranks(fail_on_rank_1, 2, "raise")
     assert 'in fail_on_rank_1\n    raise ValueError("a bad batch")' in str(caught.value)
     assert "dlo_lib/launch" not in str(caught.value)
 
 
-def test_a_rank_that_is_not_done_in_time_says_where_it_is():
+def test_after_a_time_out_the_stack_of_a_late_rank_is_shown():
     def sleep_on_rank_0() -> None:
         if dist.get_rank() == 0:
             time.sleep(1000)
 
-    with pytest.raises(RankFailure, match="timeout: rank 0 had not finished after 0.5 s; rank 1 had") as caught:
-        run_ranks(sleep_on_rank_0, 2, timeout=0.5)
+    with pytest.raises(
+        RankFailure, match="timeout: rank 0 had not finished after 2.5 s; rank 1 had"
+    ) as caught:
+        run_ranks(sleep_on_rank_0, 2, timeout=2.5)
     assert "in sleep_on_rank_0" in str(caught.value)
 
 
-def test_what_cannot_be_sent_is_said():
-    with pytest.raises(UserError, match=r"args\[1\] of print cannot be sent to the ranks \(TypeError: cannot pickle '_thread.lock'"):
+def test_a_value_that_cannot_be_sent_is_named():
+    with pytest.raises(
+        UserError,
+        match=r"args\[1\] of print cannot be sent to the ranks \(TypeError: cannot pickle '_thread.lock'",
+    ):
         run_ranks(print, 2, "one", threading.Lock())
     with pytest.raises(RankFailure, match="rank 0 returned a lock that cannot be sent back"):
         run_ranks(lambda: threading.Lock(), 2)
@@ -187,7 +214,7 @@ def test_it_works_from_another_thread_and_from_a_rank():
     assert run_ranks(nested, 2, timeout=60) == [[(0, 3.0), (1, 3.0)]] * 2
 
 
-def test_no_rank_is_left_after_a_failure_not_even_what_it_started(tmp_path):
+def test_no_rank_and_no_process_of_it_is_left_after_a_failure(tmp_path):
     def start_a_child_and_fail() -> None:
         child = subprocess.Popen(["sleep", "1000"])
         (tmp_path / str(dist.get_rank())).write_text(f"{os.getpid()} {child.pid}")
@@ -203,7 +230,9 @@ def test_no_rank_is_left_after_a_failure_not_even_what_it_started(tmp_path):
 
 def assert_gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 10
-    while alive := [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]:
+    while alive := [
+        pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]:
         assert time.monotonic() < deadline, f"still there: {alive}"
         time.sleep(0.02)
 
@@ -232,12 +261,15 @@ def start_script(tmp_path, seconds: float) -> subprocess.Popen:
     script.write_text(textwrap.dedent(SCRIPT))
     (tmp_path / "pids").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "pids"), str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(script), str(tmp_path / "pids"), str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
 def pids_of(tmp_path, ranks: int = 2) -> list[int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(names := [file.name for file in (tmp_path / "pids").iterdir()]) < ranks:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -245,32 +277,37 @@ def pids_of(tmp_path, ranks: int = 2) -> list[int]:
 
 
 def test_a_script_without_a_guard_runs_once(tmp_path):
-    output, errors = start_script(tmp_path, 0).communicate(timeout=60)
+    output, errors = start_script(tmp_path, 0).communicate(timeout=300)
     assert output == "main runs\ndone\n", errors
 
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_ranks_and_server_go_with_their_parent(tmp_path, number):
+def test_ranks_and_server_end_with_their_parent(tmp_path, number):
     process = start_script(tmp_path, 1000)
     pids = pids_of(tmp_path)
     assert len(pids) == 3, "two ranks and their server"
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert_gone(pids)
 
 
-def test_two_parents_at_once_do_not_meet(tmp_path):
+def test_two_parents_at_once_do_not_interfere(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
     processes = [start_script(folder, 0.2) for folder in (first, second)]
-    assert [process.communicate(timeout=60)[0] for process in processes] == ["main runs\ndone\n"] * 2
+    assert [process.communicate(timeout=300)[0] for process in processes] == ["main runs\ndone\n"] * 2
 
 
-def test_a_function_of_a_notebook_cell_fails_at_the_cells_own_line():
-    define = "import torch.distributed as dist\nfrom dlo_lib.launch import run_ranks\ndef part(x):\n    return x / dist.get_rank()"
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(define), nbformat.v4.new_code_cell("run_ranks(part, 2, 1.0)")])
+def test_a_function_of_a_notebook_cell_fails_at_the_cells_line():
+    define = (
+        "import torch.distributed as dist\nfrom dlo_lib.launch import run_ranks\ndef part(x):\n"
+        "    return x / dist.get_rank()"
+    )
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(define), nbformat.v4.new_code_cell("run_ranks(part, 2, 1.0)")]
+    )
     with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
         nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
     assert "RankFailure" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Functions, arguments and results travel by value, wherever they were defined."""
+"""Functions, arguments and results are sent by value, wherever they are defined."""
 
 import importlib.util
 import sys
@@ -17,7 +17,7 @@ class Point:
     x: int
 
 
-def test_a_result_of_the_callers_own_class_is_of_that_class():
+def test_a_result_has_the_callers_class():
     def make(point: Point) -> Point:
         return Point(point.x + dist.get_rank())
 
@@ -53,7 +53,9 @@ def gather():
 
 def test_a_module_that_was_loaded_from_a_path_need_not_be_importable(tmp_path):
     file = tmp_path / "loose.py"
-    file.write_text("FACTOR = 3\ndef helper(x):\n    return x * FACTOR\ndef entry(x):\n    return helper(x)\n")
+    file.write_text(
+        "FACTOR = 3\ndef helper(x):\n    return x * FACTOR\ndef entry(x):\n    return helper(x)\n"
+    )
     spec = importlib.util.spec_from_file_location("loose", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules["loose"] = module
@@ -64,7 +66,7 @@ def test_a_module_that_was_loaded_from_a_path_need_not_be_importable(tmp_path):
         del sys.modules["loose"]
 
 
-def test_a_module_on_the_path_is_imported_by_each_rank_as_it_is_now(tmp_path, monkeypatch):
+def test_each_rank_imports_the_present_version_of_a_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "edited_module.py"
     file.write_text("def version():\n    return 1\n")
@@ -75,7 +77,7 @@ def test_a_module_on_the_path_is_imported_by_each_rank_as_it_is_now(tmp_path, mo
     assert run_ranks(module.version, 1) == ["two"]
 
 
-def test_any_keyword_but_timeout_is_the_functions_own():
+def test_other_keywords_than_timeout_are_passed_to_the_function():
     def echo(**kwargs: int) -> dict:
         return kwargs
 
@@ -83,7 +85,7 @@ def test_any_keyword_but_timeout_is_the_functions_own():
     assert run_ranks(echo, 1, **names) == [names]
 
 
-def test_a_view_comes_back_without_the_storage_it_looks_into():
+def test_a_view_is_returned_without_its_storage():
     base = torch.arange(1_000_000.0)
     packed = pack_result({"part": base[10:12], "row": base.view(1000, 1000)[:, 0]})
     assert len(packed) < 20_000
@@ -109,7 +111,7 @@ def test_a_tensor_keeps_values_dtype_and_requires_grad(tensor):
     assert (back.dtype, back.requires_grad) == (tensor.dtype, tensor.requires_grad)
 
 
-def test_an_argument_that_is_a_view_goes_without_its_storage_too():
+def test_an_argument_that_is_a_view_is_sent_without_its_storage():
     base = torch.arange(1_000_000.0)
     packed = pack_call(print, [base[:2]], {})
     assert len(packed) < 5_000

@@ -1,4 +1,4 @@
-"""Checkpoints pass between this library and transformers unchanged, and damage is named before anything is lost."""
+"""Checkpoints are exchanged with transformers without changes; damage is reported and loses no file."""
 
 import json
 import shutil
@@ -6,17 +6,19 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
 
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig, RopeScaling, model_config
 from dlo_lib.models.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf
+from tests.lazy import Lazy
+
+transformers = Lazy("transformers")
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint of ``tiny`` in a folder, and the model."""
+    """Save a checkpoint of ``tiny``; return its folder and the model."""
     torch.manual_seed(0)
     model = Llama(model_config("tiny"))
     folder = tmp_path / "tiny"
@@ -33,10 +35,13 @@ def same_weights(first: torch.nn.Module, second: torch.nn.Module) -> bool:
 def test_transformers_reads_what_we_write(config, tmp_path, max_shard_bytes):
     model = Llama(config, dtype=torch.float64)
     save_checkpoint(model, tmp_path, max_shard_bytes=max_shard_bytes)
-    theirs, report = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
+    theirs, report = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float64, output_loading_info=True
+    )
     assert not any(report.values()), report
     tokens = torch.randint(config.vocab_size, (2, 12))
-    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-6, rtol=0)  # their norms compute in fp32
+    # their norms compute in fp32
+    torch.testing.assert_close(theirs(tokens).logits, model(tokens), atol=1e-6, rtol=0)
     assert config_from_hf(theirs.config.to_dict()) == config
     assert len(list(tmp_path.glob("*.safetensors"))) > 1 or max_shard_bytes > 8_000
     assert all(parameter.dtype == torch.float64 for parameter in theirs.parameters())
@@ -45,7 +50,7 @@ def test_transformers_reads_what_we_write(config, tmp_path, max_shard_bytes):
 @pytest.mark.parametrize("max_shard_size", ["5GB", "8KB"])
 def test_we_read_what_transformers_writes(config, tmp_path, max_shard_size):
     save_checkpoint(Llama(config), tmp_path / "ours")
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours")
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size=max_shard_size)
     model = load_checkpoint(tmp_path / "theirs")
     assert model.config == config
@@ -54,38 +59,53 @@ def test_we_read_what_transformers_writes(config, tmp_path, max_shard_size):
     assert (model.lm_head.weight is model.embed_tokens.weight) == config.tied_embeddings
 
 
-@pytest.mark.parametrize("rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}])
-def test_both_spellings_of_rotary_positions_are_read(rope):
+@pytest.mark.parametrize(
+    "rope", [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}]
+)
+def test_both_formats_of_rotary_positions_are_read(rope):
     table = config_to_hf(model_config("tiny"), torch.float32)
     del table["rope_theta"], table["rope_scaling"]
     assert config_from_hf(table | rope) == model_config("tiny")
 
 
-def test_the_hub_s_config_of_llama_3_2_3b_is_ours():
+def test_the_config_of_llama_3_2_3b_equals_that_on_the_hub():
     hub = {
-        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
-        "eos_token_id": 128001, "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
-        "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
-        "num_attention_heads": 24, "num_hidden_layers": 28, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+        "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+        "num_attention_heads": 24, "num_hidden_layers": 28, "num_key_value_heads": 8, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05,
         "rope_scaling": {
-            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
         },
-        "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 128256,
+        "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+        "vocab_size": 128256,
     }  # fmt: skip
     assert config_from_hf(hub) == model_config("llama-3.2-3b")
     written = config_to_hf(model_config("llama-3.2-3b"), torch.bfloat16)
-    assert {name for name in written if written[name] != hub[name]} == {"bos_token_id", "eos_token_id"}, "which belong to the tokenizer"
+    assert {name for name in written if written[name] != hub[name]} == {"bos_token_id", "eos_token_id"}, (
+        "these two belong to the tokenizer"
+    )
 
 
 def test_a_tied_embedding_is_stored_once_and_a_stored_copy_must_agree(saved):
     folder, model = saved
     weights = load_file(folder / "model.safetensors")
     assert "lm_head.weight" not in weights
-    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}, folder / "model.safetensors")
+    save_file(
+        weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()},
+        folder / "model.safetensors",
+    )
     assert same_weights(load_checkpoint(folder), model)
-    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, folder / "model.safetensors")
-    with pytest.raises(UserError, match="ties its embeddings, but its lm_head.weight is another: set tie_word_embeddings to false"):
+    save_file(
+        weights | {"lm_head.weight": weights["model.embed_tokens.weight"] + 1}, folder / "model.safetensors"
+    )
+    with pytest.raises(
+        UserError,
+        match="ties its embeddings, but its lm_head.weight differs: set tie_word_embeddings to false",
+    ):
         load_checkpoint(folder)
 
 
@@ -96,10 +116,12 @@ def test_the_dtype_is_the_stored_one_or_the_chosen_one(saved, tmp_path):
     wide = load_checkpoint(tmp_path / "half", dtype=torch.float64, checkpointing=True)
     assert {parameter.dtype for parameter in wide.parameters()} == {torch.float64}
     assert wide.checkpointing
-    assert torch.equal(wide.layers[0].mlp.up_proj.weight, model.layers[0].mlp.up_proj.weight.bfloat16().double())
+    assert torch.equal(
+        wide.layers[0].mlp.up_proj.weight, model.layers[0].mlp.up_proj.weight.bfloat16().double()
+    )
 
 
-def test_saving_again_leaves_no_file_of_the_old_checkpoint_and_every_other_one(saved):
+def test_saving_again_removes_the_old_checkpoint_and_keeps_other_files(saved):
     folder, model = saved
     (folder / "tokenizer.json").write_text("{}")
     save_checkpoint(model, folder, max_shard_bytes=100_000)
@@ -111,7 +133,7 @@ def test_saving_again_leaves_no_file_of_the_old_checkpoint_and_every_other_one(s
     assert {path.name for path in folder.iterdir()} == {"tokenizer.json", "config.json", "model.safetensors"}
 
 
-def test_no_shard_is_larger_than_asked_but_for_a_single_tensor(saved, tmp_path):
+def test_no_shard_exceeds_the_limit_except_a_single_tensor(saved, tmp_path):
     _, model = saved
     save_checkpoint(model, tmp_path, max_shard_bytes=40_000)
     for shard in tmp_path.glob("model-*.safetensors"):
@@ -136,7 +158,7 @@ def change(weights, **changes):
         ({"model__norm__weight": torch.zeros(7)}, r"model.norm.weight is \(7,\) instead of \(64,\)"),
     ],
 )
-def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(saved, changes, fault):
+def test_missing_unexpected_and_misshapen_tensors_are_named(saved, changes, fault):
     folder, _ = saved
     save_file(change(load_file(folder / "model.safetensors"), **changes), folder / "model.safetensors")
     with pytest.raises(UserError, match=f"{fault}.*: copy the whole checkpoint again"):
@@ -150,13 +172,15 @@ def test_many_faults_are_counted(saved):
         load_checkpoint(folder)
 
 
-def test_a_file_cut_short_or_overwritten_is_one_line_with_the_cure(saved):
+def test_a_damaged_file_raises_one_line_with_the_cure(saved):
     folder, _ = saved
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     for damaged in (whole[: len(whole) // 2], whole[:5], b"", b"\xff" * 100):
         weights.write_bytes(damaged)
-        with pytest.raises(UserError, match=r"model.safetensors is damaged or cut short .*: copy it again") as raised:
+        with pytest.raises(
+            UserError, match=r"model.safetensors is damaged or cut short .*: copy it again"
+        ) as raised:
             load_checkpoint(folder)
         assert "\n" not in str(raised.value)
 
@@ -166,7 +190,9 @@ def test_a_missing_shard_is_named(saved):
     save_checkpoint(model, folder, max_shard_bytes=100_000)
     first = min(folder.glob("model-*.safetensors"))
     first.unlink()
-    with pytest.raises(UserError, match=f"lacks {first.name} of its model.safetensors.index.json: copy the whole checkpoint"):
+    with pytest.raises(
+        UserError, match=f"has no {first.name} of its model.safetensors.index.json: copy the whole checkpoint"
+    ):
         load_checkpoint(folder)
 
 
@@ -175,21 +201,33 @@ def test_a_missing_shard_is_named(saved):
     [
         ('{"hidden_size": 64', "config.json is damaged"),
         ("[]", "config.json is damaged"),
-        ("{}", "model_type = None, our Llama has 'llama'"),
+        ("{}", "model_type = None, Llama supports 'llama'"),
         ('{"model_type": "llama"}', "config.json has no vocab_size"),
-        (json.dumps(config_to_hf(model_config("tiny"), torch.float32) | {"attention_bias": True}), "attention_bias = True"),
-        (json.dumps(config_to_hf(model_config("tiny"), torch.float32) | {"num_key_value_heads": 3}), "must be a multiple of num_kv_heads"),
-        (json.dumps(config_to_hf(model_config("tiny"), torch.float32) | {"rope_scaling": {"type": "linear", "factor": 2}}), '"linear"'),
+        (
+            json.dumps(config_to_hf(model_config("tiny"), torch.float32) | {"attention_bias": True}),
+            "attention_bias = True",
+        ),
+        (
+            json.dumps(config_to_hf(model_config("tiny"), torch.float32) | {"num_key_value_heads": 3}),
+            "must be a multiple of num_kv_heads",
+        ),
+        (
+            json.dumps(
+                config_to_hf(model_config("tiny"), torch.float32)
+                | {"rope_scaling": {"type": "linear", "factor": 2}}
+            ),
+            '"linear"',
+        ),
     ],
 )
-def test_a_config_that_is_damaged_or_not_a_llama_is_refused(saved, text, message):
+def test_a_config_that_is_damaged_or_not_a_llama_raises(saved, text, message):
     folder, _ = saved
     (folder / "config.json").write_text(text)
     with pytest.raises(UserError, match=message):
         load_checkpoint(folder)
 
 
-def test_files_that_are_not_there_are_named(saved, tmp_path):
+def test_missing_files_are_named(saved, tmp_path):
     folder, _ = saved
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match="no model.safetensors in"):
@@ -198,7 +236,7 @@ def test_files_that_are_not_there_are_named(saved, tmp_path):
         load_checkpoint(tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tiny_disk):
+def test_a_full_disk_keeps_the_old_checkpoint(tiny_disk):
     model = Llama(model_config("tiny"))
     save_checkpoint(model, tiny_disk)
     names = sorted(path.name for path in tiny_disk.iterdir())
@@ -215,7 +253,10 @@ def test_a_checkpoint_is_found_by_its_name_on_the_cluster(saved, tmp_path, monke
     shutil.copytree(folder, tmp_path / "HuggingFace_Models" / "meta-llama" / "Llama-3.2-3B")
     monkeypatch.setenv("DSDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert find_checkpoint("meta-llama/Llama-3.2-3B") == tmp_path / "HuggingFace_Models" / "meta-llama" / "Llama-3.2-3B"
+    assert (
+        find_checkpoint("meta-llama/Llama-3.2-3B")
+        == tmp_path / "HuggingFace_Models" / "meta-llama" / "Llama-3.2-3B"
+    )
     assert same_weights(load_checkpoint("meta-llama/Llama-3.2-3B"), model)
     assert find_checkpoint("tiny").resolve() == folder, "a folder comes first"
     with pytest.raises(UserError, match="did you mean meta-llama/Llama-3.2-3B"):
@@ -225,17 +266,20 @@ def test_a_checkpoint_is_found_by_its_name_on_the_cluster(saved, tmp_path, monke
         find_checkpoint("meta-llama/Llama-3.2-3B")
 
 
-def test_loading_reads_tensor_by_tensor_into_storage_of_its_own(saved):
+def test_loading_copies_the_tensors_into_new_storage(saved):
     folder, _ = saved
     model = load_checkpoint(folder)
-    (folder / "model.safetensors").write_bytes(b"")  # would take the pages away from a model that is a view of the file
+    (folder / "model.safetensors").write_bytes(b"")  # breaks a model that is a view of the file
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
-    assert len({parameter.untyped_storage().data_ptr() for parameter in model.parameters()}) == len(list(model.parameters()))
+    assert len({parameter.untyped_storage().data_ptr() for parameter in model.parameters()}) == len(
+        list(model.parameters())
+    )
 
 
 def test_every_field_of_a_configuration_survives_the_round_trip():
     config = LlamaConfig(
-        vocab_size=11, hidden=6, intermediate=7, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10, max_positions=99,
-        rope_theta=123.0, rope_scaling=RopeScaling(3.0, 1.5, 5.0, 77), norm_eps=3e-4, tied_embeddings=True, initializer_std=0.3,
+        vocab_size=11, hidden=6, intermediate=7, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=10,
+        max_positions=99, rope_theta=123.0, rope_scaling=RopeScaling(3.0, 1.5, 5.0, 77), norm_eps=3e-4,
+        tied_embeddings=True, initializer_std=0.3,
     )  # fmt: skip
     assert config_from_hf(json.loads(json.dumps(config_to_hf(config, torch.float16)))) == config

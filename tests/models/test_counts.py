@@ -1,4 +1,4 @@
-"""Counts from a configuration are those of the modules, and FLOPs are those that PyTorch counts."""
+"""Counts from a configuration equal those of the modules, and FLOPs equal those that PyTorch counts."""
 
 import pytest
 import torch
@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlo_lib.models import CONFIGS, Llama, LlamaConfig, model_config
-from dlo_lib.models.counts import AttentionFlops, flops_per_token, forward_flops_per_token, parameters, parameters_by_part
+from dlo_lib.models.counts import (
+    AttentionFlops,
+    flops_per_token,
+    forward_flops_per_token,
+    parameters,
+    parameters_by_part,
+)
 
 
 @st.composite
@@ -26,11 +32,15 @@ def configurations(draw) -> LlamaConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "published"), [("llama-3.2-1b", 1_235_814_400), ("llama-3.2-3b", 3_212_749_824), ("llama-3.1-8b", 8_030_261_248)]
+    ("name", "published"),
+    [("llama-3.2-1b", 1_235_814_400), ("llama-3.2-3b", 3_212_749_824), ("llama-3.1-8b", 8_030_261_248)],
 )
-def test_the_count_is_the_published_one_to_the_last_parameter(name, published):
+def test_the_count_equals_the_published_one(name, published):
     assert parameters(name) == published
-    assert sum(parameter.numel() for parameter in Llama(model_config(name), device="meta").parameters()) == published
+    assert (
+        sum(parameter.numel() for parameter in Llama(model_config(name), device="meta").parameters())
+        == published
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -47,31 +57,39 @@ def test_each_part_is_the_sum_over_its_modules(config):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_flops_are_those_of_the_products_that_run(name):
+def test_flops_equal_those_of_the_executed_products(name):
     batch, seq = 2, 16
     config = model_config(name)
-    with torch.device("meta"):  # where attention is two plain products over all keys
+    with torch.device("meta"):  # here attention is two products over all keys
         model, tokens = Llama(config), torch.zeros(batch, seq, dtype=torch.int64)
     with FlopCounterMode(display=False) as forward:
         loss = model(tokens).sum()
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     assert forward.get_total_flops() == batch * seq * forward_flops_per_token(config, seq)
-    assert forward.get_total_flops() + backward.get_total_flops() == batch * seq * flops_per_token(config, seq)
+    assert forward.get_total_flops() + backward.get_total_flops() == batch * seq * flops_per_token(
+        config, seq
+    )
 
 
-def test_with_attention_it_is_the_formula_of_palm():
+def test_flops_with_full_attention_follow_the_formula_of_palm():
     config, seq = model_config("llama-3.2-3b"), 2048
-    matrices = parameters(config) - parameters_by_part(config)["norm"]  # tied: the table is counted once, as the output's product
+    # the tied table counts once, as the output
+    matrices = parameters(config) - parameters_by_part(config)["norm"]
     assert flops_per_token(config, seq, AttentionFlops.NONE) == 6 * matrices
-    assert flops_per_token(config, seq) == 6 * matrices + 12 * config.num_layers * config.num_heads * config.head_dim * seq
+    assert (
+        flops_per_token(config, seq)
+        == 6 * matrices + 12 * config.num_layers * config.num_heads * config.head_dim * seq
+    )
 
 
 @pytest.mark.parametrize("seq", [1, 2, 7])
-def test_causal_attention_meets_half_the_keys_and_its_own(seq):
+def test_causal_attention_has_half_the_keys_plus_the_own_key(seq):
     config = model_config("tiny")
-    scores = sum(query + 1 for query in range(seq))  # query i meets keys 0 to i
+    scores = sum(query + 1 for query in range(seq))  # query i has the keys 0 to i
     per_score = 4 * config.num_layers * config.num_heads * config.head_dim
     matrices = forward_flops_per_token(config, seq, AttentionFlops.NONE)
-    assert seq * (forward_flops_per_token(config, seq, AttentionFlops.CAUSAL) - matrices) == per_score * scores
+    assert (
+        seq * (forward_flops_per_token(config, seq, AttentionFlops.CAUSAL) - matrices) == per_score * scores
+    )
     assert seq * (forward_flops_per_token(config, seq, AttentionFlops.FULL) - matrices) == per_score * seq**2

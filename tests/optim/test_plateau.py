@@ -1,4 +1,4 @@
-"""Reduce on plateau is PyTorch's, whatever the losses, and its state is all that a resume needs."""
+"""Reduce on plateau equals PyTorch's for random losses and resumes from its state."""
 
 import dataclasses
 import json
@@ -15,8 +15,13 @@ from dlo_lib.optim.plateau import PlateauState, ReduceOnPlateau
 losses_so_far = st.lists(st.sampled_from([0.5, 0.9, 0.99, 1.0, 1.01, 3.0, math.nan]), min_size=1, max_size=60)
 
 
-@given(losses=losses_so_far, patience=st.integers(0, 3), cooldown=st.integers(0, 3), threshold=st.sampled_from([0.0, 1e-4, 0.05]))
-def test_every_factor_is_pytorchs(losses, patience, cooldown, threshold):
+@given(
+    losses=losses_so_far,
+    patience=st.integers(0, 3),
+    cooldown=st.integers(0, 3),
+    threshold=st.sampled_from([0.0, 1e-4, 0.05]),
+)
+def test_every_factor_equals_that_of_pytorch(losses, patience, cooldown, threshold):
     rule = ReduceOnPlateau(gamma=0.5, patience=patience, threshold=threshold, cooldown=cooldown, lowest=0.01)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     peer = torch.optim.lr_scheduler.ReduceLROnPlateau(
@@ -29,8 +34,11 @@ def test_every_factor_is_pytorchs(losses, patience, cooldown, threshold):
         assert state.factor == pytest.approx(optimizer.param_groups[0]["lr"])
 
 
-def test_a_resumed_run_needs_the_four_numbers_only():
-    rule, losses = ReduceOnPlateau(patience=1, cooldown=1), [3.0, 2.0, 2.0, 2.0, 2.5, 2.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+def test_a_run_resumes_from_the_four_numbers():
+    rule, losses = (
+        ReduceOnPlateau(patience=1, cooldown=1),
+        [3.0, 2.0, 2.0, 2.0, 2.5, 2.5, 1.0, 1.0, 1.0, 1.0, 1.0],
+    )
     whole = state = PlateauState()
     for number, loss in enumerate(losses):
         whole = rule.after(whole, loss)
@@ -39,6 +47,6 @@ def test_a_resumed_run_needs_the_four_numbers_only():
     assert whole.factor < 1
 
 
-def test_the_factor_must_fall():
+def test_a_gamma_that_does_not_reduce_raises():
     with pytest.raises(UserError, match="gamma is 1.0: use a number between 0 and 1"):
         ReduceOnPlateau(gamma=1.0)

@@ -1,10 +1,10 @@
-"""Schedules are those of PyTorch and transformers, at every step of a run and after a resume; and they are pure."""
+"""Schedules equal those of PyTorch and transformers at every step of a run and after a
+resume; they are pure."""
 
 import dataclasses
 
 import pytest
 import torch
-import transformers
 from torch.optim import lr_scheduler
 
 from dlo_lib.errors import UserError
@@ -14,26 +14,32 @@ from dlo_lib.optim.schedules import (
     Constant,
     Cosine,
     CosineRestarts,
-    Course,
+    CurveShape,
     Exponential,
     ExpRange,
     Linear,
     OneCycle,
     Polynomial,
-    Shape,
+    ScheduleName,
     Step,
     Triangular,
     Triangular2,
     WarmUp,
     WarmUpStableDecay,
 )
+from tests.lazy import Lazy
+
+transformers = Lazy("transformers")
 
 STEPS = 37
-LR, OTHER_LR = 0.4, 0.03  # of two groups
+LR, OTHER_LR = 0.4, 0.03  # one for each parameter group
 
 
 def optimizer(adam: bool = False) -> torch.optim.Optimizer:
-    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}, {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": OTHER_LR}]
+    groups = [
+        {"params": [torch.nn.Parameter(torch.zeros(1))]},
+        {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": OTHER_LR},
+    ]
     return torch.optim.AdamW(groups, lr=LR) if adam else torch.optim.SGD(groups, lr=LR, momentum=0.9)
 
 
@@ -46,10 +52,22 @@ PEERS = {
     "polynomial": (Polynomial(20, power=2.5), lambda o: lr_scheduler.PolynomialLR(o, 20, 2.5)),
     "restarts": (CosineRestarts(5, growth=2), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5, 2)),
     "equal restarts": (CosineRestarts(7), lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 7)),
-    "warm-up, constant": (WarmUp(6, Constant()), lambda o: transformers.get_constant_schedule_with_warmup(o, 6)),
-    "warm-up, linear": (WarmUp(6, Linear(24)), lambda o: transformers.get_linear_schedule_with_warmup(o, 6, 30)),
-    "no warm-up, linear": (WarmUp(0, Linear(30)), lambda o: transformers.get_linear_schedule_with_warmup(o, 0, 30)),
-    "warm-up, cosine": (WarmUp(6, Cosine(STEPS - 6)), lambda o: transformers.get_cosine_schedule_with_warmup(o, 6, STEPS)),
+    "warm-up, constant": (
+        WarmUp(6, Constant()),
+        lambda o: transformers.get_constant_schedule_with_warmup(o, 6),
+    ),
+    "warm-up, linear": (
+        WarmUp(6, Linear(24)),
+        lambda o: transformers.get_linear_schedule_with_warmup(o, 6, 30),
+    ),
+    "no warm-up, linear": (
+        WarmUp(0, Linear(30)),
+        lambda o: transformers.get_linear_schedule_with_warmup(o, 0, 30),
+    ),
+    "warm-up, cosine": (
+        WarmUp(6, Cosine(STEPS - 6)),
+        lambda o: transformers.get_cosine_schedule_with_warmup(o, 6, STEPS),
+    ),
     "warm-up, cosine, floor": (
         WarmUp(6, Cosine(STEPS - 6, final=0.1)),
         lambda o: transformers.get_cosine_with_min_lr_schedule_with_warmup(o, 6, STEPS, min_lr_rate=0.1),
@@ -61,19 +79,24 @@ PEERS = {
     **{
         f"wsd {shape.value}": (
             WarmUpStableDecay(5, 12, 15, lowest=0.1, shape=shape),
-            lambda o, shape=shape: transformers.get_wsd_schedule(o, 5, 15, num_stable_steps=12, min_lr_ratio=0.1, decay_type=shape.value),
+            lambda o, shape=shape: transformers.get_wsd_schedule(
+                o, 5, 15, num_stable_steps=12, min_lr_ratio=0.1, decay_type=shape.value
+            ),
         )
-        for shape in Shape
+        for shape in CurveShape
     },
 }
 
 
 def run(scheduler, steps: int) -> list[list[float]]:
-    """The learning rates of both groups, and their momentum, before each step and after the last."""
+    """Return the learning rate and the momentum of both groups, before each step and after the last."""
 
     def now():
         groups = scheduler.optimizer.param_groups
-        return [*(group["lr"] for group in groups), *(group["betas"][0] if "betas" in group else group["momentum"] for group in groups)]
+        return [
+            *(group["lr"] for group in groups),
+            *(group["betas"][0] if "betas" in group else group["momentum"] for group in groups),
+        ]
 
     seen = [now()]
     for _ in range(steps):
@@ -84,21 +107,34 @@ def run(scheduler, steps: int) -> list[list[float]]:
 
 
 def same(ours, theirs) -> bool:
-    return torch.allclose(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    return torch.allclose(
+        torch.tensor(ours, dtype=torch.float64),
+        torch.tensor(theirs, dtype=torch.float64),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_every_step_is_the_peers(name):
+def test_every_step_equals_that_of_the_peer(name):
     schedule, peer = PEERS[name]
     assert same(run(ScheduleLR(optimizer(), schedule), STEPS - 1), run(peer(optimizer()), STEPS - 1))
 
 
 @pytest.mark.parametrize("adam", [False, True])
-@pytest.mark.parametrize(("steps", "rise", "shape"), [(37, 0.3, "cos"), (20, 0.25, "linear"), (11, 0.45, "cos")])
-def test_one_cycle_is_pytorchs_with_its_momentum(adam, steps, rise, shape):
-    schedule = OneCycle(steps, rise=rise, shape=Shape.COSINE if shape == "cos" else Shape.LINEAR)
+@pytest.mark.parametrize(
+    ("steps", "rise", "shape"), [(37, 0.3, "cos"), (20, 0.25, "linear"), (11, 0.45, "cos")]
+)
+def test_one_cycle_and_its_momentum_equal_pytorchs(adam, steps, rise, shape):
+    schedule = OneCycle(steps, rise=rise, shape=CurveShape.COSINE if shape == "cos" else CurveShape.LINEAR)
     theirs = lr_scheduler.OneCycleLR(
-        optimizer(adam), [LR, OTHER_LR], steps, pct_start=rise, anneal_strategy=shape, base_momentum=0.85, max_momentum=0.95
+        optimizer(adam),
+        [LR, OTHER_LR],
+        steps,
+        pct_start=rise,
+        anneal_strategy=shape,
+        base_momentum=0.85,
+        max_momentum=0.95,
     )
     assert same(run(ScheduleLR(optimizer(adam), schedule), steps - 1), run(theirs, steps - 1))
 
@@ -107,20 +143,30 @@ def test_one_cycle_is_pytorchs_with_its_momentum(adam, steps, rise, shape):
 @pytest.mark.parametrize("fall", [None, 7, 1])
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(Triangular, {"mode": "triangular"}), (Triangular2, {"mode": "triangular2"}), (ExpRange, {"mode": "exp_range", "gamma": 0.999})],
+    [
+        (Triangular, {"mode": "triangular"}),
+        (Triangular2, {"mode": "triangular2"}),
+        (ExpRange, {"mode": "exp_range", "gamma": 0.999}),
+    ],
 )
-def test_cycles_are_pytorchs_with_their_momentum(adam, fall, kind, options):
+def test_cycles_and_their_momentum_equal_pytorchs(adam, fall, kind, options):
     theirs = lr_scheduler.CyclicLR(
-        optimizer(adam), [LR / 8, OTHER_LR / 8], [LR, OTHER_LR], step_size_up=4, step_size_down=fall, **options
+        optimizer(adam), [LR / 8, OTHER_LR / 8], [LR, OTHER_LR], step_size_up=4, step_size_down=fall,
+        **options
     )  # fmt: skip
     assert same(run(ScheduleLR(optimizer(adam), kind(4, lowest=1 / 8, fall=fall)), STEPS), run(theirs, STEPS))
 
 
-ALL = [schedule for schedule, _ in PEERS.values()] + [OneCycle(STEPS), Triangular(4, lowest=0.1), Triangular2(3, 0.2), ExpRange(3, 0.0)]
+ALL = [schedule for schedule, _ in PEERS.values()] + [
+    OneCycle(STEPS),
+    Triangular(4, lowest=0.1),
+    Triangular2(3, 0.2),
+    ExpRange(3, 0.0),
+]
 
 
 @pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: type(schedule).__name__)
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(schedule):
+def test_a_resumed_run_equals_an_uninterrupted_one(schedule):
     whole = run(ScheduleLR(optimizer(), schedule), STEPS - 1)
     first = ScheduleLR(optimizer(), schedule)
     run(first, 15)
@@ -128,7 +174,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(schedule):
     resumed.load_state_dict(first.state_dict())
     resumed.optimizer.step()
     assert same(run(resumed, STEPS - 16), whole[15:])
-    assert all(isinstance(value, (int, list)) for value in first.state_dict().values()), "plain numbers, whatever the schedule"
+    assert all(isinstance(value, (int, list)) for value in first.state_dict().values()), (
+        "the state holds only numbers, for every schedule"
+    )
 
 
 def test_the_order_of_loading_does_not_matter():
@@ -159,20 +207,21 @@ def test_a_schedule_is_a_value_and_never_exceeds_its_peak(schedule):
 @pytest.mark.parametrize(
     ("schedule", "end"),
     [
-        (Linear(STEPS, final=0.2), 0.2), (Cosine(STEPS, final=0.1), 0.1), (Polynomial(STEPS, 3.0), 0.0), (WarmUp(3, Cosine(10)), 0.0),
-        (WarmUpStableDecay(3, 3, 3, lowest=0.05), 0.05), (WarmUpStableDecay(0, 3, 0, lowest=0.5), 0.5), (OneCycle(STEPS), 1 / 25e4),
+        (Linear(STEPS, final=0.2), 0.2), (Cosine(STEPS, final=0.1), 0.1), (Polynomial(STEPS, 3.0), 0.0),
+        (WarmUp(3, Cosine(10)), 0.0), (WarmUpStableDecay(3, 3, 3, lowest=0.05), 0.05),
+        (WarmUpStableDecay(0, 3, 0, lowest=0.5), 0.5), (OneCycle(STEPS), 1 / 25e4),
     ],
 )  # fmt: skip
-def test_after_its_end_a_schedule_stays_where_it_was(schedule, end):
+def test_a_schedule_is_constant_after_its_end(schedule, end):
     assert [schedule(step) for step in (STEPS, STEPS + 1, 10 * STEPS)] == pytest.approx([end] * 3)
 
 
-def test_restarts_are_found_at_once_in_a_long_run():
+def test_restarts_are_computed_fast_in_a_long_run():
     assert CosineRestarts(7)(7 * 10**9) == 1.0
     assert CosineRestarts(7, growth=2)(7 * (2**40 - 1)) == 1.0
 
 
-def test_schedules_are_drawn_together_and_momentum_below():
+def test_schedules_are_drawn_in_one_chart_with_the_momentum_below():
     figure = draw_schedules({"cosine": Cosine(10), "one cycle": OneCycle(10)}, 10)
     rates, momentum = figure.axes
     assert [line.get_label() for line in rates.lines] == ["cosine", "one cycle"]
@@ -181,14 +230,16 @@ def test_schedules_are_drawn_together_and_momentum_below():
     assert len(draw_schedules({"cosine": Cosine(10)}, 10).axes) == 1
 
 
-@pytest.mark.parametrize("course", Course)
+@pytest.mark.parametrize("kind", ScheduleName)
 @pytest.mark.parametrize(("steps", "warmup"), [(20, 0), (20, 5), (20, 18), (1, 0)])
-def test_a_schedule_by_name_fills_its_steps(course, steps, warmup):
-    schedule = course.over(steps, warmup)
-    assert [schedule(step) for step in range(warmup)] == pytest.approx([step / warmup for step in range(warmup)])
+def test_a_schedule_by_name_fills_its_steps(kind, steps, warmup):
+    schedule = kind.over(steps, warmup)
+    assert [schedule(step) for step in range(warmup)] == pytest.approx(
+        [step / warmup for step in range(warmup)]
+    )
     assert schedule(warmup) == 1.0
-    assert schedule(steps) == (1.0 if course is Course.CONSTANT else 0.0)
-    if steps > warmup + 2 and course is not Course.CONSTANT:
+    assert schedule(steps) == (1.0 if kind is ScheduleName.CONSTANT else 0.0)
+    if steps > warmup + 2 and kind is not ScheduleName.CONSTANT:
         assert 0 < schedule(steps - 1) < 0.6
 
 
@@ -196,7 +247,10 @@ def test_a_schedule_by_name_fills_its_steps(course, steps, warmup):
     ("make", "message"),
     [
         (lambda: WarmUp(-1, Constant()), "warm-up steps is -1: use at least 0"),
-        (lambda: Course.COSINE.over(10, 10), "warmup takes 10 of 10 steps: leave some to the cosine schedule"),
+        (
+            lambda: ScheduleName.COSINE.over(10, 10),
+            "warmup takes 10 of 10 steps: leave some to the cosine schedule",
+        ),
         (lambda: Step(0), "every is 0"),
         (lambda: Cosine(0), "steps is 0"),
         (lambda: Linear(0), "steps is 0"),
@@ -206,10 +260,13 @@ def test_a_schedule_by_name_fills_its_steps(course, steps, warmup):
         (lambda: Triangular(0, 0.1), "rise is 0"),
         (lambda: Triangular(2, 0.1, fall=0), "fall is 0"),
         (lambda: OneCycle(10, rise=0.05), "more than one step"),
-        (lambda: OneCycle(10, rise=1.0), "not all of them"),
-        (lambda: ScheduleLR(torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))]), OneCycle(10)), "Adagrad has none"),
+        (lambda: OneCycle(10, rise=1.0), "fewer than all steps"),
+        (
+            lambda: ScheduleLR(torch.optim.Adagrad([torch.nn.Parameter(torch.zeros(1))]), OneCycle(10)),
+            "Adagrad has none",
+        ),
     ],
 )
-def test_what_cannot_be_scheduled_names_the_cure(make, message):
+def test_invalid_schedules_raise_with_the_cure(make, message):
     with pytest.raises(UserError, match=message):
         make()

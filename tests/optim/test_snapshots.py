@@ -1,4 +1,6 @@
-"""A snapshot is taken where each cycle has come down; the ensemble's word is the mean of its members' probabilities."""
+"""A snapshot is taken at the end of each cycle; the ensemble predicts the mean of the probabilities of its
+members.
+"""
 
 import math
 
@@ -11,7 +13,7 @@ from dlo_lib.optim.snapshots import SnapshotEnsemble
 
 
 class Counting(nn.Module):
-    """Logits that say at which step they were kept."""
+    """A model whose logits identify the step of the snapshot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +24,10 @@ class Counting(nn.Module):
         return self.norm(x * 0) + self.logits
 
 
-@pytest.mark.parametrize(("steps", "snapshots", "taken"), [(12, 3, [4, 8, 12]), (10, 3, [4, 8, 10]), (5, 1, [5]), (3, 3, [1, 2, 3])])
+@pytest.mark.parametrize(
+    ("steps", "snapshots", "taken"),
+    [(12, 3, [4, 8, 12]), (10, 3, [4, 8, 10]), (5, 1, [5]), (3, 3, [1, 2, 3])],
+)
 def test_snapshots_are_taken_at_the_end_of_each_cycle(steps, snapshots, taken):
     ensemble, model = SnapshotEnsemble(steps, snapshots), Counting()
     for step in range(1, steps + 1):
@@ -31,13 +36,13 @@ def test_snapshots_are_taken_at_the_end_of_each_cycle(steps, snapshots, taken):
     assert [int(state["logits"][0]) for state in ensemble.states] == taken
 
 
-def test_the_schedule_is_the_papers():
+def test_the_schedule_equals_that_of_the_paper():
     schedule, cycle = SnapshotEnsemble(50, 4).schedule, math.ceil(50 / 4)
     for t in range(1, 51):
         assert schedule(t - 1) == pytest.approx((math.cos(math.pi * ((t - 1) % cycle) / cycle) + 1) / 2)
 
 
-def test_the_ensemble_is_the_mean_of_probabilities_and_leaves_the_model_as_it_was():
+def test_the_ensemble_is_the_mean_of_probabilities_and_restores_the_model():
     torch.manual_seed(0)
     model, ensemble, x = Counting(), SnapshotEnsemble(2, 2), torch.randn(5, 3)
     each = []
@@ -48,7 +53,7 @@ def test_the_ensemble_is_the_mean_of_probabilities_and_leaves_the_model_as_it_wa
         each.append(model.eval()(x).softmax(-1).detach())
     nn.init.normal_(model.logits)
     model.train()
-    model.norm.eval()  # as a frozen layer would be
+    model.norm.eval()  # as for a frozen layer
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert torch.allclose(ensemble.probabilities(model, x), (each[0] + each[1]) / 2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -57,7 +62,7 @@ def test_the_ensemble_is_the_mean_of_probabilities_and_leaves_the_model_as_it_wa
     assert len(ensemble) == 2
 
 
-def test_what_cannot_be_an_ensemble_names_the_cure():
+def test_an_invalid_ensemble_raises_with_the_cure():
     with pytest.raises(UserError, match="4 snapshots in 3 steps"):
         SnapshotEnsemble(3, 4)
     with pytest.raises(UserError, match="has no snapshots"):

@@ -1,4 +1,6 @@
-"""The training step alone and on ranks: what it computes, what it skips, what it asks of a wrapped model."""
+"""The training step on one process and on several ranks: its results, skipped steps, and its calls of a
+wrapped model.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def close(mine: list[Tensor], its: list[Tensor], within: float = 1e-10) -> None:
     torch.testing.assert_close(mine, its, rtol=0, atol=within)
 
 
-def test_micro_batches_with_unequal_numbers_of_valid_tokens_are_one_batch():
+def test_micro_batches_with_unequal_numbers_of_valid_tokens_equal_one_batch():
     pairs = [batch(0, size=1, ignored=0.8), batch(1, size=4, ignored=0.1), batch(2)]
     mine, its = model(), model()
     result = train_step(mine, sgd(mine), pairs)
@@ -60,7 +62,7 @@ def test_micro_batches_with_unequal_numbers_of_valid_tokens_are_one_batch():
     assert result.grad_norm is None
 
 
-def test_gradients_are_none_afterwards_and_nothing_is_left_over_for_the_next_step():
+def test_gradients_are_none_after_a_step_and_do_not_affect_the_next_one():
     twice, second = model(), model()
     optimizer = sgd(twice)
     train_step(twice, optimizer, [batch(0)])
@@ -71,7 +73,7 @@ def test_gradients_are_none_afterwards_and_nothing_is_left_over_for_the_next_ste
     close(state(twice), state(second))
 
 
-def test_clipping_bounds_the_step_and_reports_the_norm_before():
+def test_clipping_bounds_the_step_and_reports_the_norm_before_it():
     free, clipped, loose = model(), model(), model()
     start = torch.cat([value.flatten() for value in state(free)])
 
@@ -87,7 +89,7 @@ def test_clipping_bounds_the_step_and_reports_the_norm_before():
     close([unchanged], [gradient])
 
 
-def test_a_step_without_a_valid_token_has_no_loss_and_moves_nothing():
+def test_a_step_without_a_valid_token_has_zero_loss_and_zero_gradients():
     net = model()
     before = state(net)
     inputs, targets = batch(0)
@@ -96,7 +98,7 @@ def test_a_step_without_a_valid_token_has_no_loss_and_moves_nothing():
     close(state(net), before)
 
 
-def test_phases_come_in_order_once_per_micro_batch_and_once_per_step():
+def test_phases_run_in_order_once_per_micro_batch_or_once_per_step():
     net, seen = model(), []
     train_step(net, sgd(net), [batch(0), batch(1)], max_norm=1.0, on_phase=seen.append)
     per_micro_batch = [Phase.FORWARD, Phase.LOSS, Phase.BACKWARD]
@@ -104,7 +106,7 @@ def test_phases_come_in_order_once_per_micro_batch_and_once_per_step():
 
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
-def test_matrix_products_are_in_the_named_dtype_and_loss_and_state_in_fp32(precision):
+def test_matrix_products_use_the_precision_and_loss_and_state_are_fp32(precision):
     net, exact = model(torch.float32), model(torch.float32)
     products: list[torch.dtype] = []
     net[3].register_forward_hook(lambda module, args, output: products.append(output.dtype))
@@ -117,7 +119,7 @@ def test_matrix_products_are_in_the_named_dtype_and_loss_and_state_in_fp32(preci
     close(state(net), state(exact), within=0.02)
 
 
-def test_the_scaler_changes_neither_the_step_nor_what_is_clipped():
+def test_the_scaler_changes_neither_the_step_nor_the_clipping():
     plain, scaled = model(torch.float32), model(torch.float32)
     one = train_step(plain, sgd(plain), [batch(0), batch(1)], max_norm=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -152,7 +154,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all():
         close(values, state(model(torch.float32)), within=0)
 
 
-def test_a_step_on_ranks_sends_two_numbers_beside_the_gradients_however_many_micro_batches():
+def test_a_step_sends_two_numbers_beside_the_gradients_for_any_number_of_micro_batches():
     def sent() -> list[int]:
         net = DDP(model(), bucket_bytes=10**6, first_bucket_bytes=10**6)
         real, seen = dist.all_reduce, []
@@ -172,7 +174,9 @@ def test_a_step_on_ranks_sends_two_numbers_beside_the_gradients_however_many_mic
 def test_every_rank_reports_the_mean_over_all_tokens():
     def step() -> tuple[float, int]:
         net = DDP(model())
-        result = train_step(net, sgd(net), [batch(dist.get_rank(), size=1 + dist.get_rank())], group=net.group)
+        result = train_step(
+            net, sgd(net), [batch(dist.get_rank(), size=1 + dist.get_rank())], group=net.group
+        )
         return result.loss.item(), result.tokens.item()
 
     alone = model()
@@ -183,7 +187,7 @@ def test_every_rank_reports_the_mean_over_all_tokens():
 
 
 class Wrapped(nn.Module):
-    """A model that brings what a data-parallel or sharded one may bring, and notes when it is asked."""
+    """A model with the methods of a data-parallel or sharded one, which records their calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,8 +212,18 @@ class Wrapped(nn.Module):
         return torch.tensor(7.0)
 
 
-def test_a_wrapper_is_told_which_backward_is_the_last_and_clips_in_its_own_way():
+def test_a_wrapper_synchronises_in_the_last_backward_and_its_clipping_is_used():
     net = Wrapped()
     result = train_step(net, sgd(net), [batch(0), batch(1), batch(2)], max_norm=0.5)
-    assert net.seen == ["no_sync (", "forward", ")", "no_sync (", "forward", ")", "forward", "finish", "clip to 0.5"]
+    assert net.seen == [
+        "no_sync (",
+        "forward",
+        ")",
+        "no_sync (",
+        "forward",
+        ")",
+        "forward",
+        "finish",
+        "clip to 0.5",
+    ]
     assert result.grad_norm.item() == 7.0

@@ -1,4 +1,5 @@
-"""Twins run in the test's own process: on one thread, as a rank does, so that many tests at once do not fight for the cores."""
+"""Twins run in the test's own process: on one thread, as a rank does, so that many tests at once do
+not fight for the cores."""
 
 from __future__ import annotations
 

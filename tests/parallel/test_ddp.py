@@ -26,7 +26,8 @@ SMALL = {"bucket_bytes": 1000, "first_bucket_bytes": 300}
 
 @contextlib.contextmanager
 def events() -> Iterator[list[Any]]:
-    """The all-reduces of this rank as they are issued, (elements, bytes) each; a test may note its own events between them."""
+    """The all-reduces of this rank as they are issued, (elements, bytes) each; a test may note its
+    own events between them."""
     real, seen = dist.all_reduce, []
 
     def noted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +39,8 @@ def events() -> Iterator[list[Any]]:
 
 
 def net(*sizes: int, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Linear layers with different parameters on every rank and in every call, as good as never equal by chance."""
+    """Linear layers with different parameters on every rank and in every call, as good as
+    never equal by chance."""
     torch.manual_seed(len(gc.get_objects()) + 1000 * dist.get_rank())
     layers = [nn.Linear(inside, outside, dtype=dtype) for inside, outside in itertools.pairwise(sizes)]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
@@ -49,7 +51,9 @@ def rank_input(rank: int | None = None, dtype: torch.dtype = torch.float64) -> T
     return torch.randn(3, 4, generator=random, dtype=torch.float64).to(dtype)
 
 
-def mean_gradients(module: nn.Module, loss_of_rank: Callable[[nn.Module, int], Tensor]) -> list[Tensor | None]:
+def mean_gradients(
+    module: nn.Module, loss_of_rank: Callable[[nn.Module, int], Tensor]
+) -> list[Tensor | None]:
     """What the twin's gradients are: one process, every rank's loss, the mean."""
     twin = copy.deepcopy(module)
     torch.stack([loss_of_rank(twin, rank) for rank in range(dist.get_world_size())]).mean().backward()
@@ -150,7 +154,11 @@ def test_after_the_first_pass_buckets_follow_the_order_of_use():
 
         def __init__(self) -> None:
             super().__init__()
-            self.last, self.middle, self.first = nn.Linear(8, 2, bias=False), nn.Linear(6, 8, bias=False), nn.Linear(4, 6, bias=False)
+            self.last, self.middle, self.first = (
+                nn.Linear(8, 2, bias=False),
+                nn.Linear(6, 8, bias=False),
+                nn.Linear(4, 6, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.last(self.middle(self.first(x)))
@@ -218,7 +226,10 @@ def test_gradients_are_views_of_the_buckets_and_take_their_memory_along():
             assert held() - nothing == keep
 
         model.zero_grad()
-        for options, in_backward in ({"keep_buckets": True}, 1), ({"gradient_as_bucket_view": False}, 1 + len(grads(module))):
+        for options, in_backward in (
+            ({"keep_buckets": True}, 1),
+            ({"gradient_as_bucket_view": False}, 1 + len(grads(module))),
+        ):
             model = DDP(module, **options)
             for cut in (False, True, True):  # after the first pass the buckets are cut anew
                 model(rank_input(dtype=torch.float32)).sum().backward()
@@ -232,7 +243,7 @@ def test_gradients_are_views_of_the_buckets_and_take_their_memory_along():
 
 
 def sometimes(module: nn.Module, rank: int) -> Tensor:
-    """Layer 0 is used by all, layer 2 by rank 1 alone, layer 4 by nobody."""
+    """All ranks use layer 0, only rank 1 uses layer 2, and no rank uses layer 4."""
     x = module[0](rank_input(rank))
     return (module[2](x) if rank == 1 else x).sum()
 
@@ -242,7 +253,8 @@ def test_a_parameter_used_by_some_ranks_is_averaged_and_one_used_by_none_keeps_n
     def unused() -> None:
         module = net(4, 9, 9, 9)
         model = DDP(module, find_unused_parameters=True, gradient_as_bucket_view=view, **SMALL)
-        model.forward = lambda rank: sometimes(model.module, rank)  # the hooks of backward are what counts here
+        # the hooks of backward are what counts here
+        model.forward = lambda rank: sometimes(model.module, rank)
         for _ in range(2):
             model.zero_grad()
             sometimes(module, dist.get_rank()).backward()
@@ -261,7 +273,10 @@ def test_a_rank_whose_backward_reaches_nothing_joins_in_finish_grad_sync():
         if dist.get_rank() == 0:
             out.backward()
         model.finish_grad_sync()
-        close(grads(module), mean_gradients(module, lambda twin, rank: twin(rank_input(rank)).sum() * (rank == 0)))
+        close(
+            grads(module),
+            mean_gradients(module, lambda twin, rank: twin(rank_input(rank)).sum() * (rank == 0)),
+        )
         with events() as seen:
             model.finish_grad_sync()
         assert not seen, "there was nothing left to average"
@@ -315,7 +330,7 @@ def test_fp16_gradients_do_not_overflow_in_the_sum():
     assert run_ranks(large, 2) == [[60_000.0 - 32] * 3] * 2
 
 
-def test_a_parameter_with_strides_of_its_own_gets_a_gradient_laid_out_alike():
+def test_the_gradient_of_a_parameter_has_its_strides():
     def strided() -> None:
         module = nn.Conv2d(3, 5, 3, dtype=torch.float64).to(memory_format=torch.channels_last)
         model = DDP(module)
@@ -352,7 +367,9 @@ def test_after_an_exception_inside_backward_the_next_step_is_right():
 
     first, second = run_ranks(interrupted, 2)
     assert not any(first[:4]), "the first rank failed before it had these"
-    assert second == [False, True, True, True, True, False], "what the first rank did not contribute to must not look like an average"
+    assert second == [False, True, True, True, True, False], (
+        "what the first rank did not contribute to must not look like an average"
+    )
 
 
 def test_forward_without_gradients_sends_nothing():
@@ -381,7 +398,9 @@ def test_running_buffers_follow_the_first_rank_once_a_step(kept_equal):
         module.constant += dist.get_rank()
         module[0].running_mean += dist.get_rank()
         seen = []
-        handle = module[0].register_forward_pre_hook(lambda *_: seen.append(module[0].running_mean.mean().item()))
+        handle = module[0].register_forward_pre_hook(
+            lambda *_: seen.append(module[0].running_mean.mean().item())
+        )
         with model.no_sync():
             model(rank_input())
         model(rank_input()).sum().backward()
@@ -460,7 +479,7 @@ def test_a_group_of_some_ranks():
     assert run_ranks(halves, 4) == [[0.0, 0.5], [0.0, 0.5], [2.0, 2.5], [2.0, 2.5]]
 
 
-def test_ranks_with_different_modules_are_told():
+def test_ranks_with_different_modules_raise():
     def different() -> None:
         DDP(net(4, 9 + dist.get_rank()))
 

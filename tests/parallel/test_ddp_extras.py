@@ -1,4 +1,5 @@
-"""Communication hooks, static graphs and unequal numbers of batches, against the twin that has all the data."""
+"""Communication hooks, static graphs and unequal numbers of batches, against the twin
+that has all the data."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.parallel import DDP
-from dlo_lib.parallel.buckets import Pending
-from dlo_lib.parallel.comm_hooks import GradBucket, rounding_hook, sum_hook
+from dlo_lib.parallel.ddp.comm_hooks import rounding_hook, sum_hook
+from dlo_lib.parallel.ddp.grad_bucket import GradBucket, PendingWork
 
 SMALL = {"bucket_bytes": 1000, "first_bucket_bytes": 300}
 KINDS = {"static_graph": {"static_graph": True}, "unused": {"find_unused_parameters": True}, "plain": {}}
@@ -27,15 +28,21 @@ KINDS = {"static_graph": {"static_graph": True}, "unused": {"find_unused_paramet
 def net(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """No bias before the normalisation: its gradient is rounding alone, which AdamW would blow up."""
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 7, bias=False), nn.BatchNorm1d(7), nn.Linear(7, 3)).to(dtype)
+    return nn.Sequential(
+        nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 7, bias=False), nn.BatchNorm1d(7), nn.Linear(7, 3)
+    ).to(dtype)
 
 
 def data(rank: int, step: int, samples: int = 3) -> Tensor:
-    return torch.randn(samples, 4, generator=torch.Generator().manual_seed(100 * rank + step), dtype=torch.float64)
+    return torch.randn(
+        samples, 4, generator=torch.Generator().manual_seed(100 * rank + step), dtype=torch.float64
+    )
 
 
 def same_on_all_ranks(module: nn.Module) -> None:
-    flat = torch.cat([held.detach().double().reshape(-1) for held in [*module.parameters(), *module.buffers()]])
+    flat = torch.cat(
+        [held.detach().double().reshape(-1) for held in [*module.parameters(), *module.buffers()]]
+    )
     every = [torch.empty_like(flat) for _ in range(dist.get_world_size())]
     dist.all_gather(every, flat)
     assert all(torch.equal(flat, other) for other in every)
@@ -43,7 +50,9 @@ def same_on_all_ranks(module: nn.Module) -> None:
 
 def assert_parameters(module: nn.Module, twin: nn.Module) -> None:
     for (name, mine), its in zip(module.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine, its, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            mine, its, rtol=0, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 # Hooks
@@ -53,8 +62,10 @@ def test_a_hook_gets_every_gradient_in_buckets_of_the_same_order_on_all_ranks():
     def hooked() -> list[list[tuple[int, bool, list[tuple[int, ...]]]]]:
         seen: list[tuple[int, bool, list[tuple[int, ...]]]] = []
 
-        def note(bucket: GradBucket) -> Pending:
-            seen.append((bucket.index, bucket.is_last, [tuple(gradient.shape) for gradient in bucket.gradients]))
+        def note(bucket: GradBucket) -> PendingWork:
+            seen.append(
+                (bucket.index, bucket.is_last, [tuple(gradient.shape) for gradient in bucket.gradients])
+            )
             for gradient in bucket.gradients:  # views: what a hook does to them, it does to the bucket
                 gradient.mul_(2)
             return sum_hook(bucket)
@@ -99,9 +110,16 @@ def test_rounded_gradients_are_half_the_bytes_the_same_on_every_rank_and_those_o
         assert sent[model] * 2 == sent[plain]
         largest = max(exact.grad.abs().max() for exact in plain.parameters())
         for mine, its, exact in zip(module.parameters(), peer.parameters(), plain.parameters(), strict=True):
-            for other in (exact, its) if dtype is torch.float16 else (exact,):  # three roundings: of each rank's part, and of their sum
-                torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=3 * torch.finfo(dtype).eps * float(largest))
-        assert any(not torch.equal(mine.grad, exact.grad) for mine, exact in zip(module.parameters(), plain.parameters()))
+            for other in (
+                (exact, its) if dtype is torch.float16 else (exact,)
+            ):  # three roundings: of each rank's part, and of their sum
+                torch.testing.assert_close(
+                    mine.grad, other.grad, rtol=0, atol=3 * torch.finfo(dtype).eps * float(largest)
+                )
+        assert any(
+            not torch.equal(mine.grad, exact.grad)
+            for mine, exact in zip(module.parameters(), plain.parameters())
+        )
 
     run_ranks(rounded, 2)
 
@@ -115,12 +133,14 @@ def test_rounding_to_a_type_that_saves_nothing_is_refused():
 
 
 class Reached(nn.Module):
-    """One layer used twice, each time under a reentrant checkpoint; one that rank 0 leaves out; one that nobody uses."""
+    """A layer used twice, under a reentrant checkpoint, one that rank 0 omits, and one that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.first, self.twice, self.some, self.never, self.last = (nn.Linear(4, 4).double() for _ in range(5))
+        self.first, self.twice, self.some, self.never, self.last = (
+            nn.Linear(4, 4).double() for _ in range(5)
+        )
 
     def forward(self, x: Tensor, with_some: bool, reentrant: bool) -> Tensor:
         x = self.first(x)
@@ -135,7 +155,9 @@ def test_a_static_graph_takes_parameters_reached_twice_some_unused_here_and_some
     def static() -> list[int]:
         rank, size = dist.get_rank(), dist.get_world_size()
         module, twin = Reached(), Reached()
-        model = DDP(module, static_graph=True, gradient_as_bucket_view=view, bucket_bytes=200, first_bucket_bytes=200)
+        model = DDP(
+            module, static_graph=True, gradient_as_bucket_view=view, bucket_bytes=200, first_bucket_bytes=200
+        )
         mine, its = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (module, twin))
         sent = []
         for step in range(4):
@@ -144,7 +166,11 @@ def test_a_static_graph_takes_parameters_reached_twice_some_unused_here_and_some
                     model(data(rank, 10 * step), rank > 0, True).square().sum().backward()
                 model(data(rank, step), rank > 0, True).square().sum().backward()
             sent.append(trace.count("all_reduce"))
-            losses = [twin(data(other, at), other > 0, False).square().sum() for other in range(size) for at in (10 * step, step)]
+            losses = [
+                twin(data(other, at), other > 0, False).square().sum()
+                for other in range(size)
+                for at in (10 * step, step)
+            ]
             (torch.stack(losses).sum() / size).backward()
             for (name, held), other in zip(module.named_parameters(), twin.parameters(), strict=True):
                 assert (held.grad is None) == (other.grad is None), name
@@ -158,7 +184,7 @@ def test_a_static_graph_takes_parameters_reached_twice_some_unused_here_and_some
     for sent in run_ranks(static, world_size):
         used = 8 if world_size > 1 else 6
         buckets = used // 2  # a weight and its bias each
-        assert sent[1:] == [buckets] * 3, "no flags are asked for, and what nobody uses is not sent"
+        assert sent[1:] == [buckets] * 3, "no flags are asked for, and what no rank uses is not sent"
         assert sent[0] == 5 + 1, "the first step sends every bucket, and the flags"
 
 
@@ -167,7 +193,7 @@ def test_a_static_graph_sends_while_backward_runs_from_the_second_step_on():
         module = net()
         order: list[str] = []
 
-        def note(bucket: GradBucket) -> Pending:
+        def note(bucket: GradBucket) -> PendingWork:
             order.append("sent")
             return sum_hook(bucket)
 
@@ -191,7 +217,10 @@ def test_a_graph_that_changes_is_named():
         for with_some in (False, True):
             model(data(0, 0), with_some, False).sum().backward()
 
-    with pytest.raises(RankFailure, match=r"the graph is not static: some\.(weight|bias) used otherwise than in the first step"):
+    with pytest.raises(
+        RankFailure,
+        match=r"the graph is not static: some\.(weight|bias) used otherwise than in the first step",
+    ):
         run_ranks(changed, 2)
 
 
@@ -201,7 +230,9 @@ def test_a_graph_that_leaves_something_out_is_named():
         for with_some in (True, False):
             model(data(0, 0), with_some, False).sum().backward()
 
-    with pytest.raises(RankFailure, match=r"the graph is not static: some\.weight, some\.bias used otherwise"):
+    with pytest.raises(
+        RankFailure, match=r"the graph is not static: some\.weight, some\.bias used otherwise"
+    ):
         run_ranks(less, 2)
 
 
@@ -251,7 +282,7 @@ def test_ranks_that_run_out_follow_the_others_and_stay_their_equals(world_size, 
     run_ranks(uneven, world_size, True, KINDS[kind])
 
 
-def test_without_a_step_of_their_own_they_take_over_parameters_and_buffers():
+def test_without_a_separate_step_they_take_over_parameters_and_buffers():
     run_ranks(uneven, 3, False, {})
 
 
@@ -275,7 +306,9 @@ def test_with_accumulation_only_averaged_backward_passes_count():
                 model(data(rank, at + 50)).sum().backward()
                 step()
         for at in range(2):
-            losses = [twin(data(other, of)).sum() for other in range(2) if at < 1 + other for of in (at, at + 50)]
+            losses = [
+                twin(data(other, of)).sum() for other in range(2) if at < 1 + other for of in (at, at + 50)
+            ]
             (torch.stack(losses).sum() / 2).backward()
             _step(its)
         assert_parameters(module, twin)

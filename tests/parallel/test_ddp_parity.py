@@ -1,23 +1,34 @@
-"""DDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64."""
+"""DDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients
+within 1e-10 in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama
-from dlo_lib.optim import Precision, train_step
+from dlo_lib.optim import Precision
 from dlo_lib.parallel import DDP
-from tests.parallel.twin import STEPS, VOCAB, History, adamw, assert_same, gradients, llama, micro_batches, trained_alone
+from tests.parallel.twin import (
+    VOCAB,
+    History,
+    adamw,
+    assert_same,
+    gradients,
+    llama,
+    trained_alone,
+    trained_on_ranks,
+)
 
 
 class Odd(nn.Module):
-    """Frozen, never used and sometimes used parameters, buffers in use, sizes that fill no vector register."""
+    """Frozen, never used and sometimes used parameters, buffers in use, sizes that
+    fill no vector register."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,36 +48,27 @@ class Odd(nn.Module):
         return self.head(torch.tanh(self.hidden(x)))
 
 
-def trained_on_ranks(
-    build: Callable[[], nn.Module], count: int, max_norm: float, dtype: torch.dtype, precision: Precision, device: str, options: dict
-) -> History:
-    rank = dist.get_rank()
-    torch.set_num_threads(1)
-    torch.manual_seed(rank)  # so that only the broadcast can make the replicas equal
-    module = build().to(device, dtype)
-    model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, **options)
-    optimizer = adamw(model)
-    history = History([], [], [], {})
-    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(gradients(module)))
-    for step in range(STEPS):
-        pieces = micro_batches(step, rank, count, device)
-        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=model.group, precision=precision)
-        history.losses.append(result.loss.item())
-        history.norms.append(result.grad_norm.item())
-    return history
+@dataclass(frozen=True)
+class Ddp:
+    """Gradients are whole on every rank."""
+
+    options: dict[str, bool] = field(default_factory=dict)
+    sync_each: bool = False
+
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = DDP(module, bucket_bytes=20_000, first_bucket_bytes=1_000, **self.options)
+        return model, adamw(model)
+
+    def whole_gradients(
+        self, model: nn.Module, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Tensor]:
+        return gradients(module)
 
 
 def on_ranks(
-    world_size: int,
-    build: Callable[[], nn.Module],
-    count: int,
-    dtype: torch.dtype = torch.float64,
-    precision: Precision = Precision.FP32,
-    max_norm: float = 0.5,
-    device: str = "cpu",
-    **options: bool,
+    world_size: int, build: Callable[[], nn.Module], count: int, options: dict | None = None, **how: Any
 ) -> list[History]:
-    return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, options)
+    return trained_on_ranks(world_size, build, Ddp(options or {}), count, **how)
 
 
 @pytest.mark.parametrize(("world_size", "count"), [(1, 3), (2, 3), (3, 3), (4, 3), (3, 1)])
@@ -76,11 +78,19 @@ def test_a_tied_llama(world_size, count):
     assert_same(on_ranks(world_size, llama, count), twin, 1e-10)
 
 
-@pytest.mark.parametrize(("world_size", "view"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)])
+@pytest.mark.parametrize(
+    ("world_size", "view"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)]
+)
 def test_frozen_unused_and_sometimes_used_parameters(world_size, view):
     twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
     assert max(twin.norms) > 0.05, "nothing was clipped"
-    ranks = on_ranks(world_size, Odd, 2, max_norm=0.05, gradient_as_bucket_view=view, find_unused_parameters=True)
+    ranks = on_ranks(
+        world_size,
+        Odd,
+        2,
+        max_norm=0.05,
+        options={"gradient_as_bucket_view": view, "find_unused_parameters": True},
+    )
     assert_same(ranks, twin, 1e-10)
     assert not any("never" in name or "frozen" in name for step in ranks[0].gradients for name in step)
 
@@ -111,6 +121,7 @@ def test_bf16_stays_near_fp32_and_every_rank_sees_the_same():
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_on_a_gpu_that_ranks_may_share(world_size, keep):
-    """With more ranks than GPUs it is gloo that reads and writes the GPU's memory: a missing wait between streams shows."""
-    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64)
-    assert_same(on_ranks(world_size, llama, 2, device="cuda", keep_buckets=keep), twin, 1e-10)
+    """With more ranks than GPUs it is gloo that reads and writes the GPU's memory: a missing wait
+    between streams shows."""
+    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64, device="cuda")
+    assert_same(on_ranks(world_size, llama, 2, device="cuda", options={"keep_buckets": keep}), twin, 1e-10)

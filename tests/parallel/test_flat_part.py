@@ -36,10 +36,18 @@ def test_a_part_of_a_matrix_that_lies_by_columns():
     assert described.shape == (3, 4)
     rebuilt = torch.full((3, 4), -1)
     for chunk in described.__create_chunk_list__():
-        item = next(item for item in described.__create_write_items__("x", described) if item.tensor_data.chunk == chunk)
+        item = next(
+            item
+            for item in described.__create_write_items__("x", described)
+            if item.tensor_data.chunk == chunk
+        )
         values = described.__get_tensor_shard__(item.index)
-        rebuilt[tuple(slice(offset, offset + size) for offset, size in zip(chunk.offsets, chunk.sizes))] = values
-        assert values.untyped_storage().data_ptr() == part.untyped_storage().data_ptr(), "what is read must land in the part"
+        rebuilt[tuple(slice(offset, offset + size) for offset, size in zip(chunk.offsets, chunk.sizes))] = (
+            values
+        )
+        assert values.untyped_storage().data_ptr() == part.untyped_storage().data_ptr(), (
+            "what is read must land in the part"
+        )
     expected = whole.clone()
     expected[(whole < 2) | (whole > 10)] = -1
     assert torch.equal(rebuilt, expected)

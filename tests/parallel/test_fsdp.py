@@ -13,21 +13,22 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import train_step
 from dlo_lib.parallel import FSDP
-from dlo_lib.parallel.compile_blocks import compile_blocks
-from dlo_lib.parallel.deferred_init import deferred_init
+from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
+from dlo_lib.parallel.compile import compile_blocks
+from dlo_lib.parallel.fsdp.deferred_init import deferred_init
+from dlo_lib.parallel.fsdp.param_group import FSDPParamGroup, ShardedState
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
-from dlo_lib.parallel.hybrid import hybrid_groups
-from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
-from dlo_lib.parallel.unit import State, Unit
-from dlo_lib.parallel.wire import Collectives
+from dlo_lib.parallel.mesh import inner_group
+from dlo_lib.parallel.sharding.transport import CollectiveTransport
+from tests.fsdp2 import fully_shard
 
 
 class Layer(nn.Module):
@@ -69,16 +70,22 @@ def llama(**options: Any) -> Llama:
 
 
 def padded_bytes(module: nn.Module, ranks: int) -> int:
-    return sum(param.element_size() * -(-len(param) // ranks) * ranks * param[0].numel() for param in module.parameters())
+    return sum(
+        param.element_size() * -(-len(param) // ranks) * ranks * param[0].numel()
+        for param in module.parameters()
+    )
 
 
-@pytest.mark.parametrize("wire", [None, Collectives()])
+@pytest.mark.parametrize("transport", [None, CollectiveTransport()])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire):
+def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, transport):
     def sent(keep: bool) -> tuple[float, int, list[int]]:
         module = Net()
-        sizes = [padded_bytes(part, ranks) for part in (module, module.embed, nn.ModuleList([module.norm, module.head]))]
-        model = FSDP(module, reshard_after_forward=not keep, wire=wire)
+        sizes = [
+            padded_bytes(part, ranks)
+            for part in (module, module.embed, nn.ModuleList([module.norm, module.head]))
+        ]
+        model = FSDP(module, reshard_after_forward=not keep, transport=transport)
         for _ in range(2):
             with trace_collectives() as trace:
                 step(model)
@@ -87,12 +94,13 @@ def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire
 
     share = (ranks - 1) / ranks
     for ring, gathers, (everything, embedding, end) in run_ranks(sent, ranks, keep=False):
-        # Gathered twice, reduced once; the last unit is kept for backward, and that of an embedding reads no weight.
+        # Gathered twice, reduced once; the last unit is kept for backward, and that of an
+        # embedding reads no weight.
         assert ring == pytest.approx((3 * everything - embedding - end) * share)
-        assert wire is None or gathers == 5 + 3
+        assert transport is None or gathers == 5 + 3
     for ring, gathers, (everything, _, _) in run_ranks(sent, ranks, keep=True):
         assert ring == pytest.approx(2 * everything * share)
-        assert wire is None or gathers == 5
+        assert transport is None or gathers == 5
 
 
 @contextlib.contextmanager
@@ -100,19 +108,21 @@ def events(model: FSDP, seen: list[tuple[str, str, int]]) -> Iterator[None]:
     """Note in ``seen`` what units do, as (event, unit, how many are then whole or on their way to it)."""
 
     def noted(method: str) -> Any:
-        original = getattr(Unit, method)
+        original = getattr(FSDPParamGroup, method)
 
-        def call(unit: Unit, *args: Any, **kwargs: Any) -> Any:
+        def call(unit: FSDPParamGroup, *args: Any, **kwargs: Any) -> Any:
             before = unit.state
             out = original(unit, *args, **kwargs)
-            if unit.state is not before or method == "start_reduce":
-                seen.append((method, unit.name, sum(other.state is not State.SHARDED for other in model.units)))
+            if unit.state is not before or method == "start_reduce_scatter":
+                seen.append(
+                    (method, unit.name, sum(other.state is not ShardedState.SHARDED for other in model.units))
+                )
             return out
 
-        return mock.patch.object(Unit, method, call)
+        return mock.patch.object(FSDPParamGroup, method, call)
 
     with contextlib.ExitStack() as stack:
-        for method in ("start_gather", "unshard", "free", "start_reduce"):
+        for method in ("start_all_gather", "unshard", "reshard", "start_reduce_scatter"):
             stack.enter_context(noted(method))
         yield
 
@@ -126,8 +136,12 @@ def test_at_most_two_units_are_whole_and_the_next_is_under_way_before_one_ends(t
         model = FSDP(module)
         seen: list = []
         for index, layer in enumerate(module.layers):
-            layer.down.register_forward_hook(lambda *_, index=index: seen.append(("compute", f"layers.{index}", 0)))
-            layer.up.register_full_backward_hook(lambda *_, index=index: seen.append(("backward", f"layers.{index}", 0)))
+            layer.down.register_forward_hook(
+                lambda *_, index=index: seen.append(("compute", f"layers.{index}", 0))
+            )
+            layer.up.register_full_backward_hook(
+                lambda *_, index=index: seen.append(("backward", f"layers.{index}", 0))
+            )
         step(model)
         seen.clear()
         with events(model, seen):
@@ -137,11 +151,20 @@ def test_at_most_two_units_are_whole_and_the_next_is_under_way_before_one_ends(t
     for seen in run_ranks(order, 2):
         assert max(whole for _, _, whole in seen) == 2
         moments = [(event, name.split(".up")[0]) for event, name, _ in seen]
-        forward, backward = moments[: moments.index(("compute", "layers.2")) + 1], moments[moments.index(("compute", "layers.2")) :]
+        forward, backward = (
+            moments[: moments.index(("compute", "layers.2")) + 1],
+            moments[moments.index(("compute", "layers.2")) :],
+        )
         for index in (0, 1):
-            assert forward.index(("start_gather", f"layers.{index + 1}")) < forward.index(("compute", f"layers.{index}"))
-            assert backward.index(("start_gather", f"layers.{index}")) < backward.index(("backward", f"layers.{index + 1}"))
-            assert backward.index(("start_reduce", f"layers.{index + 1}")) < backward.index(("backward", f"layers.{index}"))
+            assert forward.index(("start_all_gather", f"layers.{index + 1}")) < forward.index(
+                ("compute", f"layers.{index}")
+            )
+            assert backward.index(("start_all_gather", f"layers.{index}")) < backward.index(
+                ("backward", f"layers.{index + 1}")
+            )
+            assert backward.index(("start_reduce_scatter", f"layers.{index + 1}")) < backward.index(
+                ("backward", f"layers.{index}")
+            )
 
 
 def test_a_rank_rests_with_its_share_of_parameters_gradients_and_state():
@@ -173,7 +196,7 @@ def test_a_rank_rests_with_its_share_of_parameters_gradients_and_state():
 
 def test_accumulating_without_communication_sends_only_what_forward_and_backward_need():
     def sent() -> list[int]:
-        model = FSDP(Net(), wire=Collectives())
+        model = FSDP(Net(), transport=CollectiveTransport())
         counts = []
         with trace_collectives() as trace, model.no_sync():
             step(model)
@@ -185,7 +208,9 @@ def test_accumulating_without_communication_sends_only_what_forward_and_backward
     assert run_ranks(sent, 2) == [[0, 5]] * 2
 
 
-@pytest.mark.parametrize(("compute", "reduce"), [(None, None), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("compute", "reduce"), [(None, None), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)]
+)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_losses_are_those_of_fully_shard(compute, reduce, checkpointing):
     def losses() -> tuple[list[float], list[float]]:
@@ -200,7 +225,10 @@ def test_losses_are_those_of_fully_shard(compute, reduce, checkpointing):
         histories = []
         for model in (ours, peer):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            results = [train_step(model, optimizer, [(batch[:, :-1], batch[:, 1:])], group=dist.group.WORLD) for batch in batches]
+            results = [
+                train_step(model, optimizer, [(batch[:, :-1], batch[:, 1:])], group=dist.group.WORLD)
+                for batch in batches
+            ]
             histories.append([result.loss.item() for result in results])
         return histories[0], histories[1]
 
@@ -224,7 +252,7 @@ def test_full_state_goes_round_through_names_that_know_of_no_shards():
         assert list(state) == names
         for name, value in first.state_dict().items():
             assert torch.equal(state[name], value), name
-        other = FSDP(Net(), hybrid_groups(1).shards)
+        other = FSDP(Net(), inner_group(dist.group.WORLD, 1))
         with pytest.raises(UserError, match="other names than the module: running"):
             other.load_full_state_dict(state)
         changed = {name: value + 1 for name, value in state.items()}
@@ -329,7 +357,7 @@ def test_compiled_blocks_learn_the_same_and_share_one_graph(first):
                 step(network)
             for mine, its in zip(model.parameters(), twin.parameters()):
                 torch.testing.assert_close(mine.grad, its.grad)
-            assert all(unit.state is State.SHARDED for unit in model.units)
+            assert all(unit.state is ShardedState.SHARDED for unit in model.units)
         return graphs
 
     assert run_ranks(learned, 2) == [1, 1]
@@ -345,11 +373,15 @@ def test_blocks_of_a_llama_compiled_by_inductor_learn_the_same():
     def losses() -> tuple[list[float], list[float]]:
         models = FSDP(llama()), FSDP(llama())
         compile_blocks(models[1])
-        inputs, targets = (torch.randint(257, (2, 8), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+        inputs, targets = (
+            torch.randint(257, (2, 8), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)
+        )
         histories = []
         for model in models:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            results = [train_step(model, optimizer, [(inputs, targets)], group=dist.group.WORLD) for _ in range(3)]
+            results = [
+                train_step(model, optimizer, [(inputs, targets)], group=dist.group.WORLD) for _ in range(3)
+            ]
             histories.append([result.loss.item() for result in results])
         return histories[0], histories[1]
 
@@ -398,7 +430,7 @@ def test_after_an_exception_inside_backward_the_next_step_is_right():
 
         out = model(tokens())
         unit = next(unit for unit in model.units if unit.name.startswith("layers.1"))
-        hook = unit.slots[0].whole.register_hook(fail)
+        hook = unit.fsdp_params[0].whole.register_hook(fail)
         with pytest.raises(ArithmeticError):
             out.square().mean().backward()
         hook.remove()
@@ -407,10 +439,10 @@ def test_after_an_exception_inside_backward_the_next_step_is_right():
         step(twin)
         expected = {name: param.grad for name, param in twin.named_parameters()}
         for unit in model.units:
-            for slot in unit.slots:
-                mine = slot.shard.grad
-                rows = -(-len(expected[slot.name]) // 2)
-                torch.testing.assert_close(mine, expected[slot.name][rows * dist.get_rank() :][:rows])
+            for fsdp_param in unit.fsdp_params:
+                mine = fsdp_param.shard.grad
+                rows = -(-len(expected[fsdp_param.name]) // 2)
+                torch.testing.assert_close(mine, expected[fsdp_param.name][rows * dist.get_rank() :][:rows])
 
     run_ranks(interrupted, 2)
 
@@ -421,14 +453,16 @@ def test_shards_and_state_may_live_elsewhere():
     def devices() -> set[str]:
         model = FSDP(Net(), shard_device=torch.device("cpu"))
         step(model)
-        return {param.device.type for param in model.parameters()} | {param.grad.device.type for param in model.parameters()}
+        return {param.device.type for param in model.parameters()} | {
+            param.grad.device.type for param in model.parameters()
+        }
 
     assert run_ranks(devices, 2) == [{"cpu"}] * 2
 
 
 def test_misuse_is_named():
     def misuse() -> None:
-        with pytest.raises(UserError, match="do not divide 2 ranks: use 1, 2"):
+        with pytest.raises(UserError, match="groups of 3 do not divide 2 ranks: use 1 or 2"):
             FSDP(Net(), reshard_after_forward=3)
         with pytest.raises(UserError, match="no module is a Conv2d"):
             FSDP(Net(), blocks=nn.Conv2d)

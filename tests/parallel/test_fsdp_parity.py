@@ -1,27 +1,36 @@
-"""FSDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients within 1e-10 in float64."""
+"""FSDP on 1 to 4 ranks learns what one process learns from all the data: losses and gradients
+within 1e-10 in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama
 from dlo_lib.models.llama import Block
-from dlo_lib.optim import Precision, train_step
 from dlo_lib.parallel import FSDP
-from dlo_lib.parallel.fsdp_state import slots_by_name
-from dlo_lib.parallel.hybrid import hybrid_groups
-from tests.parallel.twin import STEPS, VOCAB, History, adamw, assert_same, llama, micro_batches, trained_alone
+from dlo_lib.parallel.fsdp.state_dict import fsdp_params_by_name
+from dlo_lib.parallel.mesh import Degrees, ParallelMesh
+from tests.parallel.twin import (
+    VOCAB,
+    History,
+    adamw,
+    assert_same,
+    from_every_rank,
+    llama,
+    trained_alone,
+    trained_on_ranks,
+)
 
 
 class OddBlock(nn.Module):
-    """A frozen matrix between trained ones, one that only some batches use, and sizes that no number of ranks divides."""
+    """A frozen matrix between trained ones, one that only some batches use, and sizes that no
+    number of ranks divides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +46,8 @@ class OddBlock(nn.Module):
 
 
 class Odd(nn.Module):
-    """Tied ends, a parameter beside the blocks, one block used twice and one never, buffers, a wholly frozen block."""
+    """Tied ends, a parameter beside the blocks, one block used twice and one never, buffers,
+    a wholly frozen block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,84 +69,90 @@ class Odd(nn.Module):
 
 def whole_gradients(model: FSDP) -> dict[str, Tensor]:
     """Gathered with nothing of FSDP's: every rank's part as an object."""
-    gradients = {}
-    by_name = slots_by_name(model.module, model.units)
-    for name, _ in model.module.named_parameters():
-        slot = by_name[name]
-        mine = None if slot.shard.grad is None else slot.shard.grad.cpu()
-        parts: list[Any] = [None] * dist.get_world_size(model.group)
-        dist.all_gather_object(parts, mine, group=model.group)
-        assert len({part is None for part in parts}) == 1
-        if mine is not None:
-            gradients[name] = torch.cat(parts).view(slot.whole.shape)
-    return gradients
+    by_name = fsdp_params_by_name(model.module, model.units)
+    held = {name: by_name[name] for name, _ in model.module.named_parameters()}
+    mine = {name: param.shard.grad for name, param in held.items() if param.shard.grad is not None}
+    everyones = from_every_rank(mine, model.group)
+    assert all(its.keys() == mine.keys() for its in everyones)
+    return {name: torch.cat([its[name] for its in everyones]).view(held[name].whole.shape) for name in mine}
 
 
-def trained_on_ranks(
-    build: Callable[[], nn.Module],
-    count: int,
-    max_norm: float,
-    dtype: torch.dtype,
-    precision: Precision,
-    device: str,
-    shard_size: int | None,
-    sync_each: bool,
-    options: dict,
-) -> History:
-    rank = dist.get_rank()
-    torch.set_num_threads(1)
-    torch.manual_seed(rank)  # so that only the first rank's values can make the shards fit together
-    module = build().to(device, dtype)
-    if shard_size is None:
-        model = FSDP(module, **options)
-    else:
-        groups = hybrid_groups(shard_size)
-        model = FSDP(module, groups.shards, replicas=groups.replicas, **options)
-    optimizer = adamw(model)
-    history = History([], [], [], {})
-    optimizer.register_step_pre_hook(lambda *_: history.gradients.append(whole_gradients(model)))
-    for step in range(STEPS):
-        pieces = micro_batches(step, rank, count, device)
-        result = train_step(model, optimizer, pieces, max_norm=max_norm, group=dist.group.WORLD, precision=precision, sync_each=sync_each)
-        history.losses.append(result.loss.item())
-        history.norms.append(result.grad_norm.item())
-    return history
+@dataclass(frozen=True)
+class Fsdp:
+    """Over all ranks, or with ``shard_size`` over groups of them that hold copies."""
+
+    shard_size: int = 0
+    sync_each: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def wrap(self, module: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+        if not self.shard_size:
+            model = FSDP(module, **self.options)
+        else:
+            mesh = ParallelMesh(Degrees(dp_replicate=0, dp_shard=self.shard_size))
+            model = FSDP(
+                module,
+                mesh.group_along("dp_shard"),
+                replicas=mesh.group_along("dp_replicate"),
+                **self.options,
+            )
+        return model, adamw(model)
+
+    def whole_gradients(
+        self, model: nn.Module, module: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> dict[str, Tensor]:
+        assert isinstance(model, FSDP)
+        return whole_gradients(model)
 
 
 def on_ranks(
     world_size: int,
     build: Callable[[], nn.Module],
     count: int,
-    dtype: torch.dtype = torch.float64,
-    precision: Precision = Precision.FP32,
-    max_norm: float = 0.5,
-    device: str = "cpu",
-    shard_size: int | None = None,
+    *,
+    shard_size: int = 0,
     sync_each: bool = False,
-    **options: Any,
+    options: dict[str, Any] | None = None,
+    **how: Any,
 ) -> list[History]:
-    return run_ranks(trained_on_ranks, world_size, build, count, max_norm, dtype, precision, device, shard_size, sync_each, options)
+    return trained_on_ranks(world_size, build, Fsdp(shard_size, sync_each, options or {}), count, **how)
 
 
 @pytest.mark.parametrize(("world_size", "count"), [(1, 3), (2, 3), (3, 3), (4, 3), (3, 1)])
 def test_a_tied_llama(world_size, count):
     twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
     assert max(twin.norms) > 0.5, "nothing was clipped"
-    assert_same(on_ranks(world_size, llama, count, blocks=Block), twin, 1e-10)
+    assert_same(on_ranks(world_size, llama, count, options={"blocks": Block}), twin, 1e-10)
 
 
-@pytest.mark.parametrize(("world_size", "reshard"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)])
+@pytest.mark.parametrize(
+    ("world_size", "reshard"), [(1, True), (2, True), (3, True), (4, True), (1, False), (3, False)]
+)
 def test_tied_frozen_unused_shared_and_uneven_parameters(world_size, reshard):
     twin = trained_alone(Odd, world_size, 2, 0.05, torch.float64)
     assert max(twin.norms) > 0.05, "nothing was clipped"
-    ranks = on_ranks(world_size, Odd, 2, max_norm=0.05, reshard_after_forward=reshard, find_unused_parameters=True)
+    ranks = on_ranks(
+        world_size,
+        Odd,
+        2,
+        max_norm=0.05,
+        options={"reshard_after_forward": reshard, "find_unused_parameters": True},
+    )
     assert_same(ranks, twin, 1e-10)
-    assert not any("blocks.3" in name or "blocks.2" in name or "frozen" in name for step in ranks[0].gradients for name in step)
+    assert not any(
+        "blocks.3" in name or "blocks.2" in name or "frozen" in name
+        for step in ranks[0].gradients
+        for name in step
+    )
 
 
 @pytest.mark.parametrize("reshard", [1, 2])
 def test_units_of_which_a_larger_share_stays_between_forward_and_backward(reshard):
-    assert_same(on_ranks(4, llama, 2, reshard_after_forward=reshard), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10)
+    assert_same(
+        on_ranks(4, llama, 2, options={"reshard_after_forward": reshard}),
+        trained_alone(llama, 4, 2, 0.5, torch.float64),
+        1e-10,
+    )
 
 
 def test_gradients_reduced_after_each_micro_batch():
@@ -145,7 +161,9 @@ def test_gradients_reduced_after_each_micro_batch():
 
 @pytest.mark.parametrize("shard_size", [1, 2])
 def test_hybrid_sharding(shard_size):
-    assert_same(on_ranks(4, llama, 2, shard_size=shard_size), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10)
+    assert_same(
+        on_ranks(4, llama, 2, shard_size=shard_size), trained_alone(llama, 4, 2, 0.5, torch.float64), 1e-10
+    )
 
 
 def test_activation_checkpointing_on_ranks():
@@ -159,9 +177,12 @@ def test_activation_checkpointing_on_ranks():
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_on_a_gpu_that_ranks_may_share(world_size, reshard):
-    """With more ranks than GPUs it is gloo that reads and writes the GPU's memory: a missing wait between streams shows."""
-    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64)
-    assert_same(on_ranks(world_size, llama, 2, device="cuda", reshard_after_forward=reshard), twin, 1e-10)
+    """With more ranks than GPUs it is gloo that reads and writes the GPU's memory: a missing wait
+    between streams shows."""
+    twin = trained_alone(llama, world_size, 2, 0.5, torch.float64, device="cuda")
+    assert_same(
+        on_ranks(world_size, llama, 2, device="cuda", options={"reshard_after_forward": reshard}), twin, 1e-10
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -169,8 +190,14 @@ def test_on_a_gpu_that_ranks_may_share(world_size, reshard):
 def test_shards_gradients_and_state_on_the_cpu_of_a_model_that_computes_elsewhere(device, reshard):
     """Without a GPU both are the CPU, and the path is the same."""
     twin = trained_alone(Odd, 2, 3, 0.05, torch.float64)
-    options = {"shard_device": torch.device("cpu"), "reshard_after_forward": reshard, "find_unused_parameters": True}
-    assert_same(on_ranks(2, Odd, 3, max_norm=0.05, device=device, sync_each=True, **options), twin, 1e-10)
+    options = {
+        "shard_device": torch.device("cpu"),
+        "reshard_after_forward": reshard,
+        "find_unused_parameters": True,
+    }
+    assert_same(
+        on_ranks(2, Odd, 3, max_norm=0.05, device=device, sync_each=True, options=options), twin, 1e-10
+    )
 
 
 def test_fp32_losses():

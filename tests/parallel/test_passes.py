@@ -1,4 +1,5 @@
-"""There is more to training than forward, backward, step: however passes follow each other, ranks learn what one process learns."""
+"""There is more to training than forward, backward, step: however passes follow each other, ranks learn
+what one process learns."""
 
 from __future__ import annotations
 
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel import DDP, FSDP
-from dlo_lib.parallel.zero import ShardedOptimizer
-from dlo_lib.parallel.zero2 import ShardedDDP
+from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 
 Loss = Callable[[], Tensor]
 
@@ -22,7 +22,11 @@ Loss = Callable[[], Tensor]
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.gain = nn.Linear(5, 9), nn.Linear(9, 5, bias=False), nn.Parameter(torch.tensor(0.7))
+        self.up, self.down, self.gain = (
+            nn.Linear(5, 9),
+            nn.Linear(9, 5, bias=False),
+            nn.Parameter(torch.tensor(0.7)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.gain * self.down(torch.tanh(self.up(x)))
@@ -107,7 +111,9 @@ def failing(module: nn.Module) -> Iterator[None]:
     hook.remove()
 
 
-def sgd(params: object, cls: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **options) -> torch.optim.Optimizer:
+def sgd(
+    params: object, cls: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **options
+) -> torch.optim.Optimizer:
     return cls(params, **options, lr=0.1, momentum=0.9)
 
 
@@ -117,7 +123,9 @@ def ddp(net: Net) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def stage_2(net: Net) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = ShardedDDP(net, bucket_bytes=500, find_unused_parameters=True)
-    return model, ShardedOptimizer(model.parameters(), torch.optim.SGD, partition=model.partition, lr=0.1, momentum=0.9)
+    return model, ShardedOptimizer(
+        model.parameters(), torch.optim.SGD, partition=model.partition, lr=0.1, momentum=0.9
+    )
 
 
 def fsdp(net: Net, **options) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -148,7 +156,10 @@ def in_every_order(wrap: Callable[[Net], tuple[nn.Module, torch.optim.Optimizer]
     for order in ORDERS:
         for _ in range(2):
             order(lambda: loss(model, rank, 3), lambda: loss(model, rank, 4), net)
-            of_all = [lambda length=length: sum(loss(twin, of, length) for of in range(ranks)) / ranks for length in (3, 4)]
+            of_all = [
+                lambda length=length: sum(loss(twin, of, length) for of in range(ranks)) / ranks
+                for length in (3, 4)
+            ]
             order(*of_all, twin)
             for each in (optimizer, its_optimizer):
                 each.step()
@@ -160,11 +171,19 @@ def in_every_order(wrap: Callable[[Net], tuple[nn.Module, torch.optim.Optimizer]
 
 @pytest.mark.parametrize(
     ("wrap", "learners"),
-    [(ddp, 1), (stage_2, 1), (fsdp, 0), (fsdp, 2), (fsdp_whole_until_backward, 2), (fsdp_with_a_larger_share_until_backward, 2)],
+    [
+        (ddp, 1),
+        (stage_2, 1),
+        (fsdp, 0),
+        (fsdp, 2),
+        (fsdp_whole_until_backward, 2),
+        (fsdp_with_a_larger_share_until_backward, 2),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_passes_in_every_order(wrap, learners):
-    """Where ranks hold the whole model, one layer may be learned from on some of them alone; units of FSDP are for all or none."""
+    """Where ranks hold the whole model, one layer may be learned from on some of them alone; units of
+    FSDP are for all or none."""
     run_ranks(in_every_order, 2, wrap, learners)
 
 

@@ -1,4 +1,5 @@
-"""Parameters with less to share than there are ranks: numbers, single rows, nothing at all; and ranks that own none of them."""
+"""Parameters with less to share than there are ranks: numbers, single rows, nothing at all; and ranks
+that own none of them."""
 
 from __future__ import annotations
 
@@ -13,11 +14,10 @@ from torch import Tensor, nn
 
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel import DDP, FSDP
+from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
-from dlo_lib.parallel.hybrid import hybrid_groups
-from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
-from dlo_lib.parallel.zero import ShardedOptimizer
-from dlo_lib.parallel.zero2 import ShardedDDP
+from dlo_lib.parallel.mesh import Degrees, ParallelMesh
+from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 
 Spread = tuple[nn.Module, torch.optim.Optimizer]
 
@@ -62,8 +62,8 @@ def fsdp(module: nn.Module) -> Spread:
 
 def hsdp(module: nn.Module) -> Spread:
     ranks = dist.get_world_size()
-    groups = hybrid_groups(ranks // 2 if ranks % 2 == 0 else ranks)
-    model = FSDP(module, groups.shards, replicas=groups.replicas)
+    mesh = ParallelMesh(Degrees(dp_replicate=0, dp_shard=ranks // 2 if ranks % 2 == 0 else ranks))
+    model = FSDP(module, mesh.group_along("dp_shard"), replicas=mesh.group_along("dp_replicate"))
     return model, torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
@@ -97,7 +97,9 @@ def read_by_all(folder: Path) -> None:
         stepped(model, optimizer, 2)
         for name, value in values(model).items():
             assert value.shape == twin.state_dict()[name].shape
-            assert torch.allclose(value, twin.state_dict()[name], rtol=0, atol=1e-10), f"{writer.__name__} to {reader.__name__}: {name}"
+            assert torch.allclose(value, twin.state_dict()[name], rtol=0, atol=1e-10), (
+                f"{writer.__name__} to {reader.__name__}: {name}"
+            )
 
 
 def test_they_learn_and_go_through_the_checkpoints_of_every_form_to_every_other_on_other_ranks(tmp_path):
@@ -123,7 +125,11 @@ def test_a_rank_that_owns_nothing_clips_with_the_others(form, dtype):
         model, optimizer = form(One().to(dtype))
         model(torch.full((2, 1), 1.0 + dist.get_rank(), dtype=dtype)).sum().backward()
         norm = model.clip_grad_norm_(1.5)
-        shards = [piece.shard for piece in optimizer.pieces()] if isinstance(optimizer, ShardedOptimizer) else model.parameters()
+        shards = (
+            [piece.shard for piece in optimizer.pieces()]
+            if isinstance(optimizer, ShardedOptimizer)
+            else model.parameters()
+        )
         return norm.item(), sum(shard.grad.sum().item() for shard in shards)
 
     (norm, first), (same, second) = run_ranks(clipped, 2)

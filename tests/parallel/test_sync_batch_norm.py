@@ -1,4 +1,5 @@
-"""Batch normalisation over ranks is the one over their samples in one process: outputs, gradients and running statistics."""
+"""Batch normalisation over ranks is the one over their samples in one process: outputs, gradients
+and running statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.parallel import DDP, SyncBatchNorm
@@ -61,7 +62,10 @@ def test_every_number_of_dimensions(tail):
     run_ranks(against_one_process, 3, tail, {})
 
 
-@pytest.mark.parametrize("options", [{"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.1, "momentum": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [{"affine": False}, {"momentum": None}, {"track_running_stats": False}, {"eps": 0.1, "momentum": 0.5}],
+)
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_every_option(world_size, options):
     run_ranks(against_one_process, world_size, (3,), options)
@@ -72,7 +76,8 @@ def test_large_means_do_not_cancel_in_fp32():
         x = inputs(dist.get_rank(), 0, (50,), torch.float32) + 1e4
         out = SyncBatchNorm(C)(x)
         exact = SyncBatchNorm(C).double()(x.double())
-        torch.testing.assert_close(out.double(), exact, rtol=0, atol=2e-3)  # x itself is known to 1e-3 of its deviation only
+        # x itself is known to 1e-3 of its deviation only
+        torch.testing.assert_close(out.double(), exact, rtol=0, atol=2e-3)
 
     run_ranks(far, 3)
 
@@ -98,7 +103,8 @@ def test_gradients_are_those_of_finite_differences():
     x = torch.randn(4, C, 2, dtype=torch.float64, requires_grad=True)
     weight, bias = (torch.randn(C, dtype=torch.float64, requires_grad=True) for _ in range(2))
     torch.autograd.gradcheck(
-        lambda x, weight, bias: torch.func.functional_call(layer, {"weight": weight, "bias": bias}, x), (x, weight, bias)
+        lambda x, weight, bias: torch.func.functional_call(layer, {"weight": weight, "bias": bias}, x),
+        (x, weight, bias),
     )
 
 
@@ -106,13 +112,20 @@ def test_a_network_with_it_learns_under_ddp_what_one_process_learns():
     def trained() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(0)
-        twin = nn.Sequential(nn.Conv1d(C, 6, 3, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 5, 2)).double()
+        twin = nn.Sequential(
+            nn.Conv1d(C, 6, 3, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 5, 2)
+        ).double()
         torch.manual_seed(0)
-        module = nn.Sequential(nn.Conv1d(C, 6, 3, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 5, 2)).double()
+        module = nn.Sequential(
+            nn.Conv1d(C, 6, 3, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 5, 2)
+        ).double()
         model = DDP(SyncBatchNorm.convert(module))
         assert type(module[1]) is SyncBatchNorm
         total = sum(SAMPLES[:size])
-        optimizer, its = torch.optim.AdamW(model.parameters(), lr=0.01), torch.optim.AdamW(twin.parameters(), lr=0.01)
+        optimizer, its = (
+            torch.optim.AdamW(model.parameters(), lr=0.01),
+            torch.optim.AdamW(twin.parameters(), lr=0.01),
+        )
         for step in range(5):
             loss = model(inputs(rank, step, (7,))).square().sum() * size / total
             other = twin(torch.cat([inputs(one, step, (7,)) for one in range(size)])).square().sum() / total
@@ -161,7 +174,10 @@ def test_evaluation_sends_nothing_and_a_training_step_two_small_messages():
 
 @pytest.mark.parametrize(
     ("x", "says"),
-    [(torch.randn(1, C), "a single value per channel has no variance"), (torch.randn(2, 3), r"input of shape \(2, 3\) for 5 channels")],
+    [
+        (torch.randn(1, C), "a single value per channel has no variance"),
+        (torch.randn(2, 3), r"input of shape \(2, 3\) for 5 channels"),
+    ],
 )
 def test_what_cannot_be_normalised_is_named(x, says):
     with pytest.raises(UserError, match=says):

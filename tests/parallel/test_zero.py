@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.parallel import DDP
-from dlo_lib.parallel.partition import Partition, Split
-from dlo_lib.parallel.wire import Collectives
+from dlo_lib.parallel.sharding.transport import CollectiveTransport
 from dlo_lib.parallel.zero import ShardedOptimizer
+from dlo_lib.parallel.zero.flat_params import Partition, PartitionBy
 
 
 class Net(nn.Module):
-    """Sizes that nothing divides, a matrix whose memory is laid out by columns, and a number."""
+    """Sizes that no number of ranks divides, a matrix stored by columns, and a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,12 +60,23 @@ def test_every_element_is_owned_once_and_shares_are_even(ranks):
         assert_equal(module, before)
         assert module.columns.stride() == before.columns.stride()
         order = [id(param) for param in module.parameters()]
-        pieces = [(order.index(id(piece.param)), piece.start, piece.stop) for piece in partition.pieces.values()]
-        return pieces, [param.numel() for param in module.parameters()], sum(bucket.padded_bytes for bucket in partition.buckets)
+        pieces = [
+            (order.index(id(piece.param)), piece.start, piece.stop) for piece in partition.pieces.values()
+        ]
+        return (
+            pieces,
+            [param.numel() for param in module.parameters()],
+            sum(bucket.padded_bytes for bucket in partition.buckets),
+        )
 
     results = run_ranks(owned, ranks)
     _, sizes, padded = results[0]
-    owners = {(number, element) for pieces, _, _ in results for number, start, stop in pieces for element in range(start, stop)}
+    owners = {
+        (number, element)
+        for pieces, _, _ in results
+        for number, start, stop in pieces
+        for element in range(start, stop)
+    }
     shares = [sum(stop - start for _, start, stop in pieces) for pieces, _, _ in results]
     assert sum(shares) == len(owners) == sum(sizes)
     assert max(shares) <= padded / 4 / ranks
@@ -74,7 +85,7 @@ def test_every_element_is_owned_once_and_shares_are_even(ranks):
 def test_whole_parameters_are_dealt_out_evenly_by_size():
     def owned() -> int:
         params = [nn.Parameter(torch.zeros(size)) for size in (8, 7, 6, 5, 4)]
-        partition = Partition(params, dist.group.WORLD, split=Split.PARAMETERS, bucket_bytes=100)
+        partition = Partition(params, dist.group.WORLD, split=PartitionBy.PARAMETERS, bucket_bytes=100)
         assert all(piece.whole for piece in partition.pieces.values())
         return sum(piece.param.numel() for piece in partition.pieces.values())
 
@@ -82,13 +93,13 @@ def test_whole_parameters_are_dealt_out_evenly_by_size():
     assert sorted(run_ranks(owned, 6)) == [0, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("wire", [None, Collectives()])
+@pytest.mark.parametrize("transport", [None, CollectiveTransport()])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire):
+def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, transport):
     def sent() -> tuple[float, float, int, int]:
         module = seeded()
         model = DDP(module, bucket_bytes=300, first_bucket_bytes=300)
-        partition = Partition(module.parameters(), dist.group.WORLD, bucket_bytes=300, wire=wire)
+        partition = Partition(module.parameters(), dist.group.WORLD, bucket_bytes=300, transport=transport)
         optimizer = adamw(module.parameters(), partition=partition)
         for _ in range(2):
             with trace_collectives() as gradients:
@@ -115,9 +126,16 @@ def test_an_update_holds_no_buffer_and_the_state_is_a_share():
         optimizer.step()
         pieces = optimizer.pieces()
         memory = {param.untyped_storage().data_ptr() for param in module.parameters()}
-        assert {piece.shard.untyped_storage().data_ptr() for piece in pieces} <= memory, "a piece is the parameter's own memory"
+        assert {piece.shard.untyped_storage().data_ptr() for piece in pieces} <= memory, (
+            "a piece is the parameter's own memory"
+        )
         assert all(piece.shard.grad is None for piece in pieces), "a gradient that zero_grad() could not free"
-        state = sum(value.numel() * 4 for piece in pieces for value in optimizer.local.state[piece.shard].values() if value.dim())
+        state = sum(
+            value.numel() * 4
+            for piece in pieces
+            for value in optimizer.local.state[piece.shard].values()
+            if value.dim()
+        )
         return state, sum(param.numel() for param in module.parameters()), len(memory)
 
     for state, numel, buckets in run_ranks(held, 4):
@@ -130,9 +148,15 @@ def test_groups_their_rates_and_those_added_later():
         module, twin = seeded(), seeded()
         optimizers = []
         for model in (module, twin):
-            first = [{"params": [model.embed.weight], "weight_decay": 0.3}, {"params": [model.head.weight, model.head.bias], "lr": 0.1}]
+            first = [
+                {"params": [model.embed.weight], "weight_decay": 0.3},
+                {"params": [model.head.weight, model.head.bias], "lr": 0.1},
+            ]
             optimizers.append(adamw(first) if model is module else torch.optim.AdamW(first, lr=0.01))
-        schedulers = [torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=6) for optimizer in optimizers]
+        schedulers = [
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=6)
+            for optimizer in optimizers
+        ]
         for step in range(5):
             if step == 2:
                 for model, optimizer in zip((module, twin), optimizers):
@@ -156,7 +180,10 @@ def test_groups_their_rates_and_those_added_later():
 def test_named_parameters_and_a_closure():
     def trained() -> None:
         module, twin = seeded(), seeded()
-        for model, optimizer in ((module, adamw(module.named_parameters())), (twin, torch.optim.AdamW(twin.named_parameters(), lr=0.01))):
+        for model, optimizer in (
+            (module, adamw(module.named_parameters())),
+            (twin, torch.optim.AdamW(twin.named_parameters(), lr=0.01)),
+        ):
             for step in range(3):
 
                 def closure(model=model, optimizer=optimizer, step=step) -> float:
@@ -279,7 +306,10 @@ def test_master_weights_are_saved_with_the_state():
             for param, optimizer in zip((undisturbed, stopped), optimizers):
                 param.grad = torch.full_like(param, 0.1 * step)
                 optimizer.step()
-        assert torch.equal(optimizers[0].full_state_dict()["state"][0]["master"], optimizers[1].full_state_dict()["state"][0]["master"])
+        assert torch.equal(
+            optimizers[0].full_state_dict()["state"][0]["master"],
+            optimizers[1].full_state_dict()["state"][0]["master"],
+        )
 
     run_ranks(resumed, 2)
 
@@ -287,7 +317,10 @@ def test_master_weights_are_saved_with_the_state():
 def test_pieces_may_be_updated_elsewhere():
     def trained() -> None:
         module, twin = seeded(), seeded()
-        offloaded, alone = adamw(module.parameters(), state_device=torch.device("cpu")), torch.optim.AdamW(twin.parameters(), lr=0.01)
+        offloaded, alone = (
+            adamw(module.parameters(), state_device=torch.device("cpu")),
+            torch.optim.AdamW(twin.parameters(), lr=0.01),
+        )
         for step in range(3):
             for model, optimizer in ((module, offloaded), (twin, alone)):
                 optimizer.zero_grad()
@@ -334,7 +367,11 @@ def test_what_cannot_be_sharded_is_refused_with_the_cure():
         with pytest.raises(UserError, match="share memory"):
             adamw([nn.Parameter(shared[:4]), nn.Parameter(shared[2:])])
         optimizer = adamw(module.parameters())
-        for method in (optimizer.state_dict, lambda: optimizer.load_state_dict({}), lambda: copy.deepcopy(optimizer)):
+        for method in (
+            optimizer.state_dict,
+            lambda: optimizer.load_state_dict({}),
+            lambda: copy.deepcopy(optimizer),
+        ):
             with pytest.raises(UserError, match="full_state_dict"):
                 method()
         with pytest.raises(UserError, match="other groups"):
@@ -353,9 +390,10 @@ def test_what_cannot_be_sharded_is_refused_with_the_cure():
 def test_a_rank_that_does_not_step_is_named():
     def some() -> None:
         module = seeded()
-        optimizer = adamw(
-            module.parameters(), partition=Partition(module.parameters(), dist.group.WORLD, bucket_bytes=300, wire=Collectives())
+        partition = Partition(
+            module.parameters(), dist.group.WORLD, bucket_bytes=300, transport=CollectiveTransport()
         )
+        optimizer = adamw(module.parameters(), partition=partition)
         backward(module)
         if dist.get_rank() == 0:
             optimizer.step()

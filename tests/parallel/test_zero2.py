@@ -9,16 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.comm.trace import trace_collectives
+from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.optim import train_step
 from dlo_lib.parallel import DDP, FSDP
+from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
-from dlo_lib.parallel.sharded_checkpoint import load_sharded, save_sharded
-from dlo_lib.parallel.wire import Collectives
-from dlo_lib.parallel.zero import ShardedOptimizer
-from dlo_lib.parallel.zero2 import ShardedDDP
+from dlo_lib.parallel.sharding.transport import CollectiveTransport
+from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 from tests.parallel.twin import llama
 
 
@@ -37,11 +36,11 @@ def step(model: nn.Module) -> None:
     model(torch.ones(2, 9)).square().mean().backward()
 
 
-@pytest.mark.parametrize("wire", [None, Collectives()])
+@pytest.mark.parametrize("transport", [None, CollectiveTransport()])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire):
+def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, transport):
     def sent() -> tuple[list[float], int, int]:
-        model = ShardedDDP(Net(), bucket_bytes=500, wire=wire)
+        model = ShardedDDP(Net(), bucket_bytes=500, transport=transport)
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
         measured = []
         for action in (lambda: step(model), lambda: step(model), optimizer.step):
@@ -65,7 +64,11 @@ def test_bytes_on_the_wire_are_those_of_the_formula_padding_included(ranks, wire
 RESTING = [
     (1, torch.float32, lambda n: 8 + 8 / n),
     (2, torch.float32, lambda n: 4 + 12 / n),
-    (1, torch.bfloat16, lambda n: 2 + 2 + 12 / n),  # with a copy in fp32 and its two moments: the count of the paper
+    (
+        1,
+        torch.bfloat16,
+        lambda n: 2 + 2 + 12 / n,
+    ),  # with a copy in fp32 and its two moments: the count of the paper
 ]
 
 
@@ -73,7 +76,9 @@ def nbytes_of(tensors: list[Tensor | None]) -> int:
     """The memory of ``tensors`` and of all that Python knows of."""
     gc.collect()
     known = [*tensors, *(thing for thing in gc.get_objects() if isinstance(thing, Tensor))]
-    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in known if t is not None}.values())
+    return sum(
+        {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in known if t is not None}.values()
+    )
 
 
 @pytest.mark.parametrize(("stage", "dtype", "factor"), RESTING, ids=["1", "2", "1 in bf16"])
@@ -81,12 +86,15 @@ def test_a_rank_rests_with_what_the_formula_says(stage, dtype, factor):
     def held() -> tuple[int, int]:
         module = llama().to(dtype)
         numel = sum(param.numel() for param in module.parameters())
-        # What other tests and the model's constants hold. Now, for gloo may keep a message of the wrapping a moment longer.
+        # What other tests and the model's constants hold. Now, for gloo may keep a message of the
+        # wrapping a moment longer.
         before = nbytes_of([]) - sum(param.nbytes for param in module.parameters())
         if stage == 1:
             masters = None if dtype is torch.float32 else torch.float32
             model = module
-            optimizer = ShardedOptimizer(module.parameters(), torch.optim.AdamW, bucket_bytes=100_000, master_dtype=masters)
+            optimizer = ShardedOptimizer(
+                module.parameters(), torch.optim.AdamW, bucket_bytes=100_000, master_dtype=masters
+            )
         else:
             model = ShardedDDP(module, bucket_bytes=100_000, keep_buffers=False)
             optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
@@ -96,7 +104,9 @@ def test_a_rank_rests_with_what_the_formula_says(stage, dtype, factor):
             optimizer.zero_grad()
             model(inputs).square().mean().backward()
         dist.barrier()
-        mine = [param.grad for param in [*module.parameters(), *(piece.shard for piece in optimizer.pieces())]]
+        mine = [
+            param.grad for param in [*module.parameters(), *(piece.shard for piece in optimizer.pieces())]
+        ]
         mine += [value for state in optimizer.local.state.values() for value in state.values()]
         return nbytes_of(mine) - before, numel
 
@@ -105,16 +115,16 @@ def test_a_rank_rests_with_what_the_formula_says(stage, dtype, factor):
             assert bytes_held == pytest.approx(factor(ranks) * numel, rel=0.02)
 
 
-def test_a_bucket_leaves_while_backward_goes_on_and_two_exist_at_most():
+def test_a_bucket_leaves_during_backward_and_two_exist_at_most():
     def order() -> tuple[list[tuple[str, int]], int]:
         module = Net()
-        model = ShardedDDP(module, bucket_bytes=4 * 90, wire=Collectives())
+        model = ShardedDDP(module, bucket_bytes=4 * 90, transport=CollectiveTransport())
         seen: list[tuple[str, int]] = []
         most = 0
         for index, layer in enumerate(module.layers):
             layer.register_full_backward_hook(lambda *_, index=index: seen.append(("backward", index)))
         for index, bucket in enumerate(model.buckets):
-            original = bucket.start_reduce
+            original = bucket.start_reduce_scatter
 
             def start(index=index, original=original):
                 nonlocal most
@@ -122,7 +132,7 @@ def test_a_bucket_leaves_while_backward_goes_on_and_two_exist_at_most():
                 most = max(most, sum(bucket._packed is not None for bucket in model.buckets))
                 return original()
 
-            bucket.start_reduce = start
+            bucket.start_reduce_scatter = start
         step(model)
         return seen, most
 
@@ -222,7 +232,11 @@ def test_buffers_of_a_step_are_bounded_whatever_the_model():
         optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition)
         lent: list[int] = []
         model.pool.on_take = lambda tensor: lent.append(tensor.numel() * tensor.element_size())
-        train_step(taking_tokens(model), optimizer, [(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))])
+        train_step(
+            taking_tokens(model),
+            optimizer,
+            [(torch.ones(1, 2, dtype=torch.int64), torch.ones(1, 2, dtype=torch.int64))],
+        )
         return max(lent), 4 * sum(param.numel() for param in module.parameters())
 
     for largest, everything in run_ranks(most, 2):
@@ -253,7 +267,9 @@ def test_a_checkpoint_of_one_stage_is_read_by_the_others_on_any_number_of_ranks(
             optimizer.step()
             optimizer.zero_grad()
         save_sharded(tmp_path, model, optimizer)
-        return optimizer.full_state_dict(), {name: param.detach() for name, param in module.named_parameters()}
+        return optimizer.full_state_dict(), {
+            name: param.detach() for name, param in module.named_parameters()
+        }
 
     def read(state: dict, weights: dict) -> None:
         module = llama()

@@ -1,4 +1,4 @@
-"""When compiling has paid; which backend a machine can run; a warm cache has what a cold one had not."""
+"""The break-even step of a compilation, the choice of the backend, and hits in a warm cache."""
 
 from __future__ import annotations
 
@@ -9,20 +9,35 @@ import torch
 
 from dlo_lib.errors import UserError
 from dlo_lib.profiling import compile_time
-from dlo_lib.profiling.compile_time import Backend, CompileTimes, break_even_steps, compile_times, compiled_in_new_process, usable_backend
+from dlo_lib.profiling.compile_time import (
+    Backend,
+    CompileTimes,
+    break_even_steps,
+    compile_times,
+    compiled_in_new_process,
+    usable_backend,
+)
 
-needs_a_compiler = pytest.mark.skipif(not any(map(shutil.which, compile_time.COMPILERS)), reason="no C++ compiler: apt-get install g++")
+needs_a_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, compile_time.COMPILERS)),
+    reason="NOT TESTED HERE: no C++ compiler: apt-get install g++",
+)
 
 
-@pytest.mark.parametrize(("compile", "eager", "compiled"), [(30.0, 0.5, 0.25), (1.0, 0.375, 0.25), (7.5, 1.0, 0.999), (0.1, 5.0, 1.0)])
-def test_break_even_is_the_first_step_after_which_compiling_has_paid(compile, eager, compiled):
+@pytest.mark.parametrize(
+    ("compile", "eager", "compiled"),
+    [(30.0, 0.5, 0.25), (1.0, 0.375, 0.25), (7.5, 1.0, 0.999), (0.1, 5.0, 1.0)],
+)
+def test_break_even_is_the_smallest_number_of_steps_that_compensates_the_compilation(
+    compile, eager, compiled
+):
     steps = break_even_steps(compile, eager, compiled)
     assert steps is not None
     assert compile + steps * compiled <= steps * eager * (1 + 1e-12)
     assert compile + (steps - 1) * compiled > (steps - 1) * eager
 
 
-def test_what_is_not_faster_never_pays_unless_it_costs_nothing():
+def test_without_a_speedup_there_is_no_break_even_unless_the_compilation_takes_no_time():
     assert break_even_steps(1.0, 0.5, 0.5) is None
     assert break_even_steps(1.0, 0.5, 0.6) is None
     assert break_even_steps(0.0, 0.5, 0.5) == 0
@@ -46,7 +61,7 @@ def test_the_first_call_is_counted_as_compiling(monkeypatch):
     assert found == CompileTimes(10.0, 0.5, 0.25)
     assert found.speedup == 2
     assert found.break_even == 40
-    assert calls == ["compiled", *["eager", "compiled"] * 3]  # in turns
+    assert calls == ["compiled", *["eager", "compiled"] * 3]  # alternately
 
 
 def test_no_step_cannot_be_timed():
@@ -54,7 +69,7 @@ def test_no_step_cannot_be_timed():
         compile_times(lambda: None, lambda: None, steps=0)
 
 
-def test_without_a_compiler_nothing_is_fused_and_the_reason_says_so(monkeypatch):
+def test_without_a_compiler_the_backend_does_not_fuse_and_the_reason_is_given(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(compile_time.shutil, "which", lambda name: None)
     choice = usable_backend("cpu")
@@ -63,21 +78,23 @@ def test_without_a_compiler_nothing_is_fused_and_the_reason_says_so(monkeypatch)
     assert "apt-get install g++" in choice.why
 
 
-def test_the_compiler_asked_for_by_cxx_is_the_one_looked_for(monkeypatch):
-    monkeypatch.setenv("CXX", "ccache-of-my-own g++")
-    monkeypatch.setattr(compile_time.shutil, "which", lambda name: f"/opt/{name}" if name == "ccache-of-my-own" else None)
+def test_the_environment_variable_cxx_names_the_compiler(monkeypatch):
+    monkeypatch.setenv("CXX", "my-ccache g++")
+    monkeypatch.setattr(
+        compile_time.shutil, "which", lambda name: f"/opt/{name}" if name == "my-ccache" else None
+    )
     choice = usable_backend("cpu")
     assert choice.backend is Backend.INDUCTOR
-    assert "/opt/ccache-of-my-own" in choice.why
+    assert "/opt/my-ccache" in choice.why
 
 
-def test_every_backend_is_one_of_torchs():
+def test_every_backend_exists_in_torch():
     assert {backend.value for backend in Backend} <= set(torch.compiler.list_backends(exclude_tags=()))
 
 
 @pytest.mark.slow
 @needs_a_compiler
-def test_a_warm_cache_has_what_a_cold_one_had_not(tmp_path):
+def test_a_cold_cache_has_a_miss_and_a_warm_cache_has_a_hit(tmp_path):
     def job():
         import torch
 

@@ -1,4 +1,4 @@
-"""A watch tells what Dynamo did, with the line and the cause, and only while it is on."""
+"""A watch reports the work of Dynamo, with lines and causes, from its beginning to its end only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlo_lib.profiling.compile_watch import CompileReport, GraphBreak, watch_com
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled():
+def reset_compiler():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -54,7 +54,7 @@ def whole(x):
         (selecting, BreakCause.SHAPE, "return x[x > 0].sum()"),
     ],
 )
-def test_a_break_is_told_with_its_line_its_cause_and_its_cure(function, cause, source):
+def test_a_break_is_reported_with_its_line_its_cause_and_its_cure(function, cause, source):
     with watch_compilation() as watch:
         compiled(function)(torch.ones(4))
     (broken,) = watch.report.breaks
@@ -79,7 +79,7 @@ def test_a_whole_graph_has_no_break():
 def test_a_new_size_is_a_recompilation_and_a_third_is_not():
     function = compiled(whole)
     with watch_compilation() as watch:
-        for size in (3, 4, 5, 6):  # the second graph leaves the size open
+        for size in (3, 4, 5, 6):  # the second graph has a symbolic size
             function(torch.ones(size))
     (again,) = watch.report.recompilations
     assert again.cause is GuardCause.SIZE
@@ -104,7 +104,7 @@ def test_an_attribute_that_changes_recompiles_at_each_step():
     assert [again.cause for again in watch.report.recompilations] == [GuardCause.ATTRIBUTE] * 3
 
 
-def test_a_break_within_a_loop_leaves_the_whole_function_to_python():
+def test_a_function_with_a_break_in_a_loop_runs_in_python_as_a_whole():
     def looping(x):
         total = x.new_zeros(())
         for number in range(3):
@@ -120,7 +120,7 @@ def test_a_break_within_a_loop_leaves_the_whole_function_to_python():
     assert watch.report.graphs == ()
 
 
-def test_past_the_limit_of_recompilations_the_report_says_that_it_runs_eagerly():
+def test_above_the_limit_of_recompilations_the_report_names_the_limit():
     function = torch.compile(lambda x: x + x.shape[0], backend="eager", dynamic=False)
     with watch_compilation() as watch:
         for size in range(2, 14):
@@ -129,7 +129,7 @@ def test_past_the_limit_of_recompilations_the_report_says_that_it_runs_eagerly()
     assert {left.cause for left in watch.report.left} == {BreakCause.LIMIT}
 
 
-def test_what_happens_outside_of_a_watch_is_not_told():
+def test_compilations_outside_of_a_watch_are_not_reported():
     compiled(branching)(torch.ones(4))
     with watch_compilation() as watch:
         compiled(branching)(torch.ones(4))
@@ -149,11 +149,12 @@ def test_watches_nest():
     assert len(outer.report.breaks) == 1
 
 
-def test_more_graphs_than_dynamo_remembers_are_all_told():
+def test_more_graphs_than_dynamo_keeps_by_default_are_all_reported():
     with watch_compilation() as watch:
-        for count in range(70):  # of itself it keeps 64
+        for count in range(70):  # Dynamo keeps 64 records by default
             scope: dict = {}
-            exec(f"def f(x): return x + {count}", scope)
+            # With the name of a file, because some releases skip functions without one.
+            exec(compile(f"def f(x): return x + {count}", __file__, "exec"), scope)
             compiled(scope["f"])(torch.ones(2))
     assert len(watch.report.graphs) == 70
 
@@ -169,7 +170,7 @@ def test_a_watch_reports_although_the_code_raised():
     assert len(watch.report.graphs) == 1
 
 
-def test_a_release_without_the_list_of_breaks_says_so(monkeypatch):
+def test_a_release_without_the_list_of_breaks_is_reported(monkeypatch):
     import torch._dynamo.utils as utils
 
     monkeypatch.delattr(utils, "graph_break_reasons")
@@ -179,13 +180,13 @@ def test_a_release_without_the_list_of_breaks_says_so(monkeypatch):
     assert "not known with this version of torch: where graphs break" in str(watch.report)
 
 
-def test_a_release_that_names_no_guard_says_so(monkeypatch):
+def test_a_release_that_names_no_guard_has_an_unknown_cause(monkeypatch):
     function = compiled(whole)
     monkeypatch.setattr(compile_watch, "_reason", lambda record: None)
     with watch_compilation() as watch:
         function(torch.ones(3))
         function(torch.ones(4))
-    assert [again.cause for again in watch.report.recompilations] == [GuardCause.UNTOLD]
+    assert [again.cause for again in watch.report.recompilations] == [GuardCause.UNKNOWN]
 
 
 def test_a_line_of_a_notebook_is_a_line_of_a_cell():

@@ -1,4 +1,4 @@
-"""The formula against the measurement: each part, each phase and the sum, within 5 % or 64 MiB."""
+"""The formula and the measurement agree for each part, each phase and the sum, within 5 % or 64 MiB."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from dlo_lib.optim import Phase
 from dlo_lib.profiling import OptimizerStep, Part, measure_memory, memory_footprint
 
 MIB = 2**20
-LLAMA_1B, LLAMA_3B, LLAMA_8B = (model_config(name) for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"))
-# A few blocks at true width, with a vocabulary small enough for the blocks to matter.
+LLAMA_1B, LLAMA_3B, LLAMA_8B = (
+    model_config(name) for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
+)
+# Few blocks of full width, with a small vocabulary, so that the blocks dominate.
 BLOCKS_3B = replace(LLAMA_3B, num_layers=6, vocab_size=4000)
 BLOCKS_8B = replace(LLAMA_8B, num_layers=3, vocab_size=16_000)
 UNTIED_1B = replace(LLAMA_1B, num_layers=4, vocab_size=4000, tied_embeddings=False)
@@ -51,29 +53,31 @@ ACTIVATIONS_ABOVE_HALF = [
 def named(choice: dict) -> str:
     model = choice["model"]
     size = model if isinstance(model, str) else f"{model.num_layers}x{model.hidden}"
-    return "-".join([size, *(f"{key}={getattr(value, 'value', value)}" for key, value in choice.items() if key != "model")])
+    others = {key: getattr(value, "value", value) for key, value in choice.items() if key != "model"}
+    return "-".join([size, *(f"{key}={value}" for key, value in others.items())])
 
 
 def assert_agrees(choice: dict) -> None:
     measured, computed = measure_memory(**choice), memory_footprint(**choice)
     pairs = {"peak": (measured.peak_bytes, computed.peak_bytes)}
     pairs |= {part.value: (measured.peak_by_part[part], computed.peak_by_part[part]) for part in Part}
-    pairs |= {phase.value: (measured.peak_by_phase[phase], computed.peak_by_phase[phase]) for phase in measured.peak_by_phase}
-    apart = {
+    phases = measured.peak_by_phase
+    pairs |= {phase.value: (phases[phase], computed.peak_by_phase[phase]) for phase in phases}
+    different = {
         name: f"measured {found / MIB:.0f} MiB, computed {formula / MIB:.0f} MiB"
         for name, (found, formula) in pairs.items()
         if abs(found - formula) > max(64 * MIB, 0.05 * found)
     }
-    assert apart == {}
+    assert different == {}
 
 
 @pytest.mark.parametrize("choice", STATE_ABOVE_ALL, ids=named)
-def test_formula_and_measurement_agree_for_each_part_where_the_state_is_most(choice: dict):
+def test_formula_and_measurement_agree_if_the_state_dominates(choice: dict):
     assert_agrees(choice)
 
 
 @pytest.mark.parametrize("choice", ACTIVATIONS_ABOVE_HALF, ids=named)
-def test_formula_and_measurement_agree_for_each_part_where_activations_are_most(choice: dict):
+def test_formula_and_measurement_agree_if_the_activations_dominate(choice: dict):
     footprint = memory_footprint(**choice)
     assert footprint.at_peak[Part.ACTIVATIONS] > 0.5 * footprint.peak_bytes
     assert_agrees(choice)
@@ -89,8 +93,8 @@ def test_every_moment_accounts_for_every_part():
     assert all(set(moment.held) == set(Part) for moment in footprint.moments)
 
 
-def test_the_readable_count_of_the_docstring():
-    """26h + 4q + 4k + 8f bytes a token and block in bf16, and 4 h with checkpointing."""
+def test_the_formula_of_the_docstring_for_a_block():
+    """26h + 4q + 4k + 8f bytes per token and block in bf16."""
     two, three = (memory_footprint(replace(LLAMA_3B, num_layers=layers)) for layers in (2, 3))
     block = three.peak_by_part[Part.ACTIVATIONS] - two.peak_by_part[Part.ACTIVATIONS]
     assert block == pytest.approx(2048 * (26 * 3072 + 4 * 3072 + 4 * 1024 + 8 * 8192), rel=0.001)

@@ -1,4 +1,4 @@
-"""What a training step of Llama 3.2 3B holds, and what changes it."""
+"""The memory of a training step of Llama 3.2 3B, and its dependence on the settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlo_lib.profiling.measure import record_step
 from dlo_lib.profiling.settings import StepSettings
 
 GIB = 2**30
-PSI = 3_212_749_824  # parameters of Llama 3.2 3B
+PSI = 3_212_749_824  # the number of parameters of Llama 3.2 3B
 LLAMA_3B = model_config("llama-3.2-3b")
 SMALL = replace(LLAMA_3B, num_layers=2, vocab_size=8000)
 
@@ -32,9 +32,10 @@ def plain() -> MemoryReport:
     return measured("llama-3.2-3b", fused=OptimizerStep.FUSED, parallel="none")
 
 
-def test_weights_state_and_gradients_are_16_bytes_a_parameter(plain: MemoryReport):
+def test_weights_state_and_gradients_are_16_bytes_per_parameter(plain: MemoryReport):
     assert plain.peak_by_part[Part.WEIGHTS] == 4 * PSI
-    assert plain.peak_by_part[Part.OPTIMIZER_STATE] == pytest.approx(8 * PSI, abs=4 * 300)  # and a step counter for each tensor
+    # In addition to the moments, there is a step counter for each tensor.
+    assert plain.peak_by_part[Part.OPTIMIZER_STATE] == pytest.approx(8 * PSI, abs=4 * 300)
     assert plain.peak_by_phase[Phase.OPTIMIZER] == pytest.approx(16 * PSI, rel=1e-4)
 
 
@@ -61,11 +62,13 @@ def test_a_tied_matrix_has_two_gradients_and_their_sum_before_backward_ends(plai
     [(OptimizerStep.FOR_LOOP, 50.8), (OptimizerStep.FOREACH, 59.8), (OptimizerStep.FUSED, 47.9)],
     ids=lambda value: str(value),
 )
-def test_the_optimizers_own_peak_depends_on_how_it_steps(step: OptimizerStep, gib: float):
+def test_the_peak_of_the_optimizer_step_depends_on_its_implementation(step: OptimizerStep, gib: float):
     report = measured("llama-3.2-3b", fused=step, parallel="none")
     assert report.peak_by_phase[Phase.OPTIMIZER] / GIB == pytest.approx(gib, abs=0.05)
-    # Forward and backward know nothing of it. (A probe that wrote keys and values out for every query head found 54.0.)
-    assert max(report.peak_by_phase[phase] for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)) / GIB == pytest.approx(53.5, abs=0.05)
+    # Forward and backward do not depend on it. (With keys and values expanded for every query head, it is
+    # 54.0.)
+    others = [report.peak_by_phase[phase] for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)]
+    assert max(others) / GIB == pytest.approx(53.5, abs=0.05)
 
 
 def test_the_foreach_step_is_the_peak_of_3b():
@@ -75,45 +78,57 @@ def test_the_foreach_step_is_the_peak_of_3b():
 
 
 @pytest.mark.parametrize(("batch", "gib"), [(1, 50.8), (4, 54.5), (8, 67.2)])
-def test_with_checkpointing_3b_needs(batch: int, gib: float):
-    assert measure_memory("llama-3.2-3b", batch=batch, checkpointing=True, parallel="none").peak_bytes / GIB == pytest.approx(gib, abs=0.05)
+def test_the_peak_of_3b_with_checkpointing(batch: int, gib: float):
+    report = measure_memory("llama-3.2-3b", batch=batch, checkpointing=True, parallel="none")
+    assert report.peak_bytes / GIB == pytest.approx(gib, abs=0.05)
 
 
-def test_checkpointing_keeps_one_input_a_block():
+def test_checkpointing_keeps_one_input_per_block():
     config = replace(SMALL, num_layers=6)
-    fewer, more = (measure_memory(replace(SMALL, num_layers=n), batch=4, checkpointing=True, parallel="none") for n in (4, 6))
+    fewer, more = (
+        measure_memory(replace(SMALL, num_layers=layers), batch=4, checkpointing=True, parallel="none")
+        for layers in (4, 6)
+    )
     grown = more.peak_by_part[Part.ACTIVATIONS] - fewer.peak_by_part[Part.ACTIVATIONS]
     assert grown == 2 * 4 * config.hidden * 4 * 2048
 
 
 def test_flash_attention_grows_with_the_tokens_and_not_with_the_square_of_the_length():
     short, long = (measure_memory(SMALL, batch=4096 // seq, seq=seq, parallel="none") for seq in (1024, 4096))
-    assert long.peak_by_part[Part.ACTIVATIONS] == pytest.approx(short.peak_by_part[Part.ACTIVATIONS], rel=0.02)
+    assert long.peak_by_part[Part.ACTIVATIONS] == pytest.approx(
+        short.peak_by_part[Part.ACTIVATIONS], rel=0.02
+    )
 
 
-def test_fp32_with_grouped_queries_writes_the_scores_out():
+def test_fp32_with_grouped_queries_writes_the_scores_to_memory():
     grouped = measure_memory(SMALL, precision="fp32", parallel="none")
-    separate = measure_memory(replace(SMALL, num_kv_heads=SMALL.num_heads), precision="fp32", parallel="none")
+    not_grouped = replace(SMALL, num_kv_heads=SMALL.num_heads)
+    separate = measure_memory(not_grouped, precision="fp32", parallel="none")
     scores = 4 * 24 * 2048**2
     assert grouped.peak_by_part[Part.ACTIVATIONS] - separate.peak_by_part[Part.ACTIVATIONS] > 2 * scores
 
 
-def test_loss_is_computed_in_fp32_whatever_the_precision():
+def test_the_loss_is_computed_in_fp32_for_every_precision():
     for precision in ("bf16", "fp16", "fp32"):
         report = measure_memory(SMALL, batch=2, precision=precision, parallel="none")
         logits = 2 * 2048 * 8000
-        assert 12 * logits <= report.peak_by_part[Part.LOGITS_AND_LOSS] <= 12 * logits + 2 * 2 * 2048 * 3072 * 4
+        additional = 2 * 2 * 2048 * 3072 * 4
+        assert 12 * logits <= report.peak_by_part[Part.LOGITS_AND_LOSS] <= 12 * logits + additional
 
 
 @pytest.mark.parametrize(("optimizer", "states"), [("sgd", 0), ("sgd-momentum", 1), ("adamw", 2)])
-def test_state_is_so_many_copies_of_the_weights(optimizer: str, states: int):
+def test_the_state_is_a_multiple_of_the_weights(optimizer: str, states: int):
     report = measure_memory(SMALL, seq=64, optimizer=optimizer, parallel="none")
-    assert report.peak_by_part[Part.OPTIMIZER_STATE] == pytest.approx(states * report.peak_by_part[Part.WEIGHTS], rel=1e-5)
+    expected = states * report.peak_by_part[Part.WEIGHTS]
+    assert report.peak_by_part[Part.OPTIMIZER_STATE] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("step", list(OptimizerStep), ids=lambda step: step.value)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_step_of_every_optimizer_runs_on_fake_tensors_and_leaves_no_temporaries(optimizer: str, step: OptimizerStep):
+def test_every_step_of_every_optimizer_runs_on_fake_tensors_and_frees_its_temporaries(
+    optimizer: str,
+    step: OptimizerStep,
+):
     report = measure_memory("tiny", seq=64, optimizer=optimizer, fused=step)
     assert Phase.OPTIMIZER in report.peak_by_phase
     assert report.timeline[Part.STEP_TEMPORARIES][-1] == 0
@@ -121,7 +136,7 @@ def test_every_step_of_every_optimizer_runs_on_fake_tensors_and_leaves_no_tempor
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_fake_tensors_hold_what_real_ones_do_to_the_byte(precision: str, checkpointing: bool):
+def test_fake_and_real_tensors_have_exactly_the_same_peaks(precision: str, checkpointing: bool):
     chosen = StepSettings.of("tiny", 2, 64, precision, checkpointing, "adamw", False, "none", True, 1)
     real = record_step(chosen, MemoryTracker(), None)
     with FakeTensorMode(allow_fallback_kernels=False) as mode:
@@ -131,17 +146,19 @@ def test_fake_tensors_hold_what_real_ones_do_to_the_byte(precision: str, checkpo
     assert real.peak_by_phase == fake.peak_by_phase
 
 
-def test_the_peak_is_the_one_that_pytorchs_own_tracker_finds():
-    assert measure_memory(SMALL, batch=2, parallel="none").peak_bytes == pytest.approx(mem_tracker_peak(SMALL, batch=2), rel=1e-3)
+def test_the_peak_is_that_of_pytorchs_tracker():
+    report = measure_memory(SMALL, batch=2, parallel="none")
+    assert report.peak_bytes == pytest.approx(mem_tracker_peak(SMALL, batch=2), rel=1e-3)
 
 
-def test_a_step_of_more_than_a_tebibyte_is_measured_like_any_other():
+def test_a_step_of_more_than_a_tebibyte_is_measured():
     assert measure_memory("llama-3.2-1b", batch=256, seq=8192, parallel="none").peak_bytes > 2**40
 
 
-def test_ddp_with_bucket_views_holds_what_one_device_alone_does(plain: MemoryReport):
+def test_ddp_with_bucket_views_has_the_memory_of_one_device(plain: MemoryReport):
     report = measure_memory("llama-3.2-3b", parallel="ddp", world_size=2)
-    assert report.peak_by_part == pytest.approx(plain.peak_by_part, rel=1e-3, abs=25 * 2**20)  # but for a bucket in the making
+    # The tolerance is one bucket, which exists while gradients are copied into it.
+    assert report.peak_by_part == pytest.approx(plain.peak_by_part, rel=1e-3, abs=25 * 2**20)
     assert report.peak_bytes == pytest.approx(plain.peak_bytes, rel=1e-3)
 
 
@@ -149,15 +166,15 @@ def test_ddp_without_bucket_views_holds_another_copy_of_all_gradients(plain: Mem
     report = measure_memory("llama-3.2-3b", bucket_view=False, world_size=2)
     assert (report.peak_bytes - plain.peak_bytes) / GIB == pytest.approx(12.0, abs=0.1)
     assert report.peak_by_part[Part.BUFFERS] == pytest.approx(4 * PSI, rel=1e-3)
-    assert report.total[-1] == pytest.approx(16 * PSI, rel=1e-3)  # the buckets stay
+    assert report.total[-1] == pytest.approx(16 * PSI, rel=1e-3)  # the buckets are kept
 
 
-def test_more_ranks_do_not_help_a_rank():
+def test_the_memory_of_a_ddp_rank_does_not_depend_on_the_number_of_ranks():
     peaks = [measure_memory(SMALL, parallel="ddp", world_size=ranks).peak_by_part for ranks in (1, 4, 512)]
     assert peaks[0] == peaks[1] == peaks[2]
 
 
-def test_the_pretended_ranks_are_gone_afterwards_also_after_an_error(monkeypatch: pytest.MonkeyPatch):
+def test_the_fake_process_group_is_destroyed_also_after_an_error(monkeypatch: pytest.MonkeyPatch):
     measure_memory("tiny", seq=64, world_size=4)
     assert not dist.is_initialized()
 
@@ -170,13 +187,13 @@ def test_the_pretended_ranks_are_gone_afterwards_also_after_an_error(monkeypatch
     assert not dist.is_initialized()
 
 
-def test_an_older_pytorch_is_told_to_be_too_old(monkeypatch: pytest.MonkeyPatch):
+def test_an_older_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
     with pytest.raises(UserError, match=r"needs torch 2\.9 .* this is 2\.8\.0\+cpu"):
         measure_memory("tiny", seq=64, parallel="none")
 
 
-def test_where_a_process_group_is_in_use_only_a_step_alone_can_be_measured():
+def test_with_a_process_group_in_use_only_a_step_without_ranks_can_be_measured():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
@@ -199,7 +216,10 @@ def test_where_a_process_group_is_in_use_only_a_step_alone_can_be_measured():
         ({"batch": 0}, "batch is 0: use at least 1"),
         ({"seq": -5}, "seq is -5: use at least 1"),
         ({"world_size": 0}, "world_size is 0: use at least 1"),
-        ({"world_size": 2, "parallel": "none"}, 'world_size is 2 with parallel="none": use 1, or parallel="ddp"'),
+        (
+            {"world_size": 2, "parallel": "none"},
+            'world_size is 2 with parallel="none": use 1, or parallel="ddp"',
+        ),
     ],
 )
 def test_bad_choices_are_one_line_with_the_cure(wrong: dict, says: str):

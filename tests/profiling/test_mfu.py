@@ -18,15 +18,17 @@ def test_a_device_at_its_peak_has_an_mfu_of_one():
     assert mfu(speed / 2, "llama-3.2-3b", 2048, "a100-80") == pytest.approx(0.5)
 
 
-def test_the_palm_count_by_hand():
-    # 6 FLOPs a parameter of the matrices (the embedding's look-up is none, but tied it is the output's matrix) + 12 L H Q T.
+def test_the_formula_of_the_palm_paper():
+    # 6 FLOPs per parameter of the matrices + 12 L H Q T. The look-up of the embedding needs no FLOPs, but the
+    # tied matrix is also that of the output projection.
     matrices = 3_212_749_824 - (2 * 28 + 1) * 3072
     per_token = 6 * matrices + 12 * 28 * 24 * 128 * 2048
     assert mfu(1000, "llama-3.2-3b", 2048, A100) == pytest.approx(1000 * per_token / 312e12)
 
 
-def test_speed_is_of_all_devices_together():
-    assert mfu(8000, "llama-3.2-3b", 2048, A100, num_devices=8) == pytest.approx(mfu(1000, "llama-3.2-3b", 2048, A100))
+def test_the_throughput_is_that_of_all_devices_together():
+    one = mfu(1000, "llama-3.2-3b", 2048, A100)
+    assert mfu(8000, "llama-3.2-3b", 2048, A100, num_devices=8) == pytest.approx(one)
 
 
 def test_the_peak_is_that_of_the_precision():
@@ -34,7 +36,7 @@ def test_the_peak_is_that_of_the_precision():
     assert fp32 / bf16 == pytest.approx(312 / 19.5)
 
 
-def test_counting_half_of_attention_gives_less():
+def test_causal_attention_counts_half_of_the_flops_of_attention():
     full = mfu(1000, "llama-3.2-3b", 8192, A100)
     causal = mfu(1000, "llama-3.2-3b", 8192, A100, attention=AttentionFlops.CAUSAL)
     none = mfu(1000, "llama-3.2-3b", 8192, A100, attention=AttentionFlops.NONE)

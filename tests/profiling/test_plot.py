@@ -1,4 +1,4 @@
-"""The drawn timeline shows what was measured."""
+"""The plot shows the measured timeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def report() -> MemoryReport:
 def test_the_stack_reaches_the_peak_and_names_its_parts(report: MemoryReport):
     (ax,) = plot_memory(report, title="tiny").axes
     top = max(path.vertices[:, 1].max() for area in ax.collections for path in area.get_paths())
-    assert top == pytest.approx(report.peak_bytes / 2**30, rel=0.01)  # parts too thin to be seen are left out
+    assert top == pytest.approx(report.peak_bytes / 2**30, rel=0.01)  # very thin parts are not drawn
     assert {Part.WEIGHTS.value, Part.ACTIVATIONS.value, Part.LOGITS_AND_LOSS.value} <= {
         text.get_text() for text in ax.get_legend().get_texts()
     }
@@ -31,7 +31,7 @@ def test_the_limit_of_the_gpu_is_a_line_above_or_through_the_stack(report: Memor
     assert ax.get_ylim()[1] > limit / 2**30
 
 
-def test_it_draws_into_axes_that_are_given(report: MemoryReport):
+def test_it_draws_into_given_axes(report: MemoryReport):
     from matplotlib.figure import Figure
 
     figure = Figure()
@@ -41,7 +41,7 @@ def test_it_draws_into_axes_that_are_given(report: MemoryReport):
     assert not left.collections
 
 
-def test_every_part_has_a_colour_of_its_own():
+def test_every_part_has_a_different_colour():
     from dlo_lib.profiling.plot import COLOURS
 
     assert set(COLOURS) == set(Part)

@@ -1,4 +1,4 @@
-"""Live memory: storages are counted once, from birth to death, and belong to one part."""
+"""The tracker counts each storage once, from its allocation to its release, and assigns it to one part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def held(tracker: MemoryTracker) -> int:
     return sum(tracker.live_bytes().values())
 
 
-def test_views_share_one_storage_which_lives_as_long_as_the_last_of_them():
+def test_views_share_one_storage_which_is_freed_with_the_last_view():
     with FakeTensorMode() as mode, MemoryTracker(mode) as tracker:
         whole = torch.empty(1000)
         view = whole.view(10, 100)[3].t()
@@ -26,13 +26,13 @@ def test_views_share_one_storage_which_lives_as_long_as_the_last_of_them():
         assert held(tracker) == 0
 
 
-def test_a_tensor_nobody_names_is_counted_while_it_lives():
+def test_a_temporary_tensor_is_counted_until_its_release():
     with FakeTensorMode() as mode, MemoryTracker(mode) as tracker:
         x = torch.empty(1000)
         y = (x + 1) * 2
         assert held(tracker) == 8000
     seen = [event.bytes for event in tracker.events()]
-    assert seen == [4000, 4000, 4000, -4000]  # x, x + 1, y, and x + 1 goes
+    assert seen == [4000, 4000, 4000, -4000]  # x, x + 1, y, and the release of x + 1
     assert y.numel() == 1000
 
 
@@ -44,7 +44,7 @@ def test_in_place_operators_allocate_nothing():
         assert held(tracker) == 4000
 
 
-def test_emptying_a_storage_frees_it_while_its_tensor_lives_on():
+def test_resizing_a_storage_to_0_frees_its_memory():
     with FakeTensorMode() as mode, MemoryTracker(mode) as tracker:
         x = torch.empty(1000)
         x.untyped_storage().resize_(0)
@@ -55,7 +55,7 @@ def test_emptying_a_storage_frees_it_while_its_tensor_lives_on():
         assert held(tracker) == 0
 
 
-def test_the_hook_on_emptied_storages_is_taken_away_again():
+def test_the_patch_of_resize_is_removed_at_the_end():
     before = torch.UntypedStorage.resize_
     with MemoryTracker():
         assert torch.UntypedStorage.resize_ is not before
@@ -79,7 +79,7 @@ def test_meta_tensors_are_not_memory():
         assert held(tracker) == 4000
 
 
-def test_a_claim_holds_from_birth_and_for_what_was_copied_or_added():
+def test_a_claim_applies_from_the_allocation_on_and_to_the_sources_of_copies_and_sums():
     with FakeTensorMode() as mode, MemoryTracker(mode) as tracker:
         tracker.scope = Part.ACTIVATIONS
         half, other = torch.empty(1000, dtype=torch.bfloat16), torch.empty(1000)
@@ -101,7 +101,7 @@ def test_a_cast_of_a_weight_is_a_cast_weight():
         assert tracker.live_bytes()[Part.WEIGHTS] == 4000
 
 
-def test_of_a_sharded_tensor_only_the_local_shard_counts():
+def test_only_the_local_shard_of_a_dtensor_counts():
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
@@ -117,7 +117,7 @@ def test_of_a_sharded_tensor_only_the_local_shard_counts():
         dist.destroy_process_group()
 
 
-def test_real_tensors_are_followed_too():
+def test_real_tensors_are_counted_as_well():
     with MemoryTracker() as tracker:
         x = torch.ones(1000)
         y = x * 2

@@ -1,4 +1,4 @@
-"""The job scripts of slurm/: a cluster accepts each as it is, and each trains for real on virtual nodes."""
+"""The job scripts of slurm/: a cluster accepts them unchanged, and they train on virtual nodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster import ready_made, slurm
+from dlo_lib.cluster import slurm, slurm_scripts
 from dlo_lib.cluster.states import State
 from dlo_lib.train import newest, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "slurm"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.sbatch"))
-SMALL = ["--model", "tiny", "--data", "arithmetic", "--seq", "32", "--batch", "2", "--steps", "2", "--log-every", "1"]
-NODES = {  # what the head of each script says to add for other nodes
+SMALL = [
+    "--model",
+    "tiny",
+    "--data",
+    "arithmetic",
+    "--seq",
+    "32",
+    "--batch",
+    "2",
+    "--steps",
+    "2",
+    "--log-every",
+    "1",
+]
+NODES = {  # the options for other nodes, from the head of each script
     "v100": ["--account=abc@v100"],
     "a100": ["--constraint=a100", "--cpus-per-task=8", "--account=abc@a100", "--nodes=1"],
     "h100": ["--constraint=h100", "--cpus-per-task=24", "--account=abc@h100", "--nodes=1"],
@@ -30,7 +43,7 @@ NODES = {  # what the head of each script says to add for other nodes
 
 @pytest.fixture
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to submit from, with an environment to activate."""
+    """A folder for submissions, with an environment to activate."""
     activate = tmp_path / "env" / "bin" / "activate"
     activate.parent.mkdir(parents=True)
     activate.write_text(f'export PATH="{Path(sys.executable).parent}:$PATH"\n')
@@ -52,7 +65,7 @@ def states_of(jobs: list[int]) -> list[State]:
 
 
 def until_over(jobs: list[int], folder: Path) -> None:
-    """Poll the queue until all of them have completed."""
+    """Poll the queue until all jobs have completed."""
     begun = time.monotonic()
     while not all(state.over for state in states_of(jobs)):
         assert time.monotonic() - begun < 300, printed(folder)
@@ -64,29 +77,36 @@ def printed(folder: Path) -> str:
     return "".join(f"== {path.name}\n{path.read_text()}\n" for path in sorted(folder.glob("*.out")))
 
 
-def test_the_scripts_are_those_of_the_template():
+def test_the_scripts_equal_the_output_of_the_template():
     written = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
-    assert written == ready_made.scripts(), "python -m dlo_lib.cluster.ready_made slurm writes them anew"
+    assert written == slurm_scripts.scripts(), "run python -m dlo_lib.cluster.slurm_scripts slurm"
 
 
 @pytest.mark.parametrize("name", [*SCRIPTS, "chain.sh"])
 def test_bash_and_shellcheck_accept_each(name):
     assert subprocess.run(["bash", "-n", FOLDER / name], capture_output=True, text=True).stderr == ""
     if shutil.which("shellcheck"):
-        assert subprocess.run(["shellcheck", "--exclude=SC1091", FOLDER / name], capture_output=True, text=True).stdout == ""
+        assert (
+            subprocess.run(
+                ["shellcheck", "--exclude=SC1091", FOLDER / name], capture_output=True, text=True
+            ).stdout
+            == ""
+        )
     text = (FOLDER / name).read_text(encoding="utf-8")
     assert "\nset -euo pipefail\n" in text
     assert not re.search(r"/home/|/root/|/work/|/linkhome|/gpfs", text), "no personal paths"
 
 
 @pytest.mark.parametrize("nodes", NODES)
-def test_a_cluster_with_jean_zays_names_accepts_each_as_it_is(jean_zay, nodes):
+def test_a_cluster_with_the_names_of_jean_zay_accepts_each_script_unchanged(jean_zay, nodes):
     for name in SCRIPTS:
-        done = subprocess.run(["sbatch", "--test-only", *NODES[nodes], FOLDER / name], capture_output=True, text=True)
+        done = subprocess.run(
+            ["sbatch", "--test-only", *NODES[nodes], FOLDER / name], capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{name}: {done.stderr}"
 
 
-def test_another_cluster_accepts_each_with_its_own_partition_and_nodes(elsewhere):
+def test_another_cluster_accepts_each_script_with_another_partition_and_nodes(elsewhere):
     own = ["--partition=training", "--gres=gpu:2", "--cpus-per-task=8"]
     for name in SCRIPTS:
         done = subprocess.run(["sbatch", "--test-only", *own, FOLDER / name], capture_output=True, text=True)
@@ -99,15 +119,15 @@ def test_each_script_trains_on_virtual_nodes(jean_zay, at_home):
     one = ["--ntasks-per-node=1", "--gres=gpu:1"]
     ddp = ["--parallel", "ddp"]
     account = "--account=abc@v100"
-    runs = {
-        "train": ([], SMALL),
+    runs = {  # the test of the chain trains train.sbatch
         "one_node": (two, [*SMALL, *ddp]),
         "many_nodes": (one, [*SMALL, *ddp]),
         "torchrun": (one, [*SMALL, *ddp]),
         "requeue": (one, [*SMALL, "--resume"]),
     }
     jobs = [
-        sbatch(account, *options, str(FOLDER / f"{name}.sbatch"), *words, "--out", f"out/{name}") for name, (options, words) in runs.items()
+        sbatch(account, *options, str(FOLDER / f"{name}.sbatch"), *words, "--out", f"out/{name}")
+        for name, (options, words) in runs.items()
     ]
     sweep = sbatch(account, "--array=0,3", str(FOLDER / "sweep.sbatch"), *SMALL)
     until_over([*jobs, sweep], at_home)
@@ -115,12 +135,14 @@ def test_each_script_trains_on_virtual_nodes(jean_zay, at_home):
         assert [line.step for line in read_metrics(at_home / "out" / name)] == [1, 2], name
         nodes = 2 if name in ("many_nodes", "torchrun") else 1
         assert newest(at_home / "out" / name).world_size == (2 if options is two else nodes)
-    rates = {element: newest(at_home / f"runs/sweep-{sweep}" / element).config["lr"] for element in ("0", "3")}
+    rates = {
+        element: newest(at_home / f"runs/sweep-{sweep}" / element).config["lr"] for element in ("0", "3")
+    }
     assert rates == {"0": 3e-4, "3": 1e-2}
 
 
 @pytest.mark.slow
-def test_a_chain_goes_on_link_by_link(jean_zay, at_home):
+def test_a_chain_runs_its_links_in_order(jean_zay, at_home):
     words = ["--account=abc@v100", str(FOLDER / "train.sbatch"), *SMALL, "--resume", "--out", "out"]
     done = subprocess.run([FOLDER / "chain.sh", "2", *words], capture_output=True, text=True)
     first, second = map(int, done.stdout.split())
@@ -131,7 +153,12 @@ def test_a_chain_goes_on_link_by_link(jean_zay, at_home):
     assert [line.step for line in read_metrics(at_home / "out")] == [1, 2]
 
 
-def test_a_chain_of_no_length_says_how_it_is_used():
-    done = subprocess.run([FOLDER / "chain.sh", "two"], capture_output=True, text=True, env={**os.environ, "PATH": "/usr/bin:/bin"})
+def test_a_chain_without_a_length_prints_its_usage():
+    done = subprocess.run(
+        [FOLDER / "chain.sh", "two"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": "/usr/bin:/bin"},
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("usage: ")

@@ -1,4 +1,4 @@
-"""Small runs: a Llama of 10,000 parameters, saved once, on data that are generated."""
+"""Small runs: a Llama of 10,000 parameters, saved once, on generated data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from dlo_lib.train import TrainConfig
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     sizes = LlamaConfig(
-        vocab_size=257, hidden=16, intermediate=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, tied_embeddings=True
+        vocab_size=257,
+        hidden=16,
+        intermediate=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        tied_embeddings=True,
     )
     folder = tmp_path_factory.mktemp("small-model")
     save_checkpoint(Llama(sizes), folder)
@@ -26,7 +33,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_run(small_model: Path, tmp_path: Path):
-    """Call with what differs from a run of 6 steps in which every step is logged."""
+    """Return a function that configures a run of 6 steps, each logged; its arguments replace options."""
 
     def make(name: str = "run", **changes) -> TrainConfig:
         base = {
@@ -47,7 +54,7 @@ def small_run(small_model: Path, tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Matrices of this size are slower on two."""
+    """Use one thread, because matrices of this size are slower on two."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

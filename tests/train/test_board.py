@@ -1,4 +1,4 @@
-"""TensorBoard is served by this process, on what lies in the folder, and ends with it."""
+"""TensorBoard is served by this process for the runs of a folder and ends with the process."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from dlo_lib.train.board import Board
+from dlo_lib.train.board import TensorBoardView
 
 pytest.importorskip("tensorboard")
 
@@ -27,15 +27,17 @@ print(json.dumps([url, runs]))
 
 
 def test_the_runs_of_the_folder_are_served_and_the_server_ends_with_the_process(tmp_path):
-    done = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
     url, runs = json.loads(done.stdout.splitlines()[-1])
     assert runs == ["cosine"]
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(url)
 
 
-def test_a_hub_says_the_way_to_the_page(monkeypatch):
-    shown = Board("http://localhost:4321/", 500)._repr_html_()
+def test_behind_a_hub_the_proxy_url_is_used(monkeypatch):
+    shown = TensorBoardView("http://localhost:4321/", 500)._repr_html_()
     assert 'location.hostname + ":4321/"' in shown
     monkeypatch.setenv("TENSORBOARD_PROXY_URL", "/user/ada/proxy/%PORT%/")
-    assert '"/user/ada/proxy/4321/"' in Board("http://localhost:4321/", 500)._repr_html_()
+    assert '"/user/ada/proxy/4321/"' in TensorBoardView("http://localhost:4321/", 500)._repr_html_()

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or absent, and what is wrong with one is said in a line that names the file and the cure."""
+"""A checkpoint is complete or absent; a damaged one gives one line with the file and the cure."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models.checkpoint import load_checkpoint
 from dlo_lib.train import newest, train
-from dlo_lib.train.state import RankState, seed_everything
+from dlo_lib.train.state import RankSnapshot, seed_everything
 
 
 def checkpoints(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "checkpoints").iterdir())
 
 
-def test_the_newest_are_kept_and_latest_leads_to_the_last(small_run):
+def test_the_newest_checkpoints_are_kept_and_latest_links_to_the_last(small_run):
     config = small_run(checkpoint_every=1, keep=2)
     result = train(config)
     assert checkpoints(config.out) == ["latest", "step-000005", "step-000006"]
     assert (config.out / "checkpoints" / "latest").resolve() == result.checkpoint.resolve()
 
 
-def test_a_checkpoint_is_a_model_to_start_another_run_from(small_run):
+def test_another_run_can_start_from_the_model_of_a_checkpoint(small_run):
     result = train(small_run("first"))
     model = load_checkpoint(result.out / "checkpoints" / "latest")
     assert sum(parameter.numel() for parameter in model.parameters()) > 0
@@ -63,18 +63,22 @@ def _flip(path: Path) -> None:
         ("checkpoint.json", Path.unlink, "checkpoint.json is missing or damaged"),
     ],
 )
-def test_a_damaged_checkpoint_names_the_file_and_the_whole_one_before(small_run, name, damage, says):
+def test_a_damaged_checkpoint_raises_with_the_file_and_the_last_complete_one(small_run, name, damage, says):
     config = small_run(checkpoint_every=2)
     result = train(config)
     damage(result.checkpoint / name)
-    with pytest.raises(UserError, match=f"{says}: remove .*step-000006 and resume again, from step-000004, which is whole"):
+    with pytest.raises(
+        UserError, match=f"{says}: remove .*step-000006 and resume from step-000004, which is complete"
+    ):
         train(replace(config, resume=True))
     damage(result.out / "checkpoints" / "step-000004" / name)
-    with pytest.raises(UserError, match=f"{says}, and no checkpoint before it is whole: choose another --out"):
+    with pytest.raises(
+        UserError, match=f"{says}, and no earlier checkpoint is complete: choose another --out"
+    ):
         train(replace(config, resume=True))
 
 
-def test_the_cure_for_a_damaged_checkpoint_is_one(small_run):
+def test_the_cure_for_a_damaged_checkpoint_works(small_run):
     config = small_run(checkpoint_every=2)
     result = train(config)
     before = (result.checkpoint / "model.safetensors").read_bytes()
@@ -83,7 +87,7 @@ def test_the_cure_for_a_damaged_checkpoint_is_one(small_run):
     assert (result.checkpoint / "model.safetensors").read_bytes() == before
 
 
-def test_a_full_disk_leaves_the_checkpoint_before_as_it_was(small_run, tiny_disk):
+def test_a_full_disk_keeps_the_previous_checkpoint(small_run, tiny_disk):
     config = small_run(out=tiny_disk / "run", steps=2)
     whole = train(config).checkpoint
     ballast = tiny_disk / "ballast"
@@ -91,13 +95,13 @@ def test_a_full_disk_leaves_the_checkpoint_before_as_it_was(small_run, tiny_disk
     ballast.write_bytes(b"\0" * (free.f_bavail * free.f_frsize - 64 * 1024))
     with pytest.raises(UserError, match="no space left to write .*step-000004.*nothing was changed"):
         train(replace(config, steps=4, resume=True))
-    assert checkpoints(config.out) == ["latest", whole.name], "no half-written folder beside it"
+    assert checkpoints(config.out) == ["latest", whole.name], "no incomplete folder is left"
     assert newest(config.out).step == 2
     ballast.unlink()
     assert train(replace(config, steps=4, resume=True)).step == 4
 
 
-def test_a_disk_that_fills_up_while_metrics_are_written_stops_every_rank(small_run, tiny_disk):
+def test_a_disk_full_of_metrics_stops_every_rank(small_run, tiny_disk):
     config = small_run(out=tiny_disk / "run", parallel="ddp", steps=3000)
     ballast = tiny_disk / "ballast"
     free = os.statvfs(tiny_disk)
@@ -106,7 +110,7 @@ def test_a_disk_that_fills_up_while_metrics_are_written_stops_every_rank(small_r
         run_ranks(train, 2, config, timeout=60)
 
 
-def test_what_a_killed_run_was_writing_is_cleared(small_run):
+def test_an_incomplete_checkpoint_of_a_killed_run_is_removed(small_run):
     config = small_run(steps=2)
     half = config.out / "checkpoints" / ".step-000001.part"
     half.mkdir(parents=True)
@@ -115,10 +119,15 @@ def test_what_a_killed_run_was_writing_is_cleared(small_run):
     assert checkpoints(config.out) == ["latest", "step-000002"]
 
 
-def test_another_world_size_is_refused(small_run):
+def test_another_world_size_raises(small_run):
     config = small_run(parallel="ddp", steps=1)
     run_ranks(train, 2, config)
-    with pytest.raises(UserError, match="was written by 2 ranks, this job has 1: use as many, or start anew from its weights with --model"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "was written by 2 ranks, this job has 1: use as many, or start anew from its weights with --model"
+        ),
+    ):
         train(replace(config, resume=True))
 
 
@@ -127,22 +136,28 @@ def test_another_world_size_is_refused(small_run):
     [
         ({"lr": 0.5}, r"another lr \(0.01, now 0.5\)"),
         ({"batch": 1, "seed": 3}, r"another batch \(2, now 1\), seed \(0, now 3\)"),
-        ({"lr_schedule": "cosine", "lr_steps": 9}, r"another lr-schedule \(constant, now cosine\), lr-steps \(0, now 9\)"),
+        (
+            {"lr_schedule": "cosine", "lr_steps": 9},
+            r"another lr-schedule \(constant, now cosine\), lr-steps \(0, now 9\)",
+        ),
         ({"precision": "bf16"}, r"another precision \(fp32, now bf16\)"),
     ],
 )
-def test_options_that_change_the_numbers_are_refused(small_run, changes, says):
+def test_options_that_change_the_numbers_raise(small_run, changes, says):
     config = small_run(steps=1)
     train(config)
     with pytest.raises(UserError, match=f"{says}: use the same, or start anew from its weights with --model"):
         train(replace(config, resume=True, **changes))
 
 
-def test_a_run_of_before_an_option_was_known_had_its_default(small_run):
+def test_an_option_missing_in_an_older_run_had_its_default(small_run):
     config = small_run(steps=1, warmup=0)
     older = {name: value for name, value in config.plain().items() if not name.startswith("lr_")}
     assert config.differences(older) == []
-    assert replace(config, lr_schedule="linear").differences(older) == ["lr-schedule (constant, now linear)", "lr-steps (0, now 1)"]
+    assert replace(config, lr_schedule="linear").differences(older) == [
+        "lr-schedule (constant, now linear)",
+        "lr-steps (0, now 1)",
+    ]
 
 
 def test_options_that_change_no_number_may_change(small_run):
@@ -154,17 +169,25 @@ def test_options_that_change_no_number_may_change(small_run):
 def test_another_run_in_the_folder_is_not_overwritten(small_run):
     config = small_run(steps=1)
     train(config)
-    with pytest.raises(UserError, match="holds a run already: go on with --resume, or choose another --out"):
+    with pytest.raises(
+        UserError, match="already contains a run: continue it with --resume or choose another --out"
+    ):
         train(config)
 
 
-def test_every_source_of_random_numbers_is_put_back():
+def test_every_random_state_is_restored():
     def draw() -> tuple:
-        return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(3).tolist()
+        return (
+            random.random(),
+            random.gauss(0, 1),
+            np.random.rand(),
+            np.random.randn(),
+            torch.rand(3).tolist(),
+        )
 
     seed_everything(5)
     draw()
-    state = RankState.now()
+    state = RankSnapshot.now()
     expected = draw()
     seed_everything(6)
     state.put_back()

@@ -1,4 +1,4 @@
-"""``python -m dlo_lib.train`` as people start it: alone, under torchrun, under srun."""
+"""``python -m dlo_lib.train`` started alone, under torchrun and under srun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.limits import descendants
+from dlo_lib.grading.sandbox.limits import descendants
 from dlo_lib.train import TrainConfig, loop, read_metrics
 from dlo_lib.train.__main__ import main, parse
 
@@ -30,8 +30,10 @@ def not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(config: TrainConfig) -> list[str]:
-    """The command line of a configuration."""
-    return [part for name, value in config.plain().items() if value is not False for part in _option(name, value)]
+    """Return the command line of a configuration."""
+    return [
+        part for name, value in config.plain().items() if value is not False for part in _option(name, value)
+    ]
 
 
 def _option(name: str, value: object) -> list[str]:
@@ -40,7 +42,9 @@ def _option(name: str, value: object) -> list[str]:
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen:
-    return subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def free_port() -> int:
@@ -51,8 +55,8 @@ def free_port() -> int:
 
 def test_every_option_is_on_the_command_line(small_run):
     config = small_run(
-        parallel="ddp", precision="fp16", optimizer_step="for-loop", checkpointing=True, clip=0.5, accumulation=3, seed=4,
-        weight_decay=0.0, resume=True, keep=1, checkpoint_every=7,
+        parallel="ddp", precision="fp16", optimizer_step="for-loop", checkpointing=True, clip=0.5,
+        accumulation=3, seed=4, weight_decay=0.0, resume=True, keep=1, checkpoint_every=7,
     )  # fmt: skip
     assert parse(options(config)) == config
     assert parse([]) == TrainConfig()
@@ -69,20 +73,23 @@ def test_every_option_is_on_the_command_line(small_run):
         (["--model", "llama-3.2-3"], 'unknown model "llama-3.2-3": did you mean llama-3.2-3b'),
         (["--data", "pithon"], 'unknown data set "pithon": did you mean python'),
         (["--seq", "100000"], "seq is 100000: tiny has 1024 positions"),
-        (["--batch", "100000000"], "one micro-batch on every rank takes 100000000 (1 x 100000000): use a smaller batch"),
+        (
+            ["--batch", "100000000"],
+            "one micro-batch on every rank takes 100000000 (1 x 100000000): use a smaller batch",
+        ),
     ],
 )
-def test_bad_input_is_one_line_with_its_cure_and_status_2(arguments, says, tmp_path, capfd):
+def test_bad_input_is_one_line_with_the_cure_and_status_2(arguments, says, tmp_path, capfd):
     out = tmp_path / "run"
     assert main(["--data", "arithmetic", "--out", str(out), *arguments]) == 2
     captured = capfd.readouterr()
     assert says in captured.err
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("dlo_lib.train: ")
-    assert not out.exists(), "nothing is written before all is known to fit"
+    assert not out.exists(), "nothing is written before all options are checked"
 
 
-def test_an_environment_that_no_launcher_makes_is_one_line(monkeypatch, capfd):
+def test_an_inconsistent_environment_is_one_line(monkeypatch, capfd):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([]) == 2
@@ -91,7 +98,7 @@ def test_an_environment_that_no_launcher_makes_is_one_line(monkeypatch, capfd):
     assert error.count("\n") == 1
 
 
-def test_python_says_what_the_command_line_says():
+def test_python_raises_the_error_of_the_command_line():
     with pytest.raises(UserError, match='unknown precision "fp8"'):
         TrainConfig(precision="fp8")
 
@@ -102,7 +109,7 @@ def test_help_lists_every_option(capsys):
     assert all("--" + name.replace("_", "-") in shown for name in TrainConfig().plain())
 
 
-def test_sigterm_ends_the_command_with_a_checkpoint_status_0_and_how_to_go_on(small_run):
+def test_sigterm_ends_the_command_with_a_checkpoint_and_status_0(small_run):
     config = small_run(steps=100_000)
     process = start([*COMMAND, *options(config)])
     while "step 3/" not in process.stdout.readline():
@@ -112,14 +119,24 @@ def test_sigterm_ends_the_command_with_a_checkpoint_status_0_and_how_to_go_on(sm
     assert process.returncode == 0, err
     last = read_metrics(config.out)[-1].step
     assert (
-        f"stopped by SIGTERM after step {last}: {config.out}/checkpoints/step-{last:06d}; go on with the same command and --resume" in out
+        f"stopped by SIGTERM after step {last}: {config.out}/checkpoints/step-{last:06d}; "
+        "continue with the same command and --resume" in out
     )
 
 
 def test_under_torchrun_two_ranks_train_together(small_run):
     config = small_run(parallel="ddp", steps=2)
     process = start(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train", *options(config)]
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            "-m",
+            "dlo_lib.train",
+            *options(config),
+        ]
     )
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -127,9 +144,17 @@ def test_under_torchrun_two_ranks_train_together(small_run):
     assert [line.step for line in read_metrics(config.out)] == [1, 2]
 
 
-def test_ranks_end_with_a_torchrun_that_was_killed(small_run):
+def test_ranks_end_when_torchrun_is_killed(small_run):
     config = small_run(parallel="ddp", steps=100_000, checkpoint_every=0)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dlo_lib.train"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "dlo_lib.train",
+    ]
     process = start([*torchrun, *options(config)])
     assert process.stdout is not None
     for line in process.stdout:
@@ -140,7 +165,7 @@ def test_ranks_end_with_a_torchrun_that_was_killed(small_run):
     process.kill()
     process.communicate(timeout=60)
     for rank in ranks:
-        assert select.select([rank], [], [], 60)[0], "it lives on"
+        assert select.select([rank], [], [], 60)[0], "the rank is still running"
         os.close(rank)
 
 
@@ -153,13 +178,24 @@ def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(
         "SLURM_NODELIST": "localhost",
         "SLURM_NNODES": "1",
     }
-    slurm |= {"SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "1"}
+    slurm |= {
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_TASKS_PER_NODE": "2",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_NUM_NODES": "1",
+    }
     slurm |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [start([*COMMAND, *options(config)], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm) for rank in ("0", "1")]
+    ranks = [
+        start([*COMMAND, *options(config)], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm)
+        for rank in ("0", "1")
+    ]
     ends = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [2, 2]
     errors = "".join(err for _, err in ends)
-    assert errors == "dlo_lib.train: parallel none trains on one rank, this job has 2: use --parallel ddp, or start one rank\n"
+    assert errors == (
+        "dlo_lib.train: parallel none trains on one rank, this job has 2: "
+        "use --parallel ddp, or start one rank\n"
+    )
     assert not Path(config.out).exists()
 
 
@@ -169,7 +205,10 @@ def test_a_full_gpu_is_one_line_with_its_cure(small_run, monkeypatch, capfd):
 
     monkeypatch.setattr(loop, "train_step", train_step)
     assert main(options(small_run())) == 2
-    says = "the GPU of rank 0 is full in step 1: use a smaller --batch with more --accumulation, or --checkpointing"
+    says = (
+        "the GPU of rank 0 is full in step 1: "
+        "use a smaller --batch with more --accumulation, or --checkpointing"
+    )
     assert capfd.readouterr().err == f"dlo_lib.train: {says}\n"
 
 
@@ -195,12 +234,25 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_ranks_that_do_not_agree_are_explained_with_their_stacks_and_stopped(small_run, tmp_path):
+def test_a_dead_lock_is_explained_with_the_stacks_of_the_ranks_and_ends(small_run, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(LOGS_ON_ONE_RANK)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(program), "--explain"]
-    done = subprocess.run([*command, *options(small_run(parallel="ddp"))], capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(program),
+        "--explain",
+    ]
+    done = subprocess.run(
+        [*command, *options(small_run(parallel="ddp"))], capture_output=True, text=True, timeout=120
+    )
     assert "exitcode  : 3" in done.stderr
     assert done.stderr.count("DEAD-LOCK") + done.stderr.count("MISMATCH") == 1
-    assert re.search(r"rank 1 +all_reduce of float32\[1\] +program.py, line \d+: dist.all_reduce\(torch.ones\(1\)\)", done.stderr)
+    assert re.search(
+        r"rank 1 +all_reduce of float32\[1\] +program.py, line \d+: dist.all_reduce\(torch.ones\(1\)\)",
+        done.stderr,
+    )
     assert all(f"rank {rank} is here (most recent call last):" in done.stderr for rank in range(2))

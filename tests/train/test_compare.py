@@ -1,4 +1,4 @@
-"""Runs read back from their event files, and the table that sets them side by side."""
+"""Reading runs from their event files, and the table that compares them."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.train import train
-from dlo_lib.train.compare import Pick, Run, compare_runs, read_runs
+from dlo_lib.train.compare import Pick, RunScalars, compare_runs, read_runs
 
 tensorboard = pytest.importorskip("torch.utils.tensorboard")
 
@@ -25,19 +25,19 @@ def runs(tmp_path):
     return tmp_path
 
 
-def test_every_point_of_every_run_comes_back(runs):
+def test_every_point_of_every_run_is_read(runs):
     first, second = read_runs(runs)
     assert (first.name, second.name) == ("cosine", "deep/step<1>")
     assert list(first.scalars["loss"]) == [(1, 3.0), (2, 1.0), (3, 2.0)]
     assert set(second.scalars) == {"loss"}
 
 
-def test_a_long_curve_is_not_thinned(tmp_path):
+def test_a_long_curve_is_not_subsampled(tmp_path):
     write(tmp_path, loss=range(12_000))
     assert len(read_runs(tmp_path)[0].scalars["loss"]) == 12_000
 
 
-def test_a_run_of_the_training_command_is_read_too(small_run):
+def test_a_run_of_the_training_command_is_read(small_run):
     config = small_run(steps=3)
     loss = train(config).loss
     table = compare_runs(config.out, {"train/loss": Pick.LAST, "train/lr": Pick.HIGHEST})
@@ -54,19 +54,21 @@ def test_the_table_marks_the_best_of_each_column(runs):
     ]
     shown = table._repr_html_()
     assert "<td><b>1</b></td><td><b>0.5</b></td>" in shown
-    assert "deep/step&lt;1&gt;" in shown, "a folder's name is text, not HTML"
+    assert "deep/step&lt;1&gt;" in shown, "the name of a folder is escaped"
 
 
-def test_last_values_are_no_contest(runs):
+def test_no_last_value_is_marked_as_best(runs):
     assert "*" not in str(compare_runs(runs, {"loss": Pick.LAST}))
 
 
 @pytest.mark.parametrize(("pick", "value"), [(Pick.LAST, math.nan), (Pick.LOWEST, 1.0), (Pick.HIGHEST, 2.0)])
-def test_a_run_that_broke_keeps_its_best(pick, value):
-    assert Run("x", {"loss": [(1, 2.0), (2, 1.0), (3, math.nan)]}).pick("loss", pick) == pytest.approx(value, nan_ok=True)
+def test_a_diverged_run_keeps_its_best_value(pick, value):
+    assert RunScalars("x", {"loss": [(1, 2.0), (2, 1.0), (3, math.nan)]}).pick("loss", pick) == pytest.approx(
+        value, nan_ok=True
+    )
 
 
-def test_what_cannot_be_compared_names_the_cure(runs, tmp_path):
+def test_missing_runs_and_unknown_curves_raise_with_the_cure(runs, tmp_path):
     with pytest.raises(UserError, match='unknown curve "los": did you mean loss'):
         compare_runs(runs, {"los": Pick.LAST})
     (tmp_path / "empty").mkdir()

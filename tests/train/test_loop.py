@@ -1,4 +1,5 @@
-"""What is learned: ranks together learn what one process learns, and a run that was interrupted what an undisturbed one learns."""
+"""Several ranks train the same model as one process, and an interrupted run the same
+as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -20,12 +21,15 @@ MACHINE = ("_seconds", "tokens_per_second", "peak_bytes", "mfu", "gpu")
 
 
 def numbers(out) -> list[dict]:
-    """The metrics of a run, but for what depends on the machine."""
-    return [{name: value for name, value in asdict(line).items() if not name.endswith(MACHINE)} for line in read_metrics(out)]
+    """Return the metrics of a run without those that depend on the machine."""
+    return [
+        {name: value for name, value in asdict(line).items() if not name.endswith(MACHINE)}
+        for line in read_metrics(out)
+    ]
 
 
 def on(world_size: int, *configs: TrainConfig) -> list[TrainResult]:
-    """Rank 0's results of one run after the other, in the same processes; another call has fresh ones."""
+    """Return the results of rank 0 for several runs in the same processes; each call starts new processes."""
     return run_ranks(_trained, world_size, configs)[0] if world_size > 1 else _trained(configs)
 
 
@@ -34,24 +38,35 @@ def _trained(configs: tuple[TrainConfig, ...]) -> list[TrainResult]:
 
 
 def assert_same_state(one: TrainResult, other: TrainResult) -> None:
-    """Every byte: parameters, optimiser, scaler, each rank's place in the data and random states."""
-    names, its_names = (sorted(path.name for path in result.checkpoint.iterdir() if path.is_file()) for result in (one, other))
+    """Return every byte of a checkpoint: parameters, optimiser, scaler, positions in
+    the data, random states."""
+    names, its_names = (
+        sorted(path.name for path in result.checkpoint.iterdir() if path.is_file()) for result in (one, other)
+    )
     assert names == its_names
     if (one.checkpoint / "sharded").is_dir():
-        assert_same_values(*(flattened(result.checkpoint / "sharded", result.out / "whole.pt") for result in (one, other)))
+        assert_same_values(
+            *(flattened(result.checkpoint / "sharded", result.out / "whole.pt") for result in (one, other))
+        )
     for name in names:
         mine, its = (one.checkpoint / name).read_bytes(), (other.checkpoint / name).read_bytes()
         if name == "checkpoint.json":
             mine, its = json.loads(mine), json.loads(its)
             for manifest in (mine, its):
-                manifest.pop("config")  # where it was written to
-                manifest["files"] = {name: entry for name, entry in manifest["files"].items() if not name.startswith("sharded/")}
+                manifest.pop("config")  # contains the folder
+                manifest["files"] = {
+                    name: entry
+                    for name, entry in manifest["files"].items()
+                    if not name.startswith("sharded/")
+                }
         assert mine == its, name
     assert numbers(one.out) == numbers(other.out)
 
 
 def flattened(sharded: Path, file: Path) -> dict:
-    """What a sharded checkpoint holds, read by PyTorch's own tool; its files hold identities of their own as well."""
+    """Return the tensors of a sharded checkpoint, read with PyTorch; the bytes of its files contain unique
+    ids.
+    """
     dcp_to_torch_save(sharded, file)
     return torch.load(file, weights_only=False)
 
@@ -60,13 +75,17 @@ def assert_same_values(one: dict, other: dict) -> None:
     assert one.keys() == other.keys()
     assert any(name.startswith("optimizer") for name in one)
     for name, value in one.items():
-        assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], name
+        assert torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name], (
+            name
+        )
 
 
 @pytest.mark.parametrize(("batch", "accumulation"), [(2, 1), (1, 2)])
-def test_two_ranks_learn_what_one_process_learns_from_the_same_sequences(small_run, batch, accumulation):
+def test_two_ranks_train_the_same_model_as_one_process(small_run, batch, accumulation):
     twin = train(small_run("twin", batch=4, steps=10))
-    ranks = run_ranks(train, 2, small_run("ranks", parallel="ddp", batch=batch, accumulation=accumulation, steps=10))
+    ranks = run_ranks(
+        train, 2, small_run("ranks", parallel="ddp", batch=batch, accumulation=accumulation, steps=10)
+    )
     assert ranks[0] == ranks[1]
     for mine, its in zip(numbers(ranks[0].out), numbers(twin.out), strict=True):
         assert abs(mine["loss"] - its["loss"]) < 1e-5, f"step {mine['step']}"
@@ -79,15 +98,17 @@ SHARDED = [
     (2, {"parallel": "zero2"}),
     (2, {"parallel": "zero3"}),
     (2, {"parallel": "fsdp"}),
-    (4, {"parallel": "hsdp", "shard_size": 2}),
+    (4, {"parallel": "hsdp", "dp_shard": 2}),
 ]
 
 
 @pytest.mark.parametrize(("world_size", "form"), SHARDED)
-def test_sharded_ranks_learn_what_one_process_learns_from_the_same_sequences(small_run, world_size, form):
-    """Also where the model is drawn shard by shard and never whole."""
+def test_sharded_ranks_train_the_same_model_as_one_process(small_run, world_size, form):
+    """This includes models that are initialised shard by shard."""
     twin = train(small_run("twin", model="tiny", batch=8))
-    ranks = run_ranks(train, world_size, small_run("ranks", model="tiny", batch=2, accumulation=4 // world_size, **form))
+    ranks = run_ranks(
+        train, world_size, small_run("ranks", model="tiny", batch=2, accumulation=4 // world_size, **form)
+    )
     assert len({result.loss for result in ranks}) == 1
     for mine, its in zip(numbers(ranks[0].out), numbers(twin.out), strict=True):
         assert abs(mine["loss"] - its["loss"]) < 1e-4, f"step {mine['step']}"
@@ -96,8 +117,8 @@ def test_sharded_ranks_learn_what_one_process_learns_from_the_same_sequences(sma
 
 
 @pytest.mark.parametrize("form", ["zero1", "zero2", "fsdp"])
-def test_a_sharded_run_goes_on_with_another_number_of_ranks(small_run, form):
-    """Two ranks with one sequence each, then one rank with two in two micro-batches, would differ in options: so the ranks alone change."""
+def test_a_sharded_run_resumes_on_another_number_of_ranks(small_run, form):
+    """Only the number of ranks changes, because other options must be the same in a resumed run."""
     first = small_run("sharded", parallel=form, steps=3)
     run_ranks(train, 2, first)
     resumed = run_ranks(train, 3, replace(first, steps=6, resume=True))
@@ -111,7 +132,7 @@ def test_a_sharded_run_goes_on_with_another_number_of_ranks(small_run, form):
         run_ranks(train, 1, replace(whole, steps=4, resume=True))
 
 
-def test_it_learns(small_run):
+def test_the_loss_falls(small_run):
     lines = read_metrics(train(small_run(steps=60, batch=8)).out)
     assert lines[-1].loss < lines[0].loss - 1
 
@@ -136,7 +157,7 @@ def test_activation_checkpointing_changes_no_number(small_run):
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else f"{value} ranks",
 )
-def test_a_resumed_run_goes_on_bit_for_bit(small_run, world_size, changes):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(small_run, world_size, changes):
     first = small_run("resumed", **changes, steps=4, checkpoint_every=2)
     undisturbed, _ = on(world_size, small_run("undisturbed", **changes), first)
     [resumed] = on(world_size, replace(first, steps=6, resume=True))
@@ -144,18 +165,20 @@ def test_a_resumed_run_goes_on_bit_for_bit(small_run, world_size, changes):
     assert [line["step"] for line in numbers(first.out)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_was_reported_after_the_checkpoint_is_reported_once(small_run):
-    """A run killed at step 5 goes on from step 4: its fifth line is dropped, and a line that it left unfinished."""
+def test_metrics_after_the_checkpoint_are_written_once(small_run):
+    """A run killed at step 5 resumes from step 4: its fifth line and an incomplete line are removed."""
     config = small_run(steps=4)
     train(config)
     with (config.out / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({**asdict(read_metrics(config.out)[-1]), "step": 5, "loss": 0.0}) + '\n{"step": 6, "lo')
+        file.write(
+            json.dumps({**asdict(read_metrics(config.out)[-1]), "step": 5, "loss": 0.0}) + '\n{"step": 6, "lo'
+        )
     train(replace(config, steps=6, resume=True))
     assert numbers(config.out) == numbers(train(small_run("undisturbed")).out)
 
 
 def _train_with_signal(config: TrainConfig, rank: int, step: int) -> TrainResult:
-    """``train``, in which one rank receives SIGUSR1 in the middle of a step."""
+    """Call ``train`` while one rank receives SIGUSR1 within a step."""
     real, calls = loop.train_step, 0
 
     def train_step(*args, **kwargs):
@@ -169,16 +192,18 @@ def _train_with_signal(config: TrainConfig, rank: int, step: int) -> TrainResult
     return train(config)
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_the_run_goes_on(small_run):
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_the_run_resumes(small_run):
     config = small_run("stopped", parallel="ddp")
     stopped = run_ranks(_train_with_signal, 2, config, rank=1, step=3)
-    assert [(result.step, result.stopped) for result in stopped] == [(4, True), (4, True)], "told with step 4, obeyed after it"
+    assert [(result.step, result.stopped) for result in stopped] == [(4, True), (4, True)], (
+        "the vote of step 4 takes effect after it"
+    )
     resumed, undisturbed = on(2, replace(config, resume=True), small_run("undisturbed", parallel="ddp"))
     assert not resumed.stopped
     assert_same_state(resumed, undisturbed)
 
 
-def test_signals_do_afterwards_what_they_did_before(small_run):
+def test_the_previous_signal_handlers_are_restored(small_run):
     def mine(number, frame): ...
 
     before = signal.signal(signal.SIGUSR1, mine)
@@ -189,13 +214,18 @@ def test_signals_do_afterwards_what_they_did_before(small_run):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_run_that_has_ended_has_nothing_left_to_do(small_run):
+def test_resuming_a_completed_run_trains_no_step(small_run):
     config = small_run()
     ended = train(config)
     again = train(replace(config, resume=True))
-    assert (again.step, again.tokens, again.loss, again.checkpoint) == (ended.step, ended.tokens, None, ended.checkpoint)
+    assert (again.step, again.tokens, again.loss, again.checkpoint) == (
+        ended.step,
+        ended.tokens,
+        None,
+        ended.checkpoint,
+    )
     assert_same_state(again, ended)
 
 
-def test_resume_without_a_checkpoint_starts_so_that_one_job_script_serves_both(small_run):
+def test_resume_without_a_checkpoint_starts_a_new_run(small_run):
     assert train(small_run(resume=True, steps=1)).step == 1

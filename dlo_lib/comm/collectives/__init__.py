@@ -1,9 +1,18 @@
-"""Collectives written out from messages between two ranks, and a model of what they cost.
+"""Collectives written out as messages between two ranks, and a model of their cost.
 
-`ring`, `tree` and `pairwise` hold the algorithms, `cost` the α–β model that says which of them is cheaper and fits it to measurements.
+`ring`, `tree` and `pairwise` hold the algorithms. `cost` holds the α–β model, which compares algorithms and
+is fitted to measurements. Imports no other room.
 """
 
-from dlo_lib.comm.collectives.cost import Algorithm, AlphaBeta, Measurement, cheapest, cost, crossover, fit_alpha_beta
+from dlo_lib.comm.collectives.cost import (
+    Algorithm,
+    AlphaBeta,
+    Measurement,
+    cheapest,
+    cost,
+    crossover,
+    fit_alpha_beta,
+)
 from dlo_lib.comm.collectives.messages import Reduction
 from dlo_lib.comm.collectives.pairwise import all_to_all
 from dlo_lib.comm.collectives.ring import all_gather, all_reduce, reduce_scatter

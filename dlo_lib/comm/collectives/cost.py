@@ -1,17 +1,20 @@
-"""The α–β model: a message of m bytes takes α + β m seconds. An algorithm costs the messages that follow one another, and their bytes.
+"""The α–β model: a message of m bytes takes α + β m seconds. An algorithm costs its consecutive messages.
 
-α is the latency of a message in seconds, β the seconds a byte takes, 1/β the bandwidth of a link. For B bytes on N ranks, L = ⌈log₂ N⌉:
+α is the latency of a message in seconds, β the time per byte in seconds, 1/β the bandwidth of a link. For B
+bytes on N ranks, with L = ⌈log₂ N⌉:
 
     ring all-reduce                     2 (N-1) α + 2 (N-1)/N B β
     tree all-reduce                     2 L α     + 2 L B β
     ring reduce-scatter, all-gather     (N-1) α   + (N-1)/N B β         B: the full tensor
-    pairwise all-to-all                 (N-1) α   + (N-1)/N B β         B: what one rank has for all
+    pairwise all-to-all                 (N-1) α   + (N-1)/N B β         B: the data of one rank for all ranks
     tree broadcast                      L α       + L B β
 
-So trees win where messages are small, rings where they are large; ``crossover`` says where. Left out: the time of the additions, links that
-are shared by several messages, and ranks that start late. A fit to measurements takes them in as far as they grow with B.
+Trees are faster for small messages, rings for large ones; ``crossover`` gives the size at which they are
+equal. The model ignores the time of the additions, links shared by several messages, and ranks that start
+late. A fit to measurements includes these as far as they grow with B.
 
-R. Hockney, *The communication challenge for MPP* (1994), doi:10.1016/S0167-8191(06)80021-9; Thakur et al. as in ``tree``.
+R. Hockney, *The communication challenge for MPP* (1994), doi:10.1016/S0167-8191(06)80021-9; Thakur et al.,
+see ``tree``.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class Algorithm(enum.Enum):
     TREE_BROADCAST = "tree broadcast"
 
     def messages(self, ranks: int) -> int:
-        """How many messages follow one another."""
+        """Return the number of consecutive messages on ``ranks`` ranks."""
         rounds = (ranks - 1).bit_length()  # ⌈log₂ N⌉
         return {
             Algorithm.RING_ALL_REDUCE: 2 * (ranks - 1),
@@ -43,7 +46,7 @@ class Algorithm(enum.Enum):
         }.get(self, ranks - 1)
 
     def share(self, ranks: int) -> float:
-        """The bytes of those messages together, in units of B."""
+        """Return the bytes of these messages together, in units of B."""
         if self in (Algorithm.TREE_ALL_REDUCE, Algorithm.TREE_BROADCAST):
             return float(self.messages(ranks))
         return self.messages(ranks) / ranks
@@ -51,11 +54,11 @@ class Algorithm(enum.Enum):
 
 @dataclass(frozen=True)
 class AlphaBeta:
-    """A link.
+    """The cost of a link.
 
     Attributes:
-        alpha: seconds a message takes however small it is.
-        beta: seconds a byte takes.
+        alpha: latency of a message, in seconds.
+        beta: time per byte, in seconds.
     """
 
     alpha: float
@@ -63,13 +66,13 @@ class AlphaBeta:
 
     @property
     def bytes_per_second(self) -> float:
-        """The bandwidth, infinite where bytes cost nothing."""
+        """The bandwidth; infinite if ``beta`` is 0."""
         return 1 / self.beta if self.beta else float("inf")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One timed collective: ``bytes`` is B of the model, ``seconds`` those of the slowest rank."""
+    """One timed collective: ``bytes`` is B of the model, ``seconds`` is the time of the slowest rank."""
 
     algorithm: Algorithm
     bytes: int
@@ -78,25 +81,27 @@ class Measurement:
 
 
 def cost(algorithm: Algorithm, bytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """Seconds by the model; 0 on one rank.
+    """Return the seconds that the model predicts; 0 on one rank.
 
     Raises:
-        UserError: fewer than one rank, or fewer than no bytes.
+        UserError: ``ranks`` is less than 1, or ``bytes`` is negative.
     """
     if ranks < 1 or bytes < 0:
         raise UserError(f"{bytes} bytes on {ranks} ranks: use at least 0 bytes and 1 rank")
     return algorithm.messages(ranks) * alpha + algorithm.share(ranks) * bytes * beta
 
 
-def cheapest(algorithms: Sequence[Algorithm], bytes: float, ranks: int, alpha: float, beta: float) -> Algorithm:
-    """The one of ``algorithms`` that costs least; the first of equals."""
+def cheapest(
+    algorithms: Sequence[Algorithm], bytes: float, ranks: int, alpha: float, beta: float
+) -> Algorithm:
+    """Return the algorithm with the lowest cost; the first one if several cost the same."""
     return min(algorithms, key=lambda algorithm: cost(algorithm, bytes, ranks, alpha, beta))
 
 
 def crossover(first: Algorithm, second: Algorithm, ranks: int, alpha: float, beta: float) -> float | None:
-    """The bytes at which both cost the same, None where one is never dearer than the other.
+    """Return the bytes at which both cost the same, or None if one of them is never more expensive.
 
-    Below it the one with fewer messages is cheaper, above it the one that sends fewer bytes.
+    Below this size the algorithm with fewer messages is cheaper, above it the one that sends fewer bytes.
     """
     messages = second.messages(ranks) - first.messages(ranks)
     share = first.share(ranks) - second.share(ranks)
@@ -104,25 +109,37 @@ def crossover(first: Algorithm, second: Algorithm, ranks: int, alpha: float, bet
 
 
 def fit_alpha_beta(measurements: Iterable[Measurement]) -> AlphaBeta:
-    """The α ≥ 0 and β ≥ 0 whose costs are nearest to the measurements, by least squares of the *relative* errors.
+    """Fit α ≥ 0 and β ≥ 0 to the measurements, by least squares of the *relative* errors.
 
-    Absolute errors would leave α to chance: an error of 1 % on the largest tensor is more than all of the time of the smallest.
-    Measure sizes from some bytes, where α is all there is, to some MB.
+    Absolute errors would leave α undetermined, because an error of 1 % on the largest tensor is longer than
+    the whole time of the smallest. Measure sizes from a few bytes, where only α matters, to some MB.
 
     Raises:
-        UserError: a time that is not positive; or all measurements say the same of α and β, as those of one size do.
+        UserError: a time is not positive, or the measurements do not determine both α and β, for example
+            because they all have one size.
     """
     rows = []
     for one in measurements:
         if not one.seconds > 0:
-            raise UserError(f"{one.algorithm.value} of {one.bytes} bytes took {one.seconds} s: leave out what was not measured")
+            raise UserError(
+                f"{one.algorithm.value} of {one.bytes} bytes took {one.seconds} s: "
+                "remove measurements whose time is not positive"
+            )
         # messages / seconds * α + bytes / seconds * β = 1
-        rows.append((one.algorithm.messages(one.ranks) / one.seconds, one.algorithm.share(one.ranks) * one.bytes / one.seconds))
+        rows.append(
+            (
+                one.algorithm.messages(one.ranks) / one.seconds,
+                one.algorithm.share(one.ranks) * one.bytes / one.seconds,
+            )
+        )
     mm, mb, bb = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     m, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = mm * bb - mb * mb
     if determinant <= 1e-12 * mm * bb:
-        raise UserError("α and β cannot be told apart by these measurements: measure a small and a large size on 2 or more ranks")
+        raise UserError(
+            "these measurements do not determine both α and β: "
+            "measure a small and a large size on 2 or more ranks"
+        )
     alpha, beta = (m * bb - b * mb) / determinant, (mm * b - mb * m) / determinant
     if alpha < 0:
         return AlphaBeta(0.0, b / bb)

@@ -1,7 +1,8 @@
-"""What all algorithms share: a rank's place in its group, one exchange with two neighbours, and the reduction of two tensors.
+"""Shared by all algorithms: a rank in its group, exchanges with neighbours, the reduction of two tensors.
 
-An exchange posts its receive and its send before it waits for either. So no rank waits for a neighbour that waits for it: the dead-lock of
-"everyone sends first" cannot happen. A message without elements is not sent; both ends know its size, so both leave it out.
+An exchange posts its receive and its send before it waits for either. Therefore no rank waits for a neighbour
+that waits for it, and the dead-lock in which every rank sends first cannot happen. A message without elements
+is not sent: both ends know its size and skip it.
 """
 
 from __future__ import annotations
@@ -17,45 +18,51 @@ from dlo_lib.errors import UserError
 
 
 class Reduction(enum.Enum):
-    """How the ranks' tensors become one, element by element, in the tensors' own dtype."""
+    """How the tensors of the ranks are combined, element by element, in their dtype."""
 
     SUM = "sum"
     AVG = "average"
     MAX = "maximum"
 
     def check(self, tensor: Tensor) -> None:
-        """Raises:
-        UserError: an average of numbers that cannot hold one."""
+        """Check that ``tensor`` can hold the result.
+
+        Raises:
+            UserError: the reduction is an average and the dtype of ``tensor`` is an integer or bool.
+        """
         if self is Reduction.AVG and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise UserError(f"an average of {tensor.dtype} is not a whole number: use Reduction.SUM and divide, or convert to a float")
+            raise UserError(
+                f"an average of {tensor.dtype} is not a whole number: "
+                "use Reduction.SUM and divide, or convert to a floating-point dtype"
+            )
 
     def combine(self, into: Tensor, other: Tensor) -> None:
-        """Reduce ``other`` into ``into``; an average is a sum until ``finish``."""
+        """Reduce ``other`` into ``into``, in place; an average is a sum until ``finish``."""
         if self is Reduction.MAX:
             torch.maximum(into, other, out=into)
         else:
             into.add_(other)
 
     def finish(self, reduced: Tensor, ranks: int) -> None:
-        """What is left to do when all ranks are in ``reduced``."""
+        """Complete the reduction in place once the tensors of all ranks are in ``reduced``."""
         if self is Reduction.AVG:
             reduced.div_(ranks)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank in a group; ranks are counted within the group, from 0."""
+class Communicator:
+    """This process as a rank of a group; ranks are counted within the group, from 0."""
 
     group: dist.ProcessGroup
     rank: int
     ranks: int
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup | None) -> Place:
-        """This process's place in ``group``, None for the world.
+    def of(cls, group: dist.ProcessGroup | None) -> Communicator:
+        """Return this process as a rank of ``group``; None is the world.
 
         Raises:
-            UserError: it is no member.
+            UserError: this process is not a member of ``group``.
         """
         chosen = dist.group.WORLD if group is None else group
         rank = dist.get_rank(chosen)
@@ -64,13 +71,22 @@ class Place:
         return cls(chosen, rank, dist.get_world_size(chosen))
 
     def check_root(self, root: int) -> None:
-        """Raises:
-        UserError: the group has no such rank."""
+        """Check a rank that a caller names as root.
+
+        Raises:
+            UserError: the group has no rank ``root``.
+        """
         if not 0 <= root < self.ranks:
-            raise UserError(f"root {root} is not in a group of {self.ranks}: use 0 to {self.ranks - 1}, counted within the group")
+            raise UserError(
+                f"root {root} is not in a group of {self.ranks}: "
+                f"use 0 to {self.ranks - 1}, counted within the group"
+            )
 
     def exchange(self, sent: Tensor, to: int, received: Tensor, source: int) -> None:
-        """Send ``sent`` to one rank and fill ``received`` from another, both at once. Both contiguous; what is empty does not travel."""
+        """Send ``sent`` to rank ``to`` and fill ``received`` from rank ``source``, both at the same time.
+
+        Both tensors are contiguous. An empty tensor is not sent.
+        """
         operations = []
         if received.numel():
             operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
@@ -80,11 +96,11 @@ class Place:
             work.wait()
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Send, and wait until ``tensor`` may be changed."""
+        """Send ``tensor``, and wait until it may be changed."""
         if tensor.numel():
             dist.send(tensor, group=self.group, group_dst=to)
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """Fill ``tensor``."""
+        """Fill ``tensor`` with the message of rank ``source``."""
         if tensor.numel():
             dist.recv(tensor, group=self.group, group_src=source)

@@ -1,12 +1,14 @@
 """The reductions and the data movement of every collective, on the tensors that the ranks sent.
 
-``outputs`` is the definition of each operation, for members 0 ... N-1 of a group that sent ``sent[0]`` ... ``sent[N-1]``:
+``outputs`` defines each operation for the members 0 ... N-1 of a group, which sent ``sent[0]`` ...
+``sent[N-1]``:
 
     all_reduce      out[r][i] = Σ_s sent[s][i]             broadcast   out[r] = sent[root]
     reduce_scatter  out[r][i] = Σ_s sent[s][i N + r]       all_gather  out[r][i N + s] = sent[s][i]
     all_to_all      out[r][s] = sent[s][r]                 gather, scatter: to and from the root only
 
-Sums are made in the order of ranks and in the type that was sent. Ring algorithms add in another order: results agree within rounding.
+Sums are computed in the order of ranks and in the dtype of the tensors. Ring algorithms add in another order,
+so results agree within rounding.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ Sent = Sequence[Sequence[Tensor]]
 
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": Tensor.add_,
-    "AVG": Tensor.add_,  # divided at the end
-    "PREMUL_SUM": Tensor.add_,  # multiplied by the sender
+    "AVG": Tensor.add_,  # the result is divided at the end
+    "PREMUL_SUM": Tensor.add_,  # the sender has multiplied
     "PRODUCT": Tensor.mul_,
     "MIN": lambda out, other: torch.minimum(out, other, out=out),
     "MAX": lambda out, other: torch.maximum(out, other, out=out),
@@ -36,13 +38,13 @@ ONLY_FLOATS = ("AVG", "PREMUL_SUM")
 
 
 def allowed(reduction: str, dtype: torch.dtype) -> bool:
-    """Whether ``reduction`` has a meaning for ``dtype``."""
+    """Return True if ``reduction`` is defined for ``dtype``."""
     floats = dtype.is_floating_point
     return not (floats and reduction in NO_FLOATS) and not (not floats and reduction in ONLY_FLOATS)
 
 
 def fold(tensors: Sequence[Tensor], reduction: str) -> Tensor:
-    """The reduction of one tensor per rank."""
+    """Return the reduction of one tensor per rank."""
     out = tensors[0].clone()
     for tensor in tensors[1:]:
         REDUCTIONS[reduction](out, tensor)
@@ -50,7 +52,7 @@ def fold(tensors: Sequence[Tensor], reduction: str) -> Tensor:
 
 
 def outputs(kind: Kind, sent: Sent, root: int, reduction: str) -> list[list[Tensor]]:
-    """What each member receives; ``root`` is a place among the members."""
+    """Return the tensors that each member receives; ``root`` is an index into the members."""
     ranks = range(len(sent))
     match kind:
         case Kind.ALL_REDUCE:
@@ -70,7 +72,10 @@ def outputs(kind: Kind, sent: Sent, root: int, reduction: str) -> list[list[Tens
             return [[sent[root][rank]] for rank in ranks]
         case Kind.REDUCE_SCATTER:
             shares = range(len(sent[0]) // len(sent))
-            return [[fold([parts[share * len(sent) + rank] for parts in sent], reduction) for share in shares] for rank in ranks]
+            return [
+                [fold([parts[share * len(sent) + rank] for parts in sent], reduction) for share in shares]
+                for rank in ranks
+            ]
         case Kind.ALL_TO_ALL:
             return [[parts[rank] for parts in sent] for rank in ranks]
         case Kind.BARRIER:

@@ -1,8 +1,10 @@
 # mypy: disable-error-code="override,assignment,call-arg,attr-defined"
-"""The switch as a backend of ``torch.distributed``: what the labs and PyTorch's own DDP, FSDP2 and DTensor call, as messages to the judge.
+"""The switch as a backend of ``torch.distributed``: calls of the labs and of PyTorch's DDP, FSDP2 and DTensor
+become messages to the judge.
 
-``join`` makes it this process's default group; sub-groups and meshes made afterwards are on it too. All operations are asynchronous
-underneath; torch waits where it is told to. What is not written here raises: torch's fallback is a backend that refuses every call.
+``join`` makes it the default group of this process; new sub-groups and meshes use it too. All operations are
+asynchronous, and torch waits for those that it calls synchronously. Operations that this module does not
+define raise, because the registered backend refuses every call.
 """
 
 from __future__ import annotations
@@ -14,30 +16,37 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FakeProcessGroup
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.switch.link import Link, SwitchError, SwitchWork
+from dlo_lib.torch_compat import refusing_backend
 
 NAME = "switch"
 REDUCTIONS = {kind: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
-FOR_EVER = timedelta(days=1)  # the judge keeps the time
+NO_TIMEOUT = timedelta(days=1)  # the judge enforces deadlines
 Outputs = Sequence[Sequence[Tensor]]
 
 
 def join(link: Link, rank: int, world: int) -> None:
-    """Make the switch this process's default process group; leave another one first."""
+    """Make the switch the default process group of this process; destroy a previous one first."""
     if dist.is_initialized():
-        dist.barrier()  # a neighbour may still be joining it
-        link.left = dist.group.WORLD  # held, so that its connections stay open while a slower neighbour leaves
+        dist.barrier()  # another rank may still be joining it
+        link.left = dist.group.WORLD  # its connections stay open until slower ranks have left
         dist.destroy_process_group()
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
-    dist.init_process_group(NAME, store=dist.HashStore(), rank=rank, world_size=world, timeout=FOR_EVER, pg_options=link)
+    dist.init_process_group(
+        NAME,
+        store=dist.HashStore(),
+        rank=rank,
+        world_size=world,
+        timeout=NO_TIMEOUT,
+        pg_options=link,
+    )
 
 
 def _create(options: Any, link: Link | None) -> SwitchGroup:
-    if link is None:  # a sub-group: over the same line
+    if link is None:  # a sub-group uses the same link
         parent = dist.distributed_c10d._get_default_group()
         assert isinstance(parent, SwitchGroup)
         link = parent.link
@@ -46,25 +55,25 @@ def _create(options: Any, link: Link | None) -> SwitchGroup:
 
 
 class SwitchGroup(dist.ProcessGroup):
-    """``members``: global ranks in the order of the group.
+    """A process group on the switch. ``members``: global ranks in the order of the group.
 
-    The names and arguments of operations are torch's, old and new: its functions, its C++ code and functional collectives call different
-    ones. torch's own stubs describe them for callers, with overloads that never reach a subclass.
+    Operations have both the old and the new names and arguments of torch, because its functions, its C++ code
+    and the functional collectives call different ones. torch's type stubs have overloads that never reach a
+    subclass.
     """
 
     def __init__(self, link: Link, rank: int, members: Sequence[int]) -> None:
         super().__init__(rank, len(members))
         self.link, self.members = link, tuple(members)
-        # A group keeps its name in a registered backend; this one lends it, and refuses every operation that is not written below.
-        refusing = FakeProcessGroup.Options()
-        refusing.error_on_collective = True
-        self._lender = FakeProcessGroup._create_internal(rank, len(members), refusing)
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, self._lender)
+        # torch stores a group's name in a registered backend; this one refuses every operation not defined
+        # below.
+        self._name_backend = refusing_backend(rank, len(members))
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, self._name_backend)
 
     def getBackendName(self) -> str:
         return NAME
 
-    # -- one tensor for all
+    # -- one tensor for all ranks
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> SwitchWork:
         name, tensors_sent = _reduction(opts, tensors)
@@ -75,7 +84,14 @@ class SwitchGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> SwitchWork:
         root = opts.rootRank if opts is not None else 0
         mine = self.rank() == root
-        return self._call(Kind.BROADCAST, tensors if mine else (), () if mine else tensors, peer=root, opts=opts, value=tensors)
+        return self._call(
+            Kind.BROADCAST,
+            tensors if mine else (),
+            () if mine else tensors,
+            peer=root,
+            opts=opts,
+            value=tensors,
+        )
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> SwitchWork:
         name, sent = _reduction(opts, tensors)
@@ -88,13 +104,22 @@ class SwitchGroup(dist.ProcessGroup):
     # -- all-gather
 
     def allgather(self, outputs: Outputs, inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
-        return self._call(Kind.ALL_GATHER, inputs, [tensor for tensors in outputs for tensor in tensors], opts=opts, value=outputs[0])
+        return self._call(
+            Kind.ALL_GATHER,
+            inputs,
+            [tensor for tensors in outputs for tensor in tensors],
+            opts=opts,
+            value=outputs[0],
+        )
 
     def allgather_coalesced(self, outputs: Outputs, inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
-        by_input = [tensors[index] for index in range(len(inputs)) for tensors in outputs]  # given by rank
+        # torch passes the outputs by rank.
+        by_input = [tensors[index] for index in range(len(inputs)) for tensors in outputs]
         return self._call(Kind.ALL_GATHER, inputs, by_input, opts=opts)
 
-    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> SwitchWork:
         parts = [part for output in outputs for part in self._parts(output)]
         return self._call(Kind.ALL_GATHER, inputs, parts, opts=opts, value=outputs, whole=outputs)
 
@@ -109,8 +134,12 @@ class SwitchGroup(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Sequence[Tensor], inputs: Outputs, opts: Any = None) -> SwitchWork:
         return self._reduce_scatter(outputs, [tensor for tensors in inputs for tensor in tensors], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
-        return self._reduce_scatter(outputs, [part for tensor in inputs for part in self._parts(tensor)], opts)
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> SwitchWork:
+        return self._reduce_scatter(
+            outputs, [part for tensor in inputs for part in self._parts(tensor)], opts
+        )
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SwitchWork:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -122,7 +151,7 @@ class SwitchGroup(dist.ProcessGroup):
         name, sent = _reduction(opts, parts)
         return self._call(Kind.REDUCE_SCATTER, sent, outputs, reduction=name, opts=opts)
 
-    # -- to and from one, each to each
+    # -- gather, scatter, all-to-all
 
     def gather(self, outputs: Outputs, inputs: Sequence[Tensor], opts: Any) -> SwitchWork:
         into = outputs[0] if self.rank() == opts.rootRank else ()
@@ -135,7 +164,9 @@ class SwitchGroup(dist.ProcessGroup):
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SwitchWork:
         return self._call(Kind.ALL_TO_ALL, inputs, outputs, opts=opts)
 
-    def alltoall_base(self, output: Tensor, tensor: Tensor, output_splits: Any, input_splits: Any, opts: Any = None) -> SwitchWork:
+    def alltoall_base(
+        self, output: Tensor, tensor: Tensor, output_splits: Any, input_splits: Any, opts: Any = None
+    ) -> SwitchWork:
         sent, into = self._split(tensor, input_splits), self._split(output, output_splits)
         return self._call(Kind.ALL_TO_ALL, sent, into, opts=opts, value=[output], whole=[output])
 
@@ -152,13 +183,13 @@ class SwitchGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> SwitchWork:
         return self._call(Kind.RECV_ANY, (), tensors, tag=tag)
 
-    # -- what there is not
+    # -- not supported
 
     def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
-        raise SwitchError("monitored_barrier does not pass the switch: use barrier")
+        raise SwitchError("the switch has no monitored_barrier: use barrier")
 
     def _start_coalescing(self, *_: Any) -> None:
-        """Each call goes by itself."""
+        """Do nothing: each call is sent separately."""
 
     def _end_coalescing(self, *_: Any) -> SwitchWork:
         return SwitchWork(self.link, ())
@@ -167,7 +198,8 @@ class SwitchGroup(dist.ProcessGroup):
 
     def _call(
         self, kind: Kind, sent: Sequence[Tensor], into: Sequence[Tensor],
-        *, peer: int = -1, tag: int = 0, reduction: str = "", opts: Any = None, value: Sequence[Tensor] = (), whole: Sequence[Tensor] = (),
+        *, peer: int = -1, tag: int = 0, reduction: str = "", opts: Any = None, value: Sequence[Tensor] = (),
+        whole: Sequence[Tensor] = (),
     ) -> SwitchWork:  # fmt: skip
         for tensor in whole:
             if not tensor.is_contiguous():
@@ -180,22 +212,26 @@ class SwitchGroup(dist.ProcessGroup):
         return SwitchWork(self.link, [seq], value or into)
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
-        """A part for each member, in order."""
+        """Return a part for each member, in order."""
         if tensor.numel() % self.size():
-            raise SwitchError(f"a tensor of shape {tuple(tensor.shape)} cannot be divided among {self.size()} ranks")
+            raise SwitchError(
+                f"a tensor of shape {tuple(tensor.shape)} cannot be divided among {self.size()} ranks"
+            )
         return list(tensor.detach().reshape(self.size(), -1).unbind(0))
 
     def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Rows for each member; equal numbers where no sizes are given."""
+        """Return the rows for each member, equal numbers if ``sizes`` is empty."""
         if not sizes:
             if tensor.shape[0] % self.size():
-                raise SwitchError(f"{tensor.shape[0]} rows cannot be divided among {self.size()} ranks: give split sizes")
+                raise SwitchError(
+                    f"{tensor.shape[0]} rows cannot be divided among {self.size()} ranks: give split sizes"
+                )
             sizes = [tensor.shape[0] // self.size()] * self.size()
         return list(tensor.detach().split(list(sizes)))
 
 
 def _reduction(opts: Any, tensors: Sequence[Tensor]) -> tuple[str, Sequence[Tensor]]:
-    """The reduction's name, and what is sent for it."""
+    """Return the name of the reduction and the tensors to send for it."""
     if opts is None:
         return "SUM", tensors
     op = opts.reduceOp

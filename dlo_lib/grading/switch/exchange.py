@@ -1,7 +1,10 @@
-"""Where calls meet: the k-th collective of each member of a group, a send and its receive. Decides, computes, records; knows no socket.
+"""Match the calls of the ranks: the k-th collective of each member of a group, and each send with its
+receive.
 
-What passed is kept as ``comm.calls.Call``, one list a rank. Whether ranks can still move is decided from what they have issued and what
-they wait for (``comm.deadlock``), at the moment it becomes so: no clock. The words are those of ``comm.explain``.
+This module decides, computes and records; it has no sockets. It records completed calls as
+``comm.calls.Call``, one list per rank. It finds a deadlock from the calls that ranks have issued and those
+that they wait for (``comm.deadlock.stuck_ranks``), without a clock, as soon as it occurs. Messages come from
+``comm.deadlock.explanation``.
 """
 
 from __future__ import annotations
@@ -13,24 +16,38 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dlo_lib.comm import explain
-from dlo_lib.comm.board import State
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.deadlock import Meetings, Mismatch, RankView, collective_mismatch, message_mismatch, stuck_ranks
-from dlo_lib.comm.vocabulary import NameFile, what, where
-from dlo_lib.grading.codec import NotPlain
-from dlo_lib.grading.contract import Nudge, Wrong
+from dlo_lib.comm.deadlock import explanation
+from dlo_lib.comm.deadlock.board import Activity
+from dlo_lib.comm.deadlock.stuck_ranks import (
+    CallMatcher,
+    Mismatch,
+    RankView,
+    collective_mismatch,
+    message_mismatch,
+    stuck_ranks,
+)
+from dlo_lib.comm.deadlock.vocabulary import NameFile, what, where
+from dlo_lib.grading.checks.codec import NotPlain
+from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.arithmetic import allowed, outputs
-from dlo_lib.grading.switch.request import Request
+from dlo_lib.grading.switch.request import CallRequest
 from dlo_lib.text import tr
 
 MAX_CALLS = 20_000  # of one rank
-MAX_HELD = 1 << 30  # bytes that wait for their partners, of all ranks
+MAX_HELD = 1 << 30  # bytes of all ranks in calls that are not matched yet
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """``rank``'s call ``seq`` is done; it receives ``tensors``. ``source``: the global rank a message came from, else -1."""
+    """The result of a completed call.
+
+    Args:
+        rank: the global rank that made the call.
+        seq: the number of the call.
+        tensors: the tensors that the rank receives.
+        source: the global rank that sent a message, otherwise -1.
+    """
 
     rank: int
     seq: int
@@ -39,126 +56,147 @@ class Delivery:
 
 
 class Exchange:
-    """The calls of ``world`` ranks. ``name_file`` shows where in the student's code a call was made."""
+    """The calls of ``world`` ranks. ``name_file`` formats a file name of the student's code for messages."""
 
     def __init__(self, world: int, name_file: NameFile, nudge: Nudge | None = None) -> None:
-        self.views = {rank: RankView(rank, State.COMPUTING) for rank in range(world)}
+        self.views = {rank: RankView(rank, Activity.COMPUTING) for rank in range(world)}
         self.nudged = False
         self._nudge, self._name_file = nudge, name_file
         self._passed: list[dict[int, Call]] = [{} for _ in range(world)]
-        self._open: list[dict[int, tuple[Request, Call]]] = [{} for _ in range(world)]
+        self._open: list[dict[int, tuple[CallRequest, Call]]] = [{} for _ in range(world)]
         self._issued = [0] * world
         self._of_kind: list[Counter[Kind]] = [Counter() for _ in range(world)]
         self._sequences: dict[tuple, int] = {}
         self._members: dict[str, tuple[int, ...]] = {}
-        self._queues: dict[str, dict[int, deque[Request]]] = {}
-        self._sends: dict[tuple[str, int, int], deque[Request]] = defaultdict(deque)  # by group, receiver, tag
-        self._receives: dict[tuple[str, int, int], deque[Request]] = defaultdict(deque)
-        self._meetings = Meetings()
+        self._queues: dict[str, dict[int, deque[CallRequest]]] = {}
+        self._sends: dict[tuple[str, int, int], deque[CallRequest]] = defaultdict(
+            deque,
+        )  # by group, receiver, tag
+        self._receives: dict[tuple[str, int, int], deque[CallRequest]] = defaultdict(deque)
+        self._meetings = CallMatcher()
         self._mismatch: Mismatch | None = None
         self._held = 0
-        self._marked: tuple[int, int] | None = None  # rank and seq of the call whose copy is to be altered
+        self._marked: tuple[int, int] | None = None  # rank and seq of the call whose result the nudge alters
 
-    # -- what ranks say
+    # -- messages of ranks
 
     def issued(self, rank: int) -> int:
-        """The number of calls that ``rank`` has made."""
+        """Return the number of calls that ``rank`` has made."""
         return self._issued[rank]
 
-    def issue(self, request: Request) -> list[Delivery]:
-        """Take a call; what is now complete is delivered.
+    def issue(self, request: CallRequest) -> list[Delivery]:
+        """Record a call and return the deliveries that it completes.
 
         Raises:
-            Wrong: it does not agree with those that it meets.
-            NotPlain: more calls or bytes than are accepted.
+            Wrong: it does not agree with the calls of other ranks.
+            NotPlain: the rank exceeds the limit of calls or bytes.
         """
-        self._note(request)
+        self._register(request)
         deliveries: list[Delivery] = []
         if self._mismatch is not None:
             return deliveries
         if request.kind.point_to_point:
-            deliveries = self._message(request)
+            deliveries = self._match_message(request)
         else:
             queues = self._queues.setdefault(request.group, {member: deque() for member in request.members})
             queues[request.rank].append(request)
             while all(queues.values()):
-                deliveries += self._meet([queues[member].popleft() for member in request.members])
+                deliveries += self._complete_collective(
+                    [queues[member].popleft() for member in request.members],
+                )
         return deliveries
 
     def wait(self, rank: int, seq: int) -> None:
-        """``rank`` stands still until its call ``seq`` is done."""
+        """Record that ``rank`` waits for its call ``seq``."""
         if seq in self._open[rank]:
             view = self.views[rank]
-            view.state, view.waits_for, view.since = State.WAITING, self._open[rank][seq][1], time.monotonic_ns()
+            view.state, view.waits_for, view.since = (
+                Activity.WAITING,
+                self._open[rank][seq][1],
+                time.monotonic_ns(),
+            )
 
     def end(self, rank: int, raised: bool) -> None:
-        """``rank`` makes no more calls."""
+        """Record that ``rank`` makes no more calls."""
         view = self.views[rank]
-        view.state, view.waits_for = (State.RAISED if raised else State.FINISHED), None
+        view.state, view.waits_for = (Activity.RAISED if raised else Activity.FINISHED), None
 
-    # -- what is known
+    # -- state
 
     def passed(self, rank: int) -> tuple[Call, ...]:
-        """The calls of ``rank`` that were completed, in the order in which it issued them."""
+        """Return the completed calls of ``rank``, in the order in which the rank issued them."""
         return tuple(call for _, call in sorted(self._passed[rank].items()))
 
     @property
     def failed(self) -> bool:
-        """Whether a rank ended by an error."""
-        return any(view.state is State.RAISED for view in self.views.values())
+        """True if a rank has raised an exception."""
+        return any(view.state is Activity.RAISED for view in self.views.values())
 
     def stuck(self) -> dict[int, set[int]]:
-        """The ranks that can never go on, each with those that it lacks."""
+        """Return the ranks that can never continue, each with the ranks that it waits for."""
         return stuck_ranks(self.views)
 
     @property
     def disagrees(self) -> bool:
-        """Whether calls have met that do not agree: nothing moves any more."""
+        """True if the matched calls of ranks do not agree; no call completes any more."""
         return self._mismatch is not None
 
     def mismatch(self) -> Wrong:
-        """The verdict on calls that do not agree."""
+        """Return the verdict on calls that do not agree."""
         assert self._mismatch is not None
         calls = dict(sorted(self._mismatch.calls.items()))
         message = next(iter(calls.values())).kind.point_to_point
         found = (message_mismatch if message else collective_mismatch)(calls)
-        return Wrong(explain.mismatch(found or self._mismatch, self._name_file), tr("the ranks' calls do not agree"))
+        return Wrong(
+            explanation.mismatch(found or self._mismatch, self._name_file),
+            tr("the ranks' calls do not agree"),
+        )
 
     def deadlock(self, stuck: dict[int, set[int]]) -> Wrong:
-        """The verdict on ``stuck`` ranks."""
+        """Return the verdict on ``stuck`` ranks."""
         now = time.monotonic_ns()
         for view in self.views.values():
-            view.since = now  # how long the others took is no part of the mistake, and differs from run to run
-        return Wrong(explain.deadlock(self.views, stuck, self._name_file), tr("the ranks wait for each other"))
+            view.since = now  # waiting times differ between runs: leave them out
+        return Wrong(
+            explanation.deadlock(self.views, stuck, self._name_file), tr("the ranks wait for each other")
+        )
 
     def place(self, rank: int) -> str:
-        """What ``rank`` does now, in a few words."""
+        """Return a short description of what ``rank`` does now."""
         view = self.views[rank]
         if view.waits_for is not None:
             return tr(
-                "rank {rank} waits in {what} ({where})", rank=rank, what=what(view.waits_for), where=where(view.waits_for, self._name_file)
+                "rank {rank} waits in {what} ({where})",
+                rank=rank,
+                what=what(view.waits_for),
+                where=where(view.waits_for, self._name_file),
             )
         if view.ended:
             return tr("rank {rank} has finished", rank=rank)
         if view.last is not None:
             return tr(
-                "rank {rank} computes, last call {what} ({where})", rank=rank, what=what(view.last), where=where(view.last, self._name_file)
+                "rank {rank} computes, last call {what} ({where})",
+                rank=rank,
+                what=what(view.last),
+                where=where(view.last, self._name_file),
             )
         return tr("rank {rank} has made no call", rank=rank)
 
-    # -- meeting
+    # -- matching
 
-    def _note(self, request: Request) -> None:
+    def _register(self, request: CallRequest) -> None:
         rank = request.rank
         self._issued[rank] += 1
         self._held += request.held
         if self._issued[rank] > MAX_CALLS or self._held > MAX_HELD:
-            raise NotPlain(f"endless communication: more than {MAX_CALLS} calls or {MAX_HELD >> 20} MiB unreceived")
+            raise NotPlain(
+                f"endless communication: more than {MAX_CALLS} calls or {MAX_HELD >> 20} MiB unreceived"
+            )
         if self._members.setdefault(request.group, request.members) != request.members:
             raise Wrong(
                 tr(
-                    "rank {rank} uses a group of {mine} where other ranks have one of {theirs}: new_group must be called by every rank of "
-                    "the world, in the same order",
+                    "rank {rank} uses a group of {mine} where other ranks have one of {theirs}: new_group "
+                    "must be called by every rank of the world, in the same order",
                     rank=rank, mine=list(request.members), theirs=list(self._members[request.group]),
                 ),
                 tr("the ranks made different groups"),
@@ -170,29 +208,34 @@ class Exchange:
         if request.seq in self._open[rank]:
             raise NotPlain("a call number used twice")
         self._open[rank][request.seq] = (request, call)
-        if self._nudge is not None and self._nudge.hits(rank, request.kind, self._of_kind[rank][request.kind]):
+        if self._nudge is not None and self._nudge.hits(
+            rank, request.kind, self._of_kind[rank][request.kind]
+        ):
             self._marked = rank, request.seq
         self._of_kind[rank][request.kind] += 1
         self.views[rank].note(call)
         self._mismatch = self._meetings.add(rank, call) or self._mismatch
 
-    def _meet(self, requests: list[Request]) -> list[Delivery]:
+    def _complete_collective(self, requests: list[CallRequest]) -> list[Delivery]:
         first = requests[0]
         for tensor in first.sent:
             if first.reduction and not allowed(first.reduction, tensor.dtype):
-                raise self._misfit(requests, tr("{op} has no meaning for {dtype}", op=first.reduction, dtype=tensor.dtype))
+                raise self._mismatch_error(
+                    requests,
+                    tr("{op} is not defined for {dtype}", op=first.reduction, dtype=tensor.dtype),
+                )
         root = first.members.index(first.peer) if first.peer >= 0 else -1
         try:
             received = outputs(first.kind, [request.sent for request in requests], root, first.reduction)
         except (RuntimeError, ValueError, IndexError):
-            raise self._misfit(requests, tr("the ranks pass tensors of different sizes")) from None
+            raise self._mismatch_error(requests, tr("the ranks pass tensors of different sizes")) from None
         return [self._deliver(request, tensors) for request, tensors in zip(requests, received)]
 
-    def _message(self, request: Request) -> list[Delivery]:
+    def _match_message(self, request: CallRequest) -> list[Delivery]:
         to = request.peer if request.kind is Kind.SEND else request.rank
         key = (request.group, to, request.tag)
         sends, receives = self._sends[key], self._receives[key]
-        # Those that wait did not fit each other: only the new one can make a pair.
+        # Waiting messages do not match each other, so only the new one can complete a pair.
         sending = request.kind is Kind.SEND
         for waiting in receives if sending else sends:
             send, receive = (request, waiting) if sending else (waiting, request)
@@ -202,23 +245,35 @@ class Exchange:
         (sends if sending else receives).append(request)
         return []
 
-    def _deliver(self, request: Request, tensors: Sequence[Tensor], source: int = -1) -> Delivery:
-        if len(tensors) != len(request.expected) or not all(map(lambda shape, tensor: shape.fits(tensor), request.expected, tensors)):
+    def _deliver(self, request: CallRequest, tensors: Sequence[Tensor], source: int = -1) -> Delivery:
+        if len(tensors) != len(request.expected) or not all(
+            map(lambda shape, tensor: shape.fits(tensor), request.expected, tensors)
+        ):
             expected = ", ".join(f"{shape.dtype}{list(shape.sizes)}" for shape in request.expected[:4])
-            came = ", ".join(f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.") for tensor in tensors[:4])
-            raise self._misfit([request], tr("it expects {expected}, and receives {came}", expected=expected, came=came))
+            came = ", ".join(
+                f"{tensor.dtype}{list(tensor.shape)}".removeprefix("torch.") for tensor in tensors[:4]
+            )
+            raise self._mismatch_error(
+                [request],
+                tr("it expects {expected}, and receives {came}", expected=expected, came=came),
+            )
         rank, view = request.rank, self.views[request.rank]
         _, call = self._open[rank].pop(request.seq)
         self._passed[rank][call.number] = call
         self._held -= request.held
         if view.waits_for is call:
-            view.state, view.waits_for = State.COMPUTING, None
+            view.state, view.waits_for = Activity.COMPUTING, None
         if self._nudge is not None and self._marked == (rank, request.seq):
             tensors, self.nudged = self._nudge.applied(tensors)
         return Delivery(rank, request.seq, tensors, source)
 
-    def _misfit(self, requests: list[Request], text: str) -> Wrong:
+    def _mismatch_error(self, requests: list[CallRequest], text: str) -> Wrong:
         request = requests[0]
         call = self._open[request.rank][request.seq][1]
-        who = tr("rank {rank}, {what} ({where})", rank=request.rank, what=what(call), where=where(call, self._name_file))
+        who = tr(
+            "rank {rank}, {what} ({where})",
+            rank=request.rank,
+            what=what(call),
+            where=where(call, self._name_file),
+        )
         return Wrong(f"{who}: {text}", tr("the ranks' calls do not agree"))

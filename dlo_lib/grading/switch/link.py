@@ -1,7 +1,9 @@
-"""A rank's end of the switch: sends calls, receives results into the tensors that wait for them. Nothing here is trusted by the judge.
+"""A rank's connection to the switch: it sends calls and receives results into the tensors of the calls. The
+judge trusts nothing here.
 
-Results are read by whoever waits: the first waiting thread reads for all, the others wait for it (leader and followers). There is no thread
-of ours until somebody asks for a future, which must become true while nobody waits.
+The threads that wait read the results: the first one reads for all, and the others wait for it (leader and
+followers). The link starts a thread only when a future is requested, because a future must complete even if
+no thread waits.
 """
 
 from __future__ import annotations
@@ -21,33 +23,33 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
-from dlo_lib.comm.sites import call_site
-from dlo_lib.grading.codec import DTYPES, HEAD
+from dlo_lib.comm.tracing.call_sites import call_site
+from dlo_lib.grading.checks.codec import DTYPES, HEAD
 from dlo_lib.grading.switch.wire import flat, frame
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_SITE = 180  # characters of a file name that are sent
+MAX_SITE = 180  # longest file name, in characters, that is sent
 
 
 class SwitchError(RuntimeError):
-    """The switch cannot do this, or it has hung up."""
+    """The switch does not support an operation, or it has closed the connection."""
 
 
 @dataclass
-class Pending:
-    """A call that is not done yet; ``into``: the tensors that will hold what is received."""
+class PendingCall:
+    """A call that is not complete; ``into``: the tensors for what is received."""
 
     into: Sequence[Tensor]
     futures: list[torch.futures.Future] = field(default_factory=list)
 
 
 class Link:
-    """The connection of this rank, over a connected ``line``."""
+    """The connection of this rank, over the connected socket ``line``."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
         self._sources: dict[int, int] = {}
         self._sending = threading.Lock()
         self._changed = threading.Condition()
@@ -55,16 +57,16 @@ class Link:
         self._broken = ""
         self._completer: threading.Thread | None = None
         self.left: dist.ProcessGroup | None = None
-        """The group that this process was in before."""
+        """The previous default group of this process."""
 
     def post(
         self, kind: Kind, group: str, members: Sequence[int], sent: Sequence[Tensor], into: Sequence[Tensor],
         *, peer: int = -1, tag: int = 0, reduction: str = "", is_async: bool = False,
     ) -> int:  # fmt: skip
-        """Send a call; its number.
+        """Send a call; return its number.
 
         Raises:
-            SwitchError: a tensor that the switch does not carry, or the switch has hung up.
+            SwitchError: the switch cannot carry a tensor, or has closed the connection.
         """
         site, in_torch = call_site()
         in_backward = torch._C._current_graph_task_id() != -1
@@ -85,19 +87,19 @@ class Link:
         return self._post("call", head, sent, into)
 
     def mark(self, name: str) -> None:
-        """Stand still until the judge has read this process's memory, and noted it under ``name``."""
+        """Wait until the judge has read this process's memory and recorded it under ``name``."""
         gc.collect()
         self.wait(self._post("mark", {"name": str(name)}, (), ()))
 
     def end(self, raised: bool) -> None:
-        """Say that this rank makes no more calls."""
+        """Report that this rank makes no more calls."""
         self._send({"switch": "end", "raised": raised}, ())
 
     def wait(self, seq: int) -> None:
-        """Stand still until call ``seq`` is done.
+        """Wait until call ``seq`` is complete.
 
         Raises:
-            SwitchError: the switch has hung up.
+            SwitchError: the switch has closed the connection.
         """
         if seq in self._pending:
             self._send({"switch": "wait", "seq": seq}, ())
@@ -106,7 +108,7 @@ class Link:
             raise SwitchError(self._broken)
 
     def is_done(self, seq: int) -> bool:
-        """Whether call ``seq`` is done; takes in what has arrived, and waits for nothing."""
+        """Return True if call ``seq`` is complete; reads results that have arrived, without waiting."""
         while seq in self._pending and not self._reading and select.select([self._line], [], [], 0)[0]:
             with self._changed:
                 if self._reading:
@@ -116,11 +118,13 @@ class Link:
         return seq not in self._pending
 
     def source(self, seq: int) -> int:
-        """The global rank that a message came from, once it has come."""
+        """Return the global rank that sent a message, or -1 if the message has not arrived."""
         return self._sources.get(seq, -1)
 
     def future(self, seq: int, value: Any) -> torch.futures.Future:
-        """A future of call ``seq`` that becomes ``value``, also while nobody waits."""
+        """Return a future of call ``seq`` with the result ``value``, which completes even if no
+        thread waits.
+        """
         future: torch.futures.Future = torch.futures.Future()
         with self._changed:
             pending = self._pending.get(seq)
@@ -141,7 +145,7 @@ class Link:
     def _post(self, what: str, head: dict[str, Any], sent: Sequence[Tensor], into: Sequence[Tensor]) -> int:
         with self._changed:
             seq = next(self._numbers)
-            self._pending[seq] = Pending(into)
+            self._pending[seq] = PendingCall(into)
         self._send({"switch": what, "seq": seq, **head}, sent)
         return seq
 
@@ -156,7 +160,7 @@ class Link:
             raise SwitchError(self._hung_up()) from error
 
     def _lead(self, seq: int) -> None:
-        """Read until ``seq`` is done, or wait for who reads."""
+        """Read until ``seq`` is complete, or wait for the thread that reads."""
         while True:
             with self._changed:
                 while self._reading and seq in self._pending and not self._broken:
@@ -167,7 +171,7 @@ class Link:
             self._read()
 
     def _complete(self) -> None:
-        """The thread that reads for futures."""
+        """Read for futures; the target of a thread."""
         while not self._broken:
             with self._changed:
                 while not (waited := [seq for seq, pending in self._pending.items() if pending.futures]):
@@ -175,7 +179,7 @@ class Link:
             self._lead(waited[0])
 
     def _read(self) -> None:
-        """Receive one frame; the caller has taken the right to read."""
+        """Receive one frame; the caller has set ``_reading``."""
         try:
             length, size = HEAD.unpack(self._exactly(HEAD.size))
             head = json.loads(self._exactly(length))
@@ -199,7 +203,11 @@ class Link:
                 if count == 0:
                     continue
                 target = tensor.detach()
-                whole = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
+                whole = (
+                    target
+                    if target.is_contiguous()
+                    else torch.empty_like(target, memory_format=torch.contiguous_format)
+                )
                 self._fill(flat(whole).numpy().data)
                 if whole is not target:
                     target.copy_(whole)
@@ -217,18 +225,18 @@ class Link:
             target = target[count:]
 
     def _hung_up(self) -> str:
-        return "connection closed by the switch: another rank failed, or this rank sent what the switch does not read"
+        return "connection closed by the switch: another rank failed, or this rank sent an invalid message"
 
 
 class SwitchWork(dist.Work):
-    """One call, or several made as one. ``value``: what its future becomes."""
+    """The work handle of one call or of several coalesced ones. ``value``: the result of its future."""
 
     def __init__(self, link: Link, calls: Sequence[int], value: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self._link, self._calls, self._value = link, tuple(calls), list(value)
 
     def wait(self, timeout: Any = None) -> bool:
-        """Stand still until it is done. The judge's clock limits this, not ``timeout``."""
+        """Wait until the calls are complete. The judge's deadline applies, not ``timeout``."""
         for seq in self._calls:
             self._link.wait(seq)
         return True
@@ -242,15 +250,15 @@ class SwitchWork(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done, without waiting."""
+        """Return True if the calls are complete, without waiting."""
         return all(self._link.is_done(seq) for seq in self._calls)
 
     def is_success(self) -> bool:
-        """A call that is done has succeeded."""
+        """Return True if the calls are complete; a complete call has succeeded."""
         return self.is_completed()
 
     def result(self) -> list[Tensor]:
-        """The tensors, once it is done."""
+        """Wait, and return the tensors."""
         self.wait()
         return self._value
 
@@ -260,19 +268,23 @@ class SwitchWork(dist.Work):
     source_rank = _source_rank
 
     def get_future(self) -> torch.futures.Future:
-        """A future of ``result()``."""
+        """Return a future of ``result()``."""
         if torch._C._current_graph_task_id() != -1:
-            # Who asks within backward (PyTorch's DDP) waits in C++ at its end; what is queued runs just before, where the wait is told.
+            # In backward, PyTorch's DDP waits for the future in C++, at the end. The callback runs just
+            # before and reports the wait to the switch.
             torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
         return self._link.future(self._calls[-1], self._value)
 
 
 def _shape(tensor: Tensor) -> list[Any]:
     if tensor.dtype not in NAMES or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise SwitchError(f"a tensor of {tensor.dtype} on {tensor.device.type} cannot pass the switch: send {', '.join(DTYPES)} on the CPU")
+        raise SwitchError(
+            f"a tensor of {tensor.dtype} on {tensor.device.type} cannot pass the switch: "
+            f"send {', '.join(DTYPES)} on the CPU"
+        )
     return [NAMES[tensor.dtype], list(tensor.shape)]
 
 
 def _shown(text: str) -> str:
-    """A name that the judge accepts."""
+    """Shorten a name and replace the characters that the judge refuses."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[-MAX_SITE:])

@@ -1,7 +1,8 @@
-"""The switch in a notebook: served by a thread of the notebook's own process, for ranks that ``run_ranks`` starts.
+"""The switch in a notebook: a thread of the notebook's process serves the ranks that ``run_ranks`` starts.
 
-Ranks reach it at a socket in a folder that only this user can open. No judge and no sandbox here: it is the same exchange, so that a check
-sees the same traffic and a mistake gets the same words as in grading. Memory is read from /proc; where there is none, it is unknown.
+Ranks reach it at a socket in a folder that only this user can open. There is no judge and no sandbox, but the
+same exchange, so that a check sees the same traffic and a mistake gets the same message as in grading. Memory
+is read from /proc; on systems without it, it is unknown.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
-from dlo_lib.grading.contract import Nudge, Wrong
-from dlo_lib.grading.limits import resident_bytes
+from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.switch.service import TICK, Service
+from dlo_lib.grading.switch.memory import resident_bytes
+from dlo_lib.grading.switch.server import TICK, SwitchServer
 from dlo_lib.grading.switch.wire import Frame
-from dlo_lib.launch.frames import shown_file
+from dlo_lib.launch.frames import display_name
 
 RANK = struct.Struct("!I")
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
@@ -31,19 +32,21 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class LocalSwitch:
-    """A switch for ``world`` ranks, served while the context lasts. ``path``: where they reach it."""
+    """A switch for ``world`` ranks, served in a context. ``path``: its socket."""
 
     def __init__(self, world: int, nudge: Nudge | None = None) -> None:
         self.verdict: Wrong | None = None
-        """Why the ranks were stopped: a dead-lock, calls that do not agree."""
-        self.service: Service | None = None
-        """None until every rank has come."""
+        """The reason for which the ranks were stopped: a deadlock, or calls that do not agree."""
+        self.service: SwitchServer | None = None
+        """None until every rank is connected."""
         self._world, self._nudge = world, nudge
-        self._fresh: dict[int, int] = {}
+        self._initial_bytes: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._stop = threading.Event()
         self._stack = ExitStack()
-        self.path = os.path.join(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dlo-")), "switch")
+        self.path = os.path.join(
+            self._stack.enter_context(tempfile.TemporaryDirectory(prefix="dlo-")), "switch"
+        )
         self._listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         self._listener.bind(self.path)
         self._listener.listen(world)
@@ -55,28 +58,30 @@ class LocalSwitch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         self._stack.close()
         if self._failure is not None:
             raise self._failure
 
-    # -- what the service asks and tells (service.Host)
+    # -- server.Host
 
     def memory(self, rank: int) -> int | None:
-        """Bytes that the rank holds beyond what it held when it came."""
-        return resident_bytes(self._pids[rank]) - self._fresh[rank] if rank in self._pids else None
+        """Return the bytes that the rank holds beyond those at its connection; None if unknown."""
+        return resident_bytes(self._pids[rank]) - self._initial_bytes[rank] if rank in self._pids else None
 
-    def other(self, rank: int, frame: Frame) -> bool | None:
-        """A rank has nothing else to say: ``run_ranks`` takes its answer."""
+    def handle_frame(self, rank: int, frame: Frame) -> bool | None:
+        """Ignore the frame: ``run_ranks`` receives the answer of a rank."""
         return None
 
-    def gone(self, rank: int, exchange: Exchange) -> None:
-        """``run_ranks`` says how it ended."""
+    def disconnected(self, rank: int, exchange: Exchange) -> None:
+        """Do nothing: ``run_ranks`` reports how the rank ended."""
 
-    def look(self, exchange: Exchange) -> bool:
-        """Until the notebook has what it wants."""
+    def poll(self, exchange: Exchange) -> bool:
+        """Return False when the context ends."""
         return not self._stop.is_set()
 
     # -- the thread
@@ -87,16 +92,18 @@ class LocalSwitch:
             while len(lines) < self._world and not self._stop.is_set():
                 self._accept(lines)
             if not self._stop.is_set():
-                service = Service([lines[rank] for rank in range(self._world)], self, shown_file, self._nudge)
+                service = SwitchServer(
+                    [lines[rank] for rank in range(self._world)], self, display_name, self._nudge
+                )
                 self.service = service
                 service.run()
         except Wrong as verdict:
             self.verdict = verdict
-        except Exception as error:  # noqa: BLE001  raised again where the notebook waits
+        except Exception as error:  # noqa: BLE001  __exit__ raises it
             self._failure = error
         finally:
             for line in lines.values():
-                line.close()  # who still waits is told so
+                line.close()  # ends the waits of ranks
 
     def _accept(self, lines: dict[int, socket.socket]) -> None:
         try:
@@ -107,14 +114,16 @@ class LocalSwitch:
         (rank,) = RANK.unpack(line.recv(RANK.size, socket.MSG_WAITALL))
         lines[rank] = line
         if sys.platform == "linux":
-            self._pids[rank], *_ = CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-            self._fresh[rank] = resident_bytes(self._pids[rank])
+            self._pids[rank], *_ = CREDENTIALS.unpack(
+                line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            )
+            self._initial_bytes[rank] = resident_bytes(self._pids[rank])
 
 
 @contextmanager
-def reached(path: str, rank: int) -> Iterator[Link]:
-    """In a rank: a link to the switch at ``path``, told at the end how this rank ended."""
-    _give_memory_back()
+def connected_link(path: str, rank: int) -> Iterator[Link]:
+    """In a rank, connect to the switch at ``path``; at the end, report how this rank ended."""
+    _return_freed_memory()
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(RANK.pack(rank))
@@ -127,8 +136,10 @@ def reached(path: str, rank: int) -> Iterator[Link]:
             link.end(raised)
 
 
-def _give_memory_back() -> None:
-    """From here on freed tensors go back to the system at once, so that what is held is what is used; glibc would keep some."""
+def _return_freed_memory() -> None:
+    """Make glibc return freed tensors to the system at once, so that the resident memory is the memory in
+    use.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 1 << 17)

@@ -1,7 +1,9 @@
-"""What a rank asks of the switch, read strictly: exact types, known names, sizes that add up. Nothing else reaches the exchange.
+"""Read the messages of a rank strictly: exact types, known names, consistent sizes. The exchange gets nothing
+else.
 
-A rank's word is taken only for what its own call is (that is the rank's to choose) and for where in its code it was, which is shown and
-never counted. Sizes of what it sends are those of the bytes that came; sizes of what it expects are held against what it then gets.
+Two things are taken from the rank without a check: the parameters of its call, which it may choose, and the
+call site, which is shown but never counted. The sizes of sent tensors must match the received bytes; the
+sizes of expected tensors are compared with the results.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dlo_lib.comm.calls import Call, Kind, Site
-from dlo_lib.grading.codec import DTYPES, NotPlain
+from dlo_lib.comm.calls import Call, CallSite, Kind
+from dlo_lib.grading.checks.codec import DTYPES, NotPlain
 from dlo_lib.grading.switch.arithmetic import REDUCTIONS
 from dlo_lib.grading.switch.wire import Frame
 
@@ -27,8 +29,8 @@ RECEIVED_IS_LOCAL = (Kind.SCATTER, Kind.REDUCE_SCATTER, Kind.RECV, Kind.RECV_ANY
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Type and size of one tensor."""
+class TensorSpec:
+    """The dtype and the sizes of one tensor."""
 
     dtype: str
     sizes: tuple[int, ...]
@@ -42,12 +44,12 @@ class Shape:
         return self.numel * DTYPES[self.dtype].itemsize
 
     def fits(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` can be received into it: the same type and number of elements."""
+        """Return True if ``tensor`` can be received into it: the same dtype and number of elements."""
         return DTYPES[self.dtype] == tensor.dtype and self.numel == tensor.numel()
 
 
 @dataclass(frozen=True)
-class Request:
+class CallRequest:
     """A call of a rank: the tensors it sends, and the shapes it expects to receive."""
 
     rank: int
@@ -61,19 +63,19 @@ class Request:
     is_async: bool
     in_backward: bool
     by_reducer: bool
-    site: Site
+    site: CallSite
     sent: tuple[Tensor, ...]
-    sizes: tuple[Shape, ...]
-    """Of what is sent."""
-    expected: tuple[Shape, ...]
+    sizes: tuple[TensorSpec, ...]
+    """Of the sent tensors."""
+    expected: tuple[TensorSpec, ...]
 
     @property
     def held(self) -> int:
-        """Bytes the switch keeps for it."""
+        """The bytes that the switch holds for the call."""
         return sum(shape.bytes for shape in self.sizes)
 
     def call(self, number: int, sequence: int) -> Call:
-        """In the words of the tracer."""
+        """Return the call as the tracer records it."""
         full = self.expected if self.kind in RECEIVED_IS_FULL else self.sizes or self.expected
         local = self.expected if self.kind in RECEIVED_IS_LOCAL else self.sizes or self.expected
         uneven = len({shape.numel for shape in full}) > 1 and len(full) > len(local)
@@ -103,34 +105,34 @@ class Request:
 
 @dataclass(frozen=True)
 class Wait:
-    """The rank stands still until call ``seq`` is done."""
+    """The rank waits for its call ``seq``."""
 
     seq: int
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The rank has reached ``name`` and stands still until its memory has been read."""
+    """The rank has reached the mark ``name`` and waits until its memory has been read."""
 
     seq: int
     name: str
 
 
 @dataclass(frozen=True)
-class End:
+class ScenarioEnd:
     """The scenario has ended on this rank."""
 
     raised: bool
 
 
-Message = Request | Wait | Mark | End
+Message = CallRequest | Wait | Mark | ScenarioEnd
 
 
 def read(frame: Frame, rank: int, world: int) -> Message | None:
-    """The message in ``frame``; None when it is none of the switch's.
+    """Return the message in ``frame``; None if it is not one of the switch.
 
     Raises:
-        NotPlain: it is one, but not as a link writes it.
+        NotPlain: it is a message of the switch, but an invalid one.
     """
     if not frame.tree.startswith(b'{"switch":'):
         return None
@@ -150,13 +152,13 @@ def _message(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Messa
         case "mark":
             return Mark(_number(head["seq"], 1, 1 << 53), _text(head["name"]))
         case "end":
-            return End(_flag(head["raised"]))
+            return ScenarioEnd(_flag(head["raised"]))
         case "call":
             return _request(head, blob, rank, world)
     raise ValueError("switch")
 
 
-def _request(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Request:
+def _request(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> CallRequest:
     kind = COLLECTIVES[head["kind"]]
     members = tuple(_number(member, 0, world - 1) for member in _items(head["members"], world))
     if len(set(members)) != len(members) or rank not in members:
@@ -165,11 +167,15 @@ def _request(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Reque
     if peer not in members if kind.rooted or kind in (Kind.SEND, Kind.RECV) else peer != -1:
         raise ValueError("peer")
     reduction = head["reduction"]
-    if reduction not in REDUCTIONS if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER) else reduction != "":
+    if (
+        reduction not in REDUCTIONS
+        if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER)
+        else reduction != ""
+    ):
         raise ValueError("reduction")
     sizes, expected = _shapes(head["sent"]), _shapes(head["expected"])
     file, line, function, api = _items(head["site"], 4)
-    request = Request(
+    request = CallRequest(
         rank=rank,
         seq=_number(head["seq"], 1, 1 << 53),
         kind=kind,
@@ -181,7 +187,7 @@ def _request(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Reque
         is_async=_flag(head["async"]),
         in_backward=_flag(head["backward"]),
         by_reducer=_flag(head["reducer"]),
-        site=Site(_text(file), _number(line, 0, 1 << 31), _text(function), _text(api)),
+        site=CallSite(_text(file), _number(line, 0, 1 << 31), _text(function), _text(api)),
         sent=_cut(blob, sizes),
         sizes=sizes,
         expected=expected,
@@ -190,8 +196,8 @@ def _request(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Reque
     return request
 
 
-def _count(request: Request) -> None:
-    """The numbers of tensors that each operation has."""
+def _count(request: CallRequest) -> None:
+    """Check the number of tensors of an operation."""
     ranks, root = len(request.members), request.peer == request.rank
     sent, expected = len(request.sent), len(request.expected)
     good = {
@@ -212,25 +218,25 @@ def _count(request: Request) -> None:
         raise ValueError("number of tensors")
 
 
-def _cut(blob: Tensor, shapes: Sequence[Shape]) -> tuple[Tensor, ...]:
+def _cut(blob: Tensor, shapes: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
     if sum(shape.bytes for shape in shapes) != blob.numel():
         raise ValueError("bytes")
     parts = blob.split([shape.bytes for shape in shapes])
     return tuple(_typed(part, shape).view(shape.sizes) for part, shape in zip(parts, shapes))
 
 
-def _typed(part: Tensor, shape: Shape) -> Tensor:
+def _typed(part: Tensor, shape: TensorSpec) -> Tensor:
     dtype = DTYPES[shape.dtype]
     aligned = part if part.storage_offset() % dtype.itemsize == 0 else part.clone()
-    return aligned.view(dtype) if shape.dtype != "bool" else aligned != 0  # a byte of 2 would be a third truth value
+    return aligned.view(dtype) if shape.dtype != "bool" else aligned != 0  # every other byte than 0 is True
 
 
-def _shapes(value: Any) -> tuple[Shape, ...]:
+def _shapes(value: Any) -> tuple[TensorSpec, ...]:
     shapes = []
     for dtype, sizes in _items(value, MAX_TENSORS):
         if dtype not in DTYPES:
             raise ValueError("dtype")
-        shapes.append(Shape(dtype, tuple(_number(size, 0, 1 << 40) for size in _items(sizes, MAX_DIMS))))
+        shapes.append(TensorSpec(dtype, tuple(_number(size, 0, 1 << 40) for size in _items(sizes, MAX_DIMS))))
     return tuple(shapes)
 
 

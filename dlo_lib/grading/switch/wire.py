@@ -1,11 +1,12 @@
-"""Frames of the switch: a small JSON head and raw tensor bytes, read and written without a copy beyond the socket's own.
+"""Frames of the switch: a small JSON head and raw tensor bytes, without copies beyond those of the socket.
 
-The framing is the codec's, so that both share one socket:
+The framing is the codec's, so that both can use one socket:
 
     frame = [u64 length of JSON] [u64 length of the bytes] JSON bytes
 
-An ``Inbox`` reads what is there and never waits; memory for the bytes is touched only as they arrive, within the codec's limits. An
-``Outbox`` keeps what the other end has not read yet: a send never blocks, for the rank may itself be blocked in sending.
+An ``Inbox`` reads the available bytes and never waits; it touches memory only as bytes arrive, within the
+codec's limits. An ``Outbox`` stores what the other end has not read. A send never blocks, because the rank
+may itself be blocked in a send.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.codec import HEAD, frame_length
+from dlo_lib.grading.checks.codec import HEAD, frame_length
 
-PIECE = 1 << 16  # bytes read at once where it is not known what they are; small frames are sent in one piece
-WINDOW = 4 << 20  # bytes handed to the kernel at once
+PIECE = 1 << 16  # bytes per read of a head; smaller frames are sent in one piece
+WINDOW = 4 << 20  # bytes passed to the kernel at once
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame as it came: nothing in it has been looked at."""
+    """One received frame, not checked yet."""
 
     tree: bytes
     blob: Tensor
     """uint8, 1-D."""
 
-    def whole(self) -> bytes:
-        """As the codec reads it."""
+    def to_bytes(self) -> bytes:
+        """Return the frame as bytes for the codec."""
         return HEAD.pack(len(self.tree), self.blob.numel()) + self.tree + self.blob.numpy().tobytes()
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The elements of a tensor as bytes, 1-D: a view where it is contiguous."""
+    """Return the elements of a tensor as bytes, 1-D; a view of a contiguous tensor."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def frame(head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> list[memoryview]:
-    """The pieces of a frame; large tensors are not copied, and must not change before they are sent."""
+    """Return the pieces of a frame; large tensors are not copied and must not change before they are sent."""
     tree = json.dumps(head).encode()
     blobs = [flat(tensor).numpy().data for tensor in tensors if tensor.numel()]
     size = sum(blob.nbytes for blob in blobs)
@@ -56,17 +57,17 @@ def frame(head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> list[memoryvi
 
 
 class Inbox:
-    """Takes frames from a socket. ``begun``: what was read from it before."""
+    """Reads frames from a socket. ``received``: bytes already read from it."""
 
-    def __init__(self, line: socket.socket, begun: bytes = b"") -> None:
+    def __init__(self, line: socket.socket, received: bytes = b"") -> None:
         self._line = line
-        self._begun = bytearray(begun)
+        self._received = bytearray(received)
         self._tree = b""
         self._blob: Tensor | None = None
         self._filled = 0
 
     def pump(self) -> bool:
-        """Take in what is there, without waiting; False at the end of the stream."""
+        """Read the available bytes without waiting; return False at the end of the stream."""
         try:
             if self._blob is not None:
                 rest = self._blob.numpy().data[self._filled :]
@@ -78,14 +79,14 @@ class Inbox:
             return True
         except OSError:
             return False
-        self._begun += data
+        self._received += data
         return bool(data)
 
     def take(self) -> Frame | None:
-        """A frame that has arrived whole.
+        """Return a frame that has arrived completely, or None.
 
         Raises:
-            NotPlain: it is larger than what is accepted.
+            NotPlain: the frame exceeds the codec's limits.
         """
         if self._blob is None and not self._open():
             return None
@@ -96,19 +97,19 @@ class Inbox:
         return done
 
     def _open(self) -> bool:
-        """Begin a frame once its head is there."""
-        if frame_length(self._begun) is None:
+        """Start a frame if its head has arrived; return False otherwise."""
+        if frame_length(self._received) is None:
             return False
-        tree, blob = HEAD.unpack_from(self._begun)
-        if len(self._begun) < HEAD.size + tree:
+        tree, blob = HEAD.unpack_from(self._received)
+        if len(self._received) < HEAD.size + tree:
             return False
-        self._tree = bytes(self._begun[HEAD.size : HEAD.size + tree])
-        del self._begun[: HEAD.size + tree]
+        self._tree = bytes(self._received[HEAD.size : HEAD.size + tree])
+        del self._received[: HEAD.size + tree]
         self._blob = torch.empty(blob, dtype=torch.uint8)
-        self._filled = min(blob, len(self._begun))
+        self._filled = min(blob, len(self._received))
         if self._filled:
-            self._blob.numpy()[: self._filled] = self._begun[: self._filled]
-            del self._begun[: self._filled]
+            self._blob.numpy()[: self._filled] = self._received[: self._filled]
+            del self._received[: self._filled]
         return True
 
 
@@ -119,19 +120,19 @@ class Outbox:
         self._line = line
         self._pieces: deque[memoryview] = deque()
         self.size = 0
-        """Bytes not sent yet."""
+        """The number of bytes not sent yet."""
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
 
     def put(self, pieces: Sequence[memoryview]) -> bool:
-        """Add a frame and send what can be sent; False when the other end is gone."""
+        """Add a frame and send what is possible; return False if the other end is closed."""
         self._pieces += pieces
         self.size += sum(piece.nbytes for piece in pieces)
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what can be sent without waiting; False when the other end is gone."""
+        """Send what is possible without waiting; return False if the other end is closed."""
         while self._pieces:
             head = self._pieces.popleft()
             try:

@@ -1,7 +1,8 @@
-"""A schedule as a picture: time to the right, a row for each rank, colours by kind, the number of the micro-batch, bubbles left white.
+"""Draws a schedule: the horizontal axis is time, each rank has a row, colours show the kind of action,
+numbers show the micro-batch, and bubbles are white.
 
-The same drawing shows the plan (``simulate``) and what was measured (``runtime`` gives spans of the same form), so the two can be laid one
-above the other. Below, if asked for, what each rank holds over time. ``as_text`` is the same for a terminal.
+The same function draws a simulation (``simulate``) and a measured step (``Pipeline.measured``), so that the
+two can be compared. A second plot shows the memory of each rank over time. ``as_text`` draws in a terminal.
 """
 
 from __future__ import annotations
@@ -16,22 +17,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {F: "#4c78a8", B: "#59a14f", I: "#8cd17d", W: "#f1ce63"}  # also told apart in grey
+COLOURS = {F: "#4c78a8", B: "#59a14f", I: "#8cd17d", W: "#f1ce63"}  # distinguishable in greyscale
 NAMES = {F: "forward", B: "backward", I: "backward, input part", W: "backward, weight part"}
 _DARK = {F, B}
-_MOST_NUMBERS = 2000  # beyond, numbers are too small to read and slow to draw
+_MAX_LABELLED_ACTIONS = 2000  # with more actions, the numbers are too small to read and slow to draw
+_MAX_WIDE_ACTIONS = (
+    60  # with more of the shortest action side by side, two digits of the larger font do not fit
+)
 
 
 def draw(
-    simulation: Simulation, *, activations: PerStage | None = None, for_weights: PerStage = 0.0, title: str | None = None, unit: str = ""
+    simulation: Simulation,
+    *,
+    activations: PerStage | None = None,
+    for_weights: PerStage = 0.0,
+    title: str | None = None,
+    unit: str = "",
 ) -> Figure:
-    """The picture of ``simulation``.
+    """Return a figure of ``simulation``.
 
     Args:
-        activations: what a micro-batch holds on a stage; given, a track of each rank's memory is drawn below.
-        for_weights: what of it stays until the weight part.
-        title: by default name, ranks, micro-batches and bubble.
-        unit: of the time axis.
+        activations: the memory of one micro-batch on a stage. If given, a second plot shows the memory of
+            each rank.
+        for_weights: the part of this memory that is kept until the weight gradient.
+        title: the title; by default the name, the sizes and the bubble.
+        unit: the unit of the time axis.
     """
     height = 0.42 * simulation.schedule.ranks + 1.3
     figure = new_figure(11, height if activations is None else 1.8 * height)
@@ -45,25 +55,35 @@ def draw(
 
 
 def heading(simulation: Simulation) -> str:
-    """Name, size and bubble in one line."""
+    """Return the name, the sizes and the bubble of ``simulation`` in one line."""
     schedule = simulation.schedule
     return (
-        f"{schedule.name}: {schedule.ranks} ranks, {schedule.micro_batches} micro-batches, makespan {simulation.makespan:.4g}, "
-        f"bubble {100 * simulation.bubble_ratio:.0f} % of the ideal time, at most {max(simulation.in_flight())} in flight"
+        f"{schedule.name}: {schedule.ranks} ranks, {schedule.micro_batches} micro-batches, "
+        f"makespan {simulation.makespan:.4g}, "
+        f"bubble {100 * simulation.bubble_ratio:.0f} % of the ideal time, "
+        f"at most {max(simulation.in_flight())} in flight"
     )
 
 
 def draw_actions(axes: Axes, simulation: Simulation) -> None:
-    """The rows of actions into ``axes``. A rank's second and later stages have a thick edge."""
+    """Draw the rows of actions into ``axes``. The second and later stages of a rank have a black edge."""
     from matplotlib.patches import Patch
 
     schedule = simulation.schedule
-    number = sum(map(len, schedule.rows)) <= _MOST_NUMBERS
+    number = sum(map(len, schedule.rows)) <= _MAX_LABELLED_ACTIONS
     first_stage = {rank: min(schedule.stages_of(rank), default=0) for rank in range(schedule.ranks)}
     kinds: set[ActionKind] = set()
+    shortest = min(
+        (end - start for row in simulation.spans for start, end in row if end > start), default=1.0
+    )
+    size = 9 if simulation.makespan <= _MAX_WIDE_ACTIONS * shortest else 7
     for rank, (row, spans) in enumerate(zip(schedule.rows, simulation.spans)):
         for later in (False, True):
-            chosen = [(action, span) for action, span in zip(row, spans) if (action.stage != first_stage[rank]) == later]
+            chosen = [
+                (action, span)
+                for action, span in zip(row, spans)
+                if (action.stage != first_stage[rank]) == later
+            ]
             axes.broken_barh(
                 [(start, end - start) for _, (start, end) in chosen],
                 (rank - 0.42, 0.84),
@@ -75,9 +95,10 @@ def draw_actions(axes: Axes, simulation: Simulation) -> None:
             kinds.add(action.kind)
             if number:
                 colour = "white" if action.kind in _DARK else "black"
-                axes.text(
-                    (start + end) / 2, rank, str(action.micro_batch), ha="center", va="center", fontsize=7, color=colour, clip_on=True
+                text = axes.text(
+                    (start + end) / 2, rank, str(action.micro_batch), fontsize=size, color=colour
                 )
+                text.set(ha="center", va="center", clip_on=True)
     axes.set_xlim(0, simulation.makespan or 1)
     handles = [Patch(facecolor=COLOURS[kind], label=NAMES[kind]) for kind in (F, B, I, W) if kind in kinds]
     if schedule.stages > schedule.ranks:
@@ -85,22 +106,26 @@ def draw_actions(axes: Axes, simulation: Simulation) -> None:
     rows_of_ranks(axes, range(schedule.ranks), handles)
 
 
-def draw_memory(axes: Axes, simulation: Simulation, activations: PerStage, for_weights: PerStage = 0.0) -> None:
-    """What each rank holds, over time, into ``axes``. What is let go at the moment when as much is taken leaves no notch."""
+def draw_memory(
+    axes: Axes, simulation: Simulation, activations: PerStage, for_weights: PerStage = 0.0
+) -> None:
+    """Draw the memory of each rank over time into ``axes``. Only the last of several changes at one time is
+    drawn."""
     for rank, track in enumerate(simulation.memory_tracks(activations, for_weights)):
-        held = {**dict(track), simulation.makespan: track[-1][1]}  # of several changes at one moment the last one stays
+        held = {**dict(track), simulation.makespan: track[-1][1]}
         axes.step(list(held), list(held.values()), where="post", label=f"rank {rank}", linewidth=1.2)
     axes.set_ylabel("activations held")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     if simulation.schedule.ranks <= 10:
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8)
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
 
 
 def as_text(simulation: Simulation, step: float | None = None) -> str:
-    """The picture in characters: a line for each rank, a column for each ``step`` of time (by default the shortest action).
+    """Return the drawing as text: a line for each rank, and a column for each ``step`` of time (by default
+    the shortest action).
 
-    An action stands where it begins and dots fill the rest of its time; spaces are bubbles.
+    An action is written in the column of its start, dots fill the rest of its time, and spaces are bubbles.
 
     >>> from dlo_lib.parallel.pipeline.schedules import one_f_one_b
     >>> from dlo_lib.parallel.pipeline.simulate import simulate

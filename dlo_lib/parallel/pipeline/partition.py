@@ -1,38 +1,46 @@
-"""Where to cut a model into stages: so that the slowest stage, which sets the pace of all, is as fast as can be.
+"""Cuts a model into stages such that the cost of the slowest stage, which limits the throughput, is minimal.
 
-A model is a row of pieces (for a Llama: embedding, blocks, head), each with a cost, counted or measured. Stages are runs of pieces. With
-C(k, n) the least possible cost of the slowest of k stages over the first n pieces,
+A model is a sequence of pieces (for a Llama: embedding, blocks, head), each with a counted or measured cost.
+A stage is a sequence of consecutive pieces. Let C(k, n) be the minimal cost of the slowest of k stages over
+the first n pieces:
 
     C(k, n) = min over j < n of max( C(k-1, j), cost of pieces j ... n-1 )
 
-which dynamic programming fills in O(stages * pieces^2). Embedding and head are why equal numbers of blocks are not balanced: the head of a
-small model with a large vocabulary costs as much as several blocks.
+Dynamic programming computes it in O(stages * pieces^2). Equal numbers of blocks are not balanced, because of
+the embedding and the head: the head of a small model with a large vocabulary costs as much as several blocks.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.configs import model_config
 from dlo_lib.models.counts import AttentionFlops, forward_flops_per_token, parameters_by_part
 from dlo_lib.models.llama import LlamaConfig
-from dlo_lib.parallel.pipeline.clock import now
 
 
 def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
-    """The pieces of each stage, in order and without an empty one, such that the most costly stage costs least.
+    """Return the pieces of each stage, in order, such that the cost of the most expensive stage is minimal.
 
-    Of equally good cuts the one whose early stages are the fuller: they hold fewer activations at the end of a pipeline's row.
+    Every stage has at least one piece. Among equally good solutions, the early stages have the most pieces.
+
+    Args:
+        costs: the cost of each piece, in any unit.
+        stages: the number of stages.
 
     Raises:
-        UserError: fewer pieces than stages, or a cost that is no cost.
+        UserError: there are fewer pieces than stages, or a cost is negative or not finite.
     """
     if not 1 <= stages <= len(costs):
-        raise UserError(f"{len(costs)} pieces cannot make {stages} stages, each with at least one: use fewer stages")
+        raise UserError(
+            f"{len(costs)} pieces cannot make {stages} stages, each with at least one: use fewer stages"
+        )
     if any(not 0 <= cost < float("inf") for cost in costs):
         raise UserError("a piece has a negative or infinite cost: costs are numbers from 0 on")
     upto = [0.0, *accumulate(costs)]
@@ -55,7 +63,8 @@ def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
 
 
 def counted_costs(model: str | LlamaConfig, seq: int) -> list[float]:
-    """The cost of each piece of a Llama in FLOPs a token, forward: embedding (a look-up: 0), blocks, norm and head."""
+    """Return the cost of each piece of a Llama in forward FLOPs per token: the embedding (0, a look-up), the
+    blocks, and the last norm with the head."""
     config = model_config(model)
     head = 2.0 * config.vocab_size * config.hidden
     block = (forward_flops_per_token(config, seq, AttentionFlops.CAUSAL) - head) / config.num_layers
@@ -63,7 +72,8 @@ def counted_costs(model: str | LlamaConfig, seq: int) -> list[float]:
 
 
 def counted_parameters(model: str | LlamaConfig) -> list[float]:
-    """The parameters of each piece, to balance memory instead of time. A tied embedding counts at both ends, where it is held."""
+    """Return the number of parameters of each piece of a Llama, to balance memory instead of time. A tied
+    embedding counts in the first and in the last piece."""
     config = model_config(model)
     parts = parameters_by_part(config)
     block = (parts["attention"] + parts["mlp"]) / config.num_layers + 2 * config.hidden
@@ -72,10 +82,12 @@ def counted_parameters(model: str | LlamaConfig) -> list[float]:
 
 
 def measured_costs(pieces: Sequence[nn.Module], example: Tensor, repeats: int = 5) -> list[float]:
-    """Seconds of forward and backward of each piece, the least of ``repeats``; each is given what the one before it returns.
+    """Measure forward and backward of each piece, in seconds; the result is the minimum of ``repeats``
+    measurements.
 
     Args:
-        example: what the first piece is called with.
+        pieces: the modules. Each is called with the output of the previous one.
+        example: the input of the first piece.
     """
     costs = []
     x = example
@@ -83,11 +95,18 @@ def measured_costs(pieces: Sequence[nn.Module], example: Tensor, repeats: int = 
         times = []
         for _ in range(repeats):
             given = x.detach().requires_grad_(x.is_floating_point())
-            began = now(x.device)
+            began = _now(x.device)
             out = piece(given)
             out.float().sum().backward()
-            times.append(now(x.device) - began)
+            times.append(_now(x.device) - began)
         costs.append(min(times))
         x = out.detach()
         piece.zero_grad(set_to_none=True)
     return costs
+
+
+def _now(device: torch.device) -> float:
+    """Wait for ``device`` and return the time in seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.monotonic()

@@ -1,20 +1,25 @@
-"""Carries out a schedule: each rank goes through its row of the table and does what the cells say. One loop for every schedule.
+"""Executes a schedule: each rank executes the actions of its row of the table. One loop serves every
+schedule.
 
-A forward keeps its input and the edge of the graph from which its output came; a backward takes the gradient of that output and leaves
-the gradient of the input to be sent; a weight part does what an input part left open (``deferred``). Sends are not waited for within a
-step and receives are begun ahead (``wire``), so data moves while ranks compute.
+A forward stores its input and the graph edge of its output. A backward takes the gradient of this output and
+computes the gradient of the input, which is sent to the previous stage. A weight part computes the weight
+gradients that an input part has deferred (``split_backward``). A step does not wait for sends, and receives
+start early (``p2p``), so that communication overlaps with computation.
 
-Gradients are those of the whole batch, however many micro-batches there are and however unequal: the loss that comes in is a sum of token
-losses over the number of valid tokens of *all* of them (``optim.step``), never a mean of means.
+The gradients are those of the whole batch, also for micro-batches of unequal size: the loss of a micro-batch
+is the sum of its token losses divided by the number of valid tokens of *all* micro-batches (``optim.step``).
 
-Sent per micro-batch and cut: batch * seq * hidden elements each way. Held: as many micro-batches as the table has in flight. The output of
-a stage is not kept once it is sent: the graph does not need it.
+Bytes sent per micro-batch and cut: batch * seq * hidden elements in each direction. Memory: the activations
+of the micro-batches in flight. The output of a stage is freed after the send, because the graph does not need
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -23,33 +28,53 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dlo_lib.errors import UserError
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision
-from dlo_lib.parallel.ddp import DDP
-from dlo_lib.parallel.pipeline.clock import now
-from dlo_lib.parallel.pipeline.deferred import SplitBackward, WeightPart
+from dlo_lib.parallel.pipeline.p2p import AHEAD, ReceiveWork, StageP2P
 from dlo_lib.parallel.pipeline.simulate import Simulation, Span
-from dlo_lib.parallel.pipeline.table import COMPUTE, RECEIVES, Action, ActionKind, F, I, Schedule, with_communication
-from dlo_lib.parallel.pipeline.tied import TiedEnds
+from dlo_lib.parallel.pipeline.split_backward import SplitBackward, WeightPart
+from dlo_lib.parallel.pipeline.table import (
+    COMPUTE,
+    RECEIVES,
+    Action,
+    ActionKind,
+    F,
+    I,
+    Schedule,
+    with_communication,
+)
+from dlo_lib.parallel.pipeline.tied_embeddings import TiedEmbeddings
 from dlo_lib.parallel.pipeline.validate import validate
-from dlo_lib.parallel.pipeline.wire import AHEAD, Arrival, Wire
+from dlo_lib.parallel.protocol import (
+    MemoryObserver,
+    ParallelModel,
+    ParamShard,
+    SplitDim,
+    process_group,
+    whole_params,
+)
+from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 
 Cell = tuple[int, int]  # stage, micro-batch
 
 
 class Pipeline(nn.Module):
-    """One rank's stages and its row of ``schedule``; ``train_step`` trains it like any model, on every rank with the same micro-batches.
+    """The stages of one rank and its row of ``schedule``. ``train_step`` trains it as any other model; all
+    ranks of the pipeline need the same micro-batches.
 
     Args:
-        stages: this rank's stages by number, each a module from one tensor to one tensor. They may be wrapped for data parallelism
-            (``no_sync``, ``finish_grad_sync``) over another group.
-        schedule: a table for as many ranks as ``group`` has.
-        group: the ranks of the pipeline in the order of the table's rows; None for all.
-        tied: a parameter that two stages hold a copy of (``tied.TiedEnds``).
-        replicas: the ranks whose stages are wrapped together with these, as ``train_step`` must know; None for a single pipeline.
+        stages: the stages of this rank by number. Each maps one tensor to one tensor. They may be wrapped for
+            data parallelism over another group (``no_sync``, ``finish_grad_sync``).
+        schedule: a table with a row for each rank of ``group``.
+        group: the ranks of the pipeline in the order of the rows; None for all ranks.
+        tied: the embedding table that the first and the last stage share.
 
     Raises:
-        UserError: the stages are not the schedule's for this rank, the group has another size, the schedule cannot be carried out, or it
-            splits the backward of stages whose gradients are communicated as they arise.
+        UserError: the schedule gives other stages to this rank, the group has another size, the schedule
+            cannot be executed, or it splits the backward of stages that communicate their gradients during
+            backward.
     """
+
+    holds_every_param = False
+    takes_added_grads = False
 
     def __init__(
         self,
@@ -57,30 +82,38 @@ class Pipeline(nn.Module):
         schedule: Schedule,
         group: dist.ProcessGroup | None = None,
         *,
-        tied: TiedEnds | None = None,
-        replicas: dist.ProcessGroup | None = None,
+        tied: TiedEmbeddings | None = None,
     ) -> None:
         super().__init__()
-        group = group if group is not None else dist.group.WORLD
-        if group is None:
-            raise UserError("a pipeline needs a process group: start with torchrun or srun, or call launch.run_ranks")
+        group = process_group(group, "a pipeline")
         self.rank = dist.get_rank(group)
-        if schedule.ranks != dist.get_world_size(group):
-            raise UserError(f"the schedule is for {schedule.ranks} ranks, the group has {dist.get_world_size(group)}: make one for as many")
-        if tuple(sorted(stages)) != schedule.stages_of(self.rank):
-            raise UserError(f"rank {self.rank} has stages {sorted(stages)}, the schedule gives it {list(schedule.stages_of(self.rank))}")
+        ranks, own = dist.get_world_size(group), schedule.stages_of(self.rank)
+        if schedule.ranks != ranks:
+            raise UserError(
+                f"the schedule is for {schedule.ranks} ranks, the group has {ranks}: "
+                f"make a schedule for {ranks} ranks",
+            )
+        if tuple(sorted(stages)) != own:
+            raise UserError(
+                f"rank {self.rank} has stages {sorted(stages)}, the schedule gives it {list(own)}: "
+                "build these stages",
+            )
         validate(schedule)
         self.schedule = schedule if schedule.has_communication else with_communication(schedule)
         validate(self.schedule)
         self.group: dist.ProcessGroup = group
-        self.tied, self.replicas = tied, replicas
+        self.tied = tied
         self.stages = nn.ModuleDict({str(stage): module for stage, module in sorted(stages.items())})
-        # Where gradients are communicated by hooks as they arise, backward stays autograd's.
-        self.splits = {stage: SplitBackward(module) for stage, module in stages.items() if _communicates_afterwards(module)}
+        # Stages whose hooks communicate gradients during backward keep the backward of autograd.
+        splittable = {stage: module for stage, module in stages.items() if _may_add_grads(module)}
+        self.splits = {stage: SplitBackward(module) for stage, module in splittable.items()}
         if schedule.splits_backward and len(self.splits) < len(stages):
-            raise UserError(f"{schedule.name} splits the backward, which sharded stages cannot: use 1F1B or interleaved 1F1B with them")
+            raise UserError(
+                f"{schedule.name} splits the backward, which sharded stages cannot: "
+                "use 1F1B or interleaved 1F1B with them",
+            )
         self._device = next(self.parameters(), torch.empty(0)).device
-        self._wire = Wire(group, self._device)
+        self._p2p = StageP2P(group, self._device)
         self._recorded: list[tuple[Action, Span]] | None = None
 
     def accumulate_gradients(
@@ -90,56 +123,96 @@ class Pipeline(nn.Module):
         precision: Precision = Precision.FP32,
         scaler: torch.amp.GradScaler | None = None,
     ) -> Tensor:
-        """All forwards and backwards of a step: gradients are added to ``.grad`` of this rank's parameters.
+        """Run all forwards and backwards of a step. The gradients are added to ``.grad`` of the parameters.
 
         Args:
-            micro_batches: inputs and targets, as many as the schedule has, the same on every rank of the pipeline.
-            loss_of: the last stage's output and the targets to the part of the loss that is this micro-batch's, ().
-            scaler: for fp16; one that agrees over the group (``grad_scaler.ShardedGradScaler``), so that a step is skipped by all or none.
+            micro_batches: the inputs and targets of each micro-batch, equal on every rank of the pipeline.
+            loss_of: maps the output of the last stage and the targets to the loss of the micro-batch, ().
+            precision: the dtype of matrix products (autocast).
+            scaler: the loss scaler for fp16. It must agree over the group
+                (``grad_scaler.ShardedGradScaler``), so that either all ranks skip a step or none does.
 
         Returns:
-            The sum of these parts, (), on every rank of the pipeline.
+            The sum of the losses, () fp64, on every rank of the pipeline.
+
+        Raises:
+            UserError: the number of micro-batches is not that of the schedule.
         """
         with contextlib.ExitStack() as stack:
             for module in self.stages.values():
                 stack.enter_context(getattr(module, "no_sync", contextlib.nullcontext)())
-            loss = _Step(self, self._wire, micro_batches, loss_of, precision, scaler).run(self.schedule.rows[self.rank])
-        if self.tied is not None:
-            self.tied.add_gradients()
+            step = _StepRunner(self, self._p2p, micro_batches, loss_of, precision, scaler)
+            loss = step.run(self.schedule.rows[self.rank])
         if scaler is not None:
-            scaler.scale(loss)  # it exists once it has scaled something, which only the last stage's rank has asked for
+            # Initialises the scale on the ranks without the last stage, which have not used it
+            scaler.scale(loss)
         for module in self.stages.values():
             getattr(module, "finish_grad_sync", lambda: None)()
-        return self._from_last(loss)
+        if self.tied is not None:  # after finish_grad_sync, when the gradients of both ends are sharded alike
+            self.tied.add_gradients()
+        return self._broadcast_loss(loss)
 
     @torch.no_grad()
-    def evaluate(self, micro_batches: Sequence[MicroBatch], loss_of: LossOf, precision: Precision = Precision.FP32) -> Tensor:
-        """The loss of ``micro_batches`` without gradients, (), on every rank of the pipeline: the forwards of the table alone."""
+    def evaluate(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_of: LossOf,
+        precision: Precision = Precision.FP32,
+    ) -> Tensor:
+        """Return the loss of ``micro_batches`` without gradients, () fp64, on every rank of the pipeline.
+        Only the forwards of the table are executed."""
         forwards = {F, ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD}
         row = [action for action in self.schedule.rows[self.rank] if action.kind in forwards]
-        return self._from_last(_Step(self, self._wire, micro_batches, loss_of, precision, None).run(row))
+        step = _StepRunner(self, self._p2p, micro_batches, loss_of, precision, None)
+        return self._broadcast_loss(step.run(row))
 
-    def plain_stages(self) -> list[nn.Module]:
-        """This rank's stages without what wraps them."""
-        return [stage.module if isinstance(stage, DDP) else stage for stage in self.stages.values()]
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing, because ``accumulate_gradients`` synchronises once, at the end of a step."""
+        return contextlib.nullcontext()
+
+    def finish_grad_sync(self) -> None:
+        """Do nothing, because ``accumulate_gradients`` has synchronised the gradients."""
+
+    def unwrapped(self) -> list[nn.Module]:
+        """Return the stages of this rank without their wrappers."""
+        found: list[nn.Module] = []
+        for stage in self.stages.values():
+            found += stage.unwrapped() if isinstance(stage, ParallelModel) else [stage]
+        return found
+
+    def shards(self) -> list[ParamShard]:
+        """Return the parameters of this rank's stages, with their names in the whole model. A tied parameter
+        has its name in the first stage."""
+        found: dict[nn.Parameter, ParamShard] = {}
+        for stage in reversed(list(self.stages.values())):
+            shards = stage.shards() if isinstance(stage, ParallelModel) else whole_params(stage)
+            found |= {shard.param: shard for shard in shards}
+        if self.tied is not None and self.tied.duplicate is not None:
+            copy = self.tied.duplicate
+            found[copy] = replace(found[copy], name=self.tied.name)
+        return list(found.values())
+
+    def observe_memory(self, observer: MemoryObserver) -> None:
+        for stage in self.stages.values():
+            if isinstance(stage, ParallelModel):
+                stage.observe_memory(observer)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all ranks' gradients so that their global 2-norm is at most ``max_norm``; the norm before, ()."""
-        again = self.tied.counted_elsewhere if self.tied is not None else None
-        grads = [parameter.grad for parameter in self.parameters() if parameter.grad is not None and parameter is not again]
-        squared = torch.stack([grad.double().square().sum() for grad in grads] or [torch.zeros((), dtype=torch.float64)]).sum()
-        squared = squared.to(self._device)
-        dist.all_reduce(squared, group=self.group)
-        norm = squared.sqrt()
-        shrink = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(shrink.to(parameter.grad.dtype))
-        return norm
+        """Scale the gradients of all ranks so that their global 2-norm is at most ``max_norm``.
+
+        Returns the norm before scaling, () fp64, the same on every rank.
+        """
+        duplicate = self.tied.duplicate if self.tied is not None else None
+        copies = [duplicate] if duplicate is not None else []
+        splits = [split for shard in self.shards() for split in shard.placement]
+        within = dict.fromkeys(split.group for split in splits if isinstance(split, SplitDim))
+        groups = [*within, self.group]
+        return clip_sharded_grad_norm_(self.parameters(), max_norm, groups, self._device, copies=copies)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Note when each action of the steps inside begins and ends; ``measured`` gives the last one's. An accelerator is waited for."""
+        """Record the start and the end of each action of the steps inside the context. ``measured`` returns
+        those of the last step. On an accelerator, each action is synchronised."""
         self._recorded = []
         try:
             yield
@@ -147,32 +220,43 @@ class Pipeline(nn.Module):
             self._recorded = None
 
     def measured(self) -> Simulation:
-        """The last recorded step in time, of all ranks, in seconds from its first action: what ``draw`` draws. Inside ``recording``.
+        """Return the spans of the last recorded step on all ranks, in seconds from its first action, for
+        ``draw``. Call it inside ``recording``, on every rank.
 
-        The ranks' clocks must be one clock, as they are on one machine. Waiting for data counts as bubble, not as part of an action.
+        All ranks must use the same clock, as they do on one machine. Waiting for data counts as bubble, not
+        as part of an action.
+
+        Raises:
+            UserError: nothing was recorded.
         """
         if self._recorded is None:
-            raise UserError("nothing was recorded: run a step inside `with pipeline.recording():` and ask for it there")
-        row = [span for _, span in self._recorded[-sum(action.kind in COMPUTE for action in self.schedule.rows[self.rank]) :]]
+            raise UserError(
+                "nothing was recorded: "
+                "run a step inside `with pipeline.recording():` and call measured() there",
+            )
+        actions = sum(action.kind in COMPUTE for action in self.schedule.rows[self.rank])
+        row = [span for _, span in self._recorded[-actions:]]
         rows: list[list[Span]] = [[] for _ in range(self.schedule.ranks)]
         dist.all_gather_object(rows, row, group=self.group)
         began = min(start for spans in rows for start, _ in spans)
-        return Simulation(self.schedule.compute(), tuple(tuple((start - began, end - began) for start, end in spans) for spans in rows))
+        relative = (tuple((start - began, end - began) for start, end in spans) for spans in rows)
+        return Simulation(self.schedule.compute(), tuple(relative))
 
-    def _from_last(self, loss: Tensor) -> Tensor:
-        """The loss that the rank of the last stage knows, for all, in float64: the others do not know its dtype."""
+    def _broadcast_loss(self, loss: Tensor) -> Tensor:
+        """Broadcast the loss of the rank with the last stage, in fp64, because the other ranks do not know
+        its dtype."""
         loss = loss.double()
         dist.broadcast(loss, dist.get_global_rank(self.group, self.schedule.placement[-1]), group=self.group)
         return loss
 
 
-class _Step:
-    """The state of one step on one rank."""
+class _StepRunner:
+    """Executes one step on one rank."""
 
     def __init__(
         self,
         pipeline: Pipeline,
-        wire: Wire,
+        p2p: StageP2P,
         micro_batches: Sequence[MicroBatch],
         loss_of: LossOf,
         precision: Precision,
@@ -180,57 +264,66 @@ class _Step:
     ) -> None:
         schedule = pipeline.schedule
         if len(micro_batches) != schedule.micro_batches:
-            raise UserError(f"the schedule is for {schedule.micro_batches} micro-batches, not {len(micro_batches)}: make one for as many")
-        self._pipeline, self._wire = pipeline, wire
-        self._micro_batches, self._loss_of, self._precision, self._scaler = micro_batches, loss_of, precision, scaler
+            raise UserError(
+                f"the schedule is for {schedule.micro_batches} micro-batches, not {len(micro_batches)}: "
+                f"make a schedule for {len(micro_batches)}",
+            )
+        self._pipeline, self._p2p = pipeline, p2p
+        self._micro_batches, self._loss_of = micro_batches, loss_of
+        self._precision, self._scaler = precision, scaler
         self._placement, self._last = schedule.placement, schedule.stages - 1
-        self._arrivals: dict[Action, Arrival] = {}
-        self._inputs: dict[Cell, Tensor] = {}  # leaves, whose .grad the backward leaves
+        self._receives: dict[Action, ReceiveWork] = {}
+        self._inputs: dict[Cell, Tensor] = {}  # leaf tensors; backward sets their .grad
         self._edges: dict[Cell, GradientEdge] = {}
-        self._outputs: dict[Cell, Tensor] = {}  # on their way to the next stage
-        self._gradients: dict[Cell, Tensor] = {}  # of inputs, on their way to the stage before
-        self._open: dict[Cell, WeightPart] = {}
+        self._outputs: dict[Cell, Tensor] = {}  # to be sent to the next stage
+        self._gradients: dict[Cell, Tensor] = {}  # of inputs, to be sent to the previous stage
+        self._deferred: dict[Cell, WeightPart] = {}
         self._loss = torch.zeros((), device=pipeline._device)
 
     def run(self, row: Sequence[Action]) -> Tensor:
-        """Carry out ``row``; the loss, on the rank with the last stage."""
+        """Execute ``row`` and return the loss, (), which is 0 on ranks without the last stage."""
         receives = [action for action in row if action.kind in RECEIVES]
-        begun = 0
+        started = 0
         for action in row:
-            while begun < len(receives) and len(self._arrivals) < AHEAD and self._begin(receives[begun], wait=False):
-                begun += 1
+            while started < len(receives) and len(self._receives) < AHEAD:
+                if not self._start_receive(receives[started], wait=False):
+                    break
+                started += 1
             match action.kind:
                 case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
-                    if action not in self._arrivals:
-                        self._begin(action, wait=True)
-                        begun += 1
+                    if action not in self._receives:
+                        self._start_receive(action, wait=True)
+                        started += 1
                 case ActionKind.SEND_FORWARD:
-                    output = self._outputs.pop(action[1:])
-                    self._wire.send_output(self._placement[action.stage + 1], action.stage, self._shape(action), output)
+                    output, target = self._outputs.pop(action[1:]), self._placement[action.stage + 1]
+                    self._p2p.send_output(target, action.stage, self._shape(action), output)
                 case ActionKind.SEND_BACKWARD:
-                    self._wire.send_gradient(self._placement[action.stage - 1], self._gradients.pop(action[1:]))
+                    gradient, target = self._gradients.pop(action[1:]), self._placement[action.stage - 1]
+                    self._p2p.send_gradient(target, gradient)
                 case ActionKind.FORWARD:
                     self._forward(action)
                 case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
                     self._backward(action)
                 case ActionKind.WEIGHT_GRADIENT:
                     with self._timed(action):
-                        self._open.pop(action[1:]).run()
-        self._wire.finish()
+                        self._deferred.pop(action[1:]).run()
+        self._p2p.finish()
         return self._loss
 
-    def _begin(self, action: Action, wait: bool) -> bool:
-        """Begin a receive. Without ``wait`` only if nothing has to come before it."""
+    def _start_receive(self, action: Action, wait: bool) -> bool:
+        """Start a receive and return True. Without ``wait``, start it only if its shape and dtype are
+        known."""
         shape = self._shape(action)
         if action.kind is ActionKind.RECEIVE_FORWARD:
-            if not wait and not self._wire.knows(action.stage - 1, shape):
+            if not wait and not self._p2p.knows(action.stage - 1, shape):
                 return False
-            arrival = self._wire.receive_output(self._placement[action.stage - 1], action.stage - 1, shape)
+            source = self._placement[action.stage - 1]
+            self._receives[action] = self._p2p.receive_output(source, action.stage - 1, shape)
         else:
-            if not self._wire.knows(action.stage, shape):  # its output has not been sent yet
+            if not self._p2p.knows(action.stage, shape):  # this rank has not sent the output yet
                 return False
-            arrival = self._wire.receive_gradient(self._placement[action.stage + 1], action.stage, shape)
-        self._arrivals[action] = arrival
+            source = self._placement[action.stage + 1]
+            self._receives[action] = self._p2p.receive_gradient(source, action.stage, shape)
         return True
 
     def _forward(self, action: Action) -> None:
@@ -238,13 +331,15 @@ class _Step:
         inputs, targets = self._micro_batches[micro_batch]
         if stage == 0:
             x = inputs
-        elif (arrival := self._arrivals.pop(Action(ActionKind.RECEIVE_FORWARD, stage, micro_batch), None)) is not None:
-            x = arrival.take()
-        else:  # the stage before is on this rank too
+        elif (receive := self._pop_receive(ActionKind.RECEIVE_FORWARD, stage, micro_batch)) is not None:
+            x = receive.wait()
+        else:  # the previous stage is on this rank
             x = self._outputs.pop((stage - 1, micro_batch))
         if stage > 0 and torch.is_grad_enabled():
             x.requires_grad_()
-        with self._timed(action), torch.autocast(x.device.type, self._precision.dtype, enabled=self._precision is not Precision.FP32):
+        low_precision = self._precision is not Precision.FP32
+        autocast = torch.autocast(x.device.type, self._precision.dtype, enabled=low_precision)
+        with self._timed(action), autocast:
             output = self._pipeline.stages[str(stage)](x)
             if stage == self._last:
                 output = self._loss_of(output, targets)
@@ -262,19 +357,22 @@ class _Step:
         kind, stage, micro_batch = action
         if stage == self._last:
             gradient = None
-        elif (arrival := self._arrivals.pop(Action(ActionKind.RECEIVE_BACKWARD, stage, micro_batch), None)) is not None:
-            gradient = arrival.take()
-        else:
+        elif (receive := self._pop_receive(ActionKind.RECEIVE_BACKWARD, stage, micro_batch)) is not None:
+            gradient = receive.wait()
+        else:  # the next stage is on this rank
             gradient = self._gradients.pop((stage + 1, micro_batch))
         edge, x = self._edges.pop((stage, micro_batch), None), self._inputs.pop((stage, micro_batch))
         with self._timed(action), contextlib.ExitStack() as stack:
             if kind is I:
-                part = self._open[stage, micro_batch] = WeightPart()
-                stack.enter_context(self._pipeline.splits[stage].leaving(part))
-            if edge is not None:  # else nothing before the cut is trained
+                deferred = self._deferred[stage, micro_batch] = WeightPart()
+                stack.enter_context(self._pipeline.splits[stage].defer_to(deferred))
+            if edge is not None:  # otherwise this stage and the previous ones have no trained parameter
                 torch.autograd.backward((edge,), None if gradient is None else (gradient,))
         if stage > 0:
             self._gradients[stage, micro_batch] = x.grad if x.grad is not None else torch.zeros_like(x)
+
+    def _pop_receive(self, kind: ActionKind, stage: int, micro_batch: int) -> ReceiveWork | None:
+        return self._receives.pop(Action(kind, stage, micro_batch), None)
 
     def _shape(self, action: Action) -> tuple[int, ...]:
         return tuple(self._micro_batches[action.micro_batch][0].shape)
@@ -285,11 +383,20 @@ class _Step:
         if recorded is None:
             yield
             return
-        began = now(self._pipeline._device)
+        began = self._now()
         yield
-        recorded.append((action, (began, now(self._pipeline._device))))
+        recorded.append((action, (began, self._now())))
+
+    def _now(self) -> float:
+        """Wait for the device and return the time in seconds. All processes of a machine share this clock."""
+        if self._pipeline._device.type == "cuda":
+            torch.cuda.synchronize(self._pipeline._device)
+        return time.monotonic()
 
 
-def _communicates_afterwards(stage: nn.Module) -> bool:
-    """Whether the gradients of ``stage`` may be added in place by whoever: nobody communicates them, or DDP when all are there."""
-    return isinstance(stage, DDP) or not hasattr(stage, "finish_grad_sync")
+def _may_add_grads(stage: nn.Module) -> bool:
+    """Return whether gradients may be added to ``.grad`` of ``stage`` outside autograd. They may if the stage
+    communicates no gradients, or communicates them after backward."""
+    if isinstance(stage, ParallelModel):
+        return stage.takes_added_grads
+    return not hasattr(stage, "finish_grad_sync")

@@ -1,28 +1,32 @@
-"""The schedules of the field, each a function that makes its table.
+"""The pipeline schedules of the literature. Each function returns a table.
 
-With p ranks, m micro-batches, v stages a rank, F the forward, I and W the backward's input and weight part (B = I + W), equal stages and
-free sends. *Bubble* is the most that a rank waits; *in flight* counts micro-batches that rank r holds activations of, from forward to
-input gradient, each for 1/v of the rank's layers:
+Notation: p ranks, m micro-batches, v stages per rank; F is the time of the forward, I and W are those of the
+input and weight part of the backward, and B = I + W. All stages have equal costs and sends take no time.
+*Bubble* is the longest waiting time of a rank. *In flight* is the largest number of micro-batches whose
+activations rank r holds, from forward to input gradient, each for 1/v of the layers of the rank.
 
-================  =====================  =======================================  ==========================================
-schedule          bubble                 in flight on rank r                      paper
-================  =====================  =======================================  ==========================================
-naive             m (p-1)(F+B)           1
-AFAB              (p-1)(F+B)             m                                        GPipe, arXiv:1811.06965
-1F1B              (p-1)(F+B)             min(m, p-r)                              PipeDream-Flush, arXiv:2006.09503; DAPPLE
-interleaved 1F1B  (p-1)(F+B)/v           min(m v, (v-1)g + 2(p-r-1) + 1)          Megatron-LM, arXiv:2104.04473; m >= p; g below
-ZB-H1             (p-1)(F+I-W)           min(m, p-r)                              zero bubble, arXiv:2401.10241; m >= p
-ZB-H2             (p-1)(F+I-2W)          min(m, 2(p-r)-1)                         the same; m >= 2p-1, between a rank's first and last
-ZB-V              0 where F = I = W      2p                                       arXiv:2405.15362; the same, m >= 2p
-DualPipe-V        (p-1) F, F = I = W     2p + 1                                   arXiv:2412.19437; the same, m >= 2p
-================  =====================  =======================================  ==========================================
+================  ===================  ===============================  =====================================
+schedule          bubble               in flight on rank r              paper
+================  ===================  ===============================  =====================================
+naive             m (p-1)(F+B)         1
+AFAB              (p-1)(F+B)           m                                GPipe, arXiv:1811.06965
+1F1B              (p-1)(F+B)           min(m, p-r)                      PipeDream-Flush, arXiv:2006.09503
+interleaved 1F1B  (p-1)(F+B)/v         min(m v, (v-1)g + 2(p-r-1) + 1)  Megatron-LM, arXiv:2104.04473; m >= p
+ZB-H1             (p-1)(F+I-W)         min(m, p-r)                      arXiv:2401.10241; m >= p
+ZB-H2             (p-1)(F+I-2W)        min(m, 2(p-r)-1)                 arXiv:2401.10241; m >= 2p-1; see below
+ZB-V              0 if F = I = W       2p                               arXiv:2405.15362; m >= 2p; see below
+DualPipe-V        (p-1) F, F = I = W   2p + 1                           arXiv:2412.19437; m >= 2p; see below
+================  ===================  ===============================  =====================================
 
-F, I and W are those of one stage, so of half a rank's layers in the last two, and of 1/v in the interleaved row's simulation. The tests
-prove every entry, with its conditions. A table does not depend on what its actions cost.
+The bubbles of the last three schedules are between the first and the last action of a rank. F, I and W are
+the times of one stage: of half the layers of a rank for ZB-V and DualPipe-V, and of 1/v in the simulation of
+interleaved 1F1B. The tests verify every entry with its conditions. A table does not depend on the costs of
+its actions.
 
-g is the size of the groups in which micro-batches go round the ranks: p where p divides m. Megatron-LM asks for that, because groups of p
-and a rest leave a larger bubble (p=4, v=2, m=6: 0.53 of the ideal time, not 0.25); groups as equal as can be keep the formula's bubble for
-every m >= p, and pay with g = ceil(m / floor(m/p)), so up to 2p - 1, in memory.
+For interleaved 1F1B, micro-batches pass through the stages of a rank in groups of size g. If p divides m, g =
+p. Megatron-LM requires this, because groups of p and a remainder have a larger bubble (p=4, v=2, m=6: 0.53 of
+the ideal time instead of 0.25). Groups of nearly equal size have the bubble of the table for every m >= p;
+the cost is memory, because g = ceil(m / floor(m/p)), which is at most 2p - 1.
 """
 
 from __future__ import annotations
@@ -31,19 +35,31 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.pipeline.table import Action, ActionKind, B, F, I, Schedule, W, in_a_loop, in_a_v
+from dlo_lib.parallel.pipeline.table import (
+    Action,
+    ActionKind,
+    B,
+    F,
+    I,
+    Schedule,
+    ScheduleKind,
+    W,
+    in_a_loop,
+    in_a_v,
+)
 
 Row = tuple[Action, ...]
 
 
 def naive(ranks: int, micro_batches: int) -> Schedule:
-    """Model parallelism without a pipeline: one micro-batch goes all the way down and back before the next begins."""
+    """Model parallelism without a pipeline: the forward and backward of a micro-batch complete on all ranks
+    before the next micro-batch begins."""
     _check(ranks, micro_batches)
     return _same_stage("naive", ranks, micro_batches, lambda rank: _pairs(rank, range(micro_batches)))
 
 
 def afab(ranks: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards, as GPipe: simple, and holds every micro-batch."""
+    """All forwards, then all backwards, as in GPipe. A rank holds the activations of every micro-batch."""
     _check(ranks, micro_batches)
 
     def row(rank: int) -> Iterator[Action]:
@@ -54,11 +70,12 @@ def afab(ranks: int, micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
-    """One forward, one backward in turns once the pipeline is full: AFAB's bubble with at most p micro-batches in memory."""
+    """One forward, one backward: after the warm-up, a rank alternates between the two. The bubble is that of
+    AFAB, with at most p micro-batches in memory."""
     _check(ranks, micro_batches)
 
     def row(rank: int) -> Iterator[Action]:
-        ahead = min(ranks - rank - 1, micro_batches)  # forwards before the first backward can come
+        ahead = min(ranks - rank - 1, micro_batches)  # the forwards of the warm-up
         yield from (Action(F, rank, micro_batch) for micro_batch in range(ahead))
         for done in range(micro_batches):
             if done + ahead < micro_batches:
@@ -69,9 +86,13 @@ def one_f_one_b(ranks: int, micro_batches: int) -> Schedule:
 
 
 def interleaved(ranks: int, micro_batches: int, per_rank: int) -> Schedule:
-    """1F1B with several thinner stages a rank: the pipeline fills v times as fast, and v times as much is sent.
+    """1F1B with v smaller stages per rank: the warm-up is v times shorter, and v times as many bytes are
+    sent.
 
-    Micro-batches go through a rank's stages in groups of p, or a little more, as equal as can be.
+    The micro-batches pass through the stages of a rank in groups of nearly equal size, at least p.
+
+    Args:
+        per_rank: the number of stages per rank, v.
     """
     _check(ranks, micro_batches, per_rank)
     groups = list(_groups(micro_batches, max(1, micro_batches // ranks)))
@@ -79,8 +100,13 @@ def interleaved(ranks: int, micro_batches: int, per_rank: int) -> Schedule:
 
     def row(rank: int) -> Iterator[Action]:
         stages = [rank + ranks * chunk for chunk in range(per_rank)]
-        forwards = [Action(F, stage, micro_batch) for group in groups for stage in stages for micro_batch in group]
-        backwards = [Action(B, stage, micro_batch) for group in groups for stage in reversed(stages) for micro_batch in group]
+        forwards = [
+            Action(F, stage, micro_batch) for group in groups for stage in stages for micro_batch in group
+        ]
+        last_first = stages[::-1]
+        backwards = [
+            Action(B, stage, micro_batch) for group in groups for stage in last_first for micro_batch in group
+        ]
         ahead = min(total, (per_rank - 1) * max(map(len, groups)) + 2 * (ranks - rank - 1))
         yield from forwards[:ahead]
         for done in range(total):
@@ -91,47 +117,55 @@ def interleaved(ranks: int, micro_batches: int, per_rank: int) -> Schedule:
 
 
 def zb_h1(ranks: int, micro_batches: int) -> Schedule:
-    """1F1B whose backward is split: the input part goes at once, the weight part waits until it fills what would be bubble.
+    """1F1B with a split backward: the input part runs immediately, and the weight part is deferred to a time
+    that would be bubble.
 
-    Rank r leaves r weight parts open; the memory of activations is 1F1B's.
+    Rank r defers r weight parts. The memory of activations is that of 1F1B.
     """
     return _zero_bubble("ZB-H1", ranks, micro_batches, 1)
 
 
 def zb_h2(ranks: int, micro_batches: int) -> Schedule:
-    """ZB-H1 with the warm-up filled with forwards too: no bubble where F + I = 2W, for up to twice the activations."""
+    """ZB-H1 with more forwards in the warm-up: no bubble if F + I = 2W, with up to twice the activations of
+    1F1B."""
     return _zero_bubble("ZB-H2", ranks, micro_batches, 2)
 
 
 def _zero_bubble(name: str, ranks: int, micro_batches: int, depth: int) -> Schedule:
-    """``depth`` forwards and ``depth`` open weight parts for each rank after, and before, this one."""
+    """``depth`` forwards in the warm-up for each rank after this one, and ``depth`` deferred weight parts for
+    each rank before it."""
     _check(ranks, micro_batches)
 
     def row(rank: int) -> Iterator[Action]:
         ahead = min(depth * (ranks - rank - 1), micro_batches)
-        open_weights = min(depth * rank, micro_batches)
+        deferred = min(depth * rank, micro_batches)
         yield from (Action(F, rank, micro_batch) for micro_batch in range(ahead))
         for done in range(micro_batches):
             if done + ahead < micro_batches:
                 yield Action(F, rank, done + ahead)
             yield Action(I, rank, done)
-            if done >= open_weights:
-                yield Action(W, rank, done - open_weights)
-        yield from (Action(W, rank, micro_batch) for micro_batch in range(micro_batches - open_weights, micro_batches))
+            if done >= deferred:
+                yield Action(W, rank, done - deferred)
+        rest = range(micro_batches - deferred, micro_batches)
+        yield from (Action(W, rank, micro_batch) for micro_batch in rest)
 
     return _same_stage(name, ranks, micro_batches, row)
 
 
 def zb_v(ranks: int, micro_batches: int) -> Schedule:
-    """Two stages a rank, down and up again in a V: no bubble where F = I = W, and every rank holds what 1F1B's first rank does.
+    """Two stages per rank, placed in a V: no bubble if F = I = W, and every rank holds the activations of the
+    first rank of 1F1B.
 
-    The wave of forwards comes back to the rank it started from, so backwards begin on all ranks at about the same time.
+    The forwards of a micro-batch end on the rank where they began, so that the backwards begin on all ranks
+    at about the same time.
     """
     _check(ranks, micro_batches)
 
     def row(rank: int) -> Iterator[Action]:
         down, up = rank, 2 * ranks - 1 - rank
-        make = _Counted(max(micro_batches, 2 * ranks))  # the pattern needs so many; those that do not exist are left out below
+        # The pattern needs at least 2p micro-batches. The actions of those that do not exist are removed
+        # below.
+        make = _ActionCounter(max(micro_batches, 2 * ranks))
         cells = [make(F, down) for _ in range(2 * (ranks - rank) - 1)]
         for _ in range(rank):
             cells += [make(F, up), make(F, down)]
@@ -152,18 +186,19 @@ def zb_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
-    """ZB-V's placement with whole backwards next to forwards of the other stage, so that one can hide the other's communication.
+    """The placement of ZB-V, with whole backwards next to forwards of the other stage of the rank. The
+    computation of one can overlap with the communication of the other.
 
-    As in DeepSeek's DualPipe cut in half (arXiv:2412.19437; github.com/deepseek-ai/DualPipe). A forward and the backward after it may run
-    as one, which this table, with one action a cell, leaves to the runtime.
+    This is one half of DualPipe (arXiv:2412.19437; github.com/deepseek-ai/DualPipe). A runtime may execute a
+    forward and the following backward together; this table has one action per cell.
     """
     _check(ranks, micro_batches)
 
     def row(rank: int) -> Iterator[Action]:
         down, up, after = rank, 2 * ranks - 1 - rank, ranks - rank - 1
         total = max(micro_batches, 2 * ranks)
-        make = _Counted(total)
-        open_weights: deque[Action] = deque()
+        make = _ActionCounter(total)
+        deferred: deque[Action] = deque()
         cells = [make(F, down) for _ in range(2 * after)]
         for _ in range(rank + 1):
             cells += [make(F, down), make(F, up)]
@@ -177,22 +212,23 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
             stage = down if number % 2 else up
             if number < rank + 1:
                 cells.append(make(B, stage))
-            else:  # from here on weight parts are kept for the end, where there would be bubble
+            else:  # defer the weight parts to the end, which would be bubble
                 inputs, weights = make.parts(stage)
                 cells.append(inputs)
-                open_weights.append(weights)
+                deferred.append(weights)
         for _ in range(after):
             inputs, weights = make.parts(down)
-            open_weights.append(weights)
-            cells += [open_weights.popleft(), inputs]
-        cells += open_weights
+            deferred.append(weights)
+            cells += [deferred.popleft(), inputs]
+        cells += deferred
         return iter([cell for cell in cells if cell.micro_batch < micro_batches])
 
     return Schedule("DualPipe-V", in_a_v(ranks), micro_batches, _rows(ranks, row))
 
 
-class _Counted:
-    """Makes the next action of a kind on a stage: micro-batches in their order, whole backwards and parts counted together."""
+class _ActionCounter:
+    """Returns the next action of a kind on a stage, with micro-batches in order. A whole backward and an
+    input part use the same counter."""
 
     def __init__(self, micro_batches: int) -> None:
         self._total = micro_batches
@@ -204,7 +240,7 @@ class _Counted:
         return Action(kind, stage, self._made[counted, stage] - 1)
 
     def parts(self, stage: int) -> tuple[Action, Action]:
-        """A backward in two."""
+        """Return the input part and the weight part of the next backward."""
         inputs = self(I, stage)
         return inputs, Action(W, stage, inputs.micro_batch)
 
@@ -212,7 +248,9 @@ class _Counted:
         return self._total - self._made[kind, stage]
 
 
-def _same_stage(name: str, ranks: int, micro_batches: int, row: Callable[[int], Iterator[Action]]) -> Schedule:
+def _same_stage(
+    name: str, ranks: int, micro_batches: int, row: Callable[[int], Iterator[Action]]
+) -> Schedule:
     return Schedule(name, in_a_loop(ranks), micro_batches, _rows(ranks, row))
 
 
@@ -227,7 +265,7 @@ def _pairs(stage: int, micro_batches: range) -> Iterator[Action]:
 
 
 def _groups(micro_batches: int, number: int) -> Iterator[range]:
-    """Cut into ``number`` runs as equal as can be."""
+    """Cut the micro-batches into ``number`` groups of nearly equal size."""
     for group in range(number):
         yield range(group * micro_batches // number, (group + 1) * micro_batches // number)
 
@@ -236,3 +274,22 @@ def _check(ranks: int, micro_batches: int, per_rank: int = 1) -> None:
     for name, value in (("ranks", ranks), ("micro-batches", micro_batches), ("stages a rank", per_rank)):
         if value < 1:
             raise UserError(f"a pipeline has {value} {name}: use at least 1")
+
+
+def make_schedule(kind: ScheduleKind, ranks: int, micro_batches: int) -> Schedule:
+    """Return the schedule of this kind. Interleaved 1F1B has two stages per rank.
+
+    Raises:
+        UserError: a size is below 1.
+    """
+    makers: dict[ScheduleKind, Callable[[int, int], Schedule]] = {
+        ScheduleKind.NAIVE: naive,
+        ScheduleKind.AFAB: afab,
+        ScheduleKind.ONE_F_ONE_B: one_f_one_b,
+        ScheduleKind.INTERLEAVED: lambda ranks, micro_batches: interleaved(ranks, micro_batches, 2),
+        ScheduleKind.ZB_H1: zb_h1,
+        ScheduleKind.ZB_H2: zb_h2,
+        ScheduleKind.ZB_V: zb_v,
+        ScheduleKind.DUALPIPE_V: dualpipe_v,
+    }
+    return makers[kind](ranks, micro_batches)

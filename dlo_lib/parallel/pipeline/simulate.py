@@ -1,7 +1,8 @@
-"""When each action of a schedule happens, given what actions cost: makespan, bubble, and what each rank holds at most.
+"""Simulates a schedule with given costs of its actions: makespan, bubble, and the peak memory of each rank.
 
-A rank carries out its row in order, each action as soon as what it uses is there; a transfer to another rank takes ``send`` and keeps
-nobody busy. With rows of fixed order one pass over the actions is enough, whatever they cost: O(actions).
+A rank executes its row in order. An action starts as soon as its inputs are available. A transfer to another
+rank takes ``send`` and occupies neither rank. Because the order of each row is fixed, one pass over the
+actions is sufficient: O(actions).
 
     bubble of a rank  = makespan - its busy time
     bubble ratio      = (makespan - ideal) / ideal,   ideal = the busy time of the busiest rank
@@ -23,7 +24,8 @@ PerStage = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Costs:
-    """What actions of each stage take, in any unit of time: a number for all stages, or one for each. A whole backward takes I + W."""
+    """The duration of the actions in any unit of time, as one number for all stages or a sequence with one
+    number for each stage. A whole backward takes ``input_gradient + weight_gradient``."""
 
     forward: PerStage = 1.0
     input_gradient: PerStage = 1.0
@@ -31,10 +33,10 @@ class Costs:
     send: float = 0.0
 
     def of(self, stages: int) -> dict[ActionKind, list[float]]:
-        """The cost of each kind by stage.
+        """Return the costs of each kind of action, by stage.
 
         Raises:
-            UserError: a list has another length than there are stages, or a cost is negative.
+            UserError: the length of a sequence is not the number of stages, or a cost is negative.
         """
         forward, inputs, weights = (
             _by_stage(value, stages, name)
@@ -50,83 +52,98 @@ class Costs:
 def _by_stage(value: PerStage, stages: int, name: str) -> list[float]:
     costs = [float(value)] * stages if isinstance(value, (int, float)) else [float(cost) for cost in value]
     if len(costs) != stages:
-        raise UserError(f"{name} has {len(costs)} costs for {stages} stages: give one number, or one a stage")
+        raise UserError(
+            f"{name} has {len(costs)} costs for {stages} stages: give one number, or one for each stage"
+        )
     if any(cost < 0 for cost in costs):
-        raise UserError(f"{name} has a negative cost: times are 0 or more")
+        raise UserError(f"{name} has a negative cost: use 0 or more")
     return costs
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A schedule in time. ``spans[rank][i]`` is start and end of ``schedule.rows[rank][i]``."""
+    """A schedule with times. ``spans[rank][i]`` is the start and the end of ``schedule.rows[rank][i]``."""
 
     schedule: Schedule
     spans: tuple[tuple[Span, ...], ...]
 
     @property
     def makespan(self) -> Time:
+        """The end of the last action."""
         return max((row[-1][1] for row in self.spans if row), default=0.0)
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """How long each rank computes."""
+        """The time for which each rank computes."""
         return tuple(sum(end - start for start, end in row) for row in self.spans)
 
     @property
     def bubble(self) -> tuple[Time, ...]:
-        """How long each rank waits, up to the end of the step."""
+        """The time for which each rank waits, up to the end of the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def idle(self) -> tuple[Time, ...]:
-        """How long each rank waits between its first action and its last: the bubble that is left when the next step follows at once.
+        """The time for which each rank waits between its first and its last action.
 
-        The zero-bubble papers count this one: a rank that ends early may begin the next step, if the optimiser does not wait for all.
+        This is the bubble of the zero-bubble papers: if the optimiser step does not synchronise the ranks, a
+        rank that ends early begins the next step immediately.
         """
-        return tuple(row[-1][1] - row[0][0] - busy if row else 0.0 for row, busy in zip(self.spans, self.busy))
+        rows = zip(self.spans, self.busy)
+        return tuple(row[-1][1] - row[0][0] - busy if row else 0.0 for row, busy in rows)
 
     @property
     def bubble_ratio(self) -> float:
-        """Time beyond the ideal, as part of the ideal."""
+        """The time in excess of the ideal, divided by the ideal."""
         ideal = max(self.busy)
         return (self.makespan - ideal) / ideal
 
     def in_flight(self) -> tuple[int, ...]:
-        """The most micro-batches whose activations a rank holds at a time: forward done (or begun), input gradient not yet done.
+        """Return, for each rank, the largest number of micro-batches whose activations it holds: from the
+        start of the forward to the end of the input gradient.
 
-        A rank with several stages counts each stage's.
+        For a rank with several stages, the micro-batches of all its stages are summed.
         """
         return tuple(round(peak) for peak in self.peak_memory(activations=1.0, for_weights=0.0))
 
     def peak_memory(self, activations: PerStage, for_weights: PerStage) -> tuple[float, ...]:
-        """The most that each rank holds at a time, in the unit of the arguments, of compute actions alone.
+        """Return the peak memory of activations of each rank, in the unit of the arguments.
 
         Args:
-            activations: what a micro-batch holds on a stage from its forward to its input gradient.
-            for_weights: what of it stays until the weight gradient where the backward is split.
+            activations: the memory of one micro-batch on a stage, from its forward to its input gradient.
+            for_weights: the part of this memory that is kept until the weight gradient, if the backward is
+                split.
         """
-        return tuple(max((held for _, held in track), default=0.0) for track in self.memory_tracks(activations, for_weights))
+        tracks = self.memory_tracks(activations, for_weights)
+        return tuple(max((held for _, held in track), default=0.0) for track in tracks)
 
-    def memory_tracks(self, activations: PerStage, for_weights: PerStage) -> tuple[tuple[tuple[Time, float], ...], ...]:
-        """For each rank, when what it holds changes, and to what; a forward takes its memory when it begins."""
+    def memory_tracks(
+        self,
+        activations: PerStage,
+        for_weights: PerStage,
+    ) -> tuple[tuple[tuple[Time, float], ...], ...]:
+        """Return, for each rank, the times at which its memory changes and the memory after each change. A
+        forward allocates its memory at its start. The arguments are those of ``peak_memory``."""
         held = _by_stage(activations, self.schedule.stages, "activations")
         kept = _by_stage(for_weights, self.schedule.stages, "for_weights")
         tracks = []
         for row, spans in zip(self.schedule.rows, self.spans):
             now, track = 0.0, [(0.0, 0.0)]
             for (kind, stage, _), (start, end) in zip(row, spans):
-                change = {F: held[stage], B: -held[stage], I: kept[stage] - held[stage], W: -kept[stage]}[kind]
-                now += change
+                activation, kept_part = held[stage], kept[stage]
+                now += {F: activation, B: -activation, I: kept_part - activation, W: -kept_part}[kind]
                 track.append((start if kind is F else end, now))
             tracks.append(tuple(track))
         return tuple(tracks)
 
 
 def simulate(schedule: Schedule, costs: Costs = Costs()) -> Simulation:
-    """The compute actions of ``schedule`` in time; sends and receives in the table are left out, ``costs.send`` stands for both.
+    """Simulate the compute actions of ``schedule``. Sends and receives of the table are ignored;
+    ``costs.send`` is the time of a transfer.
 
     Raises:
-        UserError: the schedule cannot be carried out (``validate`` says where), or the costs do not fit it.
+        UserError: the schedule cannot be executed (the message is that of ``validate``), or ``costs`` has
+            another number of stages.
     """
     schedule = schedule.compute()
     cost_of = costs.of(schedule.stages)
@@ -162,5 +179,5 @@ def simulate(schedule: Schedule, costs: Costs = Costs()) -> Simulation:
             break
         clock[rank] = now
     if any(len(done) < len(row) for done, row in zip(spans, schedule.rows)):
-        validate(schedule)  # says which cell is at fault
+        validate(schedule)  # raises an error that names the faulty cell
     return Simulation(schedule, tuple(map(tuple, spans)))

@@ -1,11 +1,13 @@
-"""A pipeline schedule is a table: for each rank, the actions it carries out, in order.
+"""A pipeline schedule as a table that lists, for each rank, its actions in order.
 
-The drawing, the validity check, the count of memory and the runtime all read this one table. A cell is written as in PyTorch's schedule
-files: ``2F5`` is the forward of stage 2 on micro-batch 5, ``2B5`` its whole backward, or in two parts ``2I5`` (gradient of the input, which
-the previous stage waits for) and ``2W5`` (gradient of the weights, which nobody waits for). ``2SEND_F5`` sends the output of that forward
-to stage 3, ``3RECV_F5`` receives it there; ``SEND_B`` and ``RECV_B`` do the same for gradients, downwards.
+The drawing, the validation, the memory model and the runtime read this table. The cells have the format of
+PyTorch's schedule files: ``2F5`` is the forward of stage 2 on micro-batch 5, and ``2B5`` is its whole
+backward. A split backward consists of ``2I5``, the gradient of the input, for which the previous stage waits,
+and ``2W5``, the gradient of the weights, for which no stage waits. ``2SEND_F5`` sends the output of the
+forward to stage 3, and ``3RECV_F5`` receives it there. ``SEND_B`` and ``RECV_B`` send and receive gradients,
+to the previous stage.
 
-A table says nothing of time: when an action happens follows from what it waits for (``simulate``).
+A table contains no times. ``simulate`` derives them from the dependencies of the actions.
 """
 
 from __future__ import annotations
@@ -21,8 +23,21 @@ from typing import NamedTuple
 from dlo_lib.errors import UserError
 
 
+class ScheduleKind(enum.Enum):
+    """The schedules, with the names of the command line. ``schedules.make_schedule`` creates their tables."""
+
+    NAIVE = "naive"
+    AFAB = "afab"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZB_H1 = "zb-h1"
+    ZB_H2 = "zb-h2"
+    ZB_V = "zb-v"
+    DUALPIPE_V = "dualpipe-v"
+
+
 class ActionKind(enum.Enum):
-    """What a rank does in a cell; the value is PyTorch's letter for it."""
+    """The kind of an action; the value is PyTorch's abbreviation."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -35,16 +50,17 @@ class ActionKind(enum.Enum):
 
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
-I, W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741  the field's letters
+I, W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741  the letters of the literature
 COMPUTE = frozenset({F, B, I, W})
 SENDS = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 RECEIVES = frozenset({ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD})
 _CELL = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)")
-_OF_OTHERS = re.compile(r"\s*|\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")  # idle time, and what PyTorch adds for FSDP within a pipeline
+# Idle cells, and PyTorch's actions for FSDP
+_IGNORED = re.compile(r"\s*|\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
 
 class Action(NamedTuple):
-    """One cell: what is done, for which stage and which micro-batch, both from 0."""
+    """One cell: a kind, a stage and a micro-batch. Stages and micro-batches are counted from 0."""
 
     kind: ActionKind
     stage: int
@@ -55,14 +71,17 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """The action written ``text``, such as ``2F5``.
+        """Parse an action such as ``2F5``.
 
         Raises:
-            UserError: it is none.
+            UserError: ``text`` is not an action.
         """
         match = _CELL.fullmatch(text.strip())
         if match is None:
-            raise UserError(f'"{text}" is no action of a pipeline: write stage, kind and micro-batch, such as 2F5, 0B1 or 1SEND_F0')
+            raise UserError(
+                f'"{text}" is no action of a pipeline: '
+                "write stage, kind and micro-batch, such as 2F5, 0B1 or 1SEND_F0",
+            )
         return cls(ActionKind(match[2]), int(match[1]), int(match[3]))
 
 
@@ -71,10 +90,10 @@ class Schedule:
     """A table of actions.
 
     Args:
-        name: how drawings call it.
-        placement: the rank of each stage, in the order of the stages; a rank may have several.
-        micro_batches: how many a step has.
-        rows: for each rank, its actions in order.
+        name: the name in drawings and messages.
+        placement: the rank of each stage. A rank may have several stages.
+        micro_batches: the number of micro-batches in a step.
+        rows: the actions of each rank, in order.
     """
 
     name: str
@@ -91,11 +110,11 @@ class Schedule:
         return len(self.placement)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages on ``rank``, in their order."""
+        """Return the stages of ``rank`` in ascending order."""
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == rank)
 
     def compute(self) -> Schedule:
-        """The same table without sends and receives."""
+        """Return the table without sends and receives."""
         rows = tuple(tuple(action for action in row if action.kind in COMPUTE) for row in self.rows)
         return Schedule(self.name, self.placement, self.micro_batches, rows)
 
@@ -108,22 +127,26 @@ class Schedule:
         return any(action.kind is W for row in self.rows for action in row)
 
     def csv(self) -> str:
-        """The table as PyTorch's schedules read it: a line for each rank, a cell for each action."""
+        """Return the table in the CSV format of PyTorch's schedules: a line for each rank, a cell for each
+        action."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([[str(action) for action in row] for row in self.rows])
+        rows = [[str(action) for action in row] for row in self.rows]
+        csv.writer(text, lineterminator="\n").writerows(rows)
         return text.getvalue()
 
 
 def read_csv(text: str, placement: Sequence[int] | None = None, name: str = "from a file") -> Schedule:
-    """The schedule in ``text``, a line for each rank; empty cells and what only concerns FSDP are left out.
+    """Return the schedule in ``text``, which has a line for each rank. Empty cells and the actions of FSDP
+    are ignored.
 
     Args:
-        placement: the rank of each stage; by default each stage lies on the rank whose line computes its forwards.
+        placement: the rank of each stage; by default, the rank whose line contains the forwards of the stage.
 
     Raises:
-        UserError: a cell is no action, or no forward says where a stage lies.
+        UserError: a cell is not an action, or a stage has no forward.
     """
-    rows = tuple(tuple(Action.parse(cell) for cell in line if not _OF_OTHERS.fullmatch(cell)) for line in csv.reader(io.StringIO(text)))
+    lines = csv.reader(io.StringIO(text))
+    rows = tuple(tuple(Action.parse(cell) for cell in line if not _IGNORED.fullmatch(cell)) for line in lines)
     micro_batches = 1 + max((action.micro_batch for row in rows for action in row), default=-1)
     return Schedule(name, tuple(placement) if placement is not None else _owners(rows), micro_batches, rows)
 
@@ -132,25 +155,28 @@ def _owners(rows: Iterable[Sequence[Action]]) -> tuple[int, ...]:
     owner = {action.stage: rank for rank, row in enumerate(rows) for action in row if action.kind is F}
     missing = [stage for stage in range(1 + max(owner, default=-1)) if stage not in owner]
     if missing or not owner:
-        raise UserError(f"no rank has a forward of stage {missing[0] if missing else 0}: give the placement, or complete the table")
+        raise UserError(
+            f"no rank has a forward of stage {missing[0] if missing else 0}: "
+            "give the placement, or complete the table",
+        )
     return tuple(owner[stage] for stage in range(len(owner)))
 
 
 def in_a_loop(ranks: int, per_rank: int = 1) -> tuple[int, ...]:
-    """Stage s lies on rank s mod ``ranks``: with several a rank, the micro-batches go round the ranks."""
+    """Return the placement of stage s on rank s mod ``ranks``, with ``per_rank`` stages per rank."""
     return tuple(stage % ranks for stage in range(ranks * per_rank))
 
 
 def in_a_v(ranks: int) -> tuple[int, ...]:
-    """Two stages a rank, down and up again: rank 0 has the first and the last, so it knows the loss."""
+    """Return the placement of two stages per rank in a V. Rank 0 has the first and the last stage."""
     return (*range(ranks), *reversed(range(ranks)))
 
 
 def with_communication(schedule: Schedule) -> Schedule:
-    """The table with its sends and receives written out, for stages whose neighbour lies on another rank.
+    """Return the table with sends and receives, for neighbouring stages on different ranks.
 
-    A send follows what made its data. Between two ranks messages arrive in the order in which they were sent, so a receive comes just
-    before the first action that needs it or anything sent after it.
+    A send follows the action that computes its data. Messages between two ranks arrive in the order in which
+    they were sent. A receive therefore precedes the first action that needs this message or a later one.
     """
     schedule = schedule.compute()
     sent: dict[tuple[int, int], list[Action]] = {}
@@ -158,7 +184,9 @@ def with_communication(schedule: Schedule) -> Schedule:
         for action in row:
             if (receive := _receive_of(action, schedule)) is not None:
                 sent.setdefault((rank, schedule.placement[receive.stage]), []).append(receive)
-    place_in_queue = {receive: (channel, place) for channel, queue in sent.items() for place, receive in enumerate(queue)}
+    place_in_queue = {
+        receive: (channel, place) for channel, queue in sent.items() for place, receive in enumerate(queue)
+    }
     received = dict.fromkeys(sent, 0)
     rows = []
     for row in schedule.rows:
@@ -183,11 +211,13 @@ _INPUT = {F: ActionKind.RECEIVE_FORWARD, B: ActionKind.RECEIVE_BACKWARD, I: Acti
 
 
 def _receive_of(action: Action, schedule: Schedule) -> Action | None:
-    """The receive on another rank that takes what ``action`` makes, if there is one."""
+    """Return the receive on another rank that takes the result of ``action``, or None."""
     if action.kind is W:
         return None
     forward = action.kind is F
     stage = action.stage + (1 if forward else -1)
     if not 0 <= stage < schedule.stages or schedule.placement[stage] == schedule.placement[action.stage]:
         return None
-    return Action(ActionKind.RECEIVE_FORWARD if forward else ActionKind.RECEIVE_BACKWARD, stage, action.micro_batch)
+    return Action(
+        ActionKind.RECEIVE_FORWARD if forward else ActionKind.RECEIVE_BACKWARD, stage, action.micro_batch
+    )

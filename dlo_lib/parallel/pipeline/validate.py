@@ -1,8 +1,10 @@
-"""Whether a schedule can be carried out: every dependency kept, every micro-batch once through every stage, no dead-lock.
+"""Validates a schedule: every dependency is respected, every micro-batch passes once through every stage, and
+there is no deadlock.
 
-The table is carried out without a clock. Ranks with rows of fixed order and queues of fixed length between them come to the same end
-whatever their speeds, so one order of events stands for all. A message takes a place in the queue from one rank to another from its making
-until its use; a rank whose queue is full cannot go on, which is how a schedule that is fine on paper hangs on a machine.
+The table is executed without times. Because the order of each row and the lengths of the queues are fixed,
+the result does not depend on the speed of the ranks, and one order of execution is sufficient. A message
+occupies the queue between two ranks from its creation to its use. A rank with a full queue cannot continue,
+which may deadlock a schedule whose dependencies are correct.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ Channel = tuple[int, int]
 
 
 def uses(action: Action, stages: int) -> tuple[Action, ...]:
-    """The results that a compute action uses, each named by the forward, or the input gradient, that makes it."""
+    """Return the results that a compute action uses. A result is named by the forward or input gradient that
+    computes it."""
     kind, stage, micro_batch = action
     if kind is F:
         return (Action(F, stage - 1, micro_batch),) if stage else ()
@@ -27,61 +30,73 @@ def uses(action: Action, stages: int) -> tuple[Action, ...]:
 
 
 def makes(action: Action) -> Action | None:
-    """The result of a compute action that others use: a whole backward makes an input gradient too."""
+    """Return the result of a compute action that other actions use. A whole backward computes an input
+    gradient."""
     return None if action.kind is W else Action(I, *action[1:]) if action.kind is B else action
 
 
 def validate(schedule: Schedule, queue: int | None = None) -> None:
-    """Raise unless ``schedule`` can be carried out.
+    """Raise an error unless ``schedule`` can be executed.
 
     Args:
-        queue: how many messages fit between one rank and another; None for as many as there are.
+        queue: the number of messages that a queue between two ranks can hold; None for no limit.
 
     Raises:
-        UserError: names the faulty cell and what is wrong with it.
+        UserError: the schedule cannot be executed. The message names the faulty cell and the cause.
     """
     if queue is not None and queue < 1:
-        raise UserError(f"a queue of {queue} messages lets nothing through: use at least 1")
-    _each_once(schedule)
-    _Run(schedule, queue).carry_out()
+        raise UserError(f"a queue of {queue} messages transfers nothing: use at least 1")
+    _check_actions(schedule)
+    _Executor(schedule, queue).run()
 
 
-def _each_once(schedule: Schedule) -> None:
+def _check_actions(schedule: Schedule) -> None:
     where: dict[Action, str] = {}
     for rank, row in enumerate(schedule.rows):
         for position, action in enumerate(row):
             here = _cell(rank, position, action)
             if not (0 <= action.stage < schedule.stages and 0 <= action.micro_batch < schedule.micro_batches):
-                raise UserError(f"{here}: there are {schedule.stages} stages and {schedule.micro_batches} micro-batches, counted from 0")
+                raise UserError(
+                    f"{here}: there are {schedule.stages} stages and {schedule.micro_batches} micro-batches, "
+                    "counted from 0",
+                )
             if schedule.placement[action.stage] != rank:
-                raise UserError(f"{here}: stage {action.stage} lies on rank {schedule.placement[action.stage]}")
+                raise UserError(
+                    f"{here}: stage {action.stage} lies on rank {schedule.placement[action.stage]}"
+                )
             if action in where:
                 raise UserError(f"{here}: the same action is in {where[action]} already")
             where[action] = here
     for stage, owner in enumerate(schedule.placement):
         for micro_batch in range(schedule.micro_batches):
-            forward, whole, inputs, weights = (Action(kind, stage, micro_batch) in where for kind in (F, B, I, W))
+            kinds = (F, B, I, W)
+            forward, whole, inputs, weights = (Action(kind, stage, micro_batch) in where for kind in kinds)
             name = f"rank {owner}: micro-batch {micro_batch} on stage {stage}"
             if not forward:
                 raise UserError(f"{name} has no forward: add {Action(F, stage, micro_batch)}")
             if whole and (inputs or weights):
                 raise UserError(f"{name} has a whole backward and a part of one: use B, or I and W")
             if not whole and not (inputs and weights):
-                lacking = [str(Action(kind, stage, micro_batch)) for kind, there in ((I, inputs), (W, weights)) if not there]
-                raise UserError(f"{name} has no backward: add {Action(B, stage, micro_batch)}, or {' and '.join(lacking)}")
+                present = ((I, inputs), (W, weights))
+                lacking = [str(Action(kind, stage, micro_batch)) for kind, found in present if not found]
+                raise UserError(
+                    f"{name} has no backward: "
+                    f"add {Action(B, stage, micro_batch)}, or {' and '.join(lacking)}",
+                )
 
 
-class _Run:
-    """The table carried out, each rank as far as it comes."""
+class _Executor:
+    """Executes the table; each rank proceeds until it has to wait."""
 
     def __init__(self, schedule: Schedule, queue: int | None) -> None:
         self._schedule, self._queue = schedule, queue
         self._explicit = schedule.has_communication
         self._position = [0] * schedule.ranks
-        self._here: list[set[Action]] = [set() for _ in schedule.rows]  # results that a rank has, made or received
+        # The computed and received results of each rank
+        self._here: list[set[Action]] = [set() for _ in schedule.rows]
         self._queues: dict[Channel, deque[Action]] = defaultdict(deque)
 
-    def carry_out(self) -> None:
+    def run(self) -> None:
         rows, position = self._schedule.rows, self._position
         moved = True
         while moved:
@@ -96,10 +111,14 @@ class _Run:
         left = [(channel, messages[0]) for channel, messages in self._queues.items() if messages]
         if left:
             (sender, receiver), message = left[0]
-            raise UserError(f"{_message(message)} is sent by rank {sender} and never received by rank {receiver}: add the receive")
+            raise UserError(
+                f"{_message(message)} is sent by rank {sender} and never received by rank {receiver}: "
+                "add the receive",
+            )
 
     def _step(self, rank: int, action: Action) -> bool:
-        """Carry ``action`` out if that is possible now."""
+        """Execute ``action`` if its inputs are available and its queue is not full; return whether it was
+        executed."""
         if self._lacks(rank, action) is not None or self._full(rank, action) is not None:
             return False
         here = self._here[rank]
@@ -121,15 +140,16 @@ class _Run:
         return True
 
     def _lacks(self, rank: int, action: Action) -> Action | None:
-        """What ``action`` waits for, if it is not there."""
+        """Return the result for which ``action`` waits, or None."""
         if action.kind in SENDS:
             return None if _carried(action) in self._here[rank] else _carried(action)
         if action.kind in RECEIVES:
             messages = self._queues[self._sender(action), rank]
             if messages and messages[0] != _carried(action):
+                cell, sender = _cell(rank, self._position[rank], action), self._sender(action)
                 raise UserError(
-                    f"{_cell(rank, self._position[rank], action)}: the next message from rank {self._sender(action)} is "
-                    f"{_message(messages[0])}: receive in the order of the sends"
+                    f"{cell}: the next message from rank {sender} is {_message(messages[0])}: "
+                    "receive in the order of the sends",
                 )
             return None if messages else _carried(action)
         for result in uses(action, self._schedule.stages):
@@ -140,7 +160,7 @@ class _Run:
         return None
 
     def _full(self, rank: int, action: Action) -> int | None:
-        """The rank to which what ``action`` makes or sends has no room in the queue."""
+        """Return the rank whose incoming queue is full, so that ``action`` has to wait, or None."""
         if self._queue is None or (self._explicit and action.kind not in SENDS):
             return None
         result = makes(action) if action.kind in COMPUTE else _carried(action)
@@ -150,24 +170,28 @@ class _Run:
         return user if len(self._queues[rank, user]) >= self._queue else None
 
     def _user(self, result: Action) -> int | None:
-        """The rank of the next stage on the way of ``result``."""
+        """Return the rank that uses ``result``: of the next stage for an output, of the previous one for a
+        gradient."""
         stage = result.stage + (1 if result.kind is F else -1)
         return self._schedule.placement[stage] if 0 <= stage < self._schedule.stages else None
 
     def _receiver(self, send: Action) -> int:
         receiver = self._user(_carried(send))
         if receiver is None:
-            raise UserError(f"{send}: no stage comes after stage {send.stage} on that way")
+            raise UserError(f"{send}: no stage comes after stage {send.stage} in this direction: remove it")
         return receiver
 
     def _sender(self, receive: Action) -> int:
         stage = _carried(receive).stage
         if not 0 <= stage < self._schedule.stages:
-            raise UserError(f"{receive}: no stage comes before stage {receive.stage} on that way")
+            raise UserError(
+                f"{receive}: no stage comes before stage {receive.stage} in this direction: remove it"
+            )
         return self._schedule.placement[stage]
 
     def _why(self, stuck: list[int]) -> str:
-        """Follow who waits for whom from the first stuck rank until one comes twice."""
+        """Return the message for a deadlock: follow the waiting ranks from the first one until a rank occurs
+        twice."""
         chain, lines = [stuck[0]], []
         while chain[-1] not in chain[:-1]:
             rank = chain[-1]
@@ -175,14 +199,21 @@ class _Run:
             action = self._schedule.rows[rank][position]
             lacking, full = self._lacks(rank, action), self._full(rank, action)
             if lacking is not None:
-                other = self._schedule.placement[lacking.stage] if action.kind not in RECEIVES else self._sender(action)
+                if action.kind in RECEIVES:
+                    other = self._sender(action)
+                else:
+                    other = self._schedule.placement[lacking.stage]
+                cell = _cell(rank, position, action)
                 if other == rank or (self._explicit and action.kind in COMPUTE):
-                    return f"{_cell(rank, position, action)} uses {_message(lacking)}, which is not there yet: put that before it"
-                lines.append(f"{_cell(rank, position, action)} waits for {_message(lacking)} of rank {other}")
+                    return f"{cell} uses {_message(lacking)}, which is not there yet: put that before it"
+                lines.append(f"{cell} waits for {_message(lacking)} of rank {other}")
             else:
-                assert full is not None  # it is stuck
+                assert full is not None  # because the rank waits
                 other = full
-                lines.append(f"{_cell(rank, position, action)} waits for room in the queue to rank {other}, which holds {self._queue}")
+                cell = _cell(rank, position, action)
+                lines.append(
+                    f"{cell} waits for room in the queue to rank {other}, which holds {self._queue}",
+                )
             if self._position[other] == len(self._schedule.rows[other]):
                 return f"{lines[-1]}, which has no such action left"
             chain.append(other)
@@ -190,7 +221,7 @@ class _Run:
 
 
 def _carried(message: Action) -> Action:
-    """The result that a send or a receive carries."""
+    """Return the result that a send or a receive transfers."""
     kind, stage, micro_batch = message
     return {
         ActionKind.SEND_FORWARD: Action(F, stage, micro_batch),

@@ -1,11 +1,13 @@
-"""The hostile class: what students have handed in, could hand in, and should not. Each case is one student.
+"""The hostile class: submissions that students have made, could make, and should not make. One case per
+student.
 
 Whole notebooks, in modules of functions:
-    damaged   files that are no notebook        edited    frames changed: test cells, points, metadata, order
-    clumsy    honest work from clumsy hands     loud      output without end
+    damaged   files that are no notebooks        edited    frames changed: test cells, points, metadata, order
+    clumsy    honest work in unusual files     loud      endless output
 One answer, in ``cells/``:
-    results   values that are no results        escapes   code that reaches for the judge
-    endings   code that does not end            ranks     collectives hung, forged, unused; the library's own answer
+    results   values that are no valid results        escapes   code that attacks the judge
+    endings   code that does not end            ranks     blocked, forged, unused collectives; answers of the
+    library
 """
 
 from __future__ import annotations

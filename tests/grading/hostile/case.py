@@ -1,7 +1,8 @@
-"""One student of the hostile class: what they hand in, and what must be in their row.
+"""One student of the hostile class: the submission, and the expected row.
 
-Every case begins with the lab's solution as a notebook. A student has attempted the questions that they earn points for, and what the case
-alters; the others are left as they were released, so that a row costs little. Unless a case says otherwise they earn what needs no ranks.
+Every case begins with the lab's solution as a notebook. The student has attempted the questions for which the
+case expects points and those that it changes; the others stay unchanged since the release, so that a row is
+cheap. By default, the expected points are those of the questions without ranks.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 LAB = "93_survival"
 NOTEBOOK = "survival.ipynb"
 ALL = {"scale": 3.0, "quantise": 1.0, "mean": 3.0, "fsdp": 2.0, "quiz": 2.0}
-PLAIN = {"scale": 3.0, "quantise": 1.0, "quiz": 2.0}  # what needs no ranks
-REST = {"quantise": 1.0, "quiz": 2.0}  # what is left when `scale` is lost
+PLAIN = {"scale": 3.0, "quantise": 1.0, "quiz": 2.0}  # the questions without ranks
+REST = {"quantise": 1.0, "quiz": 2.0}  # without `scale`
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 HEADER = re.compile(r"^# %% (\w+)(?: (\{.*\}))?$", re.MULTILINE)
@@ -38,8 +39,14 @@ Notebook = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """``status`` and ``says`` are how the row's status begins, and words of its warnings or of a check's message; ``points`` by question,
-    none for those that are not named; ``row``: its number in the list of submissions that a grader must survive."""
+    """One case.
+
+    Args:
+        status: the beginning of the row's status.
+        says: words of its warnings or of a check's message.
+        points: by question; 0 for those that are not named.
+        row: its number in the list of submissions that a grader must survive.
+    """
 
     student: str
     hand_in: Callable[[Notebook, Path], object]
@@ -50,16 +57,24 @@ class Case:
 
 
 class Family:
-    """Cases that are alike; a student is called after the function, unless the name is the case."""
+    """Register similar cases; a student has the name of the function unless the case has one."""
 
     def __init__(self) -> None:
         self.cases: list[Case] = []
 
     def case(
-        self, status: str = "GRADED", points: Mapping[str, float] = REST, says: str = "", row: str = "", student: str = ""
+        self,
+        status: str = "GRADED",
+        points: Mapping[str, float] = REST,
+        says: str = "",
+        row: str = "",
+        student: str = "",
     ) -> Callable[[Callable[[Notebook, Path], object]], Callable[[Notebook, Path], object]]:
-        """A function ``(notebook, folder)`` that alters the notebook, or returns what is to be written instead: text, bytes, plain data,
-        or ``ITSELF`` when it has written what there is."""
+        """Register a function ``(notebook, folder)`` that changes the notebook or returns what to write
+        instead.
+
+        That is text, bytes, plain data, or ``ITSELF`` if the function has written the files.
+        """
 
         def add(function: Callable[[Notebook, Path], object]) -> Callable[[Notebook, Path], object]:
             self.cases.append(Case(student or function.__name__, function, status, points, says, row))
@@ -68,20 +83,21 @@ class Family:
         return add
 
     def read(self, file: Path) -> None:
-        """Cases that are one answer each: the cells of ``file``, in py:percent, with what is expected in their headers::
+        """Register cases of one answer each: the cells of ``file``, in py:percent, with the expectation in
+        the header::
 
             # %% os_exit {"status": "KERNEL_DIED", "says": "ended by itself", "row": "8"}
 
-        A header may also name the ``question`` (``scale`` without) and what it ``earns`` (nothing without). COURSE and CHECKOUT in the
-        text become the folders of that name: an attacker knows where they are. ``import send`` defines a function that sends bytes to the
-        judge past all that is Python's.
+        A header may also name the ``question`` (default ``scale``) and what it ``earns`` (default 0). COURSE
+        and CHECKOUT in the text become the folders of that name, because an attacker knows them. ``import
+        send`` defines a function that sends bytes to the judge without Python's sockets.
         """
         pieces = HEADER.split(file.read_text(encoding="utf-8"))[1:]
         for student, header, text in zip(pieces[::3], pieces[1::3], pieces[2::3]):
             known = json.loads(header or "{}")
             question, earned = known.pop("question", "scale"), known.pop("earns", 0.0)
             expected = {"status": "GRADED", "says": "", "row": "", **known}
-            rest = {"quiz": PLAIN["quiz"]} if expected["status"] == "TIMEOUT" else PLAIN  # of which each question would take its time
+            rest = {"quiz": PLAIN["quiz"]} if expected["status"] == "TIMEOUT" else PLAIN  # saves time-outs
             points = {name: most for name, most in {**rest, question: earned}.items() if most}
             self.cases.append(Case(student, _answering(question, text.strip()), points=points, **expected))
 
@@ -89,14 +105,16 @@ class Family:
 def _answering(question: str, text: str) -> Callable[[Notebook, Path], None]:
     def hand_in(notebook: Notebook, folder: Path) -> None:
         cell(notebook, question)["source"] = (
-            text.replace("COURSE", str(folder.parents[2])).replace("CHECKOUT", str(CHECKOUT)).replace("import send", SEND)
+            text.replace("COURSE", str(folder.parents[2]))
+            .replace("CHECKOUT", str(CHECKOUT))
+            .replace("import send", SEND)
         )
 
     return hand_in
 
 
 def write(case: Case, reference: Notebook, released: Notebook, course: Path) -> None:
-    """Put what the student of ``case`` hands in where the course expects it."""
+    """Write the submission of ``case`` where the course expects it."""
     folder = course / "submitted" / case.student / LAB
     folder.mkdir(parents=True)
     (folder / "timestamp.txt").write_text("2026-11-20 12:00:00.000000 UTC")
@@ -114,10 +132,17 @@ def write(case: Case, reference: Notebook, released: Notebook, course: Path) -> 
 
 
 def cell(notebook: Notebook, identity: str) -> dict[str, Any]:
-    """The cell of that id."""
+    """Return the cell with that id."""
     return next(cell for cell in notebook["cells"] if cell["id"] == identity)
 
 
 def own_cell(text: str, identity: str = "mine") -> dict[str, Any]:
-    """A code cell that a student adds."""
-    return {"cell_type": "code", "id": identity, "metadata": {}, "source": text, "outputs": [], "execution_count": None}
+    """Return a code cell that a student adds."""
+    return {
+        "cell_type": "code",
+        "id": identity,
+        "metadata": {},
+        "source": text,
+        "outputs": [],
+        "execution_count": None,
+    }

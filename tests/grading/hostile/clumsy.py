@@ -1,4 +1,4 @@
-"""Honest work from clumsy hands: other names, other editors, loud cells. What was earned is kept."""
+"""Honest work in unusual files: other names, other editors, much output. The points are kept."""
 
 from __future__ import annotations
 
@@ -93,10 +93,12 @@ def with_a_damaged_copy_beside_it(notebook: Notebook, folder: Path) -> None:
     (folder / "survival (1).ipynb").write_text("{")
 
 
-@case("GRADED" if os.geteuid() == 0 else "INVALID(the file cannot be read", PLAIN if os.geteuid() == 0 else {})
+@case(
+    "GRADED" if os.geteuid() == 0 else "INVALID(the file cannot be read", PLAIN if os.geteuid() == 0 else {}
+)
 def without_permission(notebook: Notebook, folder: Path) -> object:
     under(NOTEBOOK, notebook, folder)
-    (folder / NOTEBOOK).chmod(0)  # root reads it all the same
+    (folder / NOTEBOOK).chmod(0)  # root can still read it
     return ITSELF
 
 
@@ -109,7 +111,15 @@ def with_ten_thousand_files_beside_it(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def with_modules_called_like_ours(notebook: Notebook, folder: Path) -> None:
-    for name in ("torch.py", "checks.py", "hidden.py", "sitecustomize.py", "dlo_lib.py", "nbgrader_config.py", "json.py"):
+    for name in (
+        "torch.py",
+        "checks.py",
+        "hidden.py",
+        "sitecustomize.py",
+        "dlo_lib.py",
+        "nbgrader_config.py",
+        "json.py",
+    ):
         (folder / name).write_text("raise SystemExit('not yours')")
 
 
@@ -133,7 +143,7 @@ def with_a_folder_called_timestamp(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def with_a_video_beside_it(notebook: Notebook, folder: Path) -> None:
     with open(folder / "me.mp4", "wb") as file:
-        file.truncate(1 << 40)  # takes no room on the disk
+        file.truncate(1 << 40)  # a sparse file
 
 
 @case(WARN, PLAIN, "?img src=x onerror=alert(1)?.ipynb was taken for")
@@ -184,7 +194,9 @@ def saved_by_vscode(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def with_widgets_and_attachments(notebook: Notebook, folder: Path) -> None:
-    notebook["metadata"]["widgets"] = {"application/vnd.jupyter.widget-state+json": {"state": {}, "version_major": 2}}
+    notebook["metadata"]["widgets"] = {
+        "application/vnd.jupyter.widget-state+json": {"state": {}, "version_major": 2}
+    }
     cell(notebook, "why")["attachments"] = {"image.png": {"image/png": "iVBORw0KGgo="}}
 
 
@@ -194,7 +206,9 @@ def with_widgets_and_attachments(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", ALL)
 def every_question_with_cells_of_their_own(notebook: Notebook, folder: Path) -> None:
     for number in range(len(notebook["cells"]), 0, -1):
-        notebook["cells"].insert(number, own_cell(f"mine_{number} = {number}\nprint(mine_{number})", f"mine{number}"))
+        notebook["cells"].insert(
+            number, own_cell(f"mine_{number} = {number}\nprint(mine_{number})", f"mine{number}")
+        )
 
 
 @case("GRADED", PLAIN)
@@ -206,14 +220,22 @@ def a_helper_in_a_cell_of_their_own(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def magics_and_shell_commands(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"].append(own_cell("%matplotlib inline\n!nvidia-smi\n%timeit -n1 -r1 1 + 1\n?print\nls = !ls\n%cd .."))
+    notebook["cells"].append(
+        own_cell("%matplotlib inline\n!nvidia-smi\n%timeit -n1 -r1 1 + 1\n?print\nls = !ls\n%cd ..")
+    )
     cell(notebook, "scale")["source"] = "%%time\n" + cell(notebook, "scale")["source"]
 
 
 @case("GRADED", PLAIN, row="21")
 def warnings_on_stderr(notebook: Notebook, folder: Path) -> None:
-    text = "import sys, warnings, logging\nwarnings.warn('careful')\nlogging.error('no!')\nprint('hm', file=sys.stderr)\n"
-    body = "\ndef absmax_scale(x):\n    warnings.warn('again')\n    print('hm', file=sys.stderr)\n    sys.stderr.write('x' * 1000)\n"
+    text = (
+        "import sys, warnings, logging\nwarnings.warn('careful')\nlogging.error('no!')\n"
+        "print('hm', file=sys.stderr)\n"
+    )
+    body = (
+        "\ndef absmax_scale(x):\n    warnings.warn('again')\n    print('hm', file=sys.stderr)\n"
+        "    sys.stderr.write('x' * 1000)\n"
+    )
     cell(notebook, "scale")["source"] = text + body + "    return x.float().abs().amax(dim=1) / 127"
 
 
@@ -229,7 +251,9 @@ def a_debugger_left_in(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def await_at_the_top_of_a_cell(notebook: Notebook, folder: Path) -> None:
-    cell(notebook, "scale")["source"] += "\nimport asyncio\nawait asyncio.sleep(0)\nawaited = await asyncio.sleep(0, 5)"
+    cell(notebook, "scale")["source"] += (
+        "\nimport asyncio\nawait asyncio.sleep(0)\nawaited = await asyncio.sleep(0, 5)"
+    )
 
 
 @case("GRADED", PLAIN)
@@ -239,7 +263,9 @@ def tabs_and_a_last_line_without_end(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def a_cell_indented_as_a_whole(notebook: Notebook, folder: Path) -> None:
-    cell(notebook, "scale")["source"] = "    def absmax_scale(x):\n        return x.float().abs().amax(dim=1) / 127"
+    cell(notebook, "scale")["source"] = (
+        "    def absmax_scale(x):\n        return x.float().abs().amax(dim=1) / 127"
+    )
 
 
 @case("GRADED", PLAIN)
@@ -249,33 +275,41 @@ def star_imports_over_the_labs_names(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def another_default_dtype_and_seed(notebook: Notebook, folder: Path) -> None:
-    text = "torch.manual_seed(1)\ntorch.set_num_threads(1)\ntorch.use_deterministic_algorithms(True)\ntorch.set_printoptions(precision=1)"
+    text = (
+        "torch.manual_seed(1)\ntorch.set_num_threads(1)\ntorch.use_deterministic_algorithms(True)\n"
+        "torch.set_printoptions(precision=1)"
+    )
     notebook["cells"].insert(2, own_cell(text))
 
 
 @case("GRADED", PLAIN)
 def a_gradient_left_on_the_answer(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = (
-        "def absmax_scale(x):\n    return torch.nn.Parameter(x.float().requires_grad_().abs().amax(dim=1) / 127)"
+        "def absmax_scale(x):\n"
+        "    return torch.nn.Parameter(x.float().requires_grad_().abs().amax(dim=1) / 127)"
     )
 
 
 @case("GRADED", PLAIN)
 def a_view_of_a_larger_tensor(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = (
-        "def absmax_scale(x):\n    return torch.stack([x.float().abs().amax(dim=1)] * 3, dim=1).T[1].expand(2, -1)[0] / 127"
+        "def absmax_scale(x):\n"
+        "    return torch.stack([x.float().abs().amax(dim=1)] * 3, dim=1).T[1].expand(2, -1)[0] / 127"
     )
 
 
 @case("GRADED", PLAIN)
 def the_input_overwritten(notebook: Notebook, folder: Path) -> None:
-    cell(notebook, "scale")["source"] = "def absmax_scale(x):\n    y = x.float().abs().amax(dim=1) / 127\n    x.zero_()\n    return y"
+    cell(notebook, "scale")["source"] = (
+        "def absmax_scale(x):\n    y = x.float().abs().amax(dim=1) / 127\n    x.zero_()\n    return y"
+    )
 
 
 @case("GRADED", PLAIN)
 def numpy_instead_of_torch_inside(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = (
-        "import numpy as np\ndef absmax_scale(x):\n    return torch.from_numpy(np.abs(x.float().numpy()).max(axis=1) / np.float32(127))"
+        "import numpy as np\ndef absmax_scale(x):\n"
+        "    return torch.from_numpy(np.abs(x.float().numpy()).max(axis=1) / np.float32(127))"
     )
 
 
@@ -302,23 +336,27 @@ def a_function_that_calls_itself(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def an_answer_with_type_hints_and_a_decorator(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = (
-        "from __future__ import annotations\nimport functools\n@functools.lru_cache\ndef absmax_scale(x: torch.Tensor) -> Scale:\n"
+        "from __future__ import annotations\nimport functools\n@functools.lru_cache\n"
+        "def absmax_scale(x: torch.Tensor) -> Scale:\n"
         "    return x.float().abs().amax(dim=1) / 127"
     )
 
 
 @case("GRADED", PLAIN)
 def a_data_file_of_the_labs(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"].append(own_cell("print(open('data/table.txt').read())\nopen('mine.txt', 'w').write('x')"))
+    notebook["cells"].append(
+        own_cell("print(open('data/table.txt').read())\nopen('mine.txt', 'w').write('x')")
+    )
 
 
 @case("GRADED", PLAIN)
 def the_answer_in_a_cell_of_their_own(notebook: Notebook, folder: Path) -> None:
-    """The cell for it is left as it was; as in the notebook, the later definition counts."""
+    """The solution cell stays unchanged; as in the notebook, the later definition counts."""
     place = notebook["cells"].index(cell(notebook, "scale"))
     notebook["cells"].insert(place + 1, own_cell(cell(notebook, "scale")["source"]))
     cell(notebook, "scale")["source"] = (
-        'def absmax_scale(x):\n    """The scale of each row of x (rows, cols), so that its largest element becomes 127."""\n'
+        "def absmax_scale(x):\n"
+        '    """The scale of each row of x (rows, cols), so that its largest element becomes 127."""\n'
         "    # YOUR CODE HERE\n    raise NotImplementedError()"
     )
 
@@ -327,7 +365,9 @@ def the_answer_in_a_cell_of_their_own(notebook: Notebook, folder: Path) -> None:
 def a_file_written_by_a_cell(notebook: Notebook, folder: Path) -> None:
     notebook["cells"].insert(2, own_cell("%%writefile mine.py\nHALF_RANGE = 127\n", "mine1"))
     notebook["cells"].insert(3, own_cell("from mine import HALF_RANGE", "mine2"))
-    cell(notebook, "scale")["source"] = "def absmax_scale(x):\n    return x.float().abs().amax(dim=1) / HALF_RANGE"
+    cell(notebook, "scale")["source"] = (
+        "def absmax_scale(x):\n    return x.float().abs().amax(dim=1) / HALF_RANGE"
+    )
 
 
 @case("GRADED", PLAIN)
@@ -344,7 +384,10 @@ def a_compiled_function(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def displays_and_progress_bars(notebook: Notebook, folder: Path) -> None:
-    text = "from IPython.display import HTML, clear_output, display\ndisplay(HTML('<b>x</b>'))\nclear_output(wait=True)\nIn, Out, _, __\n"
+    text = (
+        "from IPython.display import HTML, clear_output, display\ndisplay(HTML('<b>x</b>'))\n"
+        "clear_output(wait=True)\nIn, Out, _, __\n"
+    )
     notebook["cells"].append(own_cell(text + "from tqdm.auto import tqdm\nfor _ in tqdm(range(3)): pass"))
 
 
@@ -355,13 +398,20 @@ def a_captured_cell(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def markers_of_nbgrader_in_an_answer(notebook: Notebook, folder: Path) -> None:
-    marks = "### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS\n### BEGIN SOLUTION\n### AUTOTEST x\n### BEGIN MARK SCHEME\n# YOUR CODE HERE\n"
+    marks = (
+        "### BEGIN HIDDEN TESTS\n### END HIDDEN TESTS\n### BEGIN SOLUTION\n### AUTOTEST x\n"
+        "### BEGIN MARK SCHEME\n# YOUR CODE HERE\n"
+    )
     cell(notebook, "scale")["source"] = marks + cell(notebook, "scale")["source"]
 
 
 @case("GRADED", PLAIN)
 def an_alarm_clock_in_a_cell(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"].append(own_cell("import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.setitimer(0, 0.001, 0.001)"))
+    notebook["cells"].append(
+        own_cell(
+            "import signal\nsignal.signal(signal.SIGALRM, lambda *_: None)\nsignal.setitimer(0, 0.001, 0.001)"
+        )
+    )
 
 
 @case(WARN, PLAIN, "cell `quantise` was missing")
@@ -379,7 +429,9 @@ def an_answer_at_the_end(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def in_another_time_zone(notebook: Notebook, folder: Path) -> None:
     (folder / "timestamp.txt").write_text("9999-12-31 23:59:59 -1400")
-    cell(notebook, "scale")["source"] += "\nimport os, time\nos.environ['TZ'] = 'Pacific/Kiritimati'\ntime.tzset()"
+    cell(notebook, "scale")["source"] += (
+        "\nimport os, time\nos.environ['TZ'] = 'Pacific/Kiritimati'\ntime.tzset()"
+    )
 
 
 @case("GRADED", PLAIN)
@@ -391,7 +443,8 @@ def with_a_pipe_for_a_timestamp(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def a_function_in_other_words(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = (
-        "class absmax_scale:\n    def __new__(cls, values, /, *, eps=0):\n        return values.float().abs().amax(dim=1) / 127\n"
+        "class absmax_scale:\n    def __new__(cls, values, /, *, eps=0):\n"
+        "        return values.float().abs().amax(dim=1) / 127\n"
         "        raise NotImplementedError()"
     )
 
@@ -403,9 +456,15 @@ def a_function_that_must_be_awaited(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", REST, "not written yet")
 def the_stub_left_above_the_answer(notebook: Notebook, folder: Path) -> None:
-    cell(notebook, "scale")["source"] = "def absmax_scale(x):\n    raise NotImplementedError()\n    return x.abs().amax(dim=1) / 127"
+    cell(notebook, "scale")["source"] = (
+        "def absmax_scale(x):\n    raise NotImplementedError()\n    return x.abs().amax(dim=1) / 127"
+    )
 
 
 @case("GRADED", PLAIN)
 def quotes_and_spaces_of_a_word_processor(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"] += [own_cell("print(“hello”)", "m1"), own_cell("\ufeffx\u00a0= 1", "m2"), own_cell("x = 1\x00", "m3")]
+    notebook["cells"] += [
+        own_cell("print(“hello”)", "m1"),
+        own_cell("\ufeffx\u00a0= 1", "m2"),
+        own_cell("x = 1\x00", "m3"),
+    ]

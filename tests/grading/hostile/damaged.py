@@ -1,4 +1,4 @@
-"""Files that are no notebook, or hardly one: each has a row, with a reason that its student can read."""
+"""Invalid and nearly invalid notebooks: each has a row with a reason for the student."""
 
 from __future__ import annotations
 
@@ -114,7 +114,12 @@ def a_zip_file(notebook: Notebook, folder: Path) -> object:
 
 @case("INVALID(notebook format 3", NONE, row="19")
 def of_format_3(notebook: Notebook, folder: Path) -> object:
-    return {"nbformat": 3, "nbformat_minor": 0, "metadata": {"name": ""}, "worksheets": [{"cells": [], "metadata": {}}]}
+    return {
+        "nbformat": 3,
+        "nbformat_minor": 0,
+        "metadata": {"name": ""},
+        "worksheets": [{"cells": [], "metadata": {}}],
+    }
 
 
 @case("INVALID(not a notebook", NONE)
@@ -141,7 +146,7 @@ def nested_a_hundred_thousand_deep(notebook: Notebook, folder: Path) -> object:
 @case("INVALID(larger than 100 MB", NONE)
 def of_300_megabytes(notebook: Notebook, folder: Path) -> object:
     with open(folder / NOTEBOOK, "wb") as file:
-        file.truncate(300 << 20)  # takes no room on the disk
+        file.truncate(300 << 20)  # a sparse file
     return ITSELF
 
 
@@ -152,7 +157,16 @@ def no_cells_at_all(notebook: Notebook, folder: Path) -> None:
 
 @case("NO_ATTEMPT", NONE)
 def cells_that_are_no_cells(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"] = [None, 1, "x", [], {}, {"cell_type": 5}, {"cell_type": ["code"]}, {"cell_type": "code", "source": {"a": 1}}]
+    notebook["cells"] = [
+        None,
+        1,
+        "x",
+        [],
+        {},
+        {"cell_type": 5},
+        {"cell_type": ["code"]},
+        {"cell_type": "code", "source": {"a": 1}},
+    ]
 
 
 @case("INVALID(damaged", NONE)
@@ -216,12 +230,19 @@ def with_points_that_are_not_numbers(notebook: Notebook, folder: Path) -> object
 
 @case("GRADED", PLAIN)
 def with_outputs_of_twenty_megabytes(notebook: Notebook, folder: Path) -> None:
-    cell(notebook, "scale")["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "x" * (20 << 20)}]
+    cell(notebook, "scale")["outputs"] = [
+        {"output_type": "stream", "name": "stdout", "text": "x" * (20 << 20)}
+    ]
 
 
 @case("GRADED", PLAIN)
 def with_outputs_that_are_no_outputs(notebook: Notebook, folder: Path) -> None:
-    odd: list[Any] = [None, 7, {"output_type": "nonsense"}, {"output_type": "execute_result", "data": {"text/plain": 9e99}}]
+    odd: list[Any] = [
+        None,
+        7,
+        {"output_type": "nonsense"},
+        {"output_type": "execute_result", "data": {"text/plain": 9e99}},
+    ]
     for one in notebook["cells"]:
         one["outputs"] = odd
 

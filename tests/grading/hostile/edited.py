@@ -1,4 +1,6 @@
-"""Notebooks whose frame was edited, by accident or not: test cells, points, metadata, order. The source's frame is used, the work kept."""
+"""Notebooks with edited test cells, points, metadata or order: the source's are used, and the answers
+kept.
+"""
 
 from __future__ import annotations
 
@@ -68,21 +70,39 @@ def partial_scores_beyond_all_bounds(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = WRONG
     test = cell(notebook, "test_scale")
     test["source"] = "float('nan')"
-    score = {"output_type": "execute_result", "execution_count": 1, "metadata": {}, "data": {"text/plain": "nan"}}
-    test["outputs"] = [score, {**score, "data": {"text/plain": "-3.0"}}, {**score, "data": {"text/plain": "1e308"}}]
+    score = {
+        "output_type": "execute_result",
+        "execution_count": 1,
+        "metadata": {},
+        "data": {"text/plain": "nan"},
+    }
+    test["outputs"] = [
+        score,
+        {**score, "data": {"text/plain": "-3.0"}},
+        {**score, "data": {"text/plain": "1e308"}},
+    ]
 
 
 @case("GRADED", REST, "absmax_scale(x) is off")
 def outputs_of_somebody_who_passed(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = WRONG
-    passed = {"output_type": "execute_result", "execution_count": 1, "metadata": {}, "data": {"text/plain": "3.0"}}
+    passed = {
+        "output_type": "execute_result",
+        "execution_count": 1,
+        "metadata": {},
+        "data": {"text/plain": "3.0"},
+    }
     cell(notebook, "test_scale")["outputs"] = [passed]
 
 
 @case("GRADED", REST)
 def a_report_of_ones_own_in_the_metadata(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = WRONG
-    notebook["metadata"]["dlo"] |= {"status": "GRADED", "report": {"questions": {"scale": {"points": 3.0}}}, "points": 99}
+    notebook["metadata"]["dlo"] |= {
+        "status": "GRADED",
+        "report": {"questions": {"scale": {"points": 3.0}}},
+        "points": 99,
+    }
 
 
 # -- metadata
@@ -110,7 +130,10 @@ def metadata_of_schema_99(notebook: Notebook, folder: Path) -> None:
 
 @case(WARN, PLAIN)
 def metadata_of_every_wrong_type(notebook: Notebook, folder: Path) -> None:
-    for one, odd in zip(notebook["cells"], [None, 1, "x", [], {"nbgrader": None}, {"nbgrader": [1]}, {"nbgrader": {"grade_id": {}}}] * 9):
+    for one, odd in zip(
+        notebook["cells"],
+        [None, 1, "x", [], {"nbgrader": None}, {"nbgrader": [1]}, {"nbgrader": {"grade_id": {}}}] * 9,
+    ):
         one["metadata"] = odd
 
 
@@ -144,7 +167,7 @@ def ids_of_every_wrong_type(notebook: Notebook, folder: Path) -> None:
 
 @case(WARN, PLAIN, "appears twice")
 def a_question_answered_twice(notebook: Notebook, folder: Path) -> None:
-    """The first try is still there above the second."""
+    """The first attempt is still above the second."""
     place = notebook["cells"].index(cell(notebook, "scale"))
     first = copy.deepcopy(cell(notebook, "scale"))
     first["source"] = WRONG
@@ -154,7 +177,15 @@ def a_question_answered_twice(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def a_grade_id_that_nobody_knows(notebook: Notebook, folder: Path) -> None:
     extra = own_cell("mine = 1")
-    extra["metadata"] = {"nbgrader": {"grade_id": "test_bonus", "grade": True, "points": 100, "solution": False, "schema_version": 3}}
+    extra["metadata"] = {
+        "nbgrader": {
+            "grade_id": "test_bonus",
+            "grade": True,
+            "points": 100,
+            "solution": False,
+            "schema_version": 3,
+        }
+    }
     notebook["cells"].append(extra)
 
 
@@ -231,7 +262,9 @@ def ten_thousand_empty_cells_before_the_work(notebook: Notebook, folder: Path) -
 
 @case(WARN, PLAIN, "more than 4 MB of code")
 def five_thousand_large_cells(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"] += [own_cell(f"x{number} = {list(range(200))}\n" * 20, f"x{number}") for number in range(5_000)]
+    notebook["cells"] += [
+        own_cell(f"x{number} = {list(range(200))}\n" * 20, f"x{number}") for number in range(5_000)
+    ]
 
 
 @case("GRADED", PLAIN)
@@ -243,7 +276,12 @@ def two_answers_that_changed_places(notebook: Notebook, folder: Path) -> None:
 @case("GRADED", PLAIN)
 def tags_and_locks_of_ones_own(notebook: Notebook, folder: Path) -> None:
     for one in notebook["cells"]:
-        one["metadata"] |= {"tags": ["demo", "hide-input"], "editable": False, "deletable": False, "collapsed": True}
+        one["metadata"] |= {
+            "tags": ["demo", "hide-input"],
+            "editable": False,
+            "deletable": False,
+            "collapsed": True,
+        }
 
 
 @case("GRADED", PLAIN)

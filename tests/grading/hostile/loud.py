@@ -1,4 +1,4 @@
-"""Output without end, and output that is meant for a terminal or a page: it is counted, thrown away, and harms nobody's screen."""
+"""Endless output, and output with terminal or page commands: it is counted, discarded, and has no effect."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ def endless_output(notebook: Notebook, folder: Path) -> None:
 
 @case("GRADED", PLAIN)
 def binary_output_past_python(notebook: Notebook, folder: Path) -> None:
-    text = "import os\nfor fd in (0, 1, 2):\n    for _ in range(200): os.write(fd, bytes(range(256)) * 4096)\n"
+    text = (
+        "import os\nfor fd in (0, 1, 2):\n    for _ in range(200): os.write(fd, bytes(range(256)) * 4096)\n"
+    )
     notebook["cells"].append(own_cell(text + "print('\\x1b[2J\\x1b]0;owned\\x07\\0')"))
 
 
 @case("GRADED_WARN", PLAIN, "long output was cut")
 def children_that_print(notebook: Notebook, folder: Path) -> None:
-    notebook["cells"].append(own_cell("!yes | head -c 1000000\nimport subprocess\nsubprocess.run(['seq', '100000'])"))
+    notebook["cells"].append(
+        own_cell("!yes | head -c 1000000\nimport subprocess\nsubprocess.run(['seq', '100000'])")
+    )
 
 
 @case("GRADED", REST, "raised ValueError")

@@ -18,15 +18,21 @@ def test_every_action_is_a_bar_where_the_simulator_has_it(table):
     (axes,) = draw(run).axes
     bars = [path.get_extents().intervalx for bars in axes.collections for path in bars.get_paths()]
     spans = [span for row in run.spans for span in row]
-    assert sorted(end for bar in bars for end in bar) == pytest.approx(sorted(end for span in spans for end in span))
+    assert sorted(end for bar in bars for end in bar) == pytest.approx(
+        sorted(end for span in spans for end in span)
+    )
     assert len(bars) == len(spans)
     assert axes.get_xlim() == (0, run.makespan)
-    assert [text.get_text() for text in axes.texts] == [str(action.micro_batch) for row in table.rows for action in row]
+    assert [text.get_text() for text in axes.texts] == [
+        str(action.micro_batch) for row in table.rows for action in row
+    ]
 
 
 def test_a_measured_run_is_drawn_like_a_planned_one():
     run = simulate(one_f_one_b(3, 4))
-    late = Simulation(run.schedule, tuple(tuple((start + 0.25, end + 0.25) for start, end in row) for row in run.spans))
+    late = Simulation(
+        run.schedule, tuple(tuple((start + 0.25, end + 0.25) for start, end in row) for row in run.spans)
+    )
     (axes,) = draw(late, title="measured", unit="ms").axes
     assert axes.get_title(loc="left") == "measured"
     assert axes.get_xlabel() == "time (ms)"

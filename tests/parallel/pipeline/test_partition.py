@@ -11,9 +11,9 @@ from torch import nn
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, model_config
 from dlo_lib.models.counts import AttentionFlops, forward_flops_per_token, parameters
+from dlo_lib.parallel.pipeline.llama import LlamaStage, tied_embedding_ranks
 from dlo_lib.parallel.pipeline.partition import counted_costs, counted_parameters, measured_costs, partition
 from dlo_lib.parallel.pipeline.schedules import interleaved, one_f_one_b, zb_v
-from dlo_lib.parallel.pipeline.stages import LlamaStage, tied_ends
 
 
 def best_by_trying(costs, stages):
@@ -44,7 +44,9 @@ def test_the_head_of_a_large_vocabulary_takes_the_place_of_blocks():
 def test_counted_costs_and_parameters_add_up_to_the_models():
     for name in ("tiny", "llama-3.2-1b", "llama-3.2-3b"):
         config = model_config(name)
-        assert sum(counted_costs(config, 512)) == pytest.approx(forward_flops_per_token(config, 512, AttentionFlops.CAUSAL))
+        assert sum(counted_costs(config, 512)) == pytest.approx(
+            forward_flops_per_token(config, 512, AttentionFlops.CAUSAL)
+        )
         both_ends = config.vocab_size * config.hidden if config.tied_embeddings else 0
         assert sum(counted_parameters(config)) == parameters(config) + both_ends
 
@@ -59,7 +61,8 @@ def test_measured_costs_follow_the_work_and_leave_no_gradients():
 
 
 @pytest.mark.parametrize(
-    ("costs", "stages", "message"), [([1, 2], 3, "2 pieces cannot make 3"), ([1], 0, "cannot make 0"), ([1, -1], 1, "negative")]
+    ("costs", "stages", "message"),
+    [([1, 2], 3, "2 pieces cannot make 3"), ([1], 0, "cannot make 0"), ([1, -1], 1, "negative")],
 )
 def test_what_cannot_be_cut_is_refused(costs, stages, message):
     with pytest.raises(UserError, match=message):
@@ -85,7 +88,7 @@ def test_pieces_that_are_not_there_are_refused():
 
 
 def test_tied_ends_lie_on_two_ranks_unless_the_placement_brings_them_together():
-    assert tied_ends(True, one_f_one_b(4, 4).placement) == (0, 3)
-    assert tied_ends(True, interleaved(4, 4, 2).placement) == (0, 3)
-    assert tied_ends(True, zb_v(4, 8).placement) is None
-    assert tied_ends(False, one_f_one_b(4, 4).placement) is None
+    assert tied_embedding_ranks(True, one_f_one_b(4, 4).placement) == (0, 3)
+    assert tied_embedding_ranks(True, interleaved(4, 4, 2).placement) == (0, 3)
+    assert tied_embedding_ranks(True, zb_v(4, 8).placement) is None
+    assert tied_embedding_ranks(False, one_f_one_b(4, 4).placement) is None

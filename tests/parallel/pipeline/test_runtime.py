@@ -1,4 +1,5 @@
-"""A pipeline trains as the whole model does: the same losses and gradients, whatever the schedule, the ranks and the micro-batches."""
+"""A pipeline trains as the whole model does: the same losses and gradients, whatever the schedule, the ranks
+and the micro-batches."""
 
 from dataclasses import replace
 
@@ -10,18 +11,27 @@ from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim.step import Precision, summed_cross_entropy, train_step
+from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.pipeline import runtime, schedules
-from dlo_lib.parallel.pipeline.build import build_pipeline
+from dlo_lib.parallel.pipeline.llama import LlamaStage, build_pipeline
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.simulate import simulate
-from dlo_lib.parallel.pipeline.stages import LlamaStage
 from dlo_lib.parallel.pipeline.table import F
 
 STEPS = 4
-CONFIG = replace(model_config("tiny"), num_layers=6, hidden=32, intermediate=48, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=61)
+CONFIG = replace(
+    model_config("tiny"),
+    num_layers=6,
+    hidden=32,
+    intermediate=48,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    vocab_size=61,
+)
 UNTIED = replace(CONFIG, tied_embeddings=False)
 MAKERS = {
     "naive": schedules.naive,
@@ -60,8 +70,12 @@ def model_of(config, frozen: bool) -> Llama:
 def twin(config, micro_batches: int, max_norm: float | None, frozen: bool = False):
     """Losses, norms and weights of the model in one piece."""
     model = model_of(config, frozen)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2)
-    results = [train_step(model, optimizer, batches(micro_batches, step), max_norm=max_norm) for step in range(STEPS)]
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=1e-2
+    )
+    results = [
+        train_step(model, optimizer, batches(micro_batches, step), max_norm=max_norm) for step in range(STEPS)
+    ]
     norms = [None if result.grad_norm is None else float(result.grad_norm) for result in results]
     return [float(result.loss) for result in results], norms, dict(model.named_parameters())
 
@@ -73,10 +87,16 @@ def built(config, schedule, frozen: bool) -> Pipeline:
 def trained(config, name: str, micro_batches: int, max_norm: float | None, frozen: bool):
     schedule = MAKERS[name](dist.get_world_size(), micro_batches)
     pipeline = built(config, schedule, frozen)
-    optimizer = torch.optim.AdamW([parameter for parameter in pipeline.parameters() if parameter.requires_grad], lr=1e-2)
-    results = [train_step(pipeline, optimizer, batches(micro_batches, step), max_norm=max_norm) for step in range(STEPS)]
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in pipeline.parameters() if parameter.requires_grad], lr=1e-2
+    )
+    results = [
+        train_step(pipeline, optimizer, batches(micro_batches, step), max_norm=max_norm)
+        for step in range(STEPS)
+    ]
     weights = {
-        key.split(".", 2)[2]: parameter.detach() for key, parameter in pipeline.named_parameters(remove_duplicate=False)
+        key.split(".", 2)[2]: parameter.detach()
+        for key, parameter in pipeline.named_parameters(remove_duplicate=False)
     }  # stages.N.
     norms = [None if result.grad_norm is None else float(result.grad_norm) for result in results]
     return [float(result.loss) for result in results], norms, weights
@@ -85,9 +105,14 @@ def trained(config, name: str, micro_batches: int, max_norm: float | None, froze
 def assert_twins(config, name, world, micro_batches, max_norm=None, frozen=False):
     losses, norms, weights = twin(config, micro_batches, max_norm, frozen)
     seen = set()
-    for rank_losses, rank_norms, rank_weights in run_ranks(trained, world, config, name, micro_batches, max_norm, frozen, timeout=120):
+    for rank_losses, rank_norms, rank_weights in run_ranks(
+        trained, world, config, name, micro_batches, max_norm, frozen, timeout=120
+    ):
         torch.testing.assert_close(rank_losses, losses, atol=1e-10, rtol=0)
-        assert rank_norms == norms or torch.testing.assert_close(rank_norms, norms, atol=1e-10, rtol=1e-10) is None
+        assert (
+            rank_norms == norms
+            or torch.testing.assert_close(rank_norms, norms, atol=1e-10, rtol=1e-10) is None
+        )
         for key, weight in rank_weights.items():
             key = "embed_tokens.weight" if key == "lm_head.weight" and config.tied_embeddings else key
             torch.testing.assert_close(weight, weights[key].detach(), atol=1e-8, rtol=0)
@@ -129,10 +154,17 @@ def test_one_rank_is_a_pipeline_too(name):
 
 def in_low_precision(name: str, precision: Precision, checkpointing: bool):
     torch.manual_seed(5)
-    pipeline = build_pipeline(Llama(UNTIED, checkpointing=checkpointing), MAKERS[name](dist.get_world_size(), 4), 9)
+    pipeline = build_pipeline(
+        Llama(UNTIED, checkpointing=checkpointing), MAKERS[name](dist.get_world_size(), 4), 9
+    )
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
-    scaler = ShardedGradScaler("cpu", pipeline.group, init_scale=2.0**10) if precision is Precision.FP16 else None
-    losses = [float(train_step(pipeline, optimizer, batches(4, step), precision=precision, scaler=scaler).loss) for step in range(STEPS)]
+    scaler = (
+        ShardedGradScaler("cpu", pipeline.group, init_scale=2.0**10) if precision is Precision.FP16 else None
+    )
+    losses = [
+        float(train_step(pipeline, optimizer, batches(4, step), precision=precision, scaler=scaler).loss)
+        for step in range(STEPS)
+    ]
     kinds = {parameter.dtype for parameter in pipeline.parameters()}
     return losses, kinds, None if scaler is None else scaler.get_scale()
 
@@ -145,7 +177,10 @@ def test_mixed_precision_and_checkpointing_follow_the_whole_model(name, precisio
     model = Llama(UNTIED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if precision is Precision.FP16 else None
-    exact = [float(train_step(model, optimizer, batches(4, step), precision=precision, scaler=scaler).loss) for step in range(STEPS)]
+    exact = [
+        float(train_step(model, optimizer, batches(4, step), precision=precision, scaler=scaler).loss)
+        for step in range(STEPS)
+    ]
     tolerance = 1e-5 if precision is Precision.FP32 else 2e-2
     for losses, kinds, scale in run_ranks(in_low_precision, 2, name, precision, checkpointing):
         torch.testing.assert_close(losses, exact, atol=tolerance, rtol=0)
@@ -161,7 +196,13 @@ def overflowing():
         pipeline.stages["1"].norm.weight.register_hook(lambda grad: grad * torch.inf)
     before = [parameter.detach().clone() for parameter in pipeline.parameters()]
     scaler = ShardedGradScaler("cpu", pipeline.group, init_scale=4.0)
-    train_step(pipeline, torch.optim.SGD(pipeline.parameters(), lr=0.1), batches(2, 0), precision=Precision.FP16, scaler=scaler)
+    train_step(
+        pipeline,
+        torch.optim.SGD(pipeline.parameters(), lr=0.1),
+        batches(2, 0),
+        precision=Precision.FP16,
+        scaler=scaler,
+    )
     return all(torch.equal(a, b) for a, b in zip(before, pipeline.parameters())), scaler.get_scale()
 
 
@@ -172,7 +213,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all():
 def evaluated(name: str):
     pipeline = built(CONFIG, MAKERS[name](dist.get_world_size(), 3), frozen=False)
     valid = sum(int((targets != IGNORE_INDEX).sum()) for _, targets in batches(3, 0))
-    loss = pipeline.evaluate(batches(3, 0), lambda logits, targets: summed_cross_entropy(logits, targets) / valid)
+    loss = pipeline.evaluate(
+        batches(3, 0), lambda logits, targets: summed_cross_entropy(logits, targets) / valid
+    )
     return float(loss), all(parameter.grad is None for parameter in pipeline.parameters())
 
 
@@ -190,10 +233,24 @@ def with_data_parallelism(name: str, micro_batches: int, max_norm: float | None)
     pipelines = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     mine, replica = pipelines[rank // 2], replicas[rank % 2]
-    pipeline = build_pipeline(model_of(UNTIED, frozen=False), MAKERS[name](2, micro_batches), 9, mine, replicas=replica)
+    pipeline = build_pipeline(
+        model_of(UNTIED, frozen=False),
+        MAKERS[name](2, micro_batches),
+        9,
+        mine,
+        wrap=lambda stage: DDP(stage, replica),
+    )
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-2)
     losses = [
-        float(train_step(pipeline, optimizer, batches(micro_batches, step, seed=rank // 2), max_norm=max_norm, group=replica).loss)
+        float(
+            train_step(
+                pipeline,
+                optimizer,
+                batches(micro_batches, step, seed=rank // 2),
+                max_norm=max_norm,
+                group=replica,
+            ).loss
+        )
         for step in range(STEPS)
     ]
     return losses
@@ -224,7 +281,11 @@ def test_a_measured_step_has_the_plans_cells_in_the_plans_order(name):
     for measured in simulations:
         assert measured.schedule.rows == MAKERS[name](2, 4).rows
         assert [len(spans) for spans in measured.spans] == [len(row) for row in measured.schedule.rows]
-        began = {action: span for row, spans in zip(measured.schedule.rows, measured.spans) for action, span in zip(row, spans)}
+        began = {
+            action: span
+            for row, spans in zip(measured.schedule.rows, measured.spans)
+            for action, span in zip(row, spans)
+        }
         for action, (start, _) in began.items():
             if action.kind is F and action.stage > 0:
                 assert start >= began[action._replace(stage=action.stage - 1)][1]
@@ -236,17 +297,17 @@ def held_by_activations(name: str):
     pipeline = built(CONFIG, MAKERS[name](dist.get_world_size(), 8), frozen=False)
     most = 0
 
-    class Counting(runtime._Step):
+    class Counting(runtime._StepRunner):
         def _forward(self, action):
             nonlocal most
             super()._forward(action)
             most = max(most, len(self._edges))
 
-    runtime._Step, kept = Counting, runtime._Step
+    runtime._StepRunner, kept = Counting, runtime._StepRunner
     try:
         train_step(pipeline, torch.optim.SGD(pipeline.parameters(), lr=0.1), batches(8, 0))
     finally:
-        runtime._Step = kept
+        runtime._StepRunner = kept
     return most
 
 
@@ -266,7 +327,9 @@ def refused(case: str):
         case "stages":
             Pipeline({1 - mine: LlamaStage(model, cuts[mine])}, schedule)
         case "micro-batches":
-            Pipeline({mine: LlamaStage(model, cuts[mine])}, schedule).accumulate_gradients(batches(3, 0), summed_cross_entropy)
+            Pipeline({mine: LlamaStage(model, cuts[mine])}, schedule).accumulate_gradients(
+                batches(3, 0), summed_cross_entropy
+            )
         case "recording":
             Pipeline({mine: LlamaStage(model, cuts[mine])}, schedule).measured()
 
@@ -297,7 +360,10 @@ def with_sharded_stages(name: str):
     stages = {stage: FSDP(LlamaStage(model, cuts[stage]), holder) for stage in schedule.stages_of(rank % 2)}
     pipeline = Pipeline(stages, schedule, mine)
     optimizer = torch.optim.AdamW(pipeline.parameters(), lr=1e-2)
-    return [float(train_step(pipeline, optimizer, batches(3, step, seed=rank // 2), group=holder).loss) for step in range(STEPS)]
+    return [
+        float(train_step(pipeline, optimizer, batches(3, step, seed=rank // 2), group=holder).loss)
+        for step in range(STEPS)
+    ]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved"])

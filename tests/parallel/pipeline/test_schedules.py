@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.pipeline import schedules
-from dlo_lib.parallel.pipeline.schedules import afab, dualpipe_v, interleaved, naive, one_f_one_b, zb_h1, zb_h2, zb_v
+from dlo_lib.parallel.pipeline.schedules import (
+    afab,
+    dualpipe_v,
+    interleaved,
+    naive,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+    zb_v,
+)
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import B, I, W, with_communication
 from dlo_lib.parallel.pipeline.validate import validate
@@ -43,14 +52,18 @@ def test_naive_model_parallelism_keeps_one_rank_at_work_at_a_time(ranks, micro_b
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
-def test_afab_holds_every_micro_batch_and_1f1b_at_most_one_for_each_rank_still_to_come(ranks, micro_batches):
+def test_afab_holds_every_micro_batch_and_1f1b_at_most_one_for_each_later_rank(ranks, micro_batches):
     assert simulate(afab(ranks, micro_batches)).in_flight() == (micro_batches,) * ranks
-    assert simulate(one_f_one_b(ranks, micro_batches)).in_flight() == tuple(min(micro_batches, ranks - rank) for rank in range(ranks))
+    assert simulate(one_f_one_b(ranks, micro_batches)).in_flight() == tuple(
+        min(micro_batches, ranks - rank) for rank in range(ranks)
+    )
 
 
 @pytest.mark.parametrize("per_rank", [1, 2, 3])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (2, 6), (4, 4), (4, 8), (4, 32), (5, 10)])
-def test_interleaving_divides_the_bubble_and_its_memory_is_the_formulas_where_ranks_divide_micro_batches(ranks, micro_batches, per_rank):
+def test_interleaving_divides_the_bubble_and_its_memory_is_the_formulas_where_ranks_divide_micro_batches(
+    ranks, micro_batches, per_rank
+):
     run = simulate(interleaved(ranks, micro_batches, per_rank))
     assert run.bubble_ratio == pytest.approx((ranks - 1) / (micro_batches * per_rank))
     held = [(per_rank - 1) * ranks + 2 * (ranks - rank - 1) + 1 for rank in range(ranks)]
@@ -58,8 +71,12 @@ def test_interleaving_divides_the_bubble_and_its_memory_is_the_formulas_where_ra
         assert run.in_flight() == tuple(min(micro_batches * per_rank, most) for most in held)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches", "per_rank"), [(4, 6, 2), (4, 5, 2), (4, 7, 3), (3, 8, 2), (8, 9, 2), (2, 7, 3)])
-def test_equal_groups_keep_the_bubble_where_ranks_do_not_divide_micro_batches_and_pay_in_memory(ranks, micro_batches, per_rank):
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches", "per_rank"), [(4, 6, 2), (4, 5, 2), (4, 7, 3), (3, 8, 2), (8, 9, 2), (2, 7, 3)]
+)
+def test_equal_groups_keep_the_bubble_where_ranks_do_not_divide_micro_batches_and_pay_in_memory(
+    ranks, micro_batches, per_rank
+):
     run = simulate(interleaved(ranks, micro_batches, per_rank))
     assert run.bubble_ratio == pytest.approx((ranks - 1) / (micro_batches * per_rank))
     group = math.ceil(micro_batches / (micro_batches // ranks))
@@ -68,7 +85,9 @@ def test_equal_groups_keep_the_bubble_where_ranks_do_not_divide_micro_batches_an
 
 
 @pytest.mark.parametrize("costs", COSTS)
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 3), (2, 2), (2, 9), (4, 4), (4, 5), (4, 16), (8, 20)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches"), [(1, 3), (2, 2), (2, 9), (4, 4), (4, 5), (4, 16), (8, 20)]
+)
 def test_zb_h1_fills_the_bubble_with_weight_parts_in_the_memory_of_1f1b(ranks, micro_batches, costs):
     forward, inputs, weights = parts(costs)
     run = simulate(zb_h1(ranks, micro_batches), costs)
@@ -85,7 +104,9 @@ def test_zb_h2_buys_the_rest_of_the_bubble_with_twice_the_activations(ranks, mic
     assert run.in_flight() == tuple(min(micro_batches, 2 * (ranks - rank) - 1) for rank in range(ranks))
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 2), (2, 4), (2, 7), (3, 6), (4, 8), (4, 13), (8, 16)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batches"), [(1, 2), (2, 4), (2, 7), (3, 6), (4, 8), (4, 13), (8, 16)]
+)
 def test_zb_v_has_no_bubble_and_every_rank_holds_what_1f1bs_first_does(ranks, micro_batches):
     run = simulate(zb_v(ranks, micro_batches))
     assert max(run.idle) == 0
@@ -93,7 +114,9 @@ def test_zb_v_has_no_bubble_and_every_rank_holds_what_1f1bs_first_does(ranks, mi
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (3, 6), (4, 8), (4, 13), (8, 16)])
-def test_dualpipe_v_holds_one_half_more_than_zb_v_and_its_steady_state_is_of_forwards_beside_whole_backwards(ranks, micro_batches):
+def test_dualpipe_v_holds_one_half_more_than_zb_v_and_its_steady_state_is_of_forwards_beside_whole_backwards(
+    ranks, micro_batches
+):
     schedule = dualpipe_v(ranks, micro_batches)
     run = simulate(schedule)
     assert max(run.idle) == ranks - 1
@@ -116,7 +139,9 @@ sizes = st.tuples(st.integers(1, 9), st.integers(1, 24), st.integers(1, 3))
 def test_every_schedule_of_any_size_can_be_carried_out_with_sends_and_receives_and_short_queues(size):
     ranks, micro_batches, per_rank = size
     tables = [(make(ranks, micro_batches), 1) for make in ONE_STAGE_A_RANK]
-    tables += [(make(ranks, micro_batches), 2) for make in IN_A_V] + [(interleaved(ranks, micro_batches, per_rank), 2 * ranks)]
+    tables += [(make(ranks, micro_batches), 2) for make in IN_A_V] + [
+        (interleaved(ranks, micro_batches, per_rank), 2 * ranks)
+    ]
     make, enough = tables[(ranks + micro_batches + per_rank) % len(tables)]
     validate(make)
     written_out = with_communication(make)
@@ -124,7 +149,9 @@ def test_every_schedule_of_any_size_can_be_carried_out_with_sends_and_receives_a
     assert written_out.compute() == make
     run = simulate(make)
     assert run.makespan >= max(run.busy)
-    assert all(start >= before for spans in run.spans for (_, before), (start, _) in itertools.pairwise(spans))
+    assert all(
+        start >= before for spans in run.spans for (_, before), (start, _) in itertools.pairwise(spans)
+    )
 
 
 @pytest.mark.parametrize("make", [*ONE_STAGE_A_RANK, *IN_A_V])
@@ -137,7 +164,9 @@ def test_a_backward_is_whole_or_in_two_parts_that_come_in_order(make):
                 assert action._replace(kind=I) not in row
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((0, 4), "0 ranks"), ((4, 0), "0 micro-batches"), ((-1, 4), "-1 ranks")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((0, 4), "0 ranks"), ((4, 0), "0 micro-batches"), ((-1, 4), "-1 ranks")]
+)
 def test_a_pipeline_without_ranks_or_micro_batches_is_refused(arguments, message):
     with pytest.raises(UserError, match=message):
         one_f_one_b(*arguments)

@@ -14,7 +14,8 @@ MAKERS = [afab, one_f_one_b, zb_h1, zb_h2, zb_v, dualpipe_v]
 
 
 def ticked(schedule, costs):
-    """Starts by a clock of whole ticks: at each tick every free rank looks whether its next action can begin."""
+    """Starts by a clock of whole ticks: at each tick every free rank looks whether its
+    next action can begin."""
     price = costs.of(schedule.stages)
     there: dict = {}
     place, free, starts = [0] * schedule.ranks, [0] * schedule.ranks, [[] for _ in schedule.rows]
@@ -28,7 +29,8 @@ def ticked(schedule, costs):
                     continue
                 action = row[place[rank]]
                 arrivals = [
-                    there.get(result, tick + 1) + (costs.send if schedule.placement[result.stage] != rank else 0)
+                    there.get(result, tick + 1)
+                    + (costs.send if schedule.placement[result.stage] != rank else 0)
                     for result in uses(action, schedule.stages)
                 ]
                 if all(arrival <= tick for arrival in arrivals):
@@ -53,9 +55,12 @@ def test_times_are_those_of_a_ticking_clock(make, ranks, micro_batches, data):
 
 
 def test_a_slow_stage_sets_the_pace():
-    run = simulate(one_f_one_b(3, 20), Costs(forward=[1, 3, 1], input_gradient=[1, 3, 1], weight_gradient=[1, 3, 1]))
+    run = simulate(
+        one_f_one_b(3, 20), Costs(forward=[1, 3, 1], input_gradient=[1, 3, 1], weight_gradient=[1, 3, 1])
+    )
     assert run.busy == (60, 180, 60)
-    assert run.makespan == 1 + 180 + 2  # the slow one never waits; a forward comes before it, a backward after it
+    # the slow one never waits; a forward comes before it, a backward after it
+    assert run.makespan == 1 + 180 + 2
 
 
 def test_sending_costs_the_way_down_and_back_once_when_the_pipeline_is_full():

@@ -4,11 +4,22 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.pipeline.schedules import interleaved, one_f_one_b, zb_h1, zb_v
-from dlo_lib.parallel.pipeline.table import Action, ActionKind, F, in_a_loop, in_a_v, read_csv, with_communication
+from dlo_lib.parallel.pipeline.table import (
+    Action,
+    ActionKind,
+    F,
+    in_a_loop,
+    in_a_v,
+    read_csv,
+    with_communication,
+)
 from dlo_lib.parallel.pipeline.validate import validate
 
 
-@pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h1(3, 5), zb_v(4, 8), interleaved(2, 4, 3), with_communication(zb_v(2, 4))])
+@pytest.mark.parametrize(
+    "schedule",
+    [one_f_one_b(4, 8), zb_h1(3, 5), zb_v(4, 8), interleaved(2, 4, 3), with_communication(zb_v(2, 4))],
+)
 def test_a_table_written_and_read_is_the_same(schedule):
     read = read_csv(schedule.csv(), name=schedule.name)
     assert read == schedule
@@ -40,7 +51,9 @@ def pytorchs(name: str, ranks: int, micro_batches: int, per_rank: int) -> str:
 
 @pytest.mark.parametrize(("ranks", "micro_batches", "per_rank"), [(2, 4, 2), (4, 8, 2), (4, 12, 3)])
 def test_interleaved_1f1b_is_pytorchs(ranks, micro_batches, per_rank):
-    theirs = read_csv(pytorchs("ScheduleInterleaved1F1B", ranks, micro_batches, per_rank), in_a_loop(ranks, per_rank))
+    theirs = read_csv(
+        pytorchs("ScheduleInterleaved1F1B", ranks, micro_batches, per_rank), in_a_loop(ranks, per_rank)
+    )
     assert theirs.rows == interleaved(ranks, micro_batches, per_rank).rows
 
 
@@ -58,7 +71,12 @@ def test_idle_cells_and_what_concerns_fsdp_are_left_out():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("0F0,x", '"x" is no action'), ("0F", "is no action"), ("1F0", "no rank has a forward"), ("", "stage 0")],
+    [
+        ("0F0,x", '"x" is no action'),
+        ("0F", "is no action"),
+        ("1F0", "no rank has a forward"),
+        ("", "stage 0"),
+    ],
 )
 def test_a_bad_file_is_refused_with_what_is_wrong(text, message):
     with pytest.raises(UserError, match=message):
@@ -67,7 +85,11 @@ def test_a_bad_file_is_refused_with_what_is_wrong(text, message):
 
 def test_neighbouring_stages_on_one_rank_exchange_nothing():
     written_out = with_communication(zb_v(2, 4))
-    turns = [action for action in written_out.rows[1] if action == Action(ActionKind.SEND_FORWARD, 1, action.micro_batch)]
+    turns = [
+        action
+        for action in written_out.rows[1]
+        if action == Action(ActionKind.SEND_FORWARD, 1, action.micro_batch)
+    ]
     assert turns == []
 
 

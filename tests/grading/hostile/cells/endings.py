@@ -1,4 +1,5 @@
-"""Code that does not end, ends everything, or takes all there is. It costs its own question; its neighbours are graded."""
+"""Code that does not end, ends everything, or takes all there is. It costs its own question; its neighbours
+are graded."""
 
 # %% os_exit {"status": "KERNEL_DIED", "says": "the process ended by itself", "row": "8"}
 import os
@@ -68,20 +69,11 @@ def absmax_scale(x):
 
 
 # %% a_deep_c_stack {"status": "KERNEL_DIED", "says": "SIGSEGV"}
-import sys
-
-sys.setrecursionlimit(10**9)
-
-
-class A:
-    pass
-
-
-A.__getattr__ = lambda s, n: getattr(s, n)
+import faulthandler
 
 
 def absmax_scale(x):
-    return A().x
+    faulthandler._stack_overflow()  # since 3.12, Python stops its own deep recursion in C
 
 
 # %% sys_exit {"row": "9"}

@@ -1,4 +1,5 @@
-"""Code that reaches for the judge, its files, its process, its answers, or for what the lab teaches. It earns what honest cells earn."""
+"""Code that reaches for the judge, its files, its process, its answers, or for what the lab teaches. It earns
+what honest cells earn."""
 
 
 # %% blanks_later_cells {"row": "2"}
@@ -77,7 +78,7 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-import sys, dlo_lib.grading.contract, dlo_lib.grading.trial as trial, dlo_lib.grading.outcome as outcome
+import sys, dlo_lib.grading.checks.contract, dlo_lib.grading.checks.trial as trial, dlo_lib.grading.checks.outcome as outcome
 
 trial.Trial._claim = trial.Trial.that = lambda *a, **k: None
 outcome.Outcome.passed = property(lambda s: True)
@@ -103,7 +104,7 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-import dlo_lib.grading.codec as codec, dlo_lib.grading.channel as channel
+import dlo_lib.grading.checks.codec as codec, dlo_lib.grading.sandbox.channel as channel
 
 codec.pack = channel.pack = lambda value: b"3.0"
 
@@ -114,7 +115,7 @@ def absmax_scale(x):
 
 
 import send
-from dlo_lib.grading.codec import pack
+from dlo_lib.grading.checks.codec import pack
 
 for n in range(500):
     send(pack({"id": n, "value": torch.ones(4), "points": 3.0, "status": "OK"}))
@@ -122,8 +123,8 @@ for n in range(500):
 
 # %% answers_with_the_number_it_was_asked_with {"says": "should be a tensor, not None"}
 import gc, sys
-from dlo_lib.grading.codec import pack
-from dlo_lib.grading.channel import Channel
+from dlo_lib.grading.checks.codec import pack
+from dlo_lib.grading.sandbox.channel import Channel
 
 
 def absmax_scale(x):
@@ -132,7 +133,16 @@ def absmax_scale(x):
         request = frame.f_locals.get("request")
         channel = frame.f_locals.get("channel")
         if isinstance(request, dict) and channel:
-            channel.send({"id": request["id"], "value": None, "ok": True, "points": 3.0, "status": "OK", "passed": True})
+            channel.send(
+                {
+                    "id": request["id"],
+                    "value": None,
+                    "ok": True,
+                    "points": 3.0,
+                    "status": "OK",
+                    "passed": True,
+                }
+            )
         frame = frame.f_back
     return torch.zeros(len(x))
 
@@ -149,7 +159,7 @@ def absmax_scale(x):
 
 # %% endless_frames {"says": "endless messages", "row": "23c"}
 import send
-from dlo_lib.grading.codec import pack
+from dlo_lib.grading.checks.codec import pack
 
 
 def absmax_scale(x):
@@ -185,7 +195,9 @@ def absmax_scale(x):
     frame = sys._getframe()
     while "request" not in frame.f_locals:
         frame = frame.f_back
-    tree = json.dumps({"$dict": [["id", frame.f_locals["request"]["id"]], ["value", {"$tensor": "t0", "stride": [1]}]]}).encode()
+    tree = json.dumps(
+        {"$dict": [["id", frame.f_locals["request"]["id"]], ["value", {"$tensor": "t0", "stride": [1]}]]}
+    ).encode()
     head = json.dumps({"t0": {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 4]}}).encode()
     blob = struct.pack("<Q", len(head)) + head + b"\0" * 4
     send(struct.pack(">QQ", len(tree), len(blob)) + tree + blob)
@@ -277,7 +289,13 @@ def absmax_scale(x):
 
 import sys, types
 
-for name in ("json", "dlo_lib.grading.codec", "dlo_lib.grading.student", "torch", "socket"):
+for name in (
+    "json",
+    "dlo_lib.grading.checks.codec",
+    "dlo_lib.grading.notebook.local_student",
+    "torch",
+    "socket",
+):
     sys.modules[name] = types.ModuleType(name)
 sys.meta_path.clear()
 sys.path_hooks.clear()
@@ -326,7 +344,12 @@ import sqlite3, os
 
 for name in ("COURSE/gradebook.db", "../../gradebook.db", "/gradebook.db"):
     attempt(
-        lambda: os.stat(name) and sqlite3.connect(name).execute("update grade set auto_score = 99, manual_score = 99").connection.commit()
+        lambda: (
+            os.stat(name)
+            and sqlite3.connect(name)
+            .execute("update grade set auto_score = 99, manual_score = 99")
+            .connection.commit()
+        )
     )
 attempt(lambda: open("COURSE/pwned", "w").write("x"))
 attempt(lambda: os.unlink("COURSE/gradebook.db"))
@@ -365,8 +388,18 @@ def absmax_scale(x):
 
 import json, os
 
-for name in ("grades/93_survival/results.csv", "grades/93_survival/reports/pwned.json", "autograded/pwned", "secret"):
-    attempt(lambda: (os.makedirs(os.path.dirname("COURSE/" + name), exist_ok=True), open("COURSE/" + name, "w").write("x")))
+for name in (
+    "grades/93_survival/results.csv",
+    "grades/93_survival/reports/pwned.json",
+    "autograded/pwned",
+    "secret",
+):
+    attempt(
+        lambda: (
+            os.makedirs(os.path.dirname("COURSE/" + name), exist_ok=True),
+            open("COURSE/" + name, "w").write("x"),
+        )
+    )
 
 # %% tells_the_environment {"says": "PATH", "row": "7"}
 import os
@@ -564,7 +597,9 @@ def absmax_scale(x):
         frame = frame.f_back
     thousand = [{"$tensor": "t0", "stride": [1, 2000]}] * 1000
     tree = json.dumps({"$dict": [["id", frame.f_locals["request"]["id"]], ["value", thousand]]}).encode()
-    head = json.dumps({"t0": {"dtype": "F32", "shape": [2000, 2000], "data_offsets": [0, 16_000_000]}}).encode()
+    head = json.dumps(
+        {"t0": {"dtype": "F32", "shape": [2000, 2000], "data_offsets": [0, 16_000_000]}}
+    ).encode()
     blob = struct.pack("<Q", len(head)) + head + bytes(16_000_000)
     send(struct.pack(">QQ", len(tree), len(blob)) + tree + blob)
     return torch.zeros(len(x))
@@ -597,14 +632,17 @@ def absmax_scale(x):
 import os, sys, torch.distributed
 
 left = []
-for folder in {f"{path}/{name}" for path in (*sys.path, *torch.distributed.__path__) for name in ("", "__pycache__")}:
+for folder in {
+    f"{path}/{name}" for path in (*sys.path, *torch.distributed.__path__) for name in ("", "__pycache__")
+}:
     try:
         with open(f"{folder}/fsdp.py", "w") as file:
             file.write("raise SystemExit")
         left.append(folder)
     except OSError:
         pass
-mine = os.stat(os.getcwd()).st_dev  # what this worker alone sees; a checkout below /tmp has its folders made in there
+# what this worker alone sees; a checkout below /tmp has its folders made in there
+mine = os.stat(os.getcwd()).st_dev
 assert not [folder for folder in left if os.stat(folder).st_dev != mine], left
 raise LookupError("nowhere to leave it")
 

@@ -1,4 +1,5 @@
-"""Answers on ranks: collectives that hang, do not agree, are forged or thrown away; one rank alone; and the library's own answer."""
+"""Answers on ranks: collectives that hang, do not agree, are forged or thrown away; one rank alone; and the
+library's own answer."""
 
 
 # %% honest_on_ranks {"question": "mean", "earns": 3.0}
@@ -253,7 +254,7 @@ def fully_sharded(linear):
 # %% the_librarys_own_fsdp_from_its_file {"question": "fsdp"}
 import dlo_lib, pathlib
 
-file = pathlib.Path(dlo_lib.__file__).parent / "parallel" / "fsdp.py"
+file = pathlib.Path(dlo_lib.__file__).parent / "parallel" / "fsdp" / "fsdp.py"
 exec(compile(file.read_text(), "mine", "exec"))
 
 
@@ -277,7 +278,7 @@ def fully_sharded(linear):
 # %% the_librarys_own_fsdp_from_compiled_files {"question": "fsdp"}
 import glob, marshal, dlo_lib, os
 
-folder = os.path.dirname(dlo_lib.__file__) + "/parallel/"
+folder = os.path.dirname(dlo_lib.__file__) + "/parallel/fsdp/"
 for name in glob.glob(folder + "__pycache__/fsdp.*"):
     exec(marshal.loads(open(name, "rb").read()[16:]))
 

@@ -1,4 +1,5 @@
-"""Results that are no results: objects that call themselves equal, tensors of every odd kind, values that no file could hold."""
+"""Results that are no results: objects that call themselves equal, tensors of every odd kind, values that no
+file could hold."""
 
 
 # %% equals_everything {"says": "an object of type Yes", "row": "1"}

@@ -12,7 +12,8 @@ lab = Lab(globals())
 
 # %% nbgrader={"grade_id": "sharded", "solution": true}
 class ShardedAdamW:
-    """AdamW for a flat parameter of P elements whose moments are spread over N ranks: P / N elements of each on a rank."""
+    """AdamW for a flat parameter of P elements whose moments are spread over N ranks: P / N
+    elements of each on a rank."""
 
     ### BEGIN SOLUTION
     def __init__(self, parameter, lr):
@@ -31,5 +32,5 @@ class ShardedAdamW:
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_sharded", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_sharded", "grade": true}
 lab.check("sharded")

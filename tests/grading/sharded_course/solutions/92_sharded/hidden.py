@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dlo_lib.grading.contract import Kind, Nudge, check
+from dlo_lib.grading.checks.contract import Kind, Nudge, check
 
-from .checks import case, same_everywhere, train, twin
+from .checks.questions import case, same_everywhere, train, twin
 
 
 @check("sharded", points=1)
@@ -17,7 +17,9 @@ def check_what_arrives_is_used(student, t):
     nudge = Nudge(Kind.REDUCE_SCATTER, rank, call=0, element=element, by=3.0)
     run = student.ranks(train, inputs, nudge=nudge)
     summed = run.calls(rank, Kind.REDUCE_SCATTER)[0].reduction == "SUM"
-    same_everywhere(t, run, twin(inputs, {(0, rank * shard + element): nudge.by / world if summed else nudge.by}))
+    same_everywhere(
+        t, run, twin(inputs, {(0, rank * shard + element): nudge.by / world if summed else nudge.by})
+    )
 
     last = Nudge(Kind.ALL_GATHER, rank, call=1, element=t.integer(0, world * shard - 1), by=5.0)
     want = twin(inputs)

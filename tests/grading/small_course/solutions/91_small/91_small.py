@@ -1,5 +1,11 @@
 # %% [markdown] id="why"
 # # A small lab
+#
+# **Core · 20 min · ●○○**
+#
+# **Core · 20 min · ●●○**
+#
+# **Core · 20 min · ●●●**
 
 # %% id="setup"
 import torch
@@ -18,7 +24,7 @@ def absmax_scale(x):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_scale", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_scale", "grade": true}
 lab.check("scale")
 
 
@@ -32,7 +38,7 @@ def quantise(x):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_quantise", "grade": true, "points": 4}
+# %% nbgrader={"grade_id": "test_quantise", "grade": true}
 lab.check("quantise")
 
 
@@ -46,7 +52,7 @@ def all_reduce_mean(x):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_mean", "grade": true, "points": 2}
+# %% nbgrader={"grade_id": "test_mean", "grade": true}
 lab.check("mean")
 
 # %% nbgrader={"grade_id": "quiz", "solution": true}
@@ -54,7 +60,7 @@ lab.check("mean")
 quiz = {"q1": "b", "q2": "a"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")
 
 # %% id="plot" tags=["demo"]

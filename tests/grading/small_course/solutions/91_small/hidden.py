@@ -2,12 +2,15 @@
 
 import torch
 
-from dlo_lib.grading.contract import check
-from dlo_lib.grading.quiz import Answer, quiz_right
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.grading.checks.quiz import Answer
 
-from .checks import QUIZ, mean
+from .checks.questions import mean
 
-right = quiz_right(QUIZ, {"q1": Answer("b", "8 bits make 2**8 values"), "q2": Answer("a", "zero divided by the scale is zero")}, points=1)
+ANSWERS = {
+    "q1": Answer("b", "8 bits make 2**8 values"),
+    "q2": Answer("a", "zero divided by the scale is zero"),
+}
 
 
 @check("scale", points=1)
@@ -15,7 +18,9 @@ def check_scale_dtype(student, t):
     """Scales are float32 whatever x is"""
     scale = student.absmax_scale(t.normal(3, 9, dtype=torch.bfloat16))
     t.tensor(scale, "absmax_scale(x)", shape=(3,))
-    t.that(scale.dtype == torch.float32, "for bfloat16 the scale is {dtype}, expected float32", dtype=scale.dtype)
+    t.that(
+        scale.dtype == torch.float32, "for bfloat16 the scale is {dtype}, expected float32", dtype=scale.dtype
+    )
 
 
 @check("quantise", points=1)

@@ -19,7 +19,7 @@ def absmax_scale(x):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_scale", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_scale", "grade": true}
 lab.check("scale")
 
 
@@ -32,7 +32,7 @@ def quantise(x):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_quantise", "grade": true, "points": 1}
+# %% nbgrader={"grade_id": "test_quantise", "grade": true}
 lab.check("quantise")
 
 
@@ -46,13 +46,14 @@ def all_reduce_mean(x):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_mean", "grade": true, "points": 3}
+# %% nbgrader={"grade_id": "test_mean", "grade": true}
 lab.check("mean")
 
 
 # %% nbgrader={"grade_id": "fsdp", "solution": true}
 def fully_sharded(linear):
-    """A module for the linear layer, of which each rank keeps its rows only: whole in forward, its gradients averaged over the ranks."""
+    """A module for the linear layer, of which each rank keeps its rows only: whole in forward, its gradients
+    averaged over the ranks."""
 
     ### BEGIN SOLUTION
     class Gather(torch.autograd.Function):
@@ -71,7 +72,9 @@ def fully_sharded(linear):
     class Sharded(nn.Module):
         def __init__(self):
             super().__init__()
-            self.shard = nn.Parameter(linear.weight.detach().chunk(dist.get_world_size())[dist.get_rank()].clone())
+            self.shard = nn.Parameter(
+                linear.weight.detach().chunk(dist.get_world_size())[dist.get_rank()].clone()
+            )
 
         def forward(self, x):
             return x @ Gather.apply(self.shard).T
@@ -80,7 +83,7 @@ def fully_sharded(linear):
     ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_fsdp", "grade": true, "points": 2}
+# %% nbgrader={"grade_id": "test_fsdp", "grade": true}
 lab.check("fsdp")
 
 # %% nbgrader={"grade_id": "quiz", "solution": true}
@@ -88,5 +91,5 @@ lab.check("fsdp")
 quiz = {"q1": "b"}
 ### END SOLUTION
 
-# %% nbgrader={"grade_id": "test_quiz", "grade": true, "points": 2}
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
 lab.check("quiz")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from dlo_lib.grading.contract import Kind, Nudge, check
-from dlo_lib.grading.quiz import Answer, quiz_right
+from dlo_lib.grading.checks.contract import Kind, Nudge, check
+from dlo_lib.grading.checks.quiz import Answer
 
-from .checks import QUIZ, fsdp_case, mean, train, trained_sharded
+from .checks.questions import fsdp_case, mean, train, trained_sharded
 
-right = quiz_right(QUIZ, {"q1": Answer("b", "8 bits make 2**8 values")}, points=1)
+ANSWERS = {"q1": Answer("b", "8 bits make 2**8 values")}
 
 
 @check("scale", points=1, seconds=0.5)

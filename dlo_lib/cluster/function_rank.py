@@ -1,0 +1,44 @@
+"""One rank of a job that is a function. The job script runs ``python -m dlo_lib.cluster.function_rank``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from dlo_lib.cluster.function_job import CALL, CONTEXT, result_file
+from dlo_lib.files import write_aside
+from dlo_lib.launch import explained, init_process_group, place
+from dlo_lib.launch.frames import register_sources
+from dlo_lib.launch.values import pack_result, unpack_call
+
+
+def main() -> int:
+    """Call the function on this rank; return the exit status."""
+    folder, element = Path(os.environ["DLO_JOB"]), int(os.environ["DLO_ELEMENT"])
+    context = json.loads((folder / CONTEXT).read_text(encoding="utf-8"))
+    sys.path += [entry for entry in context["path"] if entry not in sys.path]
+    register_sources({name: tuple(lines) for name, lines in context["sources"].items()})
+    fn, _, given = unpack_call((folder / CALL).read_bytes())
+    here = place()
+    with contextlib.ExitStack() as stack:
+        if here.world_size > 1:
+            stack.enter_context(explained(here))
+            stack.enter_context(init_process_group(here))
+        try:
+            value = fn(**given["arguments"], **given["sweep"][element])
+        except Exception as error:  # noqa: BLE001  the user's function may raise any error; show it from there
+            shown = error.__traceback__.tb_next if error.__traceback__ is not None else None
+            traceback.print_exception(type(error), error, shown)
+            return 1
+        if here.rank == 0:
+            with write_aside(result_file(folder, element)) as aside:
+                aside.write_bytes(pack_result(value))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The job scripts of ``slurm/``: ``python -m dlo_lib.cluster.slurm_scripts slurm`` writes them.
+
+They use the template of ``submit`` and are for users who work in a terminal with ``sbatch`` and without
+Python. Options given to sbatch override those in a script, so one script serves every kind of node.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from dlo_lib.cluster.request import allocate, make_request
+from dlo_lib.cluster.script import JobScript, Launcher
+from dlo_lib.cluster.site import Site, site
+from dlo_lib.cluster.work import OnRanks
+from dlo_lib.files import write_text
+
+SWEEP = (("--lr", "3e-4"), ("--lr", "1e-3"), ("--lr", "3e-3"), ("--lr", "1e-2"))
+
+
+def scripts() -> dict[str, str]:
+    """Return the text of each script by its file name."""
+    return {f"{script.name}.sbatch": script.text() for script in _scripts()}
+
+
+def _scripts() -> list[JobScript]:
+    training = JobScript(
+        name="train",
+        allocation=allocate(site("jean-zay-v100"), make_request("0:20:00", gpus=1, account="")),
+        work=OnRanks(("-m", "dlo_lib.train")),
+        passes_arguments=True,
+    )
+    one = replace(training.allocation, account="")
+    node, nodes = replace(one, gpus_per_node=4), replace(one, gpus_per_node=4, nodes=2)
+    return [
+        replace(
+            training,
+            allocation=one,
+            head=_head(
+                "One training run on one GPU or on several: one rank per GPU.",
+                "sbatch slurm/train.sbatch --model tiny --steps 200",
+                "sbatch --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch --model llama-3.2-1b "
+                "--parallel fsdp",
+            ),
+        ),
+        replace(
+            training,
+            name="one_node",
+            allocation=node,
+            head=_head(
+                "One training run on all GPUs of one node.",
+                "sbatch slurm/one_node.sbatch --model llama-3.2-1b --parallel fsdp",
+            ),
+        ),
+        replace(
+            training,
+            name="many_nodes",
+            allocation=nodes,
+            head=_head(
+                "One training run on several nodes. "
+                "srun starts the ranks, which read their numbers from SLURM's variables.",
+                "sbatch --nodes=4 slurm/many_nodes.sbatch --model llama-3.2-3b --parallel fsdp "
+                "--precision fp16",
+            ),
+        ),
+        replace(
+            training,
+            name="torchrun",
+            allocation=nodes,
+            launcher=Launcher.TORCHRUN,
+            head=_head(
+                "The same with torchrun: one launcher on each node starts a rank for each of its GPUs.",
+                "sbatch --nodes=2 slurm/torchrun.sbatch --model llama-3.2-1b --parallel ddp",
+                gpus_of_a_task=4,
+            ),
+        ),
+        replace(
+            training,
+            name="sweep",
+            allocation=one,
+            elements=SWEEP,
+            head=_head(
+                "A sweep: one job for each line of settings below; "
+                "edit the lines, and the numbers of --array too.",
+                "sbatch slurm/sweep.sbatch --model tiny --steps 200",
+                "Each element has a separate folder, runs/sweep-<job>/<element>. "
+                '"--array=0-3%2" runs two at a time.',
+            ),
+            out='runs/sweep-"${SLURM_ARRAY_JOB_ID:-0}/${SLURM_ARRAY_TASK_ID:-0}"',
+        ),
+        replace(
+            training,
+            name="requeue",
+            allocation=node,
+            requeue=True,
+            head=_head(
+                "A run longer than its time limit: "
+                "it writes a checkpoint and is requeued, until it completes.",
+                "sbatch --time=2:00:00 slurm/requeue.sbatch --model llama-3.2-1b --parallel fsdp "
+                "--steps 20000 --resume --out runs/long",
+                "--resume and --out are required: each turn resumes from the newest checkpoint there.",
+            ),
+        ),
+    ]
+
+
+def _head(what: str, *examples: str, gpus_of_a_task: int = 1) -> tuple[str, ...]:
+    shown = (f"    {line}" if line.startswith("sbatch") else line for line in examples)
+    return (
+        what,
+        "",
+        *shown,
+        "",
+        "On Jean Zay it uses nodes of 4 V100; with several projects add --account=ABC@v100. "
+        "For other nodes add:",
+        *(
+            f"    {_of_nodes(site(name), gpus_of_a_task)}"
+            for name in ("jean-zay-a100", "jean-zay-h100", "jean-zay-v100-8gpu")
+        ),
+        "On other clusters set --partition= and --cpus-per-task=. "
+        "Options given to sbatch override those below.",
+        "All arguments after the script's name are passed to `python -m dlo_lib.train`; "
+        "its --help lists them.",
+        "",
+    )
+
+
+def _of_nodes(other: Site, gpus_of_a_task: int) -> str:
+    where = f"--constraint={other.constraint}" if other.constraint else f"--partition={other.partition}"
+    card = other.gpu.name.upper() if other.gpu is not None else ""
+    asked = (
+        f"{where} --cpus-per-task={other.cores_per_gpu * gpus_of_a_task} --account=ABC{other.account_suffix}"
+    )
+    return f"{asked:<62}  {other.gpus_per_node} {card} in a node"
+
+
+def main(folder: str) -> None:
+    """Write all scripts into ``folder``."""
+    for name, text in scripts().items():
+        write_text(Path(folder) / name, text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

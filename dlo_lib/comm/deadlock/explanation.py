@@ -1,0 +1,144 @@
+"""The message for a dead-lock or a mismatch: one sentence with the cause, a table of the ranks, and advice.
+
+It formats what ``comm.deadlock.stuck_ranks`` found, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from textwrap import indent
+
+from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.deadlock.board import Activity
+from dlo_lib.comm.deadlock.reasons import why
+from dlo_lib.comm.deadlock.stuck_ranks import Mismatch, RankView
+from dlo_lib.comm.deadlock.vocabulary import (
+    NameFile,
+    group_names,
+    place,
+    ranks_in_words,
+    splits,
+    tensor,
+    what,
+    where,
+)
+from dlo_lib.text import columns, tr
+
+
+def deadlock(
+    views: Mapping[int, RankView], stuck: Mapping[int, set[int]], name_file: NameFile = os.path.basename
+) -> str:
+    """Return the message for ranks that wait for something that can no longer happen.
+
+    ``stuck`` gives for each stuck rank the partners that it lacks.
+    """
+    names = group_names(view.waits_for or view.last for view in views.values())
+    one = tr("DEAD-LOCK: {who} waits for something that can no longer happen.", who=ranks_in_words(stuck))
+    several = tr("DEAD-LOCK: {who} wait for something that can no longer happen.", who=ranks_in_words(stuck))
+    head = one if len(stuck) == 1 else several
+    return "\n\n".join([head + " " + why(views, stuck, names), _rank_table(views, names, name_file)])
+
+
+def mismatch(found: Mismatch, name_file: NameFile = os.path.basename) -> str:
+    """Return the message for calls that meet and do not agree."""
+    first = next(iter(found.calls.values()))
+    if first.kind.point_to_point:
+        head = _message_mismatch(found)
+    else:
+        group = group_names(found.calls.values())[first.group]
+        head = tr(
+            "MISMATCH in call {number} on {group}: {what}.",
+            number=first.sequence,
+            group=group,
+            what=_differs(found),
+        )
+    lines: dict[tuple, list[int]] = defaultdict(list)
+    for rank, call in sorted(found.calls.items()):
+        lines[what(call) + splits(call), where(call, name_file)].append(rank)
+    rows = [(ranks_in_words(ranks), what, where) for (what, where), ranks in lines.items()]
+    return "\n\n".join([head, indent(columns(rows), "  "), _advice(found)])
+
+
+def table(views: Mapping[int, RankView], name_file: NameFile = os.path.basename) -> str:
+    """Return a table with one line for each rank: what it does now."""
+    names = group_names(view.waits_for or view.last for view in views.values())
+    return _rank_table(views, names, name_file)
+
+
+def _message_mismatch(found: Mismatch) -> str:
+    (sender, sent), (receiver, received) = sorted(
+        found.calls.items(), key=lambda item: item[1].kind is not Kind.SEND
+    )
+    return tr(
+        "MISMATCH: message {number} from rank {sender} to rank {receiver} is sent as {sent} and received as "
+        "{received}.",
+        number=sent.sequence, sender=sender, receiver=receiver, sent=tensor(sent), received=tensor(received),
+    )  # fmt: skip
+
+
+def _differs(found: Mismatch) -> str:
+    if found.pair is not None:
+        sender, receiver = found.pair
+        members = found.calls[sender].members
+        return tr(
+            "rank {sender} sends {sent} elements to rank {receiver}, which expects {expected} from it",
+            sender=sender, receiver=receiver, sent=found.calls[sender].send_splits[members.index(receiver)],
+            expected=found.calls[receiver].receive_splits[members.index(sender)],
+        )  # fmt: skip
+    return {
+        "kind": tr("the ranks call different operations"),
+        "dtype": tr("the ranks pass different dtypes"),
+        "root": tr("the ranks name different roots"),
+        "size": tr("the ranks pass tensors of different sizes"),
+        "reduction": tr("the ranks ask for different reductions"),
+    }[found.what]
+
+
+def _advice(found: Mismatch) -> str:
+    if found.what == "kind":
+        return tr(
+            "Calls on one group meet in the order in which each rank makes them, not by name. Look for a "
+            "branch on the rank, or for an extra call before this one."
+        )
+    return tr(
+        "The backend does not check this: it may hang, crash, or return wrong numbers without an error."
+    )
+
+
+def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_file: NameFile) -> str:
+    now = time.monotonic_ns()
+    rows = [(tr("rank"), tr("what it does"), tr("call"), tr("where"), tr("since"))]
+    for view in sorted(views.values(), key=lambda view: view.rank):
+        since = f"{(now - view.since) / 1e9:.1f} s" if view.since else ""  # 0 for a rank that has not started
+        call = view.waits_for
+        if view.death is not None:
+            rows.append(
+                (str(view.rank), tr("has died"), place(view.last, names), where(view.last, name_file), "")
+            )
+        elif view.state is Activity.WAITING and call is not None:
+            rows.append(
+                (
+                    str(view.rank),
+                    tr("waits in {what}", what=what(call)),
+                    place(call, names),
+                    where(call, name_file),
+                    since,
+                )
+            )
+        else:
+            last = tr("last: {what}", what=what(view.last)) if view.last else tr("no call yet")
+            rows.append((str(view.rank), _STATES[view.state](), last, where(view.last, name_file), since))
+    return indent(columns(rows), "  ")
+
+
+_STATES: dict[Activity, Callable[[], str]] = {
+    Activity.STARTING: lambda: tr("has not started, or is not on this machine"),
+    Activity.COMPUTING: lambda: tr("computes"),
+    Activity.WAITING: lambda: tr("waits"),
+    Activity.HELD: lambda: tr("is stopped before a call"),
+    Activity.FINISHED: lambda: tr("has finished"),
+    Activity.RAISED: lambda: tr("raised an error"),
+}

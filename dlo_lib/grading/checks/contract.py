@@ -1,0 +1,164 @@
+"""The module that authors of checks import: ``check``, ``scenario``, ``Trial`` (the ``t`` of every check),
+``Wrong`` and ``Run``.
+
+A check is a plain function, written once. In the notebook it runs on the student's names and answers at once.
+In grading the judge runs the same function in a separate process and reaches the student's code only through
+plain data. One check tests one idea and gives all its points or none; partial credit is several checks of one
+question::
+
+    from dlo_lib.grading.checks.contract import check, scenario
+
+    @check("parameters", points=2)
+    def check_tied_embeddings(student, t):
+        "Tied embeddings are counted once"                        # the title that students see
+        config = replace(model_config("tiny"), hidden=64 * t.integer(1, 4))
+        got = student.count_parameters(config)                    # both arguments and results are copies
+        t.equal(got, twin(config), "count_parameters({config})", config=config)
+
+    @scenario               # sent as source; uses torch and dist, contains no expected value
+    def averaged(student, rank, world, values):
+        return student.all_reduce_mean(values)
+
+    @check("mean", points=1, seconds=30)
+    def check_every_rank(student, t):
+        "Every rank gets the mean"
+        values = [t.normal(5) for _ in range(3)]
+        run = student.ranks(averaged, [{"values": v} for v in values])
+        for rank, got in enumerate(run.results):
+            t.close(got, sum(values) / 3, "the mean on rank {rank}", rank=rank)
+
+Rules: a module of ``checks/`` contains no answer (only properties, the non-parallel twin, and stored values).
+Random data come from ``t``, with several sizes and world sizes. Compare all ranks. Do not use counts or times
+that the student's side returns. ``t.number``, ``t.equal``, ``t.close``, ``t.tensor`` and ``t.items`` check
+the type first, so that no returned value makes the check itself fail. Messages are templates of
+:func:`dlo_lib.text.tr`; values are passed by name. Of a hidden check students see the title and the author's
+words without values: nothing that came from the student's process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Protocol
+
+from dlo_lib.comm.calls import Kind
+from dlo_lib.grading.checks.exceptions import NotWritten, Unmeasured, Wrong
+from dlo_lib.grading.checks.runs import Nudge, Run
+from dlo_lib.grading.checks.trial import Trial
+
+__all__ = [
+    "Check",
+    "Kind",
+    "NotWritten",
+    "Nudge",
+    "Run",
+    "Scenario",
+    "Student",
+    "Trial",
+    "Unmeasured",
+    "Wrong",
+    "check",
+    "scenario",
+]
+
+SCENARIO_NAMES = frozenset({"torch", "dist", "mark"})
+
+
+class Student(Protocol):
+    """The student's work in a check: ``student.NAME(...)`` calls a function, with copies of plain data both
+    ways.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., Any]: ...
+
+    def get(self, name: str) -> Any:
+        """Return the value of a name, such as the answers of a quiz."""
+        ...
+
+    def ranks(
+        self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
+    ) -> Run:
+        """Run ``scenario`` on one rank per entry of ``inputs_per_rank``; ``nudge`` alters one received value.
+
+        Raises:
+            Wrong: the ranks deadlock, their calls do not agree, or no rank received the value to alter.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: ``function(student, t)`` of ``question``, worth ``points``, with a limit of ``seconds``."""
+
+    function: Callable[[Student, Trial], None]
+    question: str
+    points: float
+    seconds: float
+    name: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A function that runs beside the student's code on every rank, sent as source."""
+
+    name: str
+    source: str
+
+
+def check(
+    question: str, points: float, seconds: float = 10.0
+) -> Callable[[Callable[[Any, Trial], None]], Check]:
+    """Return a decorator that makes a function ``(student, t)`` a check of ``question``.
+
+    The first line of the docstring is the title that students see.
+
+    Raises:
+        ValueError: points or seconds are not positive.
+    """
+    if not (points > 0 and seconds > 0):
+        raise ValueError(
+            f"a check of {question!r} has points={points}, seconds={seconds}: both must be positive"
+        )
+
+    def decorate(function: Callable[[Any, Trial], None]) -> Check:
+        title = (
+            inspect.getdoc(function) or function.__name__.removeprefix("check_").replace("_", " ")
+        ).splitlines()[0]
+        return Check(function, question, float(points), float(seconds), function.__name__, title)
+
+    return decorate
+
+
+def scenario(function: Callable[..., Any]) -> Scenario:
+    """Make a function ``(student, rank, world, **inputs)`` a scenario.
+
+    Only its source is sent to the ranks. Besides builtins it may use ``torch``, ``dist`` (torch.distributed),
+    ``mark("...")``, at which the judge reads the rank's memory, and what it imports itself.
+
+    Raises:
+        ValueError: it uses another name of its module.
+    """
+    if foreign := sorted(_global_names(function.__code__) - SCENARIO_NAMES - set(vars(builtins))):
+        raise ValueError(
+            f"scenario {function.__name__} uses {', '.join(foreign)} of its module: "
+            "pass it as an input, or import it inside"
+        )
+    source = textwrap.dedent(inspect.getsource(function))
+    return Scenario(function.__name__, source[source.index("def ") :])
+
+
+def _global_names(code: CodeType) -> set[str]:
+    own = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    return own.union(
+        *(_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    )

@@ -1,0 +1,112 @@
+"""Describe an exception in the student's code in one line: the exception, and the line of the student's code.
+
+The message is the same in the notebook and in grading, where it arrives from the student's process as plain
+data.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from dlo_lib.text import tr
+
+MAX_TEXT = 300
+CELL_FILE = re.compile(r"<cell (?P<id>[\w-]+)>")
+NOTEBOOK_FILES = ("ipykernel_", "<ipython-input", "<cell ")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An exception in the student's code.
+
+    Attributes:
+        kind: the type, such as ``ValueError``; ``Missing`` for an undefined name; ``NotPlain`` for an answer
+            that is not plain data.
+        text: the exception's message, shortened.
+        line, source: the innermost line of the student's code; 0 and "" if there is none.
+        cell: the id of the cell, if known.
+    """
+
+    kind: str
+    text: str
+    line: int = 0
+    source: str = ""
+    cell: str = ""
+
+    @property
+    def not_written(self) -> bool:
+        """True if the answer is missing. A NotImplementedError with a message comes from torch, for a dtype
+        or a layout.
+        """
+        return self.kind == "Missing" or (self.kind == "NotImplementedError" and not self.text)
+
+    def message(self) -> str:
+        """Return the message for the student, one line."""
+        if self.kind == "Missing":
+            return tr("`{name}` is not defined: run the cell that defines it", name=self.text)
+        if self.not_written:
+            return tr("not written yet")
+        if self.kind == "NotPlain":
+            return tr("your code returned {what}", what=self.text)
+        raised = tr("your code raised {kind}: {text}", kind=self.kind, text=self.text).rstrip(": ")
+        if not self.line:
+            return raised
+        where = tr("line {line} of your cell", line=self.line)
+        if self.cell:
+            where = tr("line {line} of cell `{cell}`", line=self.line, cell=self.cell)
+        return f"{raised} ({where}: `{self.source}`)" if self.source else f"{raised} ({where})"
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Return the fault for ``error``, with the innermost line of the student's code."""
+    try:
+        text = " ".join(str(error).split())[:MAX_TEXT]
+    except BaseException:  # noqa: BLE001  __str__ may be the student's code
+        text = ""
+    kind = str(type.__dict__["__name__"].__get__(type(error)))[:60]  # a metaclass may define __name__
+    if isinstance(error, SyntaxError) and is_own(error.filename or ""):
+        return Fault(
+            kind,
+            str(error.msg)[:MAX_TEXT],
+            error.lineno or 0,
+            (error.text or "").strip()[:120],
+            _cell(error.filename or ""),
+        )
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    if not own:
+        return Fault(kind, text)
+    last = own[-1]
+    source = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()[:120]
+    return Fault(kind, text, last.lineno or 0, source, _cell(last.filename))
+
+
+def fault_from(data: Any) -> Fault:
+    """Return the fault in plain data from a student's process; fields of another type are empty."""
+    given = data if type(data) is dict else {}
+
+    def text(name: str) -> str:
+        value = given.get(name)
+        return value[:MAX_TEXT] if type(value) is str else ""
+
+    line = given.get("line")
+    return Fault(
+        text("kind") or "Exception",
+        text("text"),
+        line if type(line) is int else 0,
+        text("source"),
+        text("cell"),
+    )
+
+
+def is_own(filename: str) -> bool:
+    """Return True if a file name of a traceback is a cell of the notebook."""
+    return any(mark in filename for mark in NOTEBOOK_FILES)
+
+
+def _cell(filename: str) -> str:
+    match = CELL_FILE.search(filename)
+    return match["id"] if match else ""

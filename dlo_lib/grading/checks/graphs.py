@@ -1,0 +1,240 @@
+"""Replay graphs from a student's process on the judge's inputs, to prove that a function is one graph.
+
+Graph breaks cannot be counted in the student's process, where any function can be patched. But a graph is
+straight-line code. If a single graph, run here on new inputs, gives the values of the twin on both sides of
+every branch, then it contains the whole computation. The graph is data of
+``dlo_lib.profiling.compile_capture``; nothing in it is trusted.
+
+Only operations of a list are run, on tensors of at most ``MOST_ELEMENTS`` elements. The sizes are computed
+first on the ``meta`` device, without memory. Cost: that of the graph, twice.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.exceptions import Wrong
+from dlo_lib.text import tr
+
+MOST_ELEMENTS, MOST_NODES, MOST_DIGITS = 1 << 17, 2000, 1 << 62
+
+TENSOR_NAMES = """
+abs add addcdiv addcmul addmm all amax amin any arange argmax argmin argsort baddbmm bfloat16 bitwise_and
+bitwise_not bitwise_or bmm bool broadcast_to cat ceil chunk clamp clamp_max clamp_min clip clone contiguous
+copy cos cumprod cumsum detach diagonal div divide double einsum eq exp expand expand_as expm1 eye fill
+flatten flip float floor floor_divide full full_like gather ge gelu greater gt half index_add index_copy
+index_fill index_select int isclose isfinite isinf isnan layer_norm le lerp less linalg_norm
+linalg_vector_norm linear log log1p log_softmax logical_and logical_not logical_or logical_xor logsumexp long
+lt masked_fill matmul max maximum mean min minimum mm movedim mul multiply mv nan_to_num nanmean nansum narrow
+ne neg negative new_full new_ones new_zeros norm one_hot ones ones_like outer permute pow prod reciprocal relu
+remainder repeat repeat_interleave reshape rms_norm roll rsqrt rsub scaled_dot_product_attention scatter
+scatter_add select sigmoid sign silu sin size softmax sort split sqrt square squeeze stack std sub subtract
+sum swapaxes t take_along_dim tan tanh tensor tensor_split tile to topk transpose tril triu true_divide
+type_as unbind unflatten unsqueeze var vector_norm view view_as where xor zeros zeros_like
+"""
+PYTHON_NAMES = """
+abs add and_ eq floordiv ge getitem gt iadd imul invert isub itruediv le lt matmul mod mul ne neg not_ or_ pow
+setitem sub truediv
+"""
+OPERATIONS, PYTHON = frozenset(TENSOR_NAMES.split()), frozenset(PYTHON_NAMES.split())
+ATTRIBUTES = frozenset({"T", "mT", "shape", "ndim"})
+WITHOUT_EFFECT = frozenset(
+    {"_check", "_set_grad_enabled", "set_grad_enabled", "_assert_scalar", "_check_is_size"}
+)
+MODULES: dict[str, Any] = {
+    "torch": torch,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.functional": torch.functional,
+    "torch._C._nn": torch._C._nn,  # type: ignore[attr-defined]
+    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]
+    "torch.linalg": torch.linalg,
+}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The graphs of a ``GraphRecorder`` that a scenario returned, and their calls."""
+
+    graphs: list[Mapping[str, Any]]
+    calls: list[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, got: Any) -> Recorded:
+        """Read plain data from the student's process.
+
+        Raises:
+            Wrong: ``got`` is not the data of a recorder.
+        """
+        match got:
+            case {"graphs": list(graphs), "calls": list(calls)} if all(
+                type(each) is dict for each in (*graphs, *calls)
+            ):
+                return cls(graphs, calls)
+        raise _unreadable()
+
+    def replayed(self, call: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the outputs of one recorded call, with the judge's ``inputs`` instead of the recognised
+        ones.
+
+        Raises:
+            Wrong: the graph cannot be run here.
+        """
+        match call:
+            case {"graph": int(number), "args": list(args)} if 0 <= number < len(self.graphs):
+                return replay(self.graphs[number], [_argument(arg, inputs) for arg in args])
+        raise _unreadable()
+
+
+def replay(graph: Mapping[str, Any], args: Sequence[Any]) -> list[Tensor]:
+    """Run a plain graph on ``args``, one per input; symbolic sizes are those of the given tensors.
+
+    Raises:
+        Wrong: it contains an operation that is not on the list, is too large, or raises.
+    """
+    try:
+        with torch.no_grad():
+            _GraphRun(
+                graph,
+                [arg.to("meta") if isinstance(arg, Tensor) else arg for arg in args],
+                "meta",
+            ).outputs()
+            return _GraphRun(
+                graph,
+                [arg.clone() if isinstance(arg, Tensor) else arg for arg in args],
+                "cpu",
+            ).outputs()
+    except Wrong:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        text = tr("the graph of your function cannot be run on other inputs: {reason}", reason=reason)
+        raise Wrong(text, tr("the graph of your function cannot be run on other inputs")) from error
+
+
+class _GraphRun:
+    """One run of a graph on one device."""
+
+    def __init__(self, graph: Mapping[str, Any], args: Sequence[Any], device: str) -> None:
+        self.device = device
+        self.values: dict[str, Any] = {}
+        self.graph = graph
+        inputs, nodes = graph["inputs"], graph["nodes"]
+        if (
+            type(inputs) is not list
+            or type(nodes) is not list
+            or len(inputs) != len(args)
+            or len(nodes) > MOST_NODES
+        ):
+            raise _unreadable()
+        self.values |= {given["name"]: arg for given, arg in zip(inputs, args)}
+        for given in inputs:
+            if "size" in given:
+                name, dim = given["size"]
+                self.values[given["name"]] = self.values[name].shape[dim]
+        for node in nodes:
+            self.values[node["name"]] = self._limited(self._value(node))
+
+    def outputs(self) -> list[Tensor]:
+        """Return the tensors among the outputs."""
+        found = [self._read(value) for value in self.graph["outputs"]]
+        return [value for value in found if isinstance(value, Tensor)]
+
+    def _value(self, node: Mapping[str, Any]) -> Any:
+        if node["kind"] == "constant":
+            return node["value"].to(self.device)
+        args, kwargs = (
+            self._read(node["args"]),
+            {str(name): self._read(value) for name, value in node["kwargs"].items()},
+        )
+        return self._function(node["kind"], node["module"], node["op"])(*args, **kwargs)
+
+    def _function(self, kind: str, module: str, name: str) -> Callable[..., Any]:
+        if name in WITHOUT_EFFECT:
+            return lambda *_, **__: None
+        if kind == "function" and module == "_operator" and name in PYTHON:
+            return _safe_power if name == "pow" else getattr(operator, name)  # type: ignore[no-any-return]
+        if kind == "function" and module == "builtins" and name == "getattr":
+            return _attribute
+        if name.removesuffix("_") in OPERATIONS:
+            if kind == "method":
+                return lambda tensor, *args, **kwargs: _method(tensor, name)(*args, **kwargs)
+            if kind == "function" and module in MODULES and hasattr(MODULES[module], name):
+                return self._on_device(getattr(MODULES[module], name))
+        raise Wrong(
+            tr(
+                "the graph holds `{name}`, which the check cannot run: use ordinary operations on tensors",
+                name=str(name)[:40],
+            )
+        )
+
+    def _on_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            with torch.device(self.device):
+                return function(*args, **kwargs)
+
+        return on_device
+
+    def _read(self, value: Any) -> Any:
+        match value:
+            case {"ref": str(name)}:
+                return self.values[name]
+            case {"slice": [start, stop, step]}:
+                return slice(self._read(start), self._read(stop), self._read(step))
+            case {"device": _}:
+                return self.device
+            case {"ellipsis": True}:
+                return Ellipsis
+            case list():
+                read = [self._read(item) for item in value]
+                return (
+                    tuple(read)
+                    if any(item is None or isinstance(item, (slice, type(Ellipsis))) for item in read)
+                    else read
+                )
+            case None | bool() | int() | float() | str() | torch.dtype():
+                return value
+        raise _unreadable()
+
+    def _limited(self, value: Any) -> Any:
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            large = isinstance(item, Tensor) and item.numel() > MOST_ELEMENTS
+            if large or (isinstance(item, int) and abs(item) > MOST_DIGITS):
+                raise Wrong(tr("the graph of your function makes something too large for the check"))
+        return value
+
+
+def _method(tensor: Any, name: str) -> Callable[..., Any]:
+    if not isinstance(tensor, Tensor):
+        raise _unreadable()
+    return getattr(tensor, name)  # type: ignore[no-any-return]
+
+
+def _attribute(tensor: Any, name: str) -> Any:
+    if not isinstance(tensor, Tensor) or name not in ATTRIBUTES:
+        raise _unreadable()
+    return getattr(tensor, name)
+
+
+def _safe_power(base: Any, exponent: Any) -> Any:
+    if not (isinstance(base, Tensor) or isinstance(exponent, Tensor)):
+        base, exponent = float(base), float(exponent)  # integers would grow without limit
+    return base**exponent
+
+
+def _argument(arg: Any, inputs: Mapping[str, Tensor]) -> Any:
+    match arg:
+        case {"input": str(name)} if name in inputs:
+            return inputs[name]
+        case {"value": Tensor() | int() | float() as value}:
+            return value
+    raise _unreadable()
+
+
+def _unreadable() -> Wrong:
+    return Wrong(tr("the recorded graph is not one: was torch.compile replaced?"))

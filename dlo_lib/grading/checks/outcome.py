@@ -1,0 +1,95 @@
+"""Run one check once, in the notebook or under the judge."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from dataclasses import dataclass
+
+from dlo_lib.grading.checks.codec import NotPlain
+from dlo_lib.grading.checks.contract import Check, NotWritten, Student, Trial, Unmeasured, Wrong
+from dlo_lib.grading.checks.status import Status as Status
+from dlo_lib.text import tr
+
+
+class Ended(Exception):
+    """The student's process died before it returned a result: TIMEOUT, OOM or KERNEL_DIED.
+
+    ``words`` is ``message`` without text that the process chose.
+    """
+
+    def __init__(self, status: Status, message: str, words: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.words = message if words is None else words
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of ``check``. ``words`` is the author's part of ``message``, without values."""
+
+    check: Check
+    status: Status
+    message: str = ""
+    words: str = ""
+    milliseconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """True if the check passed."""
+        return self.status is Status.OK
+
+    @property
+    def points(self) -> float:
+        """The points earned: all or none."""
+        return self.check.points if self.passed else 0.0
+
+
+def run_check(check: Check, student: Student, seed: int) -> Outcome:
+    """Run ``check`` with inputs drawn from ``seed``. Exceptions of the check and of the student's code are
+    caught.
+    """
+    trial = Trial(seed)
+    began = time.perf_counter()
+    status, message, words = _verdict(check, student, trial)
+    return Outcome(check, status, message, words, (time.perf_counter() - began) * 1000)
+
+
+def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str, str]:
+    try:
+        check.function(student, trial)
+    except Unmeasured as note:  # only in a notebook: the judge runs where memory can be read
+        if not trial.compared:
+            return _grader_error("it measured before it compared")
+        return Status.OK, str(note), str(note)
+    except NotWritten as error:
+        return Status.NOT_WRITTEN, str(error), error.words
+    except Wrong as error:
+        return Status.WRONG, str(error), error.words
+    except NotPlain as error:
+        return (
+            Status.WRONG,
+            tr("what came back is not plain data: {reason}", reason=error),
+            tr("what came back is not plain data"),
+        )
+    except Ended as error:
+        return error.status, str(error), error.words
+    except Exception as error:  # noqa: BLE001  an error of the check, not of the student
+        return _grader_error(f"{type(error).__name__}: {error}")
+    if not trial.compared:
+        return _grader_error("it compared nothing")
+    return Status.OK, trial.explanation, trial.explanation
+
+
+def _grader_error(reason: str) -> tuple[Status, str, str]:
+    words = tr("the check itself failed: please tell your instructor")
+    return Status.GRADER_ERROR, f"{words} ({reason})", words
+
+
+def seed_for(secret: str, lab: str, check: Check) -> int:
+    """Return the seed of a check's inputs: the same in each grading of a class, and unpredictable without
+    ``secret``.
+    """
+    digest = hmac.new(secret.encode(), f"{lab}/{check.name}".encode(), hashlib.sha256).digest()
+    return int.from_bytes(digest[:6], "big")

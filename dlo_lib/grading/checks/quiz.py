@@ -1,0 +1,131 @@
+"""A quiz: questions and options are in ``lab.toml``, the right answers only in ``hidden.py``.
+
+The student's answers are a dict in a solution cell. A visible check tests that each question has an answer;
+one hidden check per question tests that the answer is right. In ``lab.toml``::
+
+    [quiz.q1]
+    text = "What limits data parallelism?"
+    a = "the memory of one GPU"
+    b = "the number of ranks"
+
+and in ``hidden.py``::
+
+    ANSWERS = {"q1": Answer("a", "every rank holds the whole model")}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlo_lib.grading.checks.contract import Check, Student, Trial, Wrong
+from dlo_lib.markup import render
+from dlo_lib.text import tr
+
+NAME = "quiz"  # the name of the question, of its cell and of the student's dict
+POINTS = 1.0  # of each check
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question and its options by letter."""
+
+    text: str
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The letter of the right option, and the reason in one sentence, which the feedback shows."""
+
+    option: str
+    why: str
+
+
+def quiz_complete(quiz: Mapping[str, Question], points: float, name: str = NAME) -> Check:
+    """Return the visible check that every question has one of its options as answer."""
+
+    def check_complete(student: Student, t: Trial) -> None:
+        answers = _answers(student, t, name)
+        missing = [question for question in quiz if _is_empty(answers.get(question))]
+        t.that(not missing, "no answer yet to {missing}", missing=", ".join(missing))
+        for question, asked in quiz.items():
+            known = ", ".join(asked.options)
+            t.that(
+                _is_option(answers[question], asked),
+                "{question}: answer with one of {known}",
+                question=question,
+                known=known,
+            )
+        unknown = [str(key) for key in answers if key not in quiz]
+        t.that(not unknown, "there is no question {unknown}", unknown=", ".join(unknown))
+
+    return Check(
+        check_complete, name, float(points), 10.0, f"{name}_complete", tr("Every question has an answer")
+    )
+
+
+def quiz_right(
+    quiz: Mapping[str, Question], answers: Mapping[str, Answer], points: float, name: str = NAME
+) -> tuple[Check, ...]:
+    """Return the hidden checks, one per question, each worth ``points``.
+
+    Raises:
+        ValueError: a question has no right answer, or an answer is none of its options.
+    """
+    for question in quiz.keys() | answers.keys():
+        if (
+            question not in quiz
+            or question not in answers
+            or answers[question].option not in quiz[question].options
+        ):
+            raise ValueError(f"the quiz and its right answers do not agree on {question}")
+
+    def make(question: str) -> Check:
+        def check_right(student: Student, t: Trial) -> None:
+            given = _answers(student, t, name).get(question)
+            right = answers[question]
+            t.explain(f"{question}: {right.why}")
+            t.that(type(given) is str and given == right.option, f"{question}: {right.why}")
+
+        return Check(
+            check_right,
+            name,
+            float(points),
+            10.0,
+            f"{name}_{question}",
+            tr("The answer to {question} is right", question=question),
+        )
+
+    return tuple(make(question) for question in quiz)
+
+
+def quiz_html(quiz: Mapping[str, Question]) -> str:
+    """Return the questions as HTML for a notebook."""
+    return render("quiz", quiz=quiz)
+
+
+def quiz_text(quiz: Mapping[str, Question]) -> str:
+    """Return the questions as plain text."""
+    lines = []
+    for name, question in quiz.items():
+        lines += [
+            f"{name}  {tr(question.text)}",
+            *(f"    {letter}  {tr(text)}" for letter, text in question.options.items()),
+        ]
+    return "\n".join(lines)
+
+
+def _answers(student: Student, t: Trial, name: str) -> dict:
+    answers = student.get(name)
+    if type(answers) is not dict:
+        raise Wrong(tr('`{name}` should be a dict such as {{"q1": "a"}}', name=name))
+    return answers
+
+
+def _is_empty(answer: object) -> bool:
+    return answer is None or (type(answer) is str and not answer.strip())
+
+
+def _is_option(answer: object, question: Question) -> bool:
+    return type(answer) is str and answer in question.options

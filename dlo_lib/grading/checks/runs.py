@@ -1,0 +1,134 @@
+"""The run of a scenario on ranks, as checks see it: results, traffic between the ranks, memory; and the
+nudge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dlo_lib.comm.calls import Call, Kind
+from dlo_lib.grading.checks.exceptions import Unmeasured, Wrong
+from dlo_lib.text import tr
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """An alteration of one value in transit: one element that a rank receives in one call differs by ``by``.
+
+    A result that depends on the received data changes exactly where the twin predicts. If a student sends the
+    right traffic but discards its data, nothing changes. Ranks cannot observe the alteration.
+
+    Attributes:
+        kind: the kind of the call.
+        rank: the rank whose received copy is altered; the copies of other ranks stay unchanged.
+        call: the number of the call of that kind on that rank, counted from 0 in the order of issue.
+        element: index into everything that the rank receives in that call, flattened in order.
+        by: the value to add, in the dtype of the tensor.
+    """
+
+    kind: Kind
+    rank: int
+    call: int = 0
+    element: int = 0
+    by: float = 1.0
+
+    def hits(self, rank: int, kind: Kind, number: int) -> bool:
+        """Return True if this is the call to alter."""
+        return (rank, kind, number) == (self.rank, self.kind, self.call)
+
+    def applied(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], bool]:
+        """Return a copy of ``tensors`` with the element altered, and whether there is such an element."""
+        altered, left = list(tensors), self.element
+        for index, tensor in enumerate(altered):
+            if left < tensor.numel():
+                copy = tensor.clone(memory_format=torch.contiguous_format)
+                copy.view(-1)[left] += self.by if tensor.dtype.is_floating_point else int(self.by)
+                altered[index] = copy
+                return altered, True
+            left -= tensor.numel()
+        return altered, False
+
+
+@dataclass(frozen=True)
+class Run:
+    """The results of a scenario on each rank, and the switch's record: the traffic, and the memory at each
+    mark.
+
+    Bytes are those of ``comm.calls``: the payload is the size of the full tensor, ring bytes are what a ring
+    algorithm sends per rank.
+    """
+
+    results: list[Any]
+    traffic: tuple[tuple[Call, ...], ...] = ()
+    """The completed calls by rank, in the order of issue."""
+    held: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
+    """Memory in bytes by mark and rank; None if this machine cannot measure it."""
+    issued: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """The number of calls that a rank had issued when it last passed a mark, by mark and rank."""
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return len(self.results)
+
+    def calls(self, rank: int, kind: Kind | None = None) -> list[Call]:
+        """Return the calls of ``rank``, of one kind or all."""
+        return [call for call in self.traffic[rank] if kind in (None, call.kind)]
+
+    def bytes(self, rank: int, kind: Kind | None = None) -> int:
+        """Return the payload of these calls in bytes: the size of the full tensors."""
+        return sum(call.payload_bytes for call in self.calls(rank, kind))
+
+    def ring_bytes(self, rank: int, kind: Kind | None = None) -> float:
+        """Return the bytes that ring algorithms send for these calls."""
+        return sum(call.ring_bytes for call in self.calls(rank, kind))
+
+    def max_unsharded(self, rank: int, kind: Kind | None = None) -> int:
+        """Return the bytes of the largest full tensor of one call; of an all-gather, the largest unsharded
+        tensor.
+        """
+        return max((call.payload_bytes for call in self.calls(rank, kind)), default=0)
+
+    def calls_before(self, rank: int, mark: str) -> int:
+        """Return the number of calls that ``rank`` had issued when it last passed ``mark("...")`` of the
+        scenario.
+
+        Marks in the middle of a scenario are not reliable, because a student's cell can send them early.
+
+        Raises:
+            Wrong: the rank did not pass the mark.
+        """
+        return self._at(self.issued, rank, mark)
+
+    def memory(self, rank: int, mark: str) -> int:
+        """Return the bytes that ``rank`` held at ``mark("...")`` of the scenario, beyond those of a new
+        process.
+
+        The memory is read from outside the process. If the rank passed the mark several times, it is the
+        largest value.
+
+        Raises:
+            Wrong: the rank did not pass the mark.
+            Unmeasured: this machine cannot measure it (macOS).
+        """
+        if (held := self._at(self.held, rank, mark)) is None:
+            raise Unmeasured(
+                tr("memory cannot be measured on this machine: this counts when the lab is graded")
+            )
+        return held
+
+    def _at(self, by_mark: Mapping[str, Mapping[int, Value]], rank: int, mark: str) -> Value:
+        by_rank = by_mark.get(mark, {})
+        if rank not in by_rank:
+            raise Wrong(
+                tr('rank {rank} did not come to "{mark}"', rank=rank, mark=mark),
+                tr("a rank did not come to the end"),
+            )
+        return by_rank[rank]

@@ -1,0 +1,217 @@
+"""The ``t`` of every check: it draws inputs, compares results, and counts the comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.exceptions import Wrong
+from dlo_lib.text import tr
+
+SHORT = 80  # characters of a student's value in a message
+
+Item = TypeVar("Item")
+
+
+class Trial:
+    """Draws a check's inputs and compares its results. The same seed draws the same inputs."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.compared = 0
+        self.explanation = ""
+        """What the student reads when the check passes."""
+        self._generator = torch.Generator().manual_seed(seed)
+
+    # -- inputs
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Draw standard normal numbers: the same numbers for every dtype, rounded to it."""
+        return torch.randn(*shape, generator=self._generator, dtype=torch.float64).to(dtype)
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """Draw integers from ``low`` to ``high`` inclusive, as int64."""
+        return torch.randint(low, high + 1, shape, generator=self._generator)
+
+    def integer(self, low: int, high: int) -> int:
+        """Draw one integer from ``low`` to ``high`` inclusive."""
+        return int(self.integers(low, high, 1))
+
+    def uniform(self, low: float, high: float) -> float:
+        """Draw one number from [low, high)."""
+        return low + (high - low) * float(torch.rand((), generator=self._generator, dtype=torch.float64))
+
+    def choice(self, items: Sequence[Item]) -> Item:
+        """Draw one of ``items``."""
+        return items[self.integer(0, len(items) - 1)]
+
+    def shuffled(self, items: Sequence[Item]) -> list[Item]:
+        """Return ``items`` in random order."""
+        return [items[index] for index in torch.randperm(len(items), generator=self._generator).tolist()]
+
+    # -- comparisons
+
+    def explain(self, words: str) -> None:
+        """Show ``words`` beside the check when it passes, such as the reason of a right answer."""
+        self.explanation = words
+
+    def that(self, truth: bool, message: str, /, **values: object) -> None:
+        """Check that ``truth`` is True; otherwise the student reads ``message`` with ``values`` filled in.
+
+        Raises:
+            TypeError: ``truth`` is not a bool; a tensor or another object that is truthy proves nothing.
+        """
+        self.compared += 1
+        if type(truth) is not bool:
+            raise TypeError(f"t.that wants a real bool, not a {type(truth).__name__}: write bool(...)")
+        if not truth:
+            shown = {
+                name: value if isinstance(value, (int, float)) else _short(value)
+                for name, value in values.items()
+            }
+            raise Wrong(tr(message, **shown), "" if values else tr(message))
+
+    def equal(self, got: Any, want: Any, what: str, /, **values: object) -> None:
+        """Check that ``got`` is the plain value ``want``, with equal types at all levels (True is not 1, 2.0
+        is not 2).
+        """
+        name = tr(what, **values)
+        self._claim(
+            _same(got, want),
+            tr("{what} is {got}, expected {want}", what=name, got=_short(got), want=_short(want)),
+            name,
+        )
+
+    def number(self, got: Any, what: str, /, **values: object) -> float | int:
+        """Check that ``got`` is a finite int or float; return it."""
+        name = tr(what, **values)
+        self._claim(
+            type(got) in (int, float),
+            tr("{what} should be a number, not {got}", what=name, got=_short(got)),
+            name,
+        )
+        self._claim(
+            _finite(got), tr("{what} is {got}, not a finite number", what=name, got=_short(got)), name
+        )
+        return got
+
+    def items(self, got: Any, length: int, what: str, /, **values: object) -> list[Any]:
+        """Check that ``got`` is a list or tuple of ``length`` values; return them as a list."""
+        name = tr(what, **values)
+        good = type(got) in (list, tuple) and len(got) == length
+        self._claim(
+            good,
+            tr("{what} should be {length} values, not {got}", what=name, length=length, got=_short(got)),
+            name,
+        )
+        return list(got)
+
+    def tensor(
+        self,
+        got: Any,
+        what: str,
+        /,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        **values: object,
+    ) -> Tensor:
+        """Check that ``got`` is a tensor, with ``shape`` and ``dtype`` if given; return it."""
+        name = tr(what, **values)
+        self._claim(
+            type(got) is Tensor, tr("{what} should be a tensor, not {got}", what=name, got=_short(got)), name
+        )
+        if shape is not None:
+            text = tr(
+                "{what} has shape {got}, expected {want}", what=name, got=tuple(got.shape), want=tuple(shape)
+            )
+            self._claim(tuple(got.shape) == tuple(shape), text, name)
+        if dtype is not None:
+            self._claim(
+                got.dtype == dtype,
+                tr("{what} is {got}, expected {want}", what=name, got=got.dtype, want=dtype),
+                name,
+            )
+        return got
+
+    def close(
+        self,
+        got: Any,
+        want: Tensor | float,
+        what: str,
+        /,
+        *,
+        rtol: float = 1e-4,
+        atol: float = 1e-6,
+        **values: object,
+    ) -> None:
+        """Check that ``got`` equals ``want`` within ``atol + rtol * |want|``.
+
+        Tensors must have the same shape and dtype, and be finite where ``want`` is. Numbers must be finite.
+        """
+        name = tr(what, **values)
+        if not isinstance(want, Tensor):
+            self.number(got, name)
+            near = abs(got - want) <= atol + rtol * abs(want)
+            self._claim(
+                bool(near),
+                tr("{what} is {got:.6g}, expected {want:.6g}", what=name, got=got, want=want),
+                name,
+            )
+            return
+        self.tensor(got, name, shape=want.shape, dtype=want.dtype)
+        finite = torch.isfinite(want)
+        self._claim(
+            bool(torch.isfinite(got)[finite].all()), tr("{what} holds NaN or infinity", what=name), name
+        )
+        self._claim(
+            _same_limits(got[~finite], want[~finite]),
+            tr("{what} differs where infinity or NaN is expected", what=name),
+            name,
+        )
+        error = (got[finite].double() - want[finite].double()).abs()
+        largest = float(error.max()) if error.numel() else 0.0
+        near = bool((error <= atol + rtol * want[finite].double().abs()).all())
+        self._claim(near, tr("{what} is off by up to {error:.3g}", what=name, error=largest), name)
+
+    def _claim(self, truth: bool, message: str, what: str) -> None:
+        self.compared += 1
+        if not truth:
+            raise Wrong(message, tr("{what} is not right", what=what))
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer too large for a float
+        return False
+
+
+def _same_limits(got: Tensor, want: Tensor) -> bool:
+    return bool(((got == want) | (torch.isnan(got) & torch.isnan(want))).all())
+
+
+def _same(got: Any, want: Any) -> bool:
+    if type(got) is not type(want):
+        return False
+    if isinstance(want, Tensor):
+        return got.dtype == want.dtype and torch.equal(got, want)
+    if isinstance(want, (list, tuple)):
+        return len(got) == len(want) and all(map(_same, got, want))
+    if isinstance(want, dict):
+        return got.keys() == want.keys() and all(_same(got[key], want[key]) for key in want)
+    return bool(got == want)
+
+
+def _short(value: object) -> str:
+    text = (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor) and value.numel() > 8
+        else repr(value)
+    )
+    text = text if not isinstance(value, str) else value
+    return text if len(text) <= SHORT else text[: SHORT - 3] + "..."

@@ -1,0 +1,164 @@
+"""The text that ``lab.check`` shows: a table of the checks, the messages and the next step, as HTML and plain
+text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlo_lib.grading.checks.status import Status
+from dlo_lib.markup import render
+from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from dlo_lib.grading.checks.outcome import Outcome
+
+MARKS = {True: "✓", False: "✗"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A text for the notebook, with an optional HTML form."""
+
+    text: str
+    html: str = ""
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {
+            "text/plain": self.text,
+            "text/html": self.html or render("lines", lines=self.text.splitlines()),
+        }
+
+
+@dataclass(frozen=True)
+class QuestionVerdict:
+    """The outcomes of a question's checks.
+
+    Attributes:
+        hidden: the names of the checks that show only the author's words.
+        reference: whether the reference answers the question.
+        later: title and points of the checks that run only in grading.
+    """
+
+    question: str
+    outcomes: tuple[Outcome, ...]
+    hidden: frozenset[str]
+    seed: int
+    reference: bool = False
+    later: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def earned(self) -> float:
+        """The points earned; 0 while the reference answers the question."""
+        return 0.0 if self.reference else sum(outcome.points for outcome in self.outcomes)
+
+    @property
+    def maximum(self) -> float:
+        """The points of all these checks."""
+        return sum(outcome.check.points for outcome in self.outcomes)
+
+    @property
+    def heading(self) -> str:
+        """The line with points and time."""
+        milliseconds = sum(outcome.milliseconds for outcome in self.outcomes)
+        return tr(
+            "{question}: {earned:g} of {maximum:g} points ({milliseconds:.0f} ms)",
+            question=self.question, earned=self.earned, maximum=self.maximum + self._later_points,
+            milliseconds=milliseconds,
+        )  # fmt: skip
+
+    @property
+    def _later_points(self) -> float:
+        return sum(points for _, points in self.later)
+
+    @property
+    def advice(self) -> str:
+        """The line with the next step."""
+        statuses = {outcome.status for outcome in self.outcomes}
+        if self.reference:
+            return tr("The reference answers this question: no points. Run your own cell again to check it.")
+        if statuses <= {Status.OK} and self.later:
+            titles = "; ".join(tr(title) for title, _ in self.later)
+            if self._later_points == 1:
+                return tr("All visible checks pass. Grading adds 1 point: {titles}.", titles=titles)
+            return tr(
+                "All visible checks pass. Grading adds {points:g} points: {titles}.",
+                points=self._later_points, titles=titles,
+            )  # fmt: skip
+        if statuses <= {Status.OK}:
+            return tr("All checks pass: continue.")
+        if statuses <= {Status.OK, Status.NOT_WRITTEN}:
+            return tr(
+                "Write your code in the cell above, run it, then run this cell again. "
+                'lab.hint("{question}") helps.',
+                question=self.question,
+            )
+        return tr(
+            'lab.hint("{question}") gives a hint; lab.check("{question}", seed={seed}) repeats these inputs.',
+            question=self.question, seed=self.seed,
+        )  # fmt: skip
+
+    def rows(self) -> list[tuple[bool, str, str, str]]:
+        """Return (passed, title, points, message) of each check."""
+        return [
+            (
+                outcome.passed,
+                tr(outcome.check.title),
+                f"{outcome.points:g}/{outcome.check.points:g}",
+                published(outcome, self.hidden),
+            )
+            for outcome in self.outcomes
+        ]
+
+    def shown(self) -> Shown:
+        """Return the table."""
+        lines = [self.heading]
+        width = max((len(title) for _, title, _, _ in self.rows()), default=0)
+        for passed, title, points, message in self.rows():
+            lines.append(f"  {MARKS[passed]} {title:<{width}}  {points:>7}  {message}".rstrip())
+        page = table_html(self.heading, self.rows(), self.advice)
+        return Shown("\n".join([*lines, self.advice]), page)
+
+
+def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: str) -> str:
+    """Return a heading, a row for each check (passed, title, points, message), and a line below, as HTML."""
+    shown = []
+    for passed, title, points, message in rows:
+        # A message may contain a table below its first line, such as the ranks of a deadlock; it spans the
+        # width.
+        says, _, table = message.partition("\n")
+        shown.append(
+            {
+                "passed": passed,
+                "mark": MARKS[passed],
+                "title": title,
+                "points": points,
+                "says": says,
+                "table": table,
+            }
+        )
+    return render("verdict", heading=heading, rows=shown, below=below)
+
+
+def published(outcome: Outcome, hidden: frozenset[str]) -> str:
+    """Return what a student may read of an outcome: of a hidden check only the author's words."""
+    return outcome.words if outcome.check.name in hidden else outcome.message
+
+
+def show(shown: Shown) -> None:
+    """Display ``shown`` in a notebook; print it elsewhere."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        print(shown.text)
+        return
+    if get_ipython() is None:
+        print(shown.text)
+    else:
+        display(shown)

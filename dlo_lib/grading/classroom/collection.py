@@ -1,0 +1,297 @@
+"""Collect the submissions of a lab: an inventory, a receipt for each submission, and no lost file.
+
+Each submission is matched with the roster by id, or by the full name that Moodle gives. The newest one of a
+student counts, as in nbgrader. It is written to ``submitted/<student>/<lab>/`` atomically; the earlier one
+moves to ``collected/<lab>/``, as do submissions that match no student. ``grades/<lab>/inventory.csv`` and
+``receipts.csv`` are the same for equal files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from nbgrader.apps.api import NbGraderAPI
+
+from dlo_lib.errors import UserError, no_space
+from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.archive import Refused, fold_name, open_archive, printable, read_regular
+from dlo_lib.grading.classroom.arrivals import (
+    EXCHANGE_FILES,
+    Files,
+    Incoming,
+    from_entries,
+    from_exchange,
+    utc_time,
+)
+from dlo_lib.grading.classroom.batch import require_release
+from dlo_lib.grading.classroom.export import grades_folder
+from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
+from dlo_lib.grading.classroom.receipt import digest
+from dlo_lib.grading.classroom.roster import Person, id_fault, normalise_name, read_roster
+from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
+from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission
+from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.text import tr
+
+COLLECTED = "collected"
+INVENTORY, RECEIPTS = "inventory.csv", "receipts.csv"
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S.%f UTC"
+
+
+def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> Inventory:
+    """Collect ``lab`` from nbgrader's exchange, or from the folder or zip ``source``; write and return the
+    inventory.
+
+    Raises:
+        UserError: the lab was not released in this course, its roster is empty, or the source is unreadable
+            or an unsafe archive; nothing has changed.
+    """
+    require_release(course, lab)
+    roster = read_roster(course)
+    if not roster:
+        text = "the roster of {folder} is empty: `dlo roster import` comes first"
+        raise UserError(tr(text, folder=course.coursedir.root))
+    with course.gradebook as gradebook:
+        due = gradebook.find_assignment(lab.directory).duedate
+    collector = _Collector(course, lab, roster, due, exact=source is None)
+    if source is None:
+        early_only = course.exchange.Collect(
+            coursedir=course.coursedir, authenticator=course.authenticator, parent=course
+        ).before_duedate
+        inventory = collector.take(_newest(from_exchange(course, lab), due if early_only else None))
+    else:
+        with open_archive(source) as entries:
+            inventory = collector.take(from_entries(entries, lab, collector.is_student))
+    folder = grades_folder(course, lab)
+    write_text(folder / INVENTORY, inventory.csv())
+    write_text(folder / RECEIPTS, inventory.receipts())
+    return inventory
+
+
+def _newest(arrivals: Iterable[Incoming], due: datetime | None) -> list[Incoming]:
+    """Return the last submission of each student, before ``due`` if there is one, and all refused ones."""
+    taken: dict[str, Incoming] = {}
+    refused = []
+    for arrival in sorted(arrivals, key=lambda arrival: (arrival.submitted or datetime.min, arrival.source)):
+        if arrival.refused:
+            refused.append(arrival)
+        elif due is None or arrival.claimed not in taken or (arrival.submitted or datetime.min) <= due:
+            taken[arrival.claimed] = arrival
+    return [*taken.values(), *refused]
+
+
+class _Collector:
+    """Writes submissions to the folders of their students."""
+
+    def __init__(
+        self, course: NbGraderAPI, lab: LabInfo, roster: list[Person], due: datetime | None, exact: bool
+    ) -> None:
+        self.course, self.lab, self.roster, self.due = course, lab, roster, due
+        self.root = Path(course.coursedir.root)
+        self.by_id = {person.id: person for person in roster}
+        # In the exchange an id is an account: ADA must not submit for ada. In a folder, a person typed the
+        # id.
+        self.by_folded = {} if exact else _unique((fold_name(person.id), person) for person in roster)
+        self.by_name = _unique((name, person) for person in roster for name in person.names)
+
+    def is_student(self, name: str) -> bool:
+        """Return True if ``name`` is an id of the roster."""
+        return name in self.by_id or fold_name(name) in self.by_folded
+
+    def take(self, arrivals: Iterable[Incoming]) -> Inventory:
+        """Write the submissions and return the inventory."""
+        claims: dict[str, list[Incoming]] = defaultdict(list)
+        strangers = []
+        for arrival in arrivals:
+            person, reason = self._person(arrival)
+            if person is None:
+                strangers.append(self._stranger(arrival, reason))
+            elif arrival.refused:
+                strangers.append(
+                    Item(
+                        arrival.claimed,
+                        ItemState.REFUSED,
+                        notes=(f"{printable(arrival.source)}: {arrival.refused}",),
+                    )
+                )
+            else:
+                claims[person.id].append(arrival)
+        items = [self._student(student, claims.get(student, [])) for student in sorted(self.by_id)]
+        return Inventory(self.lab, (*items, *sorted(strangers, key=lambda item: (item.student, item.notes))))
+
+    def _person(self, arrival: Incoming) -> tuple[Person | None, str]:
+        if not arrival.full_name:
+            known = self.by_id.get(arrival.claimed) or self.by_folded.get(fold_name(arrival.claimed))
+            return known, tr("no student of the roster has this id")
+        known = self.by_name.get(normalise_name(arrival.claimed))
+        if known is not None:
+            return known, ""
+        if any(normalise_name(arrival.claimed) in person.names for person in self.roster):
+            return None, tr(
+                "several students have this name: unpack the zip, "
+                "call the folder by the student's id, and use --from FOLDER"
+            )
+        return None, tr("no student of the roster has this name")
+
+    def _stranger(self, arrival: Incoming, reason: str) -> Item:
+        place = self.root / COLLECTED / self.lab.directory / "unknown" / _safe(arrival.source)
+        try:
+            files = arrival.files()
+        except Refused as error:
+            return Item(
+                printable(arrival.claimed),
+                ItemState.UNKNOWN,
+                notes=(f"{printable(arrival.source)}: {reason}; {error}",),
+            )
+        shutil.rmtree(place, ignore_errors=True)  # written by an earlier collection
+        self._write(files, place)
+        kept = tr("kept in {folder}", folder=place.relative_to(self.root))
+        notes = (f"{printable(arrival.source)}: {reason}; {kept}",)
+        return Item(printable(arrival.claimed), ItemState.UNKNOWN, submitted=arrival.submitted, notes=notes)
+
+    def _student(self, student: str, arrivals: list[Incoming]) -> Item:
+        place = Path(
+            self.course.coursedir.format_path(
+                self.course.coursedir.submitted_directory, student, self.lab.directory
+            )
+        )
+        if not arrivals:
+            return self._look(student, place, ItemState.KEPT if place.is_dir() else ItemState.MISSING)
+        try:
+            if reason := id_fault(student):
+                raise Refused(reason)
+            if len(arrivals) > 1:
+                both = ", ".join(printable(arrival.source) for arrival in arrivals)
+                raise Refused(tr("several submissions of one student: {both}; leave only one", both=both))
+            files = arrivals[0].files()
+        except Refused as error:
+            kept = self._look(student, place, ItemState.REFUSED)
+            return replace(
+                kept,
+                notes=(
+                    str(error),
+                    *([tr("what was received before is kept")] if place.is_dir() else []),
+                    *kept.notes,
+                ),
+            )
+        item = self._place(student, place, arrivals[0], files)
+        doubtful = arrivals[0].full_name and item.late  # the zip has local times of Moodle's server
+        return (
+            replace(item, notes=(*item.notes, tr("late by the zip's dates: Moodle's page has the true one")))
+            if doubtful
+            else item
+        )
+
+    def _place(self, student: str, place: Path, arrival: Incoming, files: Files) -> Item:
+        files.pop(TIMESTAMP, None)  # the student's file may be invalid and stop nbgrader
+        if arrival.submitted is not None:
+            files[TIMESTAMP] = arrival.submitted.strftime(TIME_FORMAT).encode()
+        state = ItemState.NEW
+        if place.is_dir():
+            before = _stamp(place)
+            if _content(place) == files:
+                return self._look(student, place, ItemState.UNCHANGED, arrival.notes)
+            if before is not None and arrival.submitted is not None and arrival.submitted < before:
+                note = tr(
+                    "{source} is older than what was received before, which stays",
+                    source=printable(arrival.source),
+                )
+                return self._look(student, place, ItemState.KEPT, (*arrival.notes, note))
+            state = ItemState.REPLACED
+        with tempfile.TemporaryDirectory(dir=self.root, prefix=".collect-") as folder:
+            fresh = Path(folder) / "new"
+            self._write(files, fresh)
+            notes = arrival.notes
+            if place.is_dir():
+                aside = self._aside(student)
+                os.replace(place, aside)
+                notes = (*notes, tr("the earlier one is in {folder}", folder=aside.relative_to(self.root)))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(fresh, place)
+        return self._look(student, place, state, notes)
+
+    def _aside(self, student: str) -> Path:
+        folder = self.root / COLLECTED / self.lab.directory / "replaced" / student
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = (int(path.name) for path in folder.iterdir() if path.name.isdigit())
+        return folder / f"{1 + max(numbers, default=0):03d}"
+
+    def _write(self, files: Files, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+        except OSError as error:
+            if full := no_space(self.root, error):
+                raise full from error
+            raise
+
+    def _look(self, student: str, place: Path, state: ItemState, notes: tuple[str, ...] = ()) -> Item:
+        """Return the line of the inventory for the submission at ``place``."""
+        if not place.is_dir():
+            return Item(student, state, notes=notes)
+        submitted = _stamp(place)
+        late = (
+            max(0, int((submitted - self.due).total_seconds()))
+            if submitted is not None and self.due is not None
+            else 0
+        )
+        item = Item(student, state, submitted=submitted, late=late, notes=notes)
+        try:
+            found, _ = find_submission(place / self.lab.notebook, self.lab.directory)
+            content = read_regular(found, MAX_BYTES)
+        except (Invalid, Refused) as error:
+            present = [path.name for path in place.iterdir() if path.name not in EXCHANGE_FILES]
+            names = ", ".join(sorted(map(printable, present))[:5])
+            return replace(
+                item, notes=(*notes, tr("{reason}; there are: {names}", reason=error, names=names))
+            )
+        return replace(
+            item,
+            notebook=printable(found.name),
+            renamed=found.name != self.lab.notebook,
+            sha256=digest(content),
+            size=len(content),
+        )
+
+
+def _content(folder: Path) -> Files | None:
+    """Return the files of a folder; None if one is unreadable."""
+    try:
+        return {
+            path.relative_to(folder).as_posix(): read_regular(path, MAX_BYTES)
+            for path in folder.rglob("*")
+            if not path.is_dir()
+        }
+    except Refused:
+        return None
+
+
+def _stamp(folder: Path) -> datetime | None:
+    try:
+        return utc_time(read_regular(folder / TIMESTAMP, 200).decode())
+    except (Refused, ValueError):
+        return None
+
+
+def _unique(pairs: Iterable[tuple[str, Person]]) -> Mapping[str, Person]:
+    """Return the keys that belong to one person only."""
+    found: dict[str, set[Person]] = defaultdict(set)
+    for key, person in pairs:
+        found[key].add(person)
+    return {key: next(iter(persons)) for key, persons in found.items() if len(persons) == 1}
+
+
+def _safe(source: str) -> str:
+    """Return a folder's name for any source."""
+    plain = re.sub(r"[^\w. ()-]", "_", source).strip(". ")[:80]
+    return f"{plain or 'unnamed'}-{digest(source.encode('utf-8', 'surrogateescape'))[:6]}"

@@ -1,0 +1,187 @@
+"""The grades of a lab as tables: one row per student of the roster, each with a status, in a fixed order and
+format.
+
+Points come from nbgrader's gradebook, so that manual changes and late penalties count. Statuses come from the
+judge, through the graded notebook and the stored reports. The same grades give the same bytes of CSV and
+JSON; times are in a separate file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+from nbgrader.apps.api import NbGraderAPI
+from rich.markup import escape
+from rich.table import Table
+
+from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.tables import csv_text
+from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, Report
+from dlo_lib.grading.judge.report_store import StoredReport, load, report_file
+from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.grading.lab.source import TEST_PREFIX, read_lab, source_folder
+
+REPORTS = "reports"
+RESULTS = "results"
+
+
+@dataclass(frozen=True)
+class GradeRow:
+    """One student's grade.
+
+    Args:
+        student: the id.
+        scores: points by question.
+        penalty: points subtracted for lateness.
+        total: points after the penalty.
+        maximum: points of the lab.
+        status: the judge's status.
+        statuses: the status of each question in the report.
+        warnings: what was unusual in the submission.
+    """
+
+    student: str
+    scores: dict[str, float]
+    penalty: float
+    total: float
+    maximum: float
+    status: str
+    statuses: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GradeTable:
+    """The grades of a lab, sorted by student; ``questions`` in the lab's order, with their maximal points."""
+
+    lab: LabInfo
+    questions: dict[str, float]
+    rows: tuple[GradeRow, ...]
+
+    def csv(self) -> str:
+        """Return the table as CSV; the same grades give the same text."""
+        header = ["student", "lab", *self.questions, "penalty", "total", "max", "status"]
+        rows = []
+        for row in self.rows:
+            points = [row.scores[question] for question in self.questions]
+            numbers = [f"{value:g}" for value in (*points, row.penalty, row.total, row.maximum)]
+            rows.append([row.student, self.lab.directory, *numbers, row.status])
+        return csv_text(header, rows)
+
+    def json(self) -> str:
+        """Return the table as JSON, with the status of each question; the same grades give the same text."""
+        rows = []
+        for row in self.rows:
+            questions = {
+                name: {"points": row.scores[name], "max": most, "status": row.statuses.get(name, row.status)}
+                for name, most in self.questions.items()
+            }
+            grade = {"penalty": row.penalty, "total": row.total, "max": row.maximum, "status": row.status}
+            rows.append(
+                {"student": row.student, **grade, "questions": questions, "warnings": list(row.warnings)}
+            )
+        return json.dumps({"lab": self.lab.directory, "rows": rows}, indent=1) + "\n"
+
+    def shown(self) -> Table:
+        """Return the table for a terminal: totals, and the questions that lost points."""
+        table = Table(
+            "student",
+            "total",
+            "max",
+            "status",
+            "points lost",
+            title=f"{self.lab.directory}: {self.lab.title}",
+        )
+        table.columns[1].justify = table.columns[2].justify = "right"
+        for row in self.rows:
+            table.add_row(
+                escape(row.student), f"{row.total:g}", f"{row.maximum:g}", escape(row.status), self._lost(row)
+            )
+        return table
+
+    def _lost(self, row: GradeRow) -> str:
+        lost = {question: maximum - row.scores[question] for question, maximum in self.questions.items()}
+        if not any(row.scores.values()):
+            return "all"
+        late = [f"late {row.penalty:g}"] if row.penalty else []
+        return ", ".join([f"{question} {points:g}" for question, points in lost.items() if points] + late)
+
+
+def grades_folder(course: NbGraderAPI, lab: LabInfo) -> Path:
+    """Return ``grades/<lab>/`` of a course, the folder that grading writes."""
+    return Path(course.coursedir.root) / "grades" / lab.directory
+
+
+def stored_report(course: NbGraderAPI, lab: LabInfo, student: str) -> Report | None:
+    """Return the judge's report of ``student``'s submission in the last grading; None if there is none."""
+    stored = _stored(course, lab, student)
+    return stored.report if stored is not None else None
+
+
+def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
+    """Write ``results.csv``, ``results.json`` and ``timings.csv``; return their folder."""
+    folder = grades_folder(course, table.lab)
+    write_text(folder / f"{RESULTS}.csv", table.csv())
+    write_text(folder / f"{RESULTS}.json", table.json())
+    timings = {
+        row.student: stored.timing
+        for row in table.rows
+        if (stored := _stored(course, table.lab, row.student)) is not None
+    }
+    kinds = sorted({kind for timing in timings.values() for kind in timing})
+    rows = [
+        [student, *(f"{timing.get(kind, 0.0):g}" for kind in kinds)] for student, timing in timings.items()
+    ]
+    write_text(folder / "timings.csv", csv_text(["student", *(f"{kind}_seconds" for kind in kinds)], rows))
+    return folder
+
+
+def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
+    """Return the grades of ``lab`` in the gradebook, a row for every student of the roster."""
+    with course.gradebook as gradebook:
+        notebook = gradebook.find_notebook(lab.name, lab.directory)
+        maxima = {cell.name.removeprefix(TEST_PREFIX): cell.max_score for cell in notebook.grade_cells}
+        questions = {
+            question: maxima[question]
+            for question in read_lab(source_folder(lab)).questions
+            if question in maxima
+        }
+        rows = []
+        for student in sorted(student.id for student in gradebook.students):
+            scores, penalty = dict.fromkeys(questions, 0.0), 0.0
+            graded, status = _status(course, lab, student)
+            if graded:  # otherwise the gradebook has the points of an earlier grading
+                submitted = gradebook.find_submission_notebook(lab.name, lab.directory, student)
+                scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
+                penalty = submitted.late_submission_penalty or 0.0
+            total = max(0.0, sum(scores.values()) - penalty)
+            report = stored_report(course, lab, student) if graded else None
+            statuses = (
+                {name: question.status for name, question in report.questions.items()}
+                if report is not None
+                else {}
+            )
+            warnings = report.warnings if report is not None else ()
+            rows.append(
+                GradeRow(student, scores, penalty, total, notebook.max_score, status, statuses, warnings)
+            )
+    return GradeTable(lab, questions, tuple(rows))
+
+
+def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str]:
+    """Return whether there is a graded notebook, and the judge's status of the submission."""
+    directory = course.coursedir
+    graded = (
+        Path(directory.format_path(directory.autograded_directory, student, lab.directory)) / lab.notebook
+    )
+    if graded.is_file():
+        return True, str(nbformat.read(graded, as_version=4).metadata.get("dlo", {}).get("status", GRADED))
+    submitted = Path(directory.format_path(directory.submitted_directory, student, lab.directory))
+    return False, GRADER_ERROR if submitted.is_dir() else NO_ATTEMPT
+
+
+def _stored(course: NbGraderAPI, lab: LabInfo, student: str) -> StoredReport | None:
+    return load(report_file(grades_folder(course, lab) / REPORTS, student))

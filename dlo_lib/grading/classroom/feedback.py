@@ -1,0 +1,328 @@
+"""Feedback for a class through nbgrader: the library's page replaces nbgrader's, also in formgrader.
+
+:class:`FeedbackExporter` turns a graded notebook into the student's page. ``dlo feedback`` makes all pages
+and releases them to the exchange, where ``nbgrader fetch_feedback`` finds them: their names there are a
+digest of a secret that only the student's copy of the submission contains. The page is made from the graded
+notebook, the gradebook, and the plots of the submission. Cost: about ten milliseconds per student, and
+reading the notebook.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbconvert.exporters import Exporter
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.apps.api import NbGraderAPI
+from nbgrader.coursedir import CourseDirectory
+from nbgrader.utils import temp_attrs
+from traitlets import default
+
+from dlo_lib.errors import UserError
+from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.archive import Refused, printable, read_regular
+from dlo_lib.grading.classroom.batch import require_release, run_step, submitted_students
+from dlo_lib.grading.classroom.feedback_page import (
+    CheckLine,
+    Page,
+    QuestionCard,
+    ReceiptCard,
+    feedback_html,
+    receipt_html,
+)
+from dlo_lib.grading.classroom.inventory import Inventory, ItemState
+from dlo_lib.grading.classroom.pictures import Plots, pictures_of
+from dlo_lib.grading.classroom.publication import page_in_exchange
+from dlo_lib.grading.classroom.receipt import digest
+from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
+from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_notebook
+from dlo_lib.grading.judge.preprocessor import SECRET_FILE
+from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
+from dlo_lib.grading.judge.report_store import report_from
+from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
+from dlo_lib.grading.lab.modules import load_checks
+from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource, read_lab, source_folder
+from dlo_lib.text import tr
+
+SUBMISSION_SECRET = "submission_secret.txt"  # nbgrader derives a page's name in the exchange from it
+
+
+class FeedbackExporter(Exporter):
+    """nbconvert's exporter for ``GenerateFeedback``: a graded notebook becomes the student's page."""
+
+    @default("file_extension")
+    def _file_extension_default(self) -> str:
+        return ".html"
+
+    def from_filename(self, filename: str, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the page and nbconvert's resources."""
+        names, directory = resources["nbgrader"], self.parent.coursedir  # type: ignore[union-attr]
+        lab = find_lab(names["assignment"], source_labs())
+        resources["output_extension"] = ".html"
+        return student_page(directory, lab, names["student"], Path(filename)), resources
+
+
+def make_feedback(course: NbGraderAPI, lab: LabInfo) -> list[Path]:
+    """Make the pages of all graded students, with the files that releasing them needs; return the pages.
+
+    Raises:
+        UserError: no submission is graded, or a step of nbgrader failed.
+    """
+    require_release(course, lab)
+    students = submitted_students(course, lab)
+    if not any(
+        _in_step(course.coursedir, "autograded_directory", student, lab).is_dir() for student in students
+    ):
+        raise UserError(
+            tr("no submission of {lab} is graded: `dlo grade {lab}` comes first", lab=lab.directory),
+        )
+    run_step(course, "feedback", course.generate_feedback(lab.directory))
+    pages = {
+        student: _in_step(course.coursedir, "feedback_directory", student, lab) / f"{lab.name}.html"
+        for student in students
+    }
+    made = {student: page for student, page in pages.items() if page.is_file()}
+    for student, page in made.items():
+        _ready_for_release(course, lab, student, page)
+    return list(made.values())
+
+
+def release_feedback(course: NbGraderAPI, lab: LabInfo) -> None:
+    """Copy the pages to the exchange.
+
+    Raises:
+        UserError: a step of nbgrader failed.
+    """
+    run_step(course, "release feedback", course.release_feedback(lab.directory))
+
+
+def release_receipts(course: NbGraderAPI, inventory: Inventory) -> None:
+    """Release a receipt page for each submission from the exchange that has no page there yet.
+
+    The feedback later replaces the page. An earlier collection may have failed to release a receipt.
+
+    Raises:
+        UserError: a step of nbgrader failed.
+    """
+    lab, staging = inventory.lab, ".receipts"
+    received = inventory.of(ItemState.NEW, ItemState.REPLACED, ItemState.UNCHANGED, ItemState.KEPT)
+    without_page = {item.student: item for item in received if not _has_page(course, lab, item.student)}
+    if not without_page:
+        return
+    try:
+        with temp_attrs(course.coursedir, feedback_directory=staging):
+            for student, item in without_page.items():
+                page = (
+                    Path(course.coursedir.format_path(staging, student, lab.directory)) / f"{lab.name}.html"
+                )
+                card = receipt_card(_submitted(course.coursedir, lab, student), lab, student, item.late)
+                write_text(page, receipt_html(lab.directory, card))
+                _ready_for_release(course, lab, student, page)
+            run_step(course, "release receipts", course.release_feedback(lab.directory))
+    finally:
+        shutil.rmtree(Path(course.coursedir.root) / staging, ignore_errors=True)
+
+
+def _has_page(course: NbGraderAPI, lab: LabInfo, student: str) -> bool:
+    """Return True if the exchange has a page about the submission, or cannot have one without a secret."""
+    secret = _plain_text(_submitted(course.coursedir, lab, student).parent / SUBMISSION_SECRET, 1_000)
+    return not secret or page_in_exchange(course, lab, secret).is_file()
+
+
+def _in_step(directory: CourseDirectory, step: str, student: str, lab: LabInfo) -> Path:
+    """Return the student's folder of one of nbgrader's steps, such as ``submitted_directory``."""
+    return Path(directory.format_path(getattr(directory, step), student, lab.directory))
+
+
+def _submitted(directory: CourseDirectory, lab: LabInfo, student: str) -> Path:
+    return _in_step(directory, "submitted_directory", student, lab) / lab.notebook
+
+
+def _ready_for_release(course: NbGraderAPI, lab: LabInfo, student: str, page: Path) -> None:
+    """Write the files that nbgrader needs beside a page, and a copy of the page under the notebook's own
+    name.
+    """
+    notebook = _submitted(course.coursedir, lab, student)
+    submitted = notebook.parent
+    secret = _plain_text(submitted / SUBMISSION_SECRET, 1_000)
+    if not secret:  # not from the exchange: derive a secret that students cannot guess
+        own = (Path(course.coursedir.root) / SECRET_FILE).read_bytes()
+        secret = hmac.new(own, f"feedback/{student}/{lab.directory}".encode(), hashlib.sha256).hexdigest()
+    for other in page.parent.iterdir():
+        if other != page:  # nbgrader would publish every .html file beside the notebook
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
+    write_text(page.parent / SUBMISSION_SECRET, secret)
+    write_text(page.parent / TIMESTAMP, _plain_text(submitted / TIMESTAMP, 200))
+    try:
+        found, _ = find_submission(notebook, lab.directory)
+    except Invalid:
+        return
+    if found.stem != lab.name and found.stem == printable(found.stem):  # nbgrader needs a printable name
+        shutil.copyfile(page, page.with_name(f"{found.stem}.html"))
+
+
+def _plain_text(file: Path, limit: int) -> str:
+    try:
+        return read_regular(file, limit).decode("ascii").strip()
+    except (Refused, UnicodeDecodeError):
+        return ""
+
+
+# -- the page of one student
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """The gradebook's points, whether a person gave them, and comments, by question."""
+
+    points: dict[str, float]
+    by_hand: frozenset[str]
+    comments: dict[str, str]
+    penalty: float
+    late_seconds: float
+    maximum: float
+
+
+def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded: Path) -> str:
+    """Return the feedback of ``student`` as HTML, from the graded notebook at ``graded``."""
+    lab, hints = _lab_of(source_folder(info))
+    dlo = nbformat.read(graded, as_version=4).metadata.get("dlo", {})
+    report = (
+        report_from(dlo["report"])
+        if "report" in dlo
+        else Report(info.directory, dlo.get("status", GRADED), {})
+    )
+    marks = _marks(directory, info, student)
+    submitted = _submitted(directory, info, student)
+    cards = tuple(
+        _card(lab, question, report.questions.get(question), marks, hints) for question in lab.questions
+    )
+    page = Page(
+        student=student, lab=info.directory, title=info.title,
+        total=max(0.0, sum(marks.points.values()) - marks.penalty), maximum=marks.maximum,
+        penalty=marks.penalty,
+        status=report.status, warnings=report.warnings, questions=cards,
+        read=_read_next(lab, cards), pictures=_pictures(submitted, info),
+    )  # fmt: skip
+    return feedback_html(page, receipt_card(submitted, info, student, marks.late_seconds))
+
+
+def receipt_card(notebook: Path, lab: LabInfo, student: str, late_seconds: float) -> ReceiptCard:
+    """Return the receipt of the submission with the notebook expected at ``notebook``."""
+    submitted = _plain_text(notebook.parent / TIMESTAMP, 200).removesuffix("UTC").split(".")[0].strip()
+    late = tr("{hours:.1f} hours after the due date", hours=late_seconds / 3600) if late_seconds > 0 else ""
+    try:
+        found, _ = find_submission(notebook, lab.directory)
+        content = read_regular(found, MAX_BYTES)
+    except (Invalid, Refused) as error:
+        return ReceiptCard(
+            student, lab.notebook, 0, submitted, late, "", tr("There is no receipt: {reason}.", reason=error)
+        )
+    return ReceiptCard(student, printable(found.name), len(content), submitted, late, digest(content))
+
+
+def _card(
+    lab: LabSource,
+    question: str,
+    report: QuestionReport | None,
+    marks: _Marks,
+    hints: dict[str, tuple[str, ...]],
+) -> QuestionCard:
+    points, maximum = marks.points.get(question, 0.0), lab.test(question).points
+    checks = report.checks if report is not None else ()
+    lines = tuple(
+        CheckLine(
+            tr(check.title), check.points, check.maximum, check.points >= check.maximum, check.published
+        )
+        for check in checks
+    )
+    said = ""
+    if report is None:
+        said = tr("It was not judged.")
+    elif report.status == NO_ATTEMPT:
+        said, lines = tr("There is no answer of yours here yet."), ()
+    if question in marks.by_hand:
+        said = " ".join([said, tr("Your instructor gave these points by hand.")]).strip()
+    note = report.note if report is not None else ""
+    shown = hints.get(question, ()) if points < maximum else ()
+    return QuestionCard(
+        question,
+        _heading(lab, question),
+        points,
+        maximum,
+        said,
+        lines,
+        note,
+        marks.comments.get(question, ""),
+        shown,
+    )
+
+
+def _heading(lab: LabSource, question: str) -> str:
+    """Return the heading of the lab's section that contains the question."""
+    heading = question
+    for cell in lab.cells:
+        if cell.kind is CellKind.TEXT:
+            titles = [line.lstrip("#").strip() for line in cell.source.splitlines() if line.startswith("#")]
+            heading = titles[-1] if titles else heading
+        if cell.kind is CellKind.SOLUTION and cell.id == question:
+            break
+    return heading
+
+
+def _read_next(lab: LabSource, cards: Iterable[QuestionCard]) -> tuple[str, ...]:
+    """Return the lab's sections of the questions that lost points, and the library's files for them."""
+    lost = [card for card in cards if card.points < card.maximum]
+    lines = [
+        tr("in the lab: section “{heading}”", heading=heading)
+        for heading in dict.fromkeys(card.heading for card in lost)
+    ]
+    own = [f"`{module.replace('.', '/')}`" for module in lab.info.taught if module.startswith("dlo_lib.")]
+    if lost and own:
+        lines.append(tr("how the library does it: {files}", files=", ".join(own)))
+    return tuple(lines)
+
+
+def _pictures(submitted: Path, info: LabInfo) -> Plots:
+    try:
+        return pictures_of(read_notebook(find_submission(submitted, info.directory)[0]))
+    except Invalid:
+        return Plots((), 0)
+
+
+def _marks(directory: CourseDirectory, info: LabInfo, student: str) -> _Marks:
+    with Gradebook(directory.db_url, directory.course_id) as gradebook:
+        maximum = gradebook.find_notebook(info.name, info.directory).max_score
+        try:
+            notebook = gradebook.find_submission_notebook(info.name, info.directory, student)
+        except MissingEntry:
+            return _Marks({}, frozenset(), {}, 0.0, 0.0, maximum)
+        points = {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in notebook.grades}
+        by_hand = frozenset(
+            grade.name.removeprefix(TEST_PREFIX)
+            for grade in notebook.grades
+            if grade.manual_score is not None
+        )
+        comments = {
+            comment.name: comment.manual_comment for comment in notebook.comments if comment.manual_comment
+        }
+        late = notebook.assignment.total_seconds_late
+        return _Marks(points, by_hand, comments, notebook.late_submission_penalty or 0.0, late, maximum)
+
+
+def _lab_of(folder: Path) -> tuple[LabSource, dict[str, tuple[str, ...]]]:
+    return _read(folder, max(path.stat().st_mtime_ns for path in folder.iterdir()))
+
+
+@lru_cache(maxsize=4)
+def _read(folder: Path, modified: int) -> tuple[LabSource, dict[str, tuple[str, ...]]]:
+    checks = load_checks(folder)
+    return read_lab(folder), {question: tuple(map(tr, hints)) for question, hints in checks.hints.items()}

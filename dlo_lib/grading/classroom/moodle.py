@@ -1,0 +1,59 @@
+"""Grades for Moodle's gradebook, as a CSV file whose columns *Grades → Import → CSV file* recognises.
+
+The file has one line per student of the roster with the fields by which Moodle finds a user (user name,
+e-mail address, ID number), the points, and a line of feedback. Import grade and feedback together, because
+Moodle clears the one that is left out. A student whose grading failed has no points here; Moodle ignores an
+empty grade. The same grades give the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlo_lib.grading.classroom.export import GradeRow, GradeTable
+from dlo_lib.grading.classroom.roster import Person
+from dlo_lib.grading.classroom.tables import csv_text
+from dlo_lib.grading.judge.report import GRADER_ERROR
+from dlo_lib.text import tr
+
+
+def moodle_csv(table: GradeTable, people: Mapping[str, Person]) -> str:
+    """Return the table for Moodle; ``people`` by id."""
+    lab = table.lab.directory
+    header = ["Username", "ID number", "First name", "Last name", "Email address", lab, f"{lab} feedback"]
+    rows = []
+    for row in table.rows:
+        person = people.get(row.student, Person(row.student))
+        points = "" if failed(row) else f"{row.total:g}"
+        rows.append(
+            [
+                row.student,
+                person.lms_user_id,
+                person.first_name,
+                person.last_name,
+                person.email,
+                points,
+                _feedback(table, row),
+            ]
+        )
+    return csv_text(header, rows)
+
+
+def failed(row: GradeRow) -> bool:
+    """Return True if the grader failed, so that the points must not be published."""
+    return row.status.startswith(GRADER_ERROR)
+
+
+def _feedback(table: GradeTable, row: GradeRow) -> str:
+    lost = {name: most - row.scores[name] for name, most in table.questions.items()}
+    parts = [tr("{total:g} of {maximum:g} points", total=row.total, maximum=row.maximum), row.status]
+    if any(lost.values()) and any(row.scores.values()):
+        parts.append(
+            tr(
+                "lost: {questions}",
+                questions=", ".join(f"{name} {points:g}" for name, points in lost.items() if points),
+            )
+        )
+    if row.penalty:
+        parts.append(tr("late: {penalty:g} points off", penalty=row.penalty))
+    return "; ".join(parts)

@@ -1,0 +1,176 @@
+"""Create and open an nbgrader course whose grades come from the judge.
+
+A course is a folder with an ``nbgrader_config.py`` of one call, :func:`configure`. Its source is the
+checkout's ``solutions/``; it has a separate gradebook, releases, submissions and feedback. In it ``nbgrader
+autograde``, formgrader's buttons and ``dlo grade`` all judge submissions in other processes. Its folder
+``stock/`` has a second configuration, :func:`configure_stock`, in which nbgrader executes the notebooks
+itself, as a cross-check: it has a separate gradebook and trusts the student's kernel. ``dlo course FOLDER``
+creates a course.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Collection
+from pathlib import Path
+from textwrap import dedent
+
+import nbgrader
+from alembic.config import Config as AlembicConfig
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from nbgrader.api import Base, Gradebook
+from nbgrader.apps.api import NbGraderAPI
+from nbgrader.converters import Autograde
+from nbgrader.preprocessors import Execute, SaveCells
+from sqlalchemy import create_engine
+from traitlets.config import Config
+from traitlets.config.loader import PyFileConfigLoader
+
+from dlo_lib.files import write_text
+from dlo_lib.grading.judge.client import no_course
+from dlo_lib.grading.judge.preprocessor import SECRET_FILE, ExecuteWithHidden, JudgeCells, SubmissionExporter
+from dlo_lib.grading.lab.course import course_root
+from dlo_lib.grading.lab.release import LEFT_BY_TOOLS, NEVER, RELEASE_STEPS, RefuseLeaks
+
+COURSE_ID = "dlo"
+CONFIG_FILE = "nbgrader_config.py"
+STOCK_FOLDER = "stock"
+TEXT_SOURCES = "[0-9][0-9]_*.py"
+STOCK_CELL_SECONDS = 300  # nbgrader's 30 s is too short for a cell that trains
+
+
+def configure(c: Config, folder: str | Path, exchange: str | Path | None = None) -> None:
+    """Set up ``c`` for the course in ``folder``: grading asks the judge.
+
+    Args:
+        exchange: the folder that students fetch from and submit to; by default nbgrader's.
+    """
+    _configure_release(c, Path(folder).resolve())
+    if exchange is not None:
+        c.Exchange.root = str(exchange)
+    c.Autograde.exporter_class = (
+        SubmissionExporter  # reads any file and rebuilds the notebook from the release
+    )
+    c.Autograde.sanitize_preprocessors = []
+    c.Autograde.autograde_preprocessors = [
+        JudgeCells if step is Execute else step for step in Autograde().autograde_preprocessors
+    ]
+    # By name, so that the module is imported only when feedback is made.
+    c.GenerateFeedback.exporter_class = "dlo_lib.grading.classroom.feedback.FeedbackExporter"
+    c.GenerateFeedback.preprocessors = []
+
+
+def configure_stock(c: Config, folder: str | Path) -> None:
+    """Set up ``c`` for ``folder``, the ``stock/`` of a course: nbgrader executes the course's submissions
+    itself.
+    """
+    _configure_release(c, Path(folder).resolve())
+    c.Autograde.autograde_preprocessors = [
+        ExecuteWithHidden if step is Execute else step for step in Autograde().autograde_preprocessors
+    ]
+    c.Execute.timeout = STOCK_CELL_SECONDS
+
+
+def _configure_release(c: Config, folder: Path) -> None:
+    c.CourseDirectory.root = str(folder)
+    c.CourseDirectory.course_id = COURSE_ID
+    c.CourseDirectory.source_directory = "solutions"
+    c.CourseDirectory.release_directory = "release"
+    # .html: otherwise nbgrader publishes a student's page, or a link to a file of the instructor, as
+    # feedback.
+    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *NEVER, TEXT_SOURCES, "*.html"]
+    c.GenerateAssignment.preprocessors = [*RELEASE_STEPS, SaveCells, RefuseLeaks]
+
+
+def create_course(
+    folder: str | Path, exchange: str | Path | None = None, students: Collection[str] = ()
+) -> Path:
+    """Create a course in ``folder``, or update an existing one: its configurations, its secret and its
+    roster.
+
+    Grades, submissions, the secret, and a configuration that the instructor has changed stay.
+    """
+    folder = Path(folder).resolve()
+    (folder / STOCK_FOLDER).mkdir(parents=True, exist_ok=True)
+    _link(folder / "solutions", course_root() / "solutions")
+    # A separate course instead of options, because nbgrader reads the configuration in the course's root
+    # last.
+    for shared in ("solutions", "submitted"):
+        _link(folder / STOCK_FOLDER / shared, Path("..") / shared)
+    if not (folder / SECRET_FILE).exists():
+        # The inputs of the checks are drawn from the secret, so they are the same in each grading of the
+        # class.
+        with open(
+            os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
+        ) as file:
+            file.write(secrets.token_hex(32) + "\n")
+    given = "" if exchange is None else f", exchange={str(exchange)!r}"
+    _write_config(folder / CONFIG_FILE, "configure", f"c, Path(__file__).parent{given}")
+    _write_config(folder / STOCK_FOLDER / CONFIG_FILE, "configure_stock", "c, Path(__file__).parent")
+    _enrol(folder / "gradebook.db", folder / STOCK_FOLDER / "gradebook.db", students)
+    return folder
+
+
+def _link(link: Path, target: Path) -> None:
+    if link.is_symlink():
+        link.unlink()  # the checkout may have moved
+    if not link.exists():
+        link.symlink_to(target)
+
+
+def _enrol(gradebook_file: Path, stock_file: Path, students: Collection[str]) -> None:
+    for file in (gradebook_file, stock_file):
+        if not file.exists():
+            _create_gradebook(file)
+        with Gradebook(f"sqlite:///{file}", COURSE_ID) as gradebook:
+            for student in students:
+                gradebook.update_or_create_student(student)
+
+
+def _create_gradebook(file: Path) -> None:
+    """Create an empty gradebook with the tables and the schema version that nbgrader gives it.
+
+    nbgrader runs the command ``alembic`` for the version, which costs 2 s of CPU time; this process has
+    everything loaded that it needs.
+    """
+    settings = AlembicConfig()
+    settings.set_main_option("script_location", str(Path(nbgrader.__file__).parent / "alembic"))
+    engine = create_engine(f"sqlite:///{file}")
+    try:
+        with engine.begin() as connection:
+            Base.metadata.create_all(connection)
+            MigrationContext.configure(connection).stamp(ScriptDirectory.from_config(settings), "head")
+    finally:
+        engine.dispose()
+
+
+def _write_config(file: Path, function: str, arguments: str) -> None:
+    text = f"""\
+        # The course's nbgrader configuration; add your settings below the call.
+        from pathlib import Path
+
+        from dlo_lib.grading.nbgrader_course import {function}
+
+        c = get_config()
+        {function}({arguments})
+        """
+    if not file.exists():
+        write_text(file, dedent(text))
+
+
+def open_course(folder: str | Path, stock: bool = False) -> NbGraderAPI:
+    """Return nbgrader's API of the course in ``folder``, with the instructor's settings.
+
+    Args:
+        stock: the stock configuration instead of the judge's.
+
+    Raises:
+        UserError: ``folder`` is no course of this library.
+    """
+    folder = Path(folder).resolve()
+    file = folder / STOCK_FOLDER / CONFIG_FILE if stock else folder / CONFIG_FILE
+    if not file.is_file() or not (folder / SECRET_FILE).is_file():
+        raise no_course(folder)
+    return NbGraderAPI(config=PyFileConfigLoader(file.name, path=str(file.parent)).load_config())

@@ -1,0 +1,187 @@
+"""Judge a class with a job array on a cluster. This process is the only writer of the gradebook.
+
+    queue of submissions  ->  elements, each with a judging service  ->  report files  ->  rows, here
+
+An element takes one submission at a time, so that a long one does not delay the others. The whole array takes
+at most (work / elements + the longest submission), plus the start of an element. An element that is
+preempted, lost or killed is requeued in SLURM and first judges the submissions it had already taken; each
+submission becomes one row. Before the array is submitted, this process proves that the reference solution
+scores full marks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from dlo_lib.errors import UserError
+from dlo_lib.grading.judge.array_element import write_settings
+from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient, JudgeJob, read_secret
+from dlo_lib.grading.judge.proof_record import ProofRecord
+from dlo_lib.grading.judge.report_store import lab_key
+from dlo_lib.grading.judge.server import NEEDS_JUDGE
+from dlo_lib.grading.judge.work_queue import WorkQueue
+from dlo_lib.grading.lab.course import LabInfo, source_folder
+from dlo_lib.grading.lab.source import read_lab
+from dlo_lib.grading.sandbox.isolation import required_isolation
+from dlo_lib.interpreter import trusted_python
+from dlo_lib.text import tr
+
+QUEUE = "array-"  # prefix of a queue's folder in the folder of the lab's grades
+MAX_STARTS = 4  # of one element
+MAX_LOSSES = 2  # elements that may be lost while they judge the same submission
+
+
+class ElementEnd(Enum):
+    """How an element ended."""
+
+    FINISHED = "finished"
+    LOST = "killed, preempted, out of time, or lost with its node"
+    CANCELLED = "cancelled by the user"
+
+
+class Elements(Protocol):
+    """The elements of a submitted array."""
+
+    def ended(self) -> dict[int, ElementEnd]:
+        """Return the elements that have ended and that SLURM does not requeue; asks the cluster once."""
+        ...
+
+    def pace(self) -> float:
+        """Return the seconds to wait between two calls of :meth:`ended`."""
+        ...
+
+    def requeue(self, element: int) -> None:
+        """Put an ended element into the queue of the cluster again."""
+        ...
+
+    def last_line(self, element: int) -> str:
+        """Return the last line that an element has printed."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel all running and waiting elements."""
+        ...
+
+
+Start = Callable[[Sequence[str], int], Elements]
+"""Submits a command, with ``--element N`` appended, as an array of the given number of elements."""
+
+
+class ArrayOfJudges:
+    """Judges a class as ``JudgeClient`` does, with ``elements`` judging services on the nodes of a cluster.
+
+    Args:
+        start: submits the array.
+    """
+
+    def __init__(
+        self, lab: LabInfo, course: Path, start: Start, elements: int, *, unsafe: bool = False
+    ) -> None:
+        self.lab, self.unsafe = lab, unsafe
+        self._course, self._start, self._elements = course.resolve(), start, elements
+        self._grades = self._course / "grades" / lab.directory
+
+    def screen(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
+        """Yield each job as one to judge; the elements screen the submissions."""
+        for job in jobs:
+            yield job, NEEDS_JUDGE
+
+    def judge(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
+        """Yield each job with its exit status, 0 if its report is written, in the order in which they end.
+
+        Raises:
+            UserError: the reference solution does not score full marks, SLURM refuses the array, the user has
+                cancelled it, or its elements do not stay alive.
+        """
+        waiting = list(jobs)
+        if not self._on_record():
+            with JudgeClient(self.lab, self._course, self.unsafe) as service:
+                service.prove()
+        for left in self._grades.glob(f"{QUEUE}*"):  # of a killed batch: its elements end without a queue
+            WorkQueue(left).remove()
+        queue = WorkQueue.of(self._grades / f"{QUEUE}{secrets.token_hex(4)}", waiting)
+        write_settings(queue, self.lab, self._course, self.unsafe)
+        try:
+            started = min(self._elements, len(waiting))
+            elements = self._start(
+                trusted_python(
+                    "from dlo_lib.grading.judge.array_element import run; run()", str(queue.folder)
+                ),
+                started,
+            )
+            try:
+                yield from collect_results(queue, elements, started, waiting)
+            finally:
+                elements.cancel()
+        finally:
+            queue.remove()
+
+    def _on_record(self) -> bool:
+        """Return whether an earlier batch has proved that the reference solution scores full marks."""
+        secret = read_secret(self._course)
+        sandbox = "none" if self.unsafe else required_isolation().name
+        key = lab_key(read_lab(source_folder(self.lab)), secret, sandbox)
+        return ProofRecord(self._grades / RECORD_FILE, key, secret).stands()
+
+
+def collect_results(
+    queue: WorkQueue,
+    elements: Elements,
+    started: int,
+    jobs: Sequence[JudgeJob],
+) -> Iterator[tuple[JudgeJob, int]]:
+    """Yield the ``jobs`` of a queue with their exit statuses, in the order in which they end.
+
+    A lost element is requeued. The submissions of a cancelled one go to the other elements.
+
+    Raises:
+        UserError: the user has cancelled the array, or no element stays alive.
+    """
+    waiting = dict(enumerate(jobs))
+    starts, losses, given_up = Counter(range(started)), Counter[int](), set[int]()
+    while waiting:
+        over = elements.ended()  # first: an element that has ended has finished its last submission before
+        for number, code in list(queue.finished()):
+            if (job := waiting.pop(number, None)) is not None:
+                yield job, code
+        failures = set(over.values()) - {ElementEnd.FINISHED}
+        if waiting and len(over) == started and failures == {ElementEnd.CANCELLED}:
+            text = "the array was cancelled: the same command with --resume judges the other {count}"
+            raise UserError(tr(text, count=len(waiting)))
+        in_use = {element: end for element, end in over.items() if element not in given_up}
+        for element in (element for element, end in in_use.items() if end is ElementEnd.CANCELLED):
+            given_up.add(element)
+            queue.release(element)
+        lost = [element for element, end in in_use.items() if end is ElementEnd.LOST]
+        for element in lost:
+            for number in queue.taken_by(element):
+                losses[number] += 1
+                if losses[number] == MAX_LOSSES:
+                    queue.mark_failed(element, number)
+            if starts[element] == MAX_STARTS:
+                given_up.add(element)
+                queue.release(element)
+            else:
+                starts[element] += 1
+                elements.requeue(element)
+        if len(over) == started and not lost and waiting.keys() - dict(queue.finished()).keys():
+            # Work is left and no element runs.
+            candidates = (element for element in over if element not in given_up)
+            able = next((element for element in candidates if starts[element] < MAX_STARTS), None)
+            if able is None:
+                words = elements.last_line(next(iter(over)))
+                text = (
+                    "no element of the array stays alive ({words}): correct the cause; "
+                    "then the same command with --resume judges the other {count}"
+                )
+                raise UserError(tr(text, words=words, count=len(waiting)))
+            starts[able] += 1
+            elements.requeue(able)
+        if waiting:
+            time.sleep(elements.pace())

@@ -1,0 +1,273 @@
+"""Run a list of cells and give checks access to the names that they define: ``RemoteStudent`` is ``student``
+under the judge.
+
+An attempt has one process for plain calls. Each run on ranks starts a new process per rank. All processes run
+the same cells first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlo_lib.comm.deadlock.vocabulary import what, where
+from dlo_lib.grading.checks.codec import NotPlain, unpack
+from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
+from dlo_lib.grading.checks.faults import CELL_FILE, Fault, fault_from
+from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.judge.cells import Origin, SubmissionCell
+from dlo_lib.grading.sandbox.host import Zygote
+from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
+from dlo_lib.grading.switch.exchange import Exchange
+from dlo_lib.grading.switch.scenario import as_wrong, finished_run
+from dlo_lib.grading.switch.server import SwitchServer
+from dlo_lib.grading.switch.wire import Frame
+from dlo_lib.text import tr
+
+GRACE = 0.3  # seconds that other ranks have after the first failure to report an earlier cause
+
+
+@dataclass
+class Attempt:
+    """Cells and the process that runs them; it starts when a check first needs it."""
+
+    zygote: Zygote
+    cells: Sequence[SubmissionCell]
+    seconds: float  # for all cells together
+    faults: dict[str, Fault] = field(default_factory=dict)  # by cell
+    cut: bool = False  # a cell wrote too much
+    broken_in: str = ""  # the cell that ended the process
+    computed: float = 0.0  # seconds of CPU time of the student's processes that are closed
+    _worker: Worker | None = None
+    _broken: Ended | NotPlain | None = None
+
+    def worker(self) -> Worker:
+        """Return the process that has run the cells.
+
+        Raises:
+            Ended: the process ended in one of the cells.
+            NotPlain: its answer is not plain data.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._worker is None:
+            self._worker = self.zygote.worker()
+            try:
+                answer = self._worker.ask(deadline_after(self.seconds), **self._request())
+                self._note(_loaded(self._worker, answer))
+            except (Ended, NotPlain) as error:
+                self.broken_in, self._broken = self._worker.cell, error
+                self.close()
+                raise
+        return self._worker
+
+    @contextlib.contextmanager
+    def ranks(self, world: int) -> Iterator[list[Worker]]:
+        """Start ``world`` processes that have run the cells; kill them at the end."""
+        self.worker()  # cells that end a process do so here, in one process
+        workers = [self.zygote.worker() for _ in range(world)]
+        try:
+            deadline = deadline_after(self.seconds)
+            for worker in workers:
+                worker.post(deadline, **self._request())
+            for worker in workers:
+                self._note(_loaded(worker, worker.collect(deadline)))
+            yield workers
+        finally:
+            for worker in workers:
+                worker.close()
+                self.computed += worker.computed
+
+    def close(self) -> None:
+        """Kill the process."""
+        if self._worker is not None:
+            self._worker.close()
+            self.computed += self._worker.computed
+            self._worker = None
+
+    def show_own_lines(self) -> None:
+        """Register the lines of the student's cells for messages; lines of the reference solution stay
+        hidden.
+        """
+        for cell in self.cells:
+            file = f"<cell {cell.id}>"
+            lines = cell.source.splitlines(keepends=True) if cell.origin is not Origin.GIVEN else []
+            linecache.cache[file] = (len(cell.source), None, lines, file)
+
+    def _request(self) -> dict[str, Any]:
+        cells = [
+            {"id": cell.id, "source": cell.source, "own": cell.origin is not Origin.GIVEN}
+            for cell in self.cells
+        ]
+        return {"do": "load", "cells": cells}
+
+    def _note(self, reports: Any) -> None:
+        for report in reports if type(reports) is list else []:
+            if type(report) is dict and type(report.get("cell")) is str:
+                self.cut = self.cut or report.get("cut") is True
+                if report.get("fault") is not None:
+                    self.faults[report["cell"]] = fault_from(report["fault"])
+
+
+class RemoteStudent:
+    """``student`` under the judge: each call is a message. All calls of a check share ``seconds``, without
+    the start of processes.
+    """
+
+    def __init__(self, attempt: Attempt, question: str, seconds: float) -> None:
+        self._attempt = attempt
+        self._question = question
+        self._left = seconds
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._ask(do="call", name=name, args=list(args), kwargs=kwargs)
+
+    def get(self, name: str) -> Any:
+        """Return the value of a name."""
+        return self._ask(do="get", name=name)
+
+    def ranks(
+        self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
+    ) -> Run:
+        """Run ``scenario`` in one process per rank, without a network; the switch in this process connects
+        them.
+        """
+        world = len(inputs_per_rank)
+        with self._attempt.ranks(world) as workers, self._timed(workers) as deadline:
+            shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world}
+            for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
+                worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
+            self._attempt.show_own_lines()
+            judged = JudgedRanks(workers, deadline)
+            lines = [worker.channel.line for worker in workers]
+            service = SwitchServer(lines, judged, _cell, nudge, judged.pending)
+            service.run()
+            for (
+                rank,
+                answer,
+            ) in judged.answers.items():  # in the order in which they came: the first is the cause
+                if "fault" in answer:
+                    raise self._wrong(fault_from(answer["fault"]), rank)
+            return finished_run(
+                [judged.answers[rank].get("value") for rank in range(world)], service, scenario, nudge
+            )
+
+    def _ask(self, **request: Any) -> Any:
+        worker = self._attempt.worker()
+        try:
+            with self._timed([worker]) as deadline:
+                answer = worker.ask(deadline, **request)
+        except (Ended, NotPlain):
+            self._attempt.close()  # the next call starts a new process
+            raise
+        if "fault" in answer:
+            raise self._wrong(fault_from(answer["fault"]))
+        return answer.get("value")
+
+    def _wrong(self, fault: Fault, rank: int | None = None) -> Exception:
+        if _out_of_memory(fault):
+            return Ended(Status.OOM, tr("out of memory: {text}", text=fault.text), tr("out of memory"))
+        broken = self._attempt.faults.get(self._question)
+        if fault.kind == "Missing" and broken is not None:
+            return as_wrong(broken)  # the cell that defines the name failed: report its error
+        wrong = as_wrong(fault)
+        if rank is None or fault.not_written:
+            return wrong
+        return Wrong(tr("rank {rank}: {message}", rank=rank, message=str(wrong)), wrong.words)
+
+    @contextlib.contextmanager
+    def _timed(self, workers: Sequence[Worker]) -> Iterator[float]:
+        """Yield the deadline of one question to ``workers``; subtract the time charged to the worker that
+        waited longest for a processor.
+        """
+        try:
+            yield deadline_after(self._left)
+        finally:
+            self._left -= min(worker.charged_seconds() for worker in workers)
+
+
+class JudgedRanks:
+    """The workers of a run on ranks, as the switch's server uses them (``server.Host``)."""
+
+    def __init__(self, workers: Sequence[Worker], deadline: float) -> None:
+        self.answers: dict[int, dict[str, Any]] = {}
+        """Answers by rank, in order of arrival; complete unless one of them is a fault."""
+        self.pending = [worker.channel.leftover() for worker in workers]
+        self._workers, self._deadline = workers, deadline
+
+    def memory(self, rank: int) -> int:
+        """Return the bytes that a rank holds beyond what it shares with the zygote."""
+        return self._workers[rank].held_bytes()
+
+    def handle_frame(self, rank: int, frame: Frame) -> bool | None:
+        """Store the answer of a rank; return False if it is a fault, None if ``frame`` is no answer."""
+        answer = self._workers[rank].match_answer(unpack(frame.to_bytes()))
+        if answer is None:
+            return None
+        self.answers[rank] = answer
+        if "fault" in answer:
+            self._deadline = min(self._deadline, deadline_after(GRACE))
+        return "fault" not in answer
+
+    def disconnected(self, rank: int, exchange: Exchange) -> None:
+        """Raise the end of a rank's process, unless another rank has failed before."""
+        if not self._failed:
+            raise _on(rank, self._workers[rank].ended(), exchange)
+
+    def poll(self, exchange: Exchange) -> bool:
+        """Check the memory of all ranks and the deadline; return False to end the run."""
+        for worker in self._workers:
+            worker.check_memory()
+        if time.monotonic() < self._deadline:
+            return True
+        if self._failed:
+            return False
+        late = [rank for rank in range(len(self._workers)) if rank not in self.answers]
+        more = max(self._workers[rank].more_time(self._deadline) for rank in late)
+        if more > 0:
+            self._deadline = deadline_after(more)
+            return True
+        places = "; ".join(exchange.place(rank) for rank in range(len(self._workers)))
+        busy = [rank for rank in late if exchange.views[rank].waits_for is None] or late
+        words = tr("no answer in time from rank {late}", late=", ".join(map(str, busy)))
+        raise Ended(Status.TIMEOUT, f"{words}: {places}", words)
+
+    @property
+    def _failed(self) -> bool:
+        return any("fault" in answer for answer in self.answers.values())
+
+
+def _on(rank: int, ended: Ended, exchange: Exchange) -> Ended:
+    others = "; ".join(exchange.place(other) for other in exchange.views if other != rank)
+    last = exchange.views[rank].last
+    after_call = (
+        tr(" after its {what} ({where})", what=what(last), where=where(last, _cell))
+        if last is not None
+        else ""
+    )
+    text = tr("rank {rank}: {message}{after_call}", rank=rank, message=ended, after_call=after_call)
+    words = tr("rank {rank}: {message}", rank=rank, message=ended.words)
+    return Ended(ended.status, f"{text}; {others}" if others else text, words)
+
+
+def _cell(file: str) -> str:
+    """Return ``cell `mean` `` for the file name under which a cell runs."""
+    match = CELL_FILE.search(file)
+    return tr("cell `{cell}`", cell=match["id"]) if match else file.rpartition("/")[2]
+
+
+def _loaded(worker: Worker, answer: Mapping[str, Any]) -> Any:
+    worker.cell = ""  # all cells have run
+    if "fault" in answer:
+        raise NotPlain(fault_from(answer["fault"]).message())
+    return answer.get("value")
+
+
+def _out_of_memory(fault: Fault) -> bool:
+    return fault.kind == "MemoryError" or "can't allocate memory" in fault.text

@@ -1,0 +1,44 @@
+"""A lock in the folder of a lab's grades, so that one process grades at a time. The kernel releases it when
+its holder ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from dlo_lib.errors import UserError
+from dlo_lib.text import tr
+
+LOCK_FILE = "lock"
+
+
+@contextlib.contextmanager
+def only_grader(folder: Path) -> Iterator[Path]:
+    """Hold the lock of ``folder`` while grading, so that no two processes write the same rows.
+
+    Raises:
+        UserError: another process holds it; the message names the process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / LOCK_FILE
+    lock = FileLock(file, mode=0o600)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        other = file.read_text(encoding="ascii", errors="replace")[:20].strip()
+        text = tr(
+            "another grader (process {pid}) is at work on {folder}: wait until it is done",
+            pid=other,
+            folder=folder,
+        )
+        raise UserError(text) from None
+    try:
+        file.write_text(f"{os.getpid()}\n", encoding="ascii")
+        yield folder
+    finally:
+        lock.release()

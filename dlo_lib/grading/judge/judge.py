@@ -1,0 +1,293 @@
+"""The judge turns a notebook into a report. Checks run in this process, the student's code in other
+processes.
+
+First, all cells run in order. Then each question that lost points is judged alone, with the given cells, the
+reference solutions of the steps it needs, and the student's answer to this question. If the student added
+cells below the question's test, the question is judged once more without them, because they ran later in the
+notebook. A check counts if it passes in any of these attempts. So a cell that crashes, hangs or exits costs
+only its own question, and each loss by time or memory has occurred twice, the second time alone.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from dlo_lib.errors import UserError
+from dlo_lib.grading.checks.contract import Check
+from dlo_lib.grading.checks.outcome import Outcome, Status, run_check, seed_for
+from dlo_lib.grading.judge.attempt import Attempt, RemoteStudent
+from dlo_lib.grading.judge.cells import Origin, Submission, SubmissionCell
+from dlo_lib.grading.judge.intake import Invalid, open_notebook, read_notebook
+from dlo_lib.grading.judge.lab_zygote import zygote_for as zygote_for
+from dlo_lib.grading.judge.report import (
+    NO_ATTEMPT,
+    QuestionReport,
+    Report,
+    check_report,
+    overall_status,
+    question_report,
+)
+from dlo_lib.grading.lab.course import course_root, find_lab, labs
+from dlo_lib.grading.lab.modules import LabChecks, load_checks
+from dlo_lib.grading.lab.mutants import Mutant
+from dlo_lib.grading.lab.released_lab import released_lab
+from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource
+from dlo_lib.grading.sandbox.host import Zygote
+from dlo_lib.text import tr
+
+MAX_LEFT_OUT = 2  # added cells that are found and left out one by one; after that, all of them are left out
+MAX_TIMEOUTS = 2  # of one question judged alone; its other checks then count as timed out
+ABNORMAL = (Status.TIMEOUT, Status.OOM, Status.KERNEL_DIED)
+Outcomes = TypeVar("Outcomes")
+
+
+def judge_notebook(
+    path: str | Path, lab: LabSource, secret: str, zygote: Zygote, visible_only: bool = False
+) -> Report:
+    """Judge the notebook at ``path`` as a submission to ``lab``.
+
+    Args:
+        secret: the class secret, from which the inputs of checks are drawn.
+        zygote: from :func:`zygote_for`; the caller closes it.
+        visible_only: leave out the hidden checks.
+
+    Returns:
+        A report for any file; if the file cannot be graded, its status is ``INVALID(reason)``.
+    """
+    checks = load_checks(lab.folder, None if visible_only else lab.folder)
+    opened = open_submission(Path(path), lab, checks)
+    return opened if isinstance(opened, Report) else Judge(lab, checks, secret, zygote).judge(*opened)
+
+
+def open_submission(path: Path, lab: LabSource, checks: LabChecks) -> tuple[Submission, list[str]] | Report:
+    """Return the submission in the notebook at ``path`` with warnings, or its report if there is nothing to
+    run.
+    """
+    try:
+        submission, warnings = open_notebook(path, lab)
+    except Invalid as error:
+        return _empty_report(lab, checks, f"INVALID({error})")
+    return (submission, warnings) if submission.attempted else _empty_report(lab, checks, NO_ATTEMPT)
+
+
+def reference_submission(lab: LabSource, answers: Mapping[str, str] | None = None) -> Submission:
+    """Return a submission of the reference solution.
+
+    ``answers`` replaces the answers to some questions; then only these are attempted.
+    """
+    given = dict(answers or {})
+    cells = tuple(
+        SubmissionCell(
+            cell.id,
+            Origin.ANSWER if cell.kind is CellKind.SOLUTION else Origin.GIVEN,
+            given.get(cell.id, cell.source),
+        )
+        for cell in lab.cells
+        if cell.kind in (CellKind.GIVEN, CellKind.SOLUTION)
+    )
+    return Submission(cells, frozenset(given or lab.questions), frozenset(), ())
+
+
+def judge_answer(
+    lab: LabSource, question: str, answer: str, zygote: Zygote, secret: str = "mutants"
+) -> QuestionReport:
+    """Judge ``answer`` to one question alone, with the reference solutions of the steps it needs."""
+    submission = reference_submission(lab, {question: answer})
+    judge = Judge(lab, load_checks(lab.folder, lab.folder), secret, zygote)
+    return judge.question(question, submission, judge.judge_alone(question, submission))
+
+
+def judge_mutant(lab: LabSource, mutant: Mutant, zygote: Zygote, secret: str = "mutants") -> QuestionReport:
+    """Judge only the question of a mutant, with the mutant as its answer.
+
+    Raises:
+        UserError: the mutant does not fit the lab's source.
+    """
+    planted = mutant.planted(lab)
+    return judge_answer(lab, planted.question, planted.answer, zygote, secret)
+
+
+def visible_report(notebook: str | Path) -> Report:
+    """Run the visible checks on a notebook as the judge does, but with random inputs; needs no solutions.
+
+    Raises:
+        UserError: the notebook cannot be read, or its lab is not one of this course.
+    """
+    path = Path(notebook).parent.resolve() / Path(notebook).name
+    try:
+        name = read_notebook(path).get("metadata", {}).get("dlo", {}).get("lab") or path.resolve().parent.name
+    except Invalid as error:
+        raise UserError(f"{path} cannot be checked: {error}") from error
+    except AttributeError:
+        name = path.resolve().parent.name
+    info = find_lab(str(name), labs())
+    lab = released_lab(course_root() / "labs" / info.directory)
+    checks = load_checks(lab.folder)
+    opened = open_submission(path, lab, checks)
+    if isinstance(opened, Report):
+        return opened
+    with zygote_for(lab) as zygote:
+        return Judge(lab, checks, secrets.token_hex(8), zygote).judge(*opened)
+
+
+class Judge:
+    """Judges one submission in several attempts."""
+
+    def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
+        self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
+        self.cut = False
+        self.computed = 0.0  # CPU time of the student's processes in seconds
+        self.left_out: list[str] = []
+
+    def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
+        """Return the report of ``submission``; ``warnings``, those of the intake, precede its warnings."""
+        together = self.judge_together(submission)
+        questions = {}
+        for question in self.lab.questions:
+            outcomes = together.get(question, {})
+            for left_out in self._left_out_alone(question, submission):
+                if not all(outcome.passed for outcome in outcomes.values()):
+                    alone = self.judge_alone(question, submission, outcomes, left_out)
+                    outcomes = _best_outcomes(outcomes, alone)
+            questions[question] = self.question(question, submission, outcomes)
+        notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
+        text = "a cell that you added (`{cell}`) ended the process: it was left out"
+        notes += [tr(text, cell=cell) for cell in self.left_out]
+        return Report(
+            self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes)
+        )
+
+    def judge_together(self, submission: Submission) -> dict[str, dict[str, Outcome]]:
+        """Run all checks of the attempted questions on all cells in order; return question → check →
+        outcome.
+        """
+        attempted = [question for question in self.lab.questions if question in submission.attempted]
+        return self._attempt(
+            submission.cells,
+            lambda at: {question: self._run(at, self.checks.of(question), 1) for question in attempted},
+        )
+
+    def judge_alone(
+        self,
+        question: str,
+        submission: Submission,
+        before: Mapping[str, Outcome] | None = None,
+        left_out: frozenset[str] = frozenset(),
+    ) -> dict[str, Outcome]:
+        """Run the checks of ``question`` that did not pass before, without the student's other answers.
+
+        The checks that timed out before run last.
+        """
+        before = before or {}
+        checks = [
+            check
+            for check in self.checks.of(question)
+            if check.name not in before or not before[check.name].passed
+        ]
+        checks.sort(key=lambda check: check.name in before and before[check.name].status is Status.TIMEOUT)
+        cells = [cell for cell in self._cells_alone(question, submission) if cell.id not in left_out]
+        return self._attempt(cells, lambda at: self._run(at, checks, MAX_TIMEOUTS))
+
+    def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
+        """Return the report of a question."""
+        absent = tr("not attempted")
+        withdrawn = question in submission.references
+        reports = []
+        for check in self.checks.of(question):
+            outcome = outcomes.get(check.name, Outcome(check, Status.NOT_WRITTEN, absent, absent))
+            reports.append(check_report(outcome, check in self.checks.hidden, withdrawn))
+        note = (
+            tr('answered by lab.use_reference("{question}"): no points', question=question)
+            if withdrawn
+            else ""
+        )
+        return question_report(question, tuple(reports), note, question in submission.attempted)
+
+    def _run(self, attempt: Attempt, checks: Iterable[Check], timeouts: int) -> dict[str, Outcome]:
+        """Return the outcomes by check. After ``timeouts`` time-outs, the other checks count as timed out
+        too.
+        """
+        outcomes: dict[str, Outcome] = {}
+        for check in checks:
+            hung = [outcome for outcome in outcomes.values() if outcome.status is Status.TIMEOUT]
+            if len(hung) >= timeouts:
+                outcomes[check.name] = replace(hung[-1], check=check)
+                continue
+            student = RemoteStudent(attempt, check.question, check.seconds)
+            outcomes[check.name] = run_check(
+                check, student, seed_for(self.secret, self.lab.info.directory, check)
+            )
+        return outcomes
+
+    def _left_out_alone(self, question: str, submission: Submission) -> list[frozenset[str]]:
+        """Return the sets of added cells to leave out when ``question`` is judged alone.
+
+        The first set is empty. The second, if any, holds the cells below the question's test.
+        """
+        if question not in submission.attempted:
+            return []
+        places = {cell.id: place for place, cell in enumerate(self.lab.cells)}
+        test = places[TEST_PREFIX + question]
+        own = [cell for cell in submission.cells if cell.origin is Origin.EXTRA]
+        below = frozenset(cell.id for cell in own if cell.behind is not None and places[cell.behind] >= test)
+        return [frozenset(), below] if below else [frozenset()]
+
+    def _cells_alone(self, question: str, submission: Submission) -> list[SubmissionCell]:
+        needed = self.lab.info.needed_by(question)
+        cells = []
+        for cell in submission.cells:
+            if cell.origin in (Origin.GIVEN, Origin.EXTRA) or cell.id == question:
+                cells.append(cell)
+            elif cell.id in needed:
+                source = self.lab.solution(cell.id)
+                # A student's installation has no solutions: use the student's earlier steps.
+                own = source.source == source.released
+                cells.append(cell if own else SubmissionCell(cell.id, Origin.GIVEN, source.source))
+        return cells
+
+    def _attempt(self, cells: Sequence[SubmissionCell], run: Callable[[Attempt], Outcomes]) -> Outcomes:
+        """Return the result of ``run`` on these cells, without added cells that end the process."""
+        while True:
+            attempt = Attempt(
+                self.zygote,
+                [cell for cell in cells if cell.id not in self.left_out],
+                self.lab.info.load_seconds,
+            )
+            try:
+                outcomes = run(attempt)
+            finally:
+                self.cut = self.cut or attempt.cut
+                attempt.close()
+                self.computed += attempt.computed
+            own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
+            if attempt.broken_in not in own:
+                return outcomes
+            self.left_out += [attempt.broken_in] if len(self.left_out) < MAX_LEFT_OUT else own
+
+
+def _best_outcomes(first: dict[str, Outcome], second: dict[str, Outcome]) -> dict[str, Outcome]:
+    """Combine two attempts: a check passes if it passes in either.
+
+    Of two failures the second, alone, counts, unless the first is an ordinary wrong answer.
+    """
+    best = dict(first)
+    for name, outcome in second.items():
+        if outcome.passed or name not in best or best[name].status in (*ABNORMAL, Status.NOT_WRITTEN):
+            best[name] = outcome
+    return best
+
+
+def _empty_report(lab: LabSource, checks: LabChecks, status: str) -> Report:
+    """Return the report of a submission in which nothing was run."""
+    questions = {}
+    for question in lab.questions:
+        reports = tuple(
+            check_report(Outcome(check, Status.NOT_WRITTEN), check in checks.hidden)
+            for check in checks.of(question)
+        )
+        questions[question] = question_report(question, reports, attempted=False)
+    return Report(lab.info.directory, status, questions)

@@ -1,0 +1,341 @@
+"""Prove a lab before its release: its checks must pass the solution, and fail the untouched notebook and
+every mutant.
+
+A rule of :data:`STATIC_RULES` reads files and runs nothing; the three proofs call the judge. Each returns the
+faults it found, one line with the cure per fault, or none. ``dlo release`` and the tests apply the same
+functions to every lab. Cost: about a second per mutant.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from dlo_lib.errors import UserError
+from dlo_lib.files import write_text
+from dlo_lib.grading.checks.outcome import Status
+from dlo_lib.grading.checks.quiz import NAME as QUIZ
+from dlo_lib.grading.judge.judge import judge_mutant, judge_notebook
+from dlo_lib.grading.judge.report import GRADED, Report
+from dlo_lib.grading.lab.course import course_root, source_labs
+from dlo_lib.grading.lab.lint import lint_lab
+from dlo_lib.grading.lab.modules import LabChecks, load_checks
+from dlo_lib.grading.lab.mutants import Mutant, read_mutants
+from dlo_lib.grading.lab.references import undeclared_needs
+from dlo_lib.grading.lab.release import NEVER, check_in_step, present_files, release_notebook
+from dlo_lib.grading.lab.source import (
+    BEGIN,
+    END,
+    CellKind,
+    LabSource,
+    notebook_text,
+    source_notebook,
+    text_source,
+)
+from dlo_lib.grading.sandbox.host import Zygote
+from dlo_lib.text import tr
+
+LEAST_MUTANTS = 5
+MOST_HIDDEN = 0.25  # of the points of a lab
+EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$", re.MULTILINE)
+CORE_MINUTES = (60, 100)
+MAX_FILES = 10
+HINTS = 3
+SECRET = "proof"  # any value: the proofs must hold for every class
+
+Rule = Callable[[LabSource], list[str]]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A rule or a proof, such as ``mutant off_by_one``, and the faults that it found."""
+
+    name: str
+    faults: tuple[str, ...]
+
+
+def prove(lab: LabSource, zygote: Zygote) -> Iterator[Proof]:
+    """Yield the result of each rule, then of each proof; :func:`number_of_proofs` in total."""
+    for name, rule in STATIC_RULES.items():
+        yield Proof(name, tuple(rule(lab)))
+    yield Proof("reference", tuple(reference_faults(lab, zygote)))
+    yield Proof("untouched notebook", tuple(untouched_faults(lab, zygote)))
+    for mutant in read_mutants(lab):
+        yield Proof(f"mutant {mutant.name}", tuple(mutant_faults(lab, mutant, zygote)))
+
+
+def number_of_proofs(lab: LabSource) -> int:
+    """Return the number of results that :func:`prove` yields."""
+    return len(STATIC_RULES) + 2 + len(read_mutants(lab))
+
+
+# -- proofs by the judge
+
+
+def reference_faults(lab: LabSource, zygote: Zygote) -> list[str]:
+    """Return the checks that the solution fails; it must pass every check."""
+    report = _judged(lab, source_notebook(lab.folder), zygote)
+    lost = _lost(report)
+    faults = [f"the solution fails {name}: {message}" for name, message in lost.items()]
+    if not lost and (report.status != GRADED or report.points != lab.points):
+        faults.append(f"the solution is {report.status} with {report.points:g} of {lab.points:g} points")
+    return faults
+
+
+def untouched_faults(lab: LabSource, zygote: Zygote) -> list[str]:
+    """Return the checks that give points for the released notebook.
+
+    It must earn nothing, even if a comment in each answer makes the answer an attempt.
+    """
+    notebook = release_notebook(lab.folder)
+    for cell in notebook.cells:
+        if cell.metadata.get("nbgrader", {}).get("solution"):
+            cell.source += "\n# I was here"
+    report = _judged(lab, notebook, zygote)
+    given = [
+        check.name for question in report.questions.values() for check in question.checks if check.points > 0
+    ]
+    faults = [f"{name} gives points for the untouched notebook" for name in given]
+    if not given and (report.status != GRADED or report.points != 0):
+        faults.append(f"the untouched notebook is {report.status} with {report.points:g} points")
+    return faults
+
+
+def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote) -> list[str]:
+    """Return the fault of a mutant: it must fail only the check that it names, with the message that it
+    names.
+    """
+    try:
+        question = judge_mutant(lab, mutant, zygote, SECRET)
+    except UserError as error:
+        return [str(error)]
+    failed = {check.name: check.message for check in question.checks if check.status != Status.OK.value}
+    if list(failed) != [mutant.fails]:
+        return [
+            (
+                f"mutant {mutant.title!r} should fail {mutant.fails} and no other check, "
+                f"it fails {failed or 'none'}"
+            )
+        ]
+    if mutant.says not in failed[mutant.fails]:
+        got = failed[mutant.fails]
+        return [f"mutant {mutant.title!r} should get the message {mutant.says!r}, it gets {got!r}"]
+    return []
+
+
+def _judged(lab: LabSource, notebook: NotebookNode, zygote: Zygote) -> Report:
+    with tempfile.TemporaryDirectory(prefix="dlo-proof-") as folder:
+        path = Path(folder) / lab.info.notebook
+        write_text(path, notebook_text(notebook))
+        return judge_notebook(path, lab, SECRET, zygote)
+
+
+def _lost(report: Report) -> dict[str, str]:
+    checks = [check for question in report.questions.values() for check in question.checks]
+    return {check.name: check.message for check in checks if check.status != Status.OK.value}
+
+
+# -- static rules
+
+
+def in_step_faults(lab: LabSource) -> list[str]:
+    """Return the files of ``labs/`` that differ from what the source releases."""
+    return check_in_step(lab.info)
+
+
+def leak_faults(lab: LabSource) -> list[str]:
+    """Return the files of ``labs/`` that hold a hidden check, a mutant, a source or an answer."""
+    folder = course_root() / "labs" / lab.info.directory
+    names = sorted(present_files(folder))
+    faults = [
+        f"{folder / name} must never be released"
+        for name in names
+        if name.split("/")[0] in (*NEVER, text_source(lab.folder).name)
+    ]
+    for name in names:
+        content = (folder / name).read_bytes()
+        faults += [
+            f"{folder / name} holds {mark!r}: it shows a solution"
+            for mark in (BEGIN, END)
+            if mark.encode() in content
+        ]
+    same = [
+        cell.id
+        for cell in lab.cells
+        if cell.kind is CellKind.SOLUTION and cell.answer.split() == cell.released.split()
+    ]
+    return faults + [f"solution cell {name!r} is released with its answer" for name in same]
+
+
+def mutants_faults(lab: LabSource) -> list[str]:
+    """Return the faults of the mutants.
+
+    There must be enough of them, each must fit the solution, and its failing check must belong to its
+    question.
+    """
+    mutants, checks = read_mutants(lab), _checks(lab)
+    faults = (
+        []
+        if len(mutants) >= LEAST_MUTANTS
+        else [f"{len(mutants)} mutants: plant at least {LEAST_MUTANTS}, see CHECKS.md"]
+    )
+    for mutant in mutants:
+        try:
+            question = mutant.planted(lab).question
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        names = [check.name for check in checks.of(question)]
+        if mutant.fails not in names:
+            faults.append(
+                f"mutant {mutant.title!r}: {mutant.fails} is no check of {question}, "
+                f"which has {', '.join(names)}"
+            )
+    return faults
+
+
+def points_faults(lab: LabSource) -> list[str]:
+    """Return the questions whose points in the text of the checks differ from those of the loaded checks."""
+    checks = _checks(lab)
+    faults = []
+    for question in dict.fromkeys([*lab.questions, *checks.questions]):
+        cell = lab.test(question).points if question in lab.questions else 0.0
+        of_checks = sum(check.points for check in checks.of(question))
+        if cell != of_checks:
+            faults.append(
+                f"{question}: its test cell gives {cell:g} points, its checks {of_checks:g}: "
+                "write a check as a function with @check(...)"
+            )
+    return faults
+
+
+def help_faults(lab: LabSource) -> list[str]:
+    """Return the questions without a visible check or without three hints, and the checks without a title."""
+    checks = _checks(lab)
+    tried = {check.question for check in checks.visible}
+    faults = [f"{question} has no visible check" for question in lab.questions if question not in tried]
+    for question in dict.fromkeys([*lab.questions, *checks.hints]):
+        number = len(checks.hints.get(question, ()))
+        if number != HINTS or question not in lab.questions:
+            faults.append(
+                f"{question} has {number} hints in lab.toml: "
+                f"each question has {HINTS}, a nudge, a pointer, a sketch"
+            )
+    own = [
+        check
+        for check in (*checks.visible, *checks.hidden)
+        if check.function.__module__.startswith("_dlo_lab")
+    ]
+    return faults + [
+        f"{check.name} has no docstring: students read its first line"
+        for check in own
+        if not inspect.getdoc(check.function)
+    ]
+
+
+def hidden_faults(lab: LabSource) -> list[str]:
+    """Return a fault if too many points are hidden: a student who passes the visible checks has nearly all
+    points.
+
+    The right answers of the quiz do not count as hidden, because they cannot be visible.
+    """
+    hidden = sum(check.points for check in _checks(lab).hidden if check.question != QUIZ)
+    if hidden <= MOST_HIDDEN * lab.points:
+        return []
+    return [
+        f"{hidden:g} of {lab.points:g} points are hidden: at most {MOST_HIDDEN:.0%} may be; "
+        "make each requirement that the text states a visible check"
+    ]
+
+
+def exercise_faults(lab: LabSource) -> list[str]:
+    """Return the faults of the lines that say how long and how difficult each exercise is."""
+    text = "\n".join(cell.source for cell in lab.cells if cell.kind is CellKind.TEXT)
+    lines = EXERCISE.findall(text)
+    exercises = [question for question in lab.questions if question != QUIZ]
+    faults = []
+    if len(lines) < len(exercises):
+        faults.append(
+            f"{len(lines)} of {len(exercises)} exercises have a line such as **Core · 10 min · ●○○** "
+            "below their heading"
+        )
+    core = sum(int(minutes) for kind, minutes in lines if kind == "Core")
+    if core != lab.info.minutes or not CORE_MINUTES[0] <= core <= CORE_MINUTES[1]:
+        faults.append(
+            f"the core exercises take {core} min, and lab.toml gives {lab.info.minutes}: "
+            f"both should be the same, from {CORE_MINUTES[0]} to {CORE_MINUTES[1]}"
+        )
+    return faults
+
+
+def builds_on_faults(lab: LabSource) -> list[str]:
+    """Return the labs that ``builds_on`` names and the course does not have."""
+    known = {other.directory for other in source_labs()}
+    return [
+        f"builds_on names {name}, which is no lab of this course"
+        for name in lab.info.builds_on
+        if name not in known
+    ]
+
+
+def needs_faults(lab: LabSource) -> list[str]:
+    """Return the questions whose solution calls functions of questions that ``lab.toml`` does not name.
+
+    Only the named questions run before a question that is judged alone, and before its reference.
+    """
+    return undeclared_needs(lab)
+
+
+def size_faults(lab: LabSource) -> list[str]:
+    """A lab has few files, so that its author and its reader keep an overview."""
+    number = sum(path.suffix in (".py", ".toml") for path in lab.folder.rglob("*"))
+    if number <= MAX_FILES:
+        return []
+    return [
+        f"{number} files of code: a lab has at most {MAX_FILES}; what several labs need is in dlo_lib/labkit"
+    ]
+
+
+def lint_faults(lab: LabSource) -> list[str]:
+    """Return the findings of the check linter."""
+    return [str(finding) for finding in lint_lab(lab.folder)]
+
+
+STATIC_RULES: dict[str, Rule] = {
+    "labs/ in step": in_step_faults,
+    "nothing leaks": leak_faults,
+    "mutants": mutants_faults,
+    "points": points_faults,
+    "hints and titles": help_faults,
+    "hidden points": hidden_faults,
+    "minutes": exercise_faults,
+    "builds on": builds_on_faults,
+    "needs": needs_faults,
+    "number of files": size_faults,
+    "check lint": lint_faults,
+}
+
+
+def require_proofs(lab: LabSource, proofs: list[Proof]) -> None:
+    """Raise the first fault of ``proofs``, if there is one.
+
+    Raises:
+        UserError: a proof failed.
+    """
+    failed = [proof for proof in proofs if proof.faults]
+    if failed:
+        first = " ".join(failed[0].faults[0].split())
+        raise UserError(
+            tr("{lab} is not released: {number} of {all} proofs failed, first {name}: {fault}",
+               lab=lab.info.directory, number=len(failed), all=len(proofs), name=failed[0].name, fault=first)
+        )  # fmt: skip
+
+
+def _checks(lab: LabSource) -> LabChecks:
+    return load_checks(lab.folder, lab.folder)

@@ -1,0 +1,54 @@
+"""Start the zygote of a lab, without waiting and without torch.
+
+The lab's source determines what the zygote blocks, imports and places in workers' folders.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Iterable
+
+from dlo_lib.grading.lab.release import imported_files
+from dlo_lib.grading.lab.source import CellKind, LabSource
+from dlo_lib.grading.sandbox.host import Zygote
+from dlo_lib.grading.sandbox.isolation import Isolation
+
+LOADS_DYNAMO = re.compile(
+    r"\b(optim|compile|checkpoint|DistributedDataParallel|fully_shard|dlo_lib\.(hpo|train))\b"
+)
+
+
+def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
+    """Start the zygote of ``lab``: it blocks what the lab teaches and has imported what the given cells
+    import.
+
+    ``isolation``: isolates the workers; by default the best isolation of this host, or none. A command that
+    grades calls ``isolation.required_isolation()`` first.
+    """
+    given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
+    # Not the references: the code of a student could run them.
+    files = {name: lab.folder / name for name in imported_files(lab.info, lab.folder)}
+    return Zygote(lab.info.taught, _imported(given), lab.info.reduced, files, isolation, _loads_dynamo(lab))
+
+
+def _loads_dynamo(lab: LabSource) -> bool:
+    """Whether the lab's text or its checks name something that makes torch load its
+    compiler, as optimizers do."""
+    texts = [cell.source for cell in lab.cells]
+    texts += [path.read_text(encoding="utf-8", errors="replace") for path in sorted(lab.folder.rglob("*.py"))]
+    return any(LOADS_DYNAMO.search(text) for text in texts)
+
+
+def _imported(sources: Iterable[str]) -> list[str]:
+    """Return the modules that these cells import."""
+    names: dict[str, None] = {}
+    for source in sources:
+        with contextlib.suppress(SyntaxError):  # a cell with magics
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.Import):
+                    names |= dict.fromkeys(alias.name for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names[node.module] = None
+    return list(names)

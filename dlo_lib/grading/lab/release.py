@@ -1,0 +1,217 @@
+"""What students get: ``labs/NN_name/`` written from ``solutions/NN_name/`` by an allow-list.
+
+The notebook passes through the steps of nbgrader (solutions cleared, cells locked, checksums), so that
+``nbgrader generate_assignment`` on the built notebook gives the same bytes. The other files of a release are
+``lab.toml``, ``checks/``, ``figures.py``, ``references.json``, ``in_grading.json`` (what grading adds to the
+visible checks) and the files that ``lab.toml`` lists under ``release``; it contains nothing else, even if the
+source folder does. ``dlo build`` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nbformat import NotebookNode
+from nbgrader.preprocessors import (
+    CheckCellMetadata,
+    ClearOutput,
+    ComputeChecksums,
+    LockCells,
+    NbGraderPreprocessor,
+)
+
+from dlo_lib.errors import UserError
+from dlo_lib.files import write_aside
+from dlo_lib.grading.lab import references
+from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
+from dlo_lib.grading.lab.course import (
+    IN_GRADING_FILE,
+    LAB_FILE,
+    LabInfo,
+    course_root,
+    find_lab,
+    source_labs,
+)
+from dlo_lib.grading.lab.modules import CHECKS_FOLDER, check_modules, declared_hidden
+from dlo_lib.grading.lab.source import (
+    build_notebook,
+    notebook_text,
+    read_lab,
+    source_folder,
+    source_notebook,
+    text_source,
+    write_if_changed,
+)
+
+CURE = "run `make labs`"
+FIGURES = "figures.py"
+NEVER = ("hidden.py", "mutants.py")
+LEFT_BY_TOOLS = ("__pycache__", ".ipynb_checkpoints")
+RELEASE_STEPS = (LockCells, ClearLabSolutions, ClearOutput, CheckCellMetadata, ComputeChecksums)
+
+
+def release_notebook(folder: Path) -> NotebookNode:
+    """The notebook that students get of the lab in ``folder`` (``solutions/NN_name``)."""
+    notebook = source_notebook(folder)
+    resources: dict = {}
+    for step in RELEASE_STEPS:
+        notebook, resources = step().preprocess(notebook, resources)
+    return notebook
+
+
+def released_files(lab: LabInfo) -> dict[str, bytes]:
+    """All files of ``labs/NN_name/``: path below it → content. A pure function of ``solutions/NN_name/``.
+
+    Raises:
+        UserError: the source breaks a rule of the layout, lacks a file, or would release
+            what students must not have.
+    """
+    folder = source_folder(lab)
+    source = read_lab(folder)
+    files = {
+        lab.notebook: notebook_text(release_notebook(folder)).encode(),
+        references.FILE: references.references_text(source).encode(),
+        IN_GRADING_FILE: in_grading_text(folder).encode(),
+    }
+    names = [
+        LAB_FILE,
+        *(f"{CHECKS_FOLDER}/{name}.py" for name in check_modules(folder)),
+        *imported_files(lab, folder),
+    ]
+    return files | {name: (folder / name).read_bytes() for name in names}
+
+
+def write_release(lab: LabInfo, folder: Path) -> None:
+    """Write the released files of ``lab`` below ``folder``, for example to run its notebook there.
+
+    Raises:
+        UserError: as :func:`released_files`; then nothing was written.
+    """
+    for name, content in released_files(lab).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def release_lab(lab: LabInfo) -> Path:
+    """Write ``labs/NN_name/`` from its source, and the notebook with solutions beside the text. What is not
+    of the release is removed.
+
+    Raises:
+        UserError: as :func:`released_files`; then nothing was written.
+    """
+    files = released_files(lab)
+    target = course_root() / "labs" / lab.directory
+    build_source(lab)
+    for name, content in files.items():
+        if not (target / name).is_file() or (target / name).read_bytes() != content:
+            with write_aside(target / name) as aside:
+                aside.write_bytes(content)
+    for name in present_files(target) - files.keys():
+        (target / name).unlink()
+    return target
+
+
+def build_source(lab: LabInfo) -> None:
+    """Write the notebook with solutions, and ``BUILT_FILES``, beside the lab's text: nbgrader makes its
+    release of them."""
+    folder = source_folder(lab)
+    build_notebook(folder)
+    write_if_changed(folder / references.FILE, references.references_text(read_lab(folder)))
+    write_if_changed(folder / IN_GRADING_FILE, in_grading_text(folder))
+
+
+def in_grading_text(folder: Path) -> str:
+    """The content of ``in_grading.json``: question → title and points of each hidden check of the lab in
+    ``folder``. ``lab.check`` names them when all visible checks pass."""
+    later: dict[str, list[tuple[str, float]]] = {}
+    for check in declared_hidden(folder):
+        later.setdefault(check.question, []).append((check.title, check.points))
+    return json.dumps(later, indent=1, ensure_ascii=False) + "\n"
+
+
+def check_in_step(lab: LabInfo) -> list[str]:
+    """What differs between ``labs/NN_name/`` and its source, one line each with the cure; empty
+    when they are in step."""
+    files = released_files(lab)
+    target = course_root() / "labs" / lab.directory
+    present = present_files(target)
+    lines = [f"{target / name} is missing: {CURE}" for name in files.keys() - present]
+    lines += [f"{target / name} is not part of the release: {CURE}" for name in present - files.keys()]
+    lines += [
+        f"{target / name} differs from its source: {CURE}"
+        for name in files.keys() & present
+        if (target / name).read_bytes() != files[name]
+    ]
+    return sorted(lines)
+
+
+def check_course_in_step() -> list[str]:
+    """:func:`check_in_step` of every lab, and the folders of ``labs/`` that have no source."""
+    known = source_labs()
+    sourced = {lab.directory for lab in known}
+    orphans = [
+        folder
+        for folder in sorted((course_root() / "labs").iterdir())
+        if folder.is_dir() and folder.name not in sourced
+    ]
+    lines = [
+        f"{folder} has no source in solutions/: remove it, or bring its source back" for folder in orphans
+    ]
+    return [line for lab in known for line in check_in_step(lab)] + lines
+
+
+def imported_files(lab: LabInfo, folder: Path) -> list[str]:
+    """Paths, below the lab's folder, of the modules and the data that the cells of its notebook use.
+
+    Raises:
+        UserError: a pattern under ``release`` matches nothing, or a file that must never be released.
+    """
+    paths = [folder / FIGURES] if (folder / FIGURES).is_file() else []
+    for pattern in lab.release:
+        found = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+        if not found:
+            raise UserError(f"{folder / LAB_FILE}: nothing matches {pattern!r} under release")
+        paths += found
+    for path in paths:
+        parts = path.relative_to(folder).parts
+        if (
+            parts[0] in NEVER
+            or path == text_source(folder)
+            or path.suffix == ".ipynb"
+            or set(parts) & set(LEFT_BY_TOOLS)
+        ):
+            raise UserError(
+                f"{folder / LAB_FILE}: {path.relative_to(folder)} must never be released: "
+                "narrow the patterns under release"
+            )
+    return [path.relative_to(folder).as_posix() for path in paths]
+
+
+def present_files(folder: Path) -> set[str]:
+    """Paths of the files below ``folder``, without what tools leave behind."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {path.as_posix() for path in files if not set(path.parts) & set(LEFT_BY_TOOLS)}
+
+
+class RefuseLeaks(NbGraderPreprocessor):
+    """The last step of ``nbgrader generate_assignment``: fail, so that nbgrader removes the release, when it
+    holds a file it must not.
+
+    nbgrader copies whatever lies beside the notebook; its list of names to ignore is only
+    as good as its last entry.
+    """
+
+    def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
+        """Compare the release's folder with the allow-list; the notebook itself passes unchanged."""
+        assignment = resources["nbgrader"]["assignment"]
+        course = self.parent.parent.coursedir
+        folder = Path(course.format_path(course.release_directory, ".", assignment))
+        if extra := sorted(
+            present_files(folder) - released_files(find_lab(assignment, source_labs())).keys()
+        ):
+            raise UserError(
+                f"the release of {assignment} would hold {extra[0]}: "
+                f"list it under release in {LAB_FILE}, or move it away"
+            )
+        return nb, resources

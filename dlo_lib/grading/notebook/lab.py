@@ -1,0 +1,176 @@
+"""``Lab``, the notebook's side of a lab: checks with immediate verdicts, hints, the quiz, and references.
+
+``lab = Lab(globals())`` finds ``lab.toml`` and ``checks/`` beside the notebook. A test cell is one line,
+``lab.check("question")``: it shows a table and returns the points as a number, which nbgrader reads as
+partial credit. Inputs are random in each run; the seed that is shown repeats them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.grading.checks.outcome import run_check, seed_for
+from dlo_lib.grading.checks.quiz import quiz_html, quiz_text
+from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
+from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
+from dlo_lib.grading.lab.modules import load_checks, read_in_grading
+from dlo_lib.grading.lab.references import use_reference
+from dlo_lib.grading.notebook.local_student import LocalStudent
+from dlo_lib.grading.notebook.missing_steps import explain_missing_steps
+from dlo_lib.grading.notebook.progress import Progress, read_progress
+from dlo_lib.text import tr
+
+HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrader executes the notebook
+
+
+class Score(float):
+    """The points earned. Its plain text is the number alone, which nbgrader reads."""
+
+    maximum: float
+
+    def __new__(cls, earned: float, maximum: float) -> Score:
+        """``earned`` of ``maximum`` points."""
+        score = super().__new__(cls, earned)
+        score.maximum = maximum
+        return score
+
+    def __repr__(self) -> str:
+        return repr(float(self))
+
+    def _repr_html_(self) -> str:
+        return tr("{earned:g} of {maximum:g} points", earned=float(self), maximum=self.maximum)
+
+
+class Lab:
+    """A lab, used in its notebook.
+
+    Args:
+        namespace: the notebook's ``globals()``.
+        folder: the folder of ``lab.toml`` and ``checks/``; by default the working directory.
+
+    Raises:
+        UserError: one of these files is missing.
+    """
+
+    def __init__(self, namespace: MutableMapping[str, Any], folder: str | Path | None = None) -> None:
+        self._namespace = namespace
+        self._folder = Path(folder or Path.cwd())
+        if not (self._folder / LAB_FILE).is_file():
+            cure = f"open the notebook in its folder, beside {LAB_FILE} and checks/"
+            raise UserError(f"no {LAB_FILE} in {self._folder}: {cure}")
+        hidden = os.environ.get(HIDDEN_VARIABLE)
+        self._grading = hidden is not None
+        self._checks = load_checks(self._folder, Path(hidden) if hidden else None)
+        self._references: dict[str, Mapping[str, Any]] = {}
+        self.info = read_lab_info(self._folder)
+        explain_missing_steps(namespace)
+        self._later = {} if self._grading else read_in_grading(self._folder)
+
+    def check(
+        self, question: str, seed: int | None = None, *, instead: Mapping[str, Any] | None = None
+    ) -> Score:
+        """Run the checks of ``question`` on the notebook's current state and show the verdicts; return the
+        points.
+
+        Args:
+            seed: the seed of the inputs, as shown by an earlier run; random by default.
+            instead: names of the notebook with other values for this run, such as the standard library's form
+                of what the student wrote. The result is not recorded as progress.
+        """
+        self._require_question(question)
+        seed = secrets.randbelow(10**6) if seed is None else seed
+        namespace = {**self._namespace, **instead} if instead else self._namespace
+        # Correct code may print warnings to stderr, for which nbgrader's execution would give a test cell 0
+        # points.
+        with contextlib.redirect_stderr(sys.stdout):
+            outcomes = [
+                run_check(
+                    check,
+                    LocalStudent(namespace, check.seconds),
+                    seed_for(str(seed), self.info.directory, check),
+                )
+                for check in self._checks.of(question)
+            ]
+        hidden = {check.name for check in self._checks.hidden}
+        verdict = QuestionVerdict(
+            question,
+            tuple(outcomes),
+            frozenset(hidden),
+            seed,
+            not instead and self._uses_reference(question),
+            () if instead else self._later.get(question, ()),
+        )
+        show(verdict.shown())
+        if not self._grading and not instead:
+            progress = self._progress
+            progress.earned[question], progress.possible[question] = verdict.earned, verdict.maximum
+            progress.save()
+        return Score(verdict.earned, verdict.maximum)
+
+    def hint(self, question: str) -> None:
+        """Show the next hint for ``question``, a nudge, a pointer or a sketch, below the earlier ones."""
+        self._require_question(question)
+        hints = self._checks.hints.get(question, ())
+        if not hints:
+            show(Shown(tr("There are no hints for {question}.", question=question)))
+            return
+        progress = self._progress
+        seen = min(progress.hints.get(question, 0) + 1, len(hints))
+        progress.hints[question] = seen
+        progress.save()
+        lines = [
+            tr("Hint {number} of {all}: {hint}", number=n, all=len(hints), hint=tr(hints[n - 1]))
+            for n in range(1, seen + 1)
+        ]
+        if seen == len(hints):
+            lines.append(
+                tr(
+                    'That was the last one. lab.use_reference("{question}") lets you continue without it.',
+                    question=question,
+                )
+            )
+        show(Shown("\n".join(lines)))
+
+    def quiz(self, name: str = "quiz") -> None:
+        """Show the questions of the quiz. The answers are a dict in the cell below."""
+        self._require_question(name)
+        show(Shown(quiz_text(self._checks.quiz), quiz_html(self._checks.quiz)))
+
+    def use_reference(self, question: str) -> None:
+        """Define the names of ``question`` by the course's answer, so that later steps work.
+
+        The question earns no points while the notebook uses the reference.
+        """
+        self._require_question(question)
+        defined = use_reference(self._folder, question, self._namespace)
+        self._namespace.update(defined)
+        self._references[question] = defined
+        names = ", ".join(f"`{name}`" for name in defined)
+        text = tr(
+            "{names} is now the reference. {question} earns no points while this is in use.",
+            names=names,
+            question=question,
+        )
+        show(Shown(text))
+
+    def _uses_reference(self, question: str) -> bool:
+        """Return True if a name of ``question`` is still the reference, and not the student's again."""
+        return any(
+            self._namespace.get(name) is function
+            for name, function in self._references.get(question, {}).items()
+        )
+
+    @property
+    def _progress(self) -> Progress:
+        return read_progress(self.info.directory)
+
+    def _require_question(self, question: str) -> None:
+        if question not in self._checks.questions:
+            raise unknown_name("question", question, self._checks.questions)

@@ -1,0 +1,116 @@
+"""The student's work in a notebook: names of its namespace, called through the same codec as in grading.
+
+Arguments and results are copied as plain data, so that what passes here also passes in grading. Ranks are
+processes of ``run_ranks``, and communicate through the same switch. The judge's counterpart is
+``attempt.RemoteStudent``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from dlo_lib.grading.checks.codec import NotPlain, pack, round_trip, unpack
+from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
+from dlo_lib.grading.checks.faults import Fault, fault_of
+from dlo_lib.grading.notebook.time_limit import TooLong, time_limit
+from dlo_lib.grading.switch.local import LocalSwitch, connected_link
+from dlo_lib.grading.switch.scenario import DirectNames, as_wrong, finished_run, names_used, run_scenario
+from dlo_lib.launch import RankFailure, run_ranks
+from dlo_lib.text import tr
+
+LINE_IN_CELL = re.compile(r'(?:(Cell In\[\d+\])|"<cell ([\w-]+)>"), line (\d+)')
+
+
+class LocalStudent:
+    """``student`` in a notebook. ``seconds`` limits each run on ranks and each plain call."""
+
+    def __init__(self, namespace: Mapping[str, Any], seconds: float = 10.0) -> None:
+        self._namespace = namespace
+        self._seconds = seconds
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            function = self.get_object(name)
+            sent_args, sent_kwargs = round_trip(args), round_trip(kwargs)
+            try:
+                with time_limit(self._seconds):
+                    result = function(*sent_args, **sent_kwargs)
+            except TooLong as late:
+                raise Wrong(late.message(self._seconds), tr("your code did not end in time")) from None
+            except (Exception, SystemExit) as error:
+                raise as_wrong(fault_of(error)) from error
+            return _round_trip_result(result)
+
+        return call
+
+    def get(self, name: str) -> Any:
+        """Return the value of a name, as plain data."""
+        return _round_trip_result(self.get_object(name))
+
+    def get_object(self, name: str) -> Any:
+        """Return the object ``name`` of the namespace.
+
+        Raises:
+            NotWritten: the name is not defined.
+        """
+        if name not in self._namespace:
+            raise as_wrong(Fault("Missing", name))
+        return self._namespace[name]
+
+    def ranks(
+        self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
+    ) -> Run:
+        """Run ``scenario`` on ``len(inputs_per_rank)`` ranks, which communicate through a switch in this
+        process.
+        """
+        objects = {name: self.get_object(name) for name in names_used(scenario)}
+        inputs = [pack(dict(inputs)) for inputs in inputs_per_rank]
+        failure: RankFailure | None = None
+        answers: Sequence[bytes] = ()
+        with LocalSwitch(len(inputs), nudge) as switch:
+            try:
+                answers = run_ranks(
+                    _on_rank, len(inputs), scenario, objects, inputs, switch.path, timeout=self._seconds
+                )
+            except RankFailure as error:
+                failure = error
+        if switch.verdict is not None:
+            raise switch.verdict
+        if failure is not None:
+            raise _as_wrong_answer(failure) from failure
+        assert switch.service is not None  # every rank has returned, so all were connected
+        return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge)
+
+
+def _on_rank(scenario: Scenario, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str) -> bytes:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    with connected_link(path, rank) as link:
+        return pack(run_scenario(scenario, DirectNames(objects), rank, world, unpack(inputs[rank]), link))
+
+
+def _round_trip_result(result: Any) -> Any:
+    try:
+        return round_trip(result)
+    except NotPlain as error:
+        raise as_wrong(Fault("NotPlain", str(error))) from error
+
+
+def _as_wrong_answer(failure: RankFailure) -> Wrong:
+    """Return the failure as a wrong answer: rank, error, and the innermost line of the student's cells."""
+    first, _, rest = str(failure).partition("\n")
+    if first.rstrip(": ").endswith(" raised NotImplementedError"):
+        return as_wrong(Fault("NotImplementedError", ""))
+    # Below a traceback are only names of ranks; below the stack of a dead rank are the stacks of other ranks.
+    raised = failure.rank is not None and first.startswith(f"rank {failure.rank} raised")
+    places = LINE_IN_CELL.findall(rest if raised else rest.strip().split("\n\n")[0])
+    if places:
+        numbered, named, line = places[-1]
+        first += f" ({numbered or f'cell `{named}`'}, line {line})"
+    return Wrong(first, tr("your code raised an exception on a rank"))

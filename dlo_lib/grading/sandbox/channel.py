@@ -1,0 +1,107 @@
+"""Send and receive plain values over a socket, in frames, with a deadline and a limit on the size."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dlo_lib.grading.checks.codec import frame_length, pack, unpack
+
+PIECE = 1 << 20
+POLL = 0.05  # seconds between two calls of ``watch``
+
+
+class DeadlineExceeded(Exception):
+    """The deadline has passed."""
+
+
+class Channel:
+    """One end of the connection between the judge and a worker.
+
+    Args:
+        line: the connected socket.
+        limited: refuse frames that are larger than the codec's limits. The judge sets it; a worker trusts the
+            judge.
+    """
+
+    def __init__(self, line: socket.socket, limited: bool) -> None:
+        self.line = line
+        self._limited = limited
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """Return the descriptor, for ``select``."""
+        return self.line.fileno()
+
+    def send(self, value: Any, deadline: float | None = None) -> None:
+        """Send one value.
+
+        Raises:
+            NotPlain: ``value`` is not plain data.
+            DeadlineExceeded: the other end has not read the value by ``deadline`` (in ``time.monotonic``
+                seconds).
+            OSError: the other end is closed.
+        """
+        data = memoryview(pack(value))
+        if deadline is None:
+            self.line.sendall(data)
+            return
+        while data:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([], [self.line], [], left)[1]:
+                raise DeadlineExceeded
+            data = data[self.line.send(data[:PIECE], socket.MSG_DONTWAIT) :]
+
+    def receive(self, deadline: float | None = None, watch: Callable[[], None] | None = None) -> Any:
+        """Wait for the next value and return it. Meanwhile, call ``watch`` about every 50 ms.
+
+        Raises:
+            NotPlain: the received bytes are not plain data, or too large.
+            DeadlineExceeded: no value has arrived by ``deadline`` (in ``time.monotonic`` seconds).
+            EOFError: the other end is closed.
+        """
+        while (value := self.take()) is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise DeadlineExceeded
+            wait = left if watch is None else min(POLL, left or POLL)
+            if watch is not None:
+                watch()
+            if select.select([self.line], [], [], wait)[0] and not self.pump():
+                raise EOFError
+        return value[0]
+
+    def take(self) -> tuple[Any] | None:
+        """Return a value that has arrived completely, in a tuple; None if there is none."""
+        length = frame_length(self._buffer, self._limited)
+        if length is None or len(self._buffer) < length:
+            return None
+        frame = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        return (unpack(frame),)
+
+    def pump(self) -> bool:
+        """Read the available bytes (call it when the socket is readable); return False at the end of the
+        stream.
+        """
+        try:
+            data = self.line.recv(PIECE)
+        except ConnectionError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    def leftover(self) -> bytes:
+        """Return the bytes of an incomplete frame and forget them: another reader of the same socket
+        continues.
+        """
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        return data
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.line.close()

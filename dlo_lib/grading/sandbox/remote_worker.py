@@ -1,0 +1,256 @@
+"""The judge's handle on one process that runs a student's code.
+
+Each question carries a random number. Only a message with the same number is its answer; all other messages
+of the worker are noise. The judge kills the worker when its memory exceeds the limit, and when it has
+finished.
+
+A deadline counts CPU time: waiting for a processor on a loaded machine does not count (``limits.Usage``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from dlo_lib.grading.checks.codec import NotPlain
+from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.sandbox.cgroups import Group
+from dlo_lib.grading.sandbox.channel import Channel, DeadlineExceeded
+from dlo_lib.grading.sandbox.limits import Usage, descendants, resident_bytes, scratch_bytes, usage
+from dlo_lib.grading.sandbox.lockdown import WORK
+from dlo_lib.text import tr
+
+MAX_NOISE = 10_000
+IDLE_FACTOR = 2.0  # a worker that sleeps has this multiple of the time of one that computes
+LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms, most answers come sooner
+WALL_FACTOR = 10.0  # no worker has more than this multiple of its time by the wall clock
+
+
+class Worker:
+    """A process that runs a student's code. ``folder`` is its working directory, as the process sees it.
+
+    Args:
+        handle: pidfd of the process that all others end with: the worker's supervisor in a sandbox, otherwise
+            the worker.
+        supervisor: pidfd of the supervisor.
+        line: the judge's end of the channel to the worker.
+        status: the judge's end of the socket to the supervisor.
+        folder: the working directory of the worker.
+        memory: bytes it may hold beyond what it shares with the zygote.
+        group: the control group of all processes of the worker, if the host has control groups.
+    """
+
+    def __init__(
+        self,
+        handle: int,
+        supervisor: int,
+        line: socket.socket,
+        status: socket.socket,
+        folder: Path,
+        memory: int,
+        group: Group | None = None,
+    ) -> None:
+        self.folder = folder
+        self.cell = ""  # the last cell whose start it reported
+        self.channel = Channel(line, limited=True)
+        self.group = group
+        self._handle, self._status, self._memory = handle, status, memory
+        self._supervisor = pid_of(supervisor)
+        os.close(supervisor)
+        self.pid = next(descendants(self._supervisor), 0)
+        self._base = resident_bytes(self.pid)
+        self._files = self._in_files()
+        self._peak = 0
+        self._over_limit = self._closed = False
+        self._number = 0
+        self._cells: set[str] = set()  # the cells of the last question
+        self._noise = 0
+        self._given: float | None = None
+        self._answered, self._looked = True, 0.0
+        self.computed = 0.0
+        """CPU time in seconds between questions and their answers, without the start of the worker."""
+        self._asked = time.monotonic()
+        self._before = self._after = self.usage()
+
+    def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
+        """Send a question and return its answer, a dict with ``value`` or ``fault``.
+
+        Raises:
+            Ended: the worker has ended, exceeded its memory limit, or not answered by ``deadline`` (in
+                ``time.monotonic`` seconds).
+            NotPlain: the answer is not plain data.
+        """
+        self.post(deadline, **request)
+        return self.collect(deadline)
+
+    def post(self, deadline: float, **request: Any) -> None:
+        """Send a question without waiting for its answer."""
+        self._number = secrets.randbits(62)  # an answer prepared in advance cannot contain it
+        self._asked, self._before, self._given = time.monotonic(), self.usage(), None
+        self._answered = False
+        self._cells = {cell["id"] for cell in request.get("cells", ())}
+        try:
+            self.channel.send({"id": self._number, **request}, deadline)
+        except DeadlineExceeded:
+            raise Ended(Status.TIMEOUT, tr("your process does not read the judge's questions")) from None
+        except OSError:
+            raise self.ended() from None
+
+    def collect(self, deadline: float) -> dict[str, Any]:
+        """Wait for the answer to the last question."""
+        while True:
+            try:
+                answer = self.match_answer(self.channel.receive(deadline, self.check_memory))
+            except DeadlineExceeded:
+                if (more := self.more_time(deadline)) > 0:
+                    deadline = deadline_after(more)
+                    continue
+                raise self.ended() if self._over_limit else Ended(Status.TIMEOUT, self._no_answer()) from None
+            except (EOFError, OSError):
+                raise self.ended() from None
+            if answer is not None:
+                return answer
+
+    def match_answer(self, message: Any) -> dict[str, Any] | None:
+        """Return ``message`` if it is the answer to the last question; otherwise count it as noise and return
+        None.
+        """
+        if type(message) is dict and type(message.get("id")) is int and message["id"] == self._number:
+            self._add_cpu_time()
+            return message
+        if type(message) is dict and type(message.get("cell")) is str and message["cell"] in self._cells:
+            self.cell = message["cell"]
+        self._noise += 1
+        if self._noise > MAX_NOISE:
+            raise NotPlain("endless messages")
+        return None
+
+    def usage(self) -> Usage:
+        """Return the resources that all processes of the worker have used so far."""
+        return usage(self._supervisor, self._base)
+
+    def held_bytes(self) -> int:
+        """Return the bytes that the worker holds now, in its processes and in the files of a sandbox.
+
+        These files are in memory, so a worker could hide a tensor there.
+        """
+        return self.usage().memory + max(0, self._in_files() - self._files)
+
+    def _in_files(self) -> int:
+        return scratch_bytes(self._supervisor) if self.folder == WORK else 0
+
+    def processes(self) -> list[int]:
+        """Return the process ids of the worker's processes, as the judge's pid namespace numbers them."""
+        return list(descendants(self._supervisor))
+
+    def charged_seconds(self) -> float:
+        """Return the seconds since the last question, up to its answer, without those spent waiting for a
+        processor.
+        """
+        now = self._after if self._answered else self.usage()
+        passed, starved = time.monotonic() - self._asked, now.starved - self._before.starved
+        return passed - min(passed, max(0.0, starved))
+
+    def more_time(self, deadline: float) -> float:
+        """Return the seconds that the worker has left at ``deadline`` for the last question, or 0.
+
+        The time is over when the CPU time reaches the time given, when the worker has been idle for
+        ``IDLE_FACTOR`` times that, or when ``WALL_FACTOR`` times that has passed.
+        """
+        if self._over_limit:
+            return 0.0
+        given, passed = deadline - self._asked, time.monotonic() - self._asked
+        if self._given is None:
+            self._given = given
+        now = self.usage()
+        computed, starved = now.cpu - self._before.cpu, now.starved - self._before.starved
+        idle_left = IDLE_FACTOR * self._given - (passed - starved)
+        left = min(self._given - computed, idle_left, WALL_FACTOR * self._given - passed)
+        return max(0.0, left)
+
+    def check_memory(self) -> None:
+        """Record the peak of the worker's memory; kill the worker above its limit.
+
+        Calls within ``LOOK_SECONDS`` of the last measurement return at once.
+        """
+        if time.monotonic() - max(self._asked, self._looked) < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        memory = self.usage().memory
+        self._peak = max(self._peak, memory)
+        if memory > self._memory:
+            self._over_limit = True
+            self._kill()
+
+    def ended(self) -> Ended:
+        """Return the reason for which the process ended."""
+        if self._over_limit or (self.group is not None and self.group.oom_killed):
+            text = tr(
+                "more than {limit} MiB of memory used ({peak} MiB)",
+                limit=self._memory >> 20,
+                peak=self._peak >> 20,
+            )
+            return Ended(
+                Status.OOM, text, tr("more than {limit} MiB of memory used", limit=self._memory >> 20)
+            )
+        code = self._exit_code()
+        how = signal.Signals(-code).name if code < 0 else tr("exit code {code}", code=code)
+        where = tr(" in cell `{cell}`", cell=self.cell) if self.cell else ""
+        words = tr("the process ended by itself{where}", where=where)
+        return Ended(Status.KERNEL_DIED, f"{words} ({how})", words)
+
+    def close(self) -> None:
+        """Kill all processes of the worker and remove its folder."""
+        if self._closed:
+            return
+        self._closed = True
+        self._add_cpu_time()
+        self._kill()
+        if self.group is not None:
+            self.group.finished = True
+        self.channel.close()
+        self._status.close()
+        os.close(self._handle)
+        if self.folder != WORK:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _add_cpu_time(self) -> None:
+        if not self._answered:
+            self._answered, self._after = True, self.usage()
+            self.computed += max(0.0, self._after.cpu - self._before.cpu)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def _exit_code(self) -> int:
+        """Return the exit code that the supervisor reports, or 0 if it reports none."""
+        message = self._status.recv(4096) if select.select([self._status], [], [], 2)[0] else b""
+        return int(json.loads(message)["code"]) if message else 0
+
+    def _no_answer(self) -> str:
+        return (
+            tr("no answer in time, in cell `{cell}`", cell=self.cell)
+            if self.cell
+            else tr("no answer in time")
+        )
+
+
+def pid_of(handle: int) -> int:
+    """Return the process id of a pidfd in this pid namespace; -1 if the process has ended."""
+    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def deadline_after(seconds: float) -> float:
+    """Return the deadline ``seconds`` from now, in ``time.monotonic`` seconds."""
+    return time.monotonic() + seconds

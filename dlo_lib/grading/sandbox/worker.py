@@ -1,0 +1,180 @@
+"""The loop of the student's process: it runs cells and answers the judge's questions with plain data.
+
+The judge trusts nothing here. Each cell is read by new input transformers, so that no cell can change how a
+later one is read. A cell that fails does not stop the next ones, as in a notebook. The output of cells is
+counted and discarded; the judge never reads it.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import linecache
+import random
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy
+import torch
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import dlo_lib.grading
+from dlo_lib.grading.checks.codec import DATACLASSES, NotPlain, pack
+from dlo_lib.grading.checks.contract import Scenario
+from dlo_lib.grading.checks.faults import Fault, fault_of
+from dlo_lib.grading.sandbox.channel import Channel
+from dlo_lib.grading.switch.link import Link
+from dlo_lib.grading.switch.scenario import DirectNames, run_scenario
+
+MAX_OUTPUT = 1 << 20  # characters of one cell; more output is reported as cut
+
+
+class Shell(InteractiveShell):
+    """The shell of magics and ``get_ipython()``; cells do not run through it."""
+
+    def ask_exit(self) -> None:
+        """End the cell that calls ``exit``."""
+        raise SystemExit
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Do nothing, because there is no screen."""
+
+    def enable_matplotlib(self, gui: str | None = None) -> tuple[str, str]:
+        """Select the backend without a screen."""
+        return "inline", "agg"
+
+
+class SilentLab:
+    """Replaces ``Lab`` in cells: its methods do nothing, because the judge runs the checks."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class OutputCounter(io.TextIOBase):
+    """A stream that counts the characters written to it and discards them."""
+
+    size = 0
+
+    def write(self, text: str) -> int:
+        """Count ``text`` and discard it."""
+        self.size += len(text)
+        return len(text)
+
+
+def prepare() -> Shell:
+    """Create the shell that every worker uses; called once, before the fork."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    shell = Shell.instance(config=config)
+    shell.display_pub = CapturingDisplayPublisher()
+    for module in set(DATACLASSES.values()):
+        __import__(module)
+    return shell
+
+
+def seed() -> None:
+    """Seed the random numbers of all workers; called once, before the fork.
+
+    In a worker, ``torch.manual_seed`` would ask each accelerator and touch 500 shared pages of memory.
+    """
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
+def serve(line: socket.socket) -> None:
+    """Answer requests until the judge closes the channel."""
+    channel = Channel(line, limited=False)
+    dlo_lib.grading.Lab = SilentLab  # type: ignore[misc,assignment]
+    sys.argv = ["notebook"]
+    random.seed(0)  # a fork reseeds it
+    shell = Shell.instance()
+    while True:
+        try:
+            request = channel.receive()
+        except (EOFError, OSError):
+            return
+        try:
+            reply = {"id": request["id"], "value": _answer(request, shell.user_ns, channel)}
+            pack(reply)
+        except NotPlain as error:
+            reply = {"id": request["id"], "fault": asdict(Fault("NotPlain", str(error)))}
+        except BaseException as error:  # noqa: BLE001  each error of the student's code becomes a reply
+            reply = {"id": request["id"], "fault": asdict(fault_of(error))}
+        channel.send(reply)
+
+
+def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel) -> Any:
+    match request["do"]:
+        case "load":
+            return [_run_cell(cell, names, channel) for cell in request["cells"]]
+        case "get":
+            return _lookup(names, request["name"])
+        case "call":
+            with _silence():
+                return _lookup(names, request["name"])(*request["args"], **request["kwargs"])
+        case "rank":
+            with _silence():
+                return _run_rank(request, names, channel)
+    raise ValueError(request["do"])
+
+
+class Missing(NameError):
+    """No cell has defined the name."""
+
+
+def _lookup(names: Mapping[str, Any], name: str) -> Any:
+    if name not in names:
+        raise Missing(name)
+    return names[name]
+
+
+def _run_cell(cell: Mapping[str, str], names: dict[str, Any], channel: Channel) -> dict[str, Any]:
+    """Run one cell; return its id, its fault or None, and whether its output was cut."""
+    channel.send({"cell": cell["id"]})
+    fault = None
+    with _silence() as output:
+        try:
+            source = TransformerManager().transform_cell(cell["source"])
+            file = f"<cell {cell['id']}>"
+            if cell["own"]:
+                linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+            code = compile(source, file, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            result = eval(code, names)
+            if code.co_flags & inspect.CO_COROUTINE:  # a cell may await, as in a notebook
+                asyncio.run(result)
+        except BaseException as error:  # noqa: BLE001  also SystemExit: the next cell runs, as in a notebook
+            fault = asdict(fault_of(error))
+    return {"cell": cell["id"], "fault": fault, "cut": output.size > MAX_OUTPUT}
+
+
+def _run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Channel) -> Any:
+    """Run the scenario of one rank; its process group is the switch at the other end of the channel."""
+    scenario = Scenario(request["name"], request["source"])
+    return run_scenario(
+        scenario,
+        DirectNames(names),
+        request["rank"],
+        request["world"],
+        request["inputs"],
+        Link(channel.line),
+    )
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[OutputCounter]:
+    counter = OutputCounter()
+    with contextlib.redirect_stdout(counter), contextlib.redirect_stderr(counter):
+        yield counter

@@ -1,0 +1,109 @@
+"""A process that forks the student's processes, so that torch is imported once and each starts in
+milliseconds.
+
+While it waits for requests, the zygote collapses its memory into huge pages (``huge_pages``), which makes a
+fork three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
+it imports anything. A request is a datagram with two descriptors: the worker's end of the channel, and the
+supervisor's end of its socket to the judge. When the zygote or its parent ends, all workers end. It runs
+inside the sandbox of the host, if there is one, and sees no GPU, because a CUDA context does not survive a
+fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from dlo_lib.grading.sandbox import lockdown, seccomp, supervisor
+from dlo_lib.grading.sandbox.huge_pages import collapse
+
+
+def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
+    """Start workers until the judge ends.
+
+    Args:
+        descriptor: the zygote's end of the socket to the judge.
+        settings: ``taught`` and ``warm`` modules, whether workers need torch's ``dynamo``, ``confined``, and
+            the ``workspace`` of each worker.
+    """
+    from dlo_lib.grading.sandbox.blocked_imports import block_imports
+
+    block_imports(settings["taught"])
+    _warm(settings["warm"], settings["dynamo"])
+    lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)
+    seccomp.prepare()
+    control = socket.socket(fileno=descriptor)
+    fork, start = os.fork, supervisor.start_plain
+    if settings["confined"]:
+        fork, start = lockdown.fork_into_namespaces, supervisor.start_confined
+    settings["workspace"] |= {"user": os.getuid(), "group": os.getgid()}
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError):
+        control.send(b"ready")
+    gathering, more = collapse(), True
+    while True:
+        ready, _, _ = select.select([control.fileno(), woken], [], [], 0 if more else None)
+        if not ready:
+            more = next(gathering, False)
+        if woken in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(woken, 4096)
+            _reap()
+        if control.fileno() in ready:
+            message, descriptors, *_ = socket.recv_fds(control, 1 << 16, 2)
+            if not message:  # the judge has ended: the supervisors see it too
+                os._exit(0)
+            try:
+                pid = fork()
+            except OSError as error:  # too many processes or too little memory: the judge may ask again
+                os.write(descriptors[1], f"no {error}".encode())
+                pid = -1
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for inherited in (descriptor, woken, wake):
+                    os.close(inherited)
+                channel, status = descriptors
+                start(supervisor.parse_request(message), channel, status, settings["workspace"])
+            for sent in descriptors:
+                os.close(sent)
+
+
+def _warm(modules: list[str], dynamo: bool) -> None:
+    """Import the modules that workers need; with ``dynamo`` also what torch imports
+    for the first optimizer."""
+    import torch
+
+    torch.set_num_threads(1)
+    worker = importlib.import_module("dlo_lib.grading.sandbox.worker")
+    worker.prepare()
+    if dynamo:
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.zeros(2)
+        torch.optim.Adam([parameter]).step()  # no backward: autograd's threads do not survive a fork
+    for name in modules:
+        with contextlib.suppress(Exception):  # the cell that imports it reports the error
+            importlib.import_module(name)
+    worker.seed()  # last, because an import may draw random numbers
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,20 @@
+"""Read the memory of another process, for marks."""
+
+from __future__ import annotations
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the memory of a process in bytes, without pages of files; 0 if the process has ended."""
+    lines = read_proc(f"/proc/{pid}/status").splitlines()
+    return sum(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem", "VmSwap"))
+    )
+
+
+def read_proc(path: str) -> str:
+    """Return the content of a file of ``/proc``; empty if the process has ended."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

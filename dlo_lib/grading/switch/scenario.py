@@ -1,0 +1,108 @@
+"""Run a scenario on a rank and build the ``Run`` that a check gets; notebooks and the judge share this
+module.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlo_lib.grading.checks.contract import NotWritten, Nudge, Run, Scenario, Wrong
+from dlo_lib.grading.checks.faults import Fault
+from dlo_lib.grading.switch.backend import join
+from dlo_lib.grading.switch.link import Link
+from dlo_lib.grading.switch.server import SwitchServer
+from dlo_lib.text import tr
+
+
+def run_scenario(
+    scenario: Scenario, student: Any, rank: int, world: int, inputs: Mapping[str, Any], link: Link
+) -> Any:
+    """Run a scenario from its source, in a rank, with torch, dist (the switch), mark and the
+    student's names.
+    """
+    join(link, rank, world)
+    scope: dict[str, Any] = {"torch": torch, "dist": dist, "mark": link.mark}
+    exec(compile(scenario.source, f"<scenario {scenario.name}>", "exec"), scope)
+    return scope[scenario.name](student, rank, world, **inputs)
+
+
+class DirectNames:
+    """The student's names, called without copies in the student's process."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._objects[name]
+        except KeyError:
+            raise AttributeError(f"`{name}` is not defined") from None
+
+
+def names_used(scenario: Scenario) -> list[str]:
+    """Return the student's names that a scenario uses: ``student.NAME``."""
+    nodes = [node for node in ast.walk(ast.parse(scenario.source)) if isinstance(node, ast.Attribute)]
+    return sorted(
+        {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "student"}
+    )
+
+
+def final_marks(scenario: Scenario) -> set[str]:
+    """Return the marks after which the scenario calls none of the student's functions: the traffic is
+    complete.
+    """
+    found: set[str] = set()
+    for statement in reversed(
+        next(node for node in ast.parse(scenario.source).body if isinstance(node, ast.FunctionDef)).body
+    ):
+        for call in [node for node in ast.walk(statement) if isinstance(node, ast.Call)]:
+            match call.func, call.args:
+                case ast.Name(id="mark"), [ast.Constant(value=str(name))] if isinstance(statement, ast.Expr):
+                    found.add(name)
+                case ast.Attribute(attr="clone" | "detach" | "item" | "tolist"), _:
+                    pass
+                case _:
+                    return found
+    return found
+
+
+def finished_run(results: list[Any], service: SwitchServer, scenario: Scenario, nudge: Nudge | None) -> Run:
+    """Return the ``Run`` that a check gets, without a final mark after which a rank made calls.
+
+    Raises:
+        Wrong: the rank never received the value that the nudge alters.
+    """
+    if nudge is not None and not service.exchange.nudged:
+        text = tr(
+            "rank {rank} never received element {element} of its {kind} number {call}: "
+            "what should pass there did not",
+            rank=nudge.rank, element=nudge.element, kind=nudge.kind.value, call=nudge.call + 1,
+        )  # fmt: skip
+        raise Wrong(text, tr("the data that should pass between the ranks did not"))
+    traffic = tuple(service.exchange.passed(rank) for rank in range(len(results)))
+    last = final_marks(scenario)
+    misplaced = {
+        (name, rank)
+        for (name, rank), calls in service.marked.items()
+        if name in last and calls < service.exchange.issued(rank)
+    }
+    held = {
+        name: {rank: memory for rank, memory in by_rank.items() if (name, rank) not in misplaced}
+        for name, by_rank in service.held.items()
+    }
+    issued: dict[str, dict[int, int]] = {}
+    for (name, rank), calls in service.marked.items():
+        issued.setdefault(name, {})[rank] = calls
+    return Run(results, traffic, held, issued)
+
+
+def as_wrong(fault: Fault) -> Wrong:
+    """Return the verdict on a fault of the student's code."""
+    if fault.not_written:
+        return NotWritten(fault.message(), tr("not written yet"))
+    return Wrong(fault.message(), tr("your code raised an exception"))

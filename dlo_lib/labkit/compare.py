@@ -1,0 +1,92 @@
+"""Comparison of a student's results with a twin on every rank, and with the values
+that known mistakes give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Run, Trial
+
+Twin = Tensor | float
+Mistakes = Mapping[str, Twin | Sequence[Twin]]
+"""A message for the student → the value that this mistake gives."""
+
+
+def near(got: object, want: Twin | Sequence[Twin], rtol: float = 1e-6, atol: float = 1e-8) -> bool:
+    """Return whether ``got`` equals ``want`` within ``atol + rtol * |want|``. Nothing
+    is reported to the student.
+
+    Tensors have the same shape and dtype. Sequences have the same length, and each pair is near; sequences of
+    empty tensors are not near, because they show nothing.
+    """
+    if isinstance(want, Tensor):
+        if type(got) is not Tensor or got.shape != want.shape or got.dtype != want.dtype:
+            return False
+        return bool(torch.allclose(got.double(), want.double(), rtol=rtol, atol=atol))
+    if isinstance(want, Sequence):
+        if not isinstance(got, Sequence) or len(got) != len(want):
+            return False
+        shown = any(not isinstance(value, Tensor) or value.numel() for value in want)
+        return shown and all(near(mine, right, rtol, atol) for mine, right in zip(got, want))
+    return isinstance(got, (int, float)) and bool(abs(got - want) <= atol + rtol * abs(want))
+
+
+def wrong_if(
+    t: Trial,
+    got: object,
+    want: Twin | Sequence[Twin],
+    mistakes: Mistakes,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    **values: object,
+) -> None:
+    """Fail with the message of the first known mistake whose value ``got`` is.
+
+    Call it before the comparison with ``want``, the twin: a known mistake gets its name, any other
+    one the distance. A mistake that gives the right value for these inputs, such as a missing
+    average on one rank, is none.
+    """
+    for message, wrong in mistakes.items():
+        t.that(near(want, wrong, rtol, atol) or not near(got, wrong, rtol, atol), message, **values)
+
+
+def every_rank(
+    t: Trial,
+    run: Run,
+    want: Twin | Sequence[Twin],
+    what: str,
+    of: Callable[[Any], Any] = lambda result: result,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    **values: object,
+) -> None:
+    """The result of every rank is its twin.
+
+    Args:
+        want: one value for all ranks, or a list with one for each rank.
+        what: the name of the result in the message; it may use ``{rank}``, ``{world}`` and ``values``.
+        of: takes the compared value out of what the scenario returned.
+    """
+    for rank, result in enumerate(run.results):
+        right = want[rank] if isinstance(want, (list, tuple)) else want
+        t.close(of(result), right, what, rtol=rtol, atol=atol, rank=rank, world=run.world, **values)  # type: ignore[arg-type]
+
+
+def entry(t: Trial, got: object, key: str, what: str) -> float:
+    """Return the number under ``key`` of ``got``, which should be a dict."""
+    t.that(type(got) is dict, "{what} should be a dict of numbers, not {got}", what=what, got=got)
+    assert isinstance(got, dict)
+    t.that(key in got, '{what} has no entry "{key}"', what=what, key=key)
+    return t.number(got[key], f'{what}["{key}"]')
+
+
+def fields(message: str, **values: object) -> dict[str, object]:
+    """Return the values if ``message`` has fields for them, else none.
+
+    Students read the message of a hidden check only if it holds no values.
+    """
+    return values if "{" in message else {}

@@ -1,0 +1,36 @@
+"""HTML for notebooks and slides, from the templates in ``dlo_lib/templates``. Jinja2 escapes every text."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, **values: object) -> str:
+    """Return the HTML of ``template`` (``table`` for ``table.html.j2``) with ``values``.
+
+    Raises:
+        jinja2.UndefinedError: a value that the template uses is missing.
+    """
+    return _environment().get_template(f"{template}.html.j2").render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    # Imported here, because the command line rarely needs it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("dlo_lib"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["tr"] = tr
+    return environment

@@ -1,0 +1,64 @@
+"""Communication hooks of DDP: an exact sum of a bucket over the ranks, or a cheaper approximation.
+
+DDP divides the gradients by the number of ranks while it copies them into a bucket. A hook replaces the
+bucket by its *sum* over the ranks. DDP calls the hook during backward, when the bucket is full. The hook
+starts its communication and returns; the work after the communication belongs in ``wait``. Every rank calls
+the hook for the same buckets in the same order.
+
+    bytes sent per rank and step: exact 2 * B_g * (N-1)/N; rounded to 16 bits half of that for fp32 gradients
+
+fp16 rounds values below 6e-8 to 0 and overflows above 65504. bf16 has the range of fp32 and 8 bits of
+precision.
+
+Paper: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training
+(arXiv:2006.15704), section 3.2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from dlo_lib.errors import UserError
+from dlo_lib.parallel.ddp.grad_bucket import GradBucket, PendingWork
+
+CommHook = Callable[[GradBucket], PendingWork]
+
+
+def sum_hook(bucket: GradBucket) -> PendingWork:
+    """Sum the bucket with an all-reduce. This is the default of DDP."""
+    return dist.all_reduce(bucket.flat, group=bucket.group, async_op=True)
+
+
+def rounding_hook(dtype: torch.dtype) -> CommHook:
+    """Return a hook that rounds gradients to ``dtype``, sends them and sums them in this dtype.
+
+    Args:
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+
+    Raises:
+        UserError: ``dtype`` is another dtype.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        raise UserError(
+            f"gradients are rounded to 16 bits, not to {dtype}: use torch.bfloat16 or torch.float16"
+        )
+
+    def hook(bucket: GradBucket) -> PendingWork:
+        return _Rounded(bucket, dtype)
+
+    return hook
+
+
+class _Rounded:
+    def __init__(self, bucket: GradBucket, dtype: torch.dtype) -> None:
+        self._flat = bucket.flat
+        self._sent = bucket.flat.to(dtype)
+        self._work = dist.all_reduce(self._sent, group=bucket.group, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._sent is not self._flat:  # gradients that have this dtype already are summed in place
+            self._flat.copy_(self._sent)

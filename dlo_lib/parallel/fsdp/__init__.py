@@ -1,0 +1,11 @@
+"""Fully sharded data parallelism (ZeRO stage 3): each rank stores shards of the parameters, and a unit of the
+model is gathered only while it computes.
+
+A step involves three files: ``fsdp`` (the wrapper, which decides when), ``param_group`` (the operations of
+one unit) and ``sharding.grad_reduction`` (the backward pass). ``wrap`` cuts a model into units.
+``state_dict`` and ``deferred_init`` are extras. Imports ``sharding`` and ``backward_pass``.
+"""
+
+from dlo_lib.parallel.fsdp.fsdp import FSDP
+
+__all__ = ["FSDP"]

@@ -1,0 +1,376 @@
+"""Fully sharded data parallelism: each rank stores 1/N of the parameters, gradients and optimiser state, and
+processes a different part of the batch.
+
+The model is cut into units: its blocks, and the modules before, between and after them. The parameters of a
+unit are all-gathered before the unit computes, in forward and again in backward, and are freed afterwards.
+When backward has computed the gradients of a unit, they are averaged with a reduce-scatter, and each rank
+keeps the part of its shards. While a unit computes, the next unit is gathered and the previous one is
+reduced.
+
+    forward    gather 1 | compute 1, gather 2 | compute 2, gather 3 | ...
+    backward   compute 3, gather 2 | compute 2, reduce 3, gather 1 | compute 1, reduce 2 | reduce 1
+
+At most two units are unsharded at any time.
+
+Memory per rank between steps, fp32 and AdamW: 16 Psi/N bytes (4 weight + 4 gradient + 8 optimiser). During a
+step, two unsharded units and their gradients come in addition.
+
+Bytes sent per rank and step, with f = (N-1)/N: 2 B_p f + B_g f, because each unit is gathered twice. Some
+units are gathered only once, which saves B f each: the last unit of forward, with which backward begins, and
+embeddings, whose backward does not read the weight. With ``reshard_after_forward=False`` the units remain
+unsharded from forward to backward: B_p f + B_g f bytes, at the cost of the memory of the whole model.
+
+Papers: S. Rajbhandari et al., ZeRO (arXiv:1910.02054), stage 3; Y. Zhao et al., PyTorch FSDP
+(arXiv:2304.11277). As in PyTorch's ``fully_shard``, each parameter is sharded separately. A shard keeps the
+number of dimensions of its parameter, and a unit may contain both frozen and trained parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from dlo_lib.errors import UserError
+from dlo_lib.parallel.backward_pass import without_sync
+from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGroup
+from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
+from dlo_lib.parallel.fsdp.wrap import BlockTypes, CallSpan, cut_into_units
+from dlo_lib.parallel.mesh import inner_group
+from dlo_lib.parallel.protocol import MemoryObserver, ParamShard, SplitDim, process_group
+from dlo_lib.parallel.sharding.buckets import broadcast_packed
+from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter
+from dlo_lib.parallel.sharding.transport import BufferPool, Transport, default_transport
+
+MIB = 2**20
+
+
+@dataclass
+class PendingCalls:
+    """The number of forward calls of a unit's modules whose backward has not finished."""
+
+    all: int = 0
+    reading: int = 0
+    """The calls whose backward reads the weights."""
+
+
+class FSDP(nn.Module):
+    """Shards the parameters of ``module`` over ``group``. The parameters are replaced in place by the shards
+    of this rank; create the optimiser afterwards.
+
+    Args:
+        module: has the same structure on every rank. All ranks must call its units in the same order.
+        group: the ranks that share the parameters; None for all ranks.
+        blocks: the types of the blocks, each of which becomes a unit; None for the members of the outermost
+            ``nn.ModuleList``s and ``nn.ModuleDict``s.
+        compute_dtype: dtype of the unsharded parameters and of the floating-point inputs of units; None for
+            the dtype of the parameters. The shards, and therefore the optimiser, keep the dtype of the
+            parameters.
+        reduce_dtype: dtype in which gradients are accumulated and averaged; None for the dtype of the
+            parameters.
+        reshard_after_forward: True frees a unit after its forward. False keeps it unsharded until backward.
+            An integer n keeps 1/n of it on each rank, so that the all-gather of backward involves only n
+            consecutive ranks (for example those of a node).
+        replicas: the ranks that hold the same shards, for hybrid sharding. Gradients are averaged over them
+            as well.
+        device: the device of the unsharded parameters; None for the current device of the parameters.
+        shard_device: the device of the shards, their gradients and the optimiser state; None for ``device``.
+        values: returns the full value of a parameter, for a module without storage (``fsdp.deferred_init``).
+            It is called for one parameter at a time. None: the values of the module on the first rank of the
+            group.
+        transport: how shards are exchanged; None for the cheaper transport. With ``CollectiveTransport()`` a
+            trace shows the collectives by name.
+        keep_buffers: whether the memory of a message is reused for the next one; None: on the CPU only
+            (``sharding.transport`` gives the reason).
+        find_unused_parameters: allows parameters without a gradient, as in ``DDP``. A parameter that no rank
+            used keeps the gradient None. Ranks may use different parameters of a unit whose inputs have
+            gradients, if each backward follows a separate forward. All ranks must use the same units.
+
+    ``no_sync``, ``finish_grad_sync`` and errors are as in ``DDP``. Gradients accumulate either in
+    ``no_sync``, with no communication except the all-gathers and with the memory of the whole gradients, or
+    in the shards without ``no_sync``, with one reduce-scatter in each backward pass.
+
+    Raises:
+        UserError: there is no process group; the module is sharded already; a parameter has no gradient (see
+            ``find_unused_parameters``) or a sparse one; ``reshard_after_forward`` does not divide the ranks.
+    """
+
+    holds_every_param = True
+    takes_added_grads = False
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        *,
+        blocks: BlockTypes | None = None,
+        compute_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        reshard_after_forward: bool | int = True,
+        replicas: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        shard_device: torch.device | None = None,
+        values: Callable[[nn.Parameter], Tensor] | None = None,
+        transport: Transport | None = None,
+        keep_buffers: bool | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        group = process_group(group, "FSDP")
+        if any(hasattr(param, "shard_of") for param in module.parameters()):
+            raise UserError("this module is sharded already: build a new one and wrap it once")
+        self.module = module
+        self.group: dist.ProcessGroup = group
+        self._keep_whole = reshard_after_forward is False
+        smaller = (
+            None if isinstance(reshard_after_forward, bool) else inner_group(group, reshard_after_forward)
+        )
+        device = device or next(module.parameters(), torch.empty(0)).device
+        self.pool = BufferPool(device, keep_buffers if keep_buffers is not None else device.type == "cpu")
+        self._layout = FSDPLayout(
+            group,
+            transport or default_transport(group, device),
+            self.pool,
+            device,
+            shard_device or device,
+            compute_dtype,
+            reduce_dtype,
+            replicas,
+            smaller,
+        )
+        plans = cut_into_units(module, blocks)
+        if values is None:
+            for ranks in (group, replicas):
+                if ranks is not None:
+                    broadcast_packed([*module.parameters(), *module.buffers()], ranks, 25 * MIB)
+        self.units: list[FSDPParamGroup] = []
+        while plans:  # remove each plan after use, because it keeps the whole parameters of its unit alive
+            self.units.append(
+                FSDPParamGroup(plans.pop(0), self._layout, values or (lambda param: param.detach())),
+            )
+
+        call_spans = [(unit, span) for unit in self.units for span in unit.call_spans]
+        # The order of calls in the previous forward; before the first one, the order of registration.
+        self._previous_order = sorted(call_spans, key=lambda entry: entry[1].position)
+        self._order: list[tuple[FSDPParamGroup, CallSpan]] = []  # the calls of this forward so far
+        # The units whose weights backward needs, the next one last
+        self._backward_order: list[FSDPParamGroup] = []
+        self._in_backward: set[FSDPParamGroup] = set()
+        self._pending: dict[FSDPParamGroup, PendingCalls] = {unit: PendingCalls() for unit in self.units}
+        groups = [ranks for ranks in (group, replicas) if ranks is not None]
+        self._grad_reduction: GradReduceScatter[FSDPParam] = GradReduceScatter(
+            self.units,
+            groups,
+            device,
+            find_unused=find_unused_parameters,
+            on_end=self._finalize_backward,
+        )
+        for unit, span in call_spans:
+            for inner in span.modules:
+                inner.register_forward_pre_hook(
+                    functools.partial(self._pre_forward, unit, span), with_kwargs=True
+                )
+                inner.register_forward_hook(functools.partial(self._post_forward, unit, span))
+        for unit in self.units:
+            for fsdp_param in unit.trained:
+                hook = functools.partial(self._grad_reduction.on_gradient, unit, fsdp_param)
+                fsdp_param.whole.register_post_accumulate_grad_hook(hook)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._grad_reduction.recover()
+        self._order = []
+        self.pool.release()  # free the buffers of the last backward, because forward needs the memory first
+        out = self.module(*args, **kwargs)
+        self._previous_order = self._order
+        for unit in self.units:  # a prefetched unit may belong to a module that was not called
+            if not self._stays_whole(unit):
+                unit.reshard()
+        return out
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside the context accumulate whole gradients on this rank, without a reduction.
+        The next backward pass outside averages their sum."""
+        return without_sync(self._grad_reduction)
+
+    def finish_grad_sync(self) -> None:
+        """Average the gradients that are not averaged yet. After a backward pass outside ``no_sync`` there
+        are none."""
+        self._grad_reduction.finish()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``.
+
+        Returns the norm before scaling, () fp64, the same on every rank.
+        """
+        return clip_sharded_grad_norm_(self.parameters(), max_norm, [self.group], self._layout.device)
+
+    def shards(self) -> list[ParamShard]:
+        """Return the rows of every parameter that this rank stores. A 0-d parameter is stored whole by one
+        rank."""
+        rows = (SplitDim(0, self.group),)
+        params = [(param, param.whole) for unit in self.units for param in unit.fsdp_params]
+        return [
+            ParamShard(param.name, whole.shape, whole.stride(), rows, param.shard) for param, whole in params
+        ]
+
+    def unwrapped(self) -> list[nn.Module]:
+        return [self.module]
+
+    def observe_memory(self, observer: MemoryObserver) -> None:
+        """Report the shards now, and the buffers of gathering and reducing each time they are allocated."""
+        observer.weights(unit.shards for unit in self.units)
+        for unit in self.units:
+            observer.buffers(fsdp_param.parts for fsdp_param in unit.fsdp_params)
+            for fsdp_param in unit.trained:
+                fsdp_param.whole.register_hook(lambda gradient: observer.gradients([gradient]))
+        self.pool.on_take = lambda message: observer.buffers([message])
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return the ``state_dict`` of the unsharded module, on the CPU of every rank; called by every rank.
+
+        In addition to the result, one unsharded unit at a time is in memory.
+        """
+        return full_state_dict(self.module, self.units)
+
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load the shards of this rank from ``state``, the result of ``full_state_dict``; called by every
+        rank.
+
+        Raises:
+            UserError: the names or shapes are not those of the module.
+        """
+        load_full_state_dict(self.module, self.units, state)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        raise UserError(
+            "the shards of one rank are not a checkpoint: "
+            "use full_state_dict() or parallel.checkpoint.save_sharded",
+        )
+
+    def __getstate__(self) -> Any:
+        raise UserError(
+            "an FSDP module cannot be copied or pickled, because it belongs to a process group: "
+            "use full_state_dict()",
+        )
+
+    def _pre_forward(
+        self,
+        unit: FSDPParamGroup,
+        span: CallSpan,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """Unshard the unit, start to gather the next one, and register hooks on the inputs. The backward of
+        the module ends when the gradients of all its inputs are computed."""
+        recomputing = unit in self._in_backward  # the second forward of activation checkpointing
+        unit.unshard()
+        if module is span.modules[0] and not recomputing:
+            self._begin_span(unit, span)
+        inputs = 0
+
+        def on_input_grad(gradient: Tensor) -> None:
+            nonlocal inputs
+            inputs -= 1
+            if inputs == 0:
+                self._post_backward(unit, module)
+
+        def cast_and_hook(tensor: Tensor) -> Tensor:
+            nonlocal inputs
+            if not tensor.is_floating_point():
+                return tensor
+            if self._layout.compute_dtype is not None:
+                tensor = tensor.to(self._layout.compute_dtype)
+            if recomputing or not (tensor.requires_grad and torch.is_grad_enabled()):
+                return tensor
+            # Make a new tensor, because the hooks of one tensor run in the order of registration: the hook of
+            # the previous unit would run first and gather a third unit before this one is freed.
+            tensor = tensor.view_as(tensor)
+            tensor.register_hook(on_input_grad)
+            inputs += 1
+            return tensor
+
+        return tree_map_only(Tensor, cast_and_hook, (args, kwargs))
+
+    def _begin_span(self, unit: FSDPParamGroup, span: CallSpan) -> None:
+        """Record the call, and start the all-gather of the unit that came next in the previous forward."""
+        position = len(self._order)
+        self._order.append((unit, span))
+        if torch.is_grad_enabled() and unit.trained:
+            self._grad_reduction.expect(unit)
+        if torch.is_grad_enabled() and not all(
+            _reads_no_weight_in_backward(module) for module in span.modules
+        ):
+            self._backward_order.append(unit)
+        expected = self._previous_order[position : position + 1]
+        upcoming = self._previous_order[position + 1 :]
+        if self._order[position:] == expected and upcoming:
+            upcoming[0][0].start_all_gather()  # overlaps with the computation of this unit
+
+    def _post_forward(
+        self, unit: FSDPParamGroup, span: CallSpan, module: nn.Module, args: Any, out: Any
+    ) -> None:
+        if unit in self._in_backward:
+            return
+        if torch.is_grad_enabled():
+            self._pending[unit].all += 1
+            if not _reads_no_weight_in_backward(module):
+                self._pending[unit].reading += 1
+                for tensor in tree_leaves(out):
+                    if isinstance(tensor, Tensor) and tensor.requires_grad:
+                        tensor.register_hook(functools.partial(self._pre_backward, unit))
+        if module is span.modules[-1] and not self._stays_whole(unit):
+            unit.reshard(until_backward=torch.is_grad_enabled())
+
+    def _stays_whole(self, unit: FSDPParamGroup) -> bool:
+        """Return whether the unit remains unsharded until backward: with ``reshard_after_forward=False``
+        every unit does, otherwise only the unit with which backward begins."""
+        last = len(self._order) >= len(self._previous_order) and self._backward_order[-1:] == [unit]
+        return torch.is_grad_enabled() and (self._keep_whole or last)
+
+    def _pre_backward(self, unit: FSDPParamGroup, gradient: Tensor) -> None:
+        """Unshard the unit again, and start to gather the unit that backward needs next."""
+        if unit in self._in_backward:
+            return
+        self._grad_reduction.begin()
+        self._in_backward.add(unit)
+        while self._backward_order and self._backward_order.pop() is not unit:
+            pass
+        unit.unshard()
+        if self._backward_order:
+            self._backward_order[-1].start_all_gather()
+
+    def _post_backward(self, unit: FSDPParamGroup, module: nn.Module) -> None:
+        """Free the unit after its last pending call. Called when the gradients of the inputs of a call are
+        computed, which is the end of the backward of this call."""
+        calls = self._pending[unit]
+        calls.all -= 1
+        calls.reading -= not _reads_no_weight_in_backward(module)
+        # The count is negative in a second pass through a retained graph. The units are then freed at the end
+        # of the pass.
+        if calls.reading == 0:
+            self._in_backward.discard(unit)
+            unit.reshard()
+        if calls.all == 0:
+            self._grad_reduction.complete(unit)  # parameters that this rank did not use will have no gradient
+
+    def _finalize_backward(self) -> None:
+        self._in_backward.clear()
+        self._backward_order.clear()
+        for unit in self.units:
+            unit.reshard()
+            self._pending[unit] = PendingCalls()
+
+
+def _reads_no_weight_in_backward(module: nn.Module) -> bool:
+    """Return whether backward needs no weight of ``module``. The backward of an embedding needs only the
+    indices."""
+    return isinstance(module, nn.Embedding) and module.max_norm is None

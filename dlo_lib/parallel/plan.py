@@ -1,0 +1,365 @@
+"""The distribution of a training step over ranks: a plan of degrees and choices, and the function that
+applies it.
+
+The trainer, ``measure_memory`` and the benchmarks use the same plan. A model of any plan meets the
+requirement of ``train_step``: after the last backward of a step, the gradients of the whole parameters, or of
+this rank's part of them, are the mean over all data.
+
+    ParallelPlan(pp=2, dp_shard=4)      two stages, each sharded over four ranks: 8 ranks
+    ShortForm.HSDP.plan(16, 4)          the plan of ``--parallel hsdp`` on four nodes of four ranks
+
+The plan has degrees for tensor, context and expert parallelism, which the library does not implement yet. It
+refuses values other than 1.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlo_lib.errors import UserError
+from dlo_lib.models.llama import Llama
+from dlo_lib.parallel.ddp import DDP
+from dlo_lib.parallel.fsdp import FSDP
+from dlo_lib.parallel.mesh import Degrees, ParallelMesh
+from dlo_lib.parallel.pipeline.llama import build_pipeline
+from dlo_lib.parallel.pipeline.schedules import make_schedule
+from dlo_lib.parallel.pipeline.table import ScheduleKind
+from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
+
+_NOT_YET = {"tp": "tensor", "cp": "context", "ep": "expert"}
+
+
+class ZeroStage(enum.IntEnum):
+    """The stages of the ZeRO paper: what is sharded along ``dp_shard``. Each stage includes the previous
+    ones."""
+
+    NONE = 0
+    OPTIMIZER = 1
+    """The optimiser state. Every rank writes a different part of a checkpoint."""
+    GRADIENTS = 2
+    """The gradients. They are reduced after each micro-batch, because the whole gradients may not fit."""
+    PARAMETERS = 3
+    """The parameters (FSDP). The model is built on the meta device, because it may not fit on one rank."""
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """The degrees and choices of a training run.
+
+    Args:
+        pp, dp_replicate, dp_shard, cp, tp, ep: the number of ranks along each dimension of the mesh
+            (``parallel.mesh``). One of them may be 0, which means all remaining ranks.
+        zero_stage: what is sharded; None for the parameters if ``dp_shard`` is not 1, otherwise nothing.
+        reshard_after_forward: the argument of ``FSDP``; None for True, or for False in a pipeline, where True
+            would gather the parameters in each micro-batch.
+        schedule: the schedule of a pipeline; None for 1F1B if ``pp`` is above 1, otherwise no pipeline.
+        micro_batches: the number of micro-batches in a step of a pipeline.
+        compute_dtype: the argument of ``FSDP``: the dtype of the gathered parameters and of the inputs of
+            units.
+        bucket_view: whether gradients are views of the buckets of DDP.
+        keep_buffers: whether the memory of a message is reused for the next one; None: on the CPU only.
+
+    Raises:
+        UserError: the library does not implement a degree yet, or the choices contradict each other. The
+            message names the cure.
+    """
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    zero_stage: ZeroStage | None = None
+    reshard_after_forward: bool | int | None = None
+    schedule: ScheduleKind | None = None
+    micro_batches: int = 1
+    compute_dtype: torch.dtype | None = None
+    bucket_view: bool = True
+    keep_buffers: bool | None = None
+
+    def __post_init__(self) -> None:
+        refuse_missing(self.tp, self.cp, self.ep)
+        if self.stage is ZeroStage.NONE and self.dp_shard != 1:
+            raise UserError(
+                f"dp_shard is {self.dp_shard} and nothing is sharded: "
+                "use dp_replicate, or ZeRO stage 1, 2 or 3 (fsdp)",
+            )
+        if self.stage in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
+            if self.dp_replicate != 1:
+                raise UserError(
+                    f"ZeRO stage {self.stage.value} is over all copies of the model: "
+                    "use dp_replicate 1, or stage 3 (hsdp)",
+                )
+            if self.pipelined:
+                raise UserError(
+                    f"ZeRO stage {self.stage.value} in a pipeline is not in the library yet: "
+                    "use stage 3 (fsdp) or 0",
+                )
+
+    @property
+    def degrees(self) -> Degrees:
+        return Degrees(self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp, self.ep)
+
+    @property
+    def stage(self) -> ZeroStage:
+        """The ZeRO stage, with None of ``zero_stage`` replaced."""
+        if self.zero_stage is not None:
+            return self.zero_stage
+        return ZeroStage.PARAMETERS if self.dp_shard != 1 else ZeroStage.NONE
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the model is a pipeline. With a schedule, this includes a pipeline of one rank."""
+        return self.pp != 1 or self.schedule is not None
+
+    @property
+    def builds_in_parts(self) -> bool:
+        """Whether no rank holds the whole model, so that it is built on the meta device."""
+        return self.pipelined or self.stage is ZeroStage.PARAMETERS
+
+    @property
+    def grads_in_parts(self) -> bool:
+        """Whether each rank holds only a part of the gradients, so that the ranks must agree on an
+        overflow."""
+        return self.pipelined or self.stage >= ZeroStage.GRADIENTS
+
+    @property
+    def saves_in_parts(self) -> bool:
+        """Whether every rank writes a part of a checkpoint."""
+        return self.pipelined or self.stage is not ZeroStage.NONE
+
+    def over(self, ranks: int) -> ParallelPlan:
+        """Return the plan for this number of ranks, with a degree of 0 replaced.
+
+        Raises:
+            UserError: the degrees do not fit the number of ranks. The message names degrees that do.
+        """
+        found = self.degrees.over(ranks)
+        return replace(
+            self,
+            pp=found.pp,
+            dp_replicate=found.dp_replicate,
+            dp_shard=found.dp_shard,
+            # Set the stage explicitly, because with one rank, dp_shard becomes 1 and no longer implies it.
+            zero_stage=self.stage,
+        )
+
+
+class ShortForm(enum.Enum):
+    """Names of plans on the command line."""
+
+    NONE = "none"
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    """The name of FSDP in the ZeRO paper."""
+    FSDP = "fsdp"
+    HSDP = "hsdp"
+    PP = "pp"
+
+    def plan(
+        self,
+        ranks: int,
+        per_node: int,
+        *,
+        pp: int = 0,
+        dp_replicate: int = 0,
+        dp_shard: int = 0,
+        **choices: Any,
+    ) -> ParallelPlan:
+        """Return the plan of this name for a number of ranks.
+
+        Args:
+            ranks: the number of ranks.
+            per_node: the number of ranks of a node. It is the default of ``pp`` for a pipeline and of
+                ``dp_shard`` for HSDP.
+            pp, dp_replicate, dp_shard: explicit degrees; 0 for the default.
+            choices: other fields of the plan.
+
+        Raises:
+            UserError: the plan refuses the combination.
+        """
+        if self is ShortForm.NONE and not (pp or dp_replicate or dp_shard) and ranks > 1:
+            raise UserError(
+                f"parallel none trains on one rank, this job has {ranks}: "
+                "use --parallel ddp, or start one rank",
+            )
+        if self in _STAGES:
+            choices.setdefault("zero_stage", _STAGES[self])
+        if self is ShortForm.PP:
+            pp = pp or per_node
+            choices["schedule"] = choices.get("schedule") or ScheduleKind.ONE_F_ONE_B
+        if self is ShortForm.HSDP:
+            dp_shard = dp_shard or per_node
+        sharded = _STAGES.get(self, ZeroStage.NONE) is not ZeroStage.NONE
+        if sharded and not dp_shard:
+            return ParallelPlan(pp or 1, dp_replicate or 1, 0, **choices).over(ranks)
+        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, **choices).over(ranks)
+
+    @property
+    def shards(self) -> bool:
+        """Whether a rank holds only a part of the parameters, gradients or optimiser state."""
+        return self in (ShortForm.PP, *(form for form, stage in _STAGES.items() if stage))
+
+
+_STAGES = {
+    ShortForm.DDP: ZeroStage.NONE,
+    ShortForm.ZERO1: ZeroStage.OPTIMIZER,
+    ShortForm.ZERO2: ZeroStage.GRADIENTS,
+    ShortForm.ZERO3: ZeroStage.PARAMETERS,
+    ShortForm.FSDP: ZeroStage.PARAMETERS,
+    ShortForm.HSDP: ZeroStage.PARAMETERS,
+}
+
+
+def refuse_missing(tp: int, cp: int, ep: int) -> None:
+    """Raise an error unless these degrees are 1, because the library does not implement them yet.
+
+    Raises:
+        UserError: a degree is not 1.
+    """
+    for name, degree in {"tp": tp, "cp": cp, "ep": ep}.items():
+        if degree != 1:
+            raise UserError(
+                f"{_NOT_YET[name]} parallelism is not in the library yet: use {name} 1, not {degree}"
+            )
+
+
+def parallelize(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh | None,
+    *,
+    device: torch.device | None = None,
+    values: Callable[[nn.Parameter], Tensor] | None = None,
+    seq: int = 1,
+) -> nn.Module:
+    """Distribute ``model`` over the ranks of ``mesh``; called by every rank. Create the optimiser afterwards
+    with ``make_optimizer``.
+
+    Args:
+        plan: the plan, with the degrees of the mesh.
+        mesh: the ranks; None returns the model unchanged, for training in one process.
+        device: the device of the computation; None for the current device of the model.
+        values: returns the value of a parameter, for a model that was built in ``fsdp.deferred_init``; None
+            for the values of the model.
+        seq: the number of tokens in a sequence, for the balance of the stages of a pipeline.
+
+    Returns the wrapped module, a ``ParallelModel`` unless there is nothing to distribute.
+
+    Raises:
+        UserError: the mesh has other degrees than the plan; the model of a pipeline is not a Llama; a wrapper
+            refuses the model.
+    """
+    if mesh is None:
+        return model
+    if plan.degrees != mesh.degrees:
+        raise UserError(
+            f"the plan has {plan.degrees}, the mesh {mesh.degrees}: "
+            "make the mesh with ParallelMesh(plan.degrees)",
+        )
+
+    # 1. Cut the layers first. The layers of other ranks need no memory here, and must not be sharded over the
+    #    ranks of this stage.
+    if plan.pipelined:
+        if not isinstance(model, Llama):
+            raise UserError(
+                f"a pipeline is cut out of a Llama, not out of a {type(model).__name__}: use pp 1"
+            )
+        schedule = make_schedule(plan.schedule or ScheduleKind.ONE_F_ONE_B, plan.pp, plan.micro_batches)
+        sharded = plan.stage is ZeroStage.PARAMETERS
+        ends_together = schedule.stages > 1 and schedule.placement[0] == schedule.placement[-1]
+        if sharded and model.config.tied_embeddings and ends_together:
+            raise UserError(
+                "this schedule has both ends of tied embeddings on one rank, which shards them separately: "
+                "use --schedule 1f1b",
+            )
+        if sharded and plan.reshard_after_forward is None:
+            plan = replace(plan, reshard_after_forward=False)
+
+        # 2. Tensor, context and expert parallelism belong here, inside a stage: they replace or cut layers,
+        # and the    wrappers of step 3 need the final parameters.
+
+        # 3. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather
+        # parameters    before all other work and average gradients after it.
+        def wrap(stage: nn.Module) -> nn.Module:
+            return _data_parallel(stage, plan, mesh, device, values)
+
+        # 4. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates,
+        # and    build the pipeline.
+        return build_pipeline(
+            model,
+            schedule,
+            seq,
+            mesh.group_along("pp"),
+            wrap=wrap,
+            wrap_shards=sharded,
+            values=values,
+            device=device,
+        )
+    return _data_parallel(model, plan, mesh, device, values)
+
+
+def _data_parallel(
+    module: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh,
+    device: torch.device | None,
+    values: Callable[[nn.Parameter], Tensor] | None,
+) -> nn.Module:
+    """Wrap ``module``, the model or one stage of it, for ranks with different data."""
+    match plan.stage:
+        case ZeroStage.PARAMETERS:
+            return FSDP(
+                module,
+                mesh.group_along("dp_shard", "cp"),
+                replicas=mesh.group_along("dp_replicate") if mesh.size("dp_replicate") > 1 else None,
+                compute_dtype=plan.compute_dtype,
+                reshard_after_forward=True
+                if plan.reshard_after_forward is None
+                else plan.reshard_after_forward,
+                device=device,
+                values=values,
+                keep_buffers=plan.keep_buffers,
+            )
+        case ZeroStage.GRADIENTS:
+            return ShardedDDP(module, mesh.group_along("dp_shard", "cp"), keep_buffers=plan.keep_buffers)
+    ranks = mesh.group_along("dp_replicate", "dp_shard", "cp")
+    if plan.pipelined and mesh.size("dp_replicate", "dp_shard", "cp") == 1:
+        return module  # a single pipeline has no other ranks for the average
+    return DDP(module, ranks, gradient_as_bucket_view=plan.bucket_view, keep_buckets=plan.keep_buffers)
+
+
+def make_optimizer(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh | None,
+    params: Any,
+    cls: Callable[..., torch.optim.Optimizer],
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """Create ``cls(params, **options)`` for the result of ``parallelize``. For ZeRO stages 1 and 2, the
+    result is a ``ShardedOptimizer`` of this class.
+
+    Args:
+        model: the result of ``parallelize``.
+        plan, mesh: those of ``parallelize``.
+        params: the parameters of ``model``, or parameter groups.
+        cls: the class of the optimiser.
+        options: keyword arguments of ``cls``.
+    """
+    if mesh is None or plan.stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
+        return cls(params, **options)
+    assert isinstance(cls, type)
+    partition = getattr(model, "partition", None)
+    return ShardedOptimizer(
+        params, cls, group=mesh.group_along("dp_shard", "cp"), partition=partition, **options
+    )

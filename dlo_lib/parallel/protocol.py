@@ -1,0 +1,142 @@
+"""The interface of every parallel wrapper. Training, checkpoints, clipping and measurements use only this
+interface.
+
+A wrapper is a module that is called as the wrapped module. It also defines the communication of its
+gradients, and which part of each parameter this rank holds. DDP, ZeRO, FSDP and pipelines implement the
+protocol, including a pipeline whose stages are wrapped by one of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dlo_lib.errors import UserError
+
+
+@dataclass(frozen=True)
+class SplitDim:
+    """The tensor is cut along dimension ``dim`` into parts of ceil(size / ranks), one for each rank of
+    ``group`` in order, as ``Shard(dim)`` of DTensor."""
+
+    dim: int
+    group: dist.ProcessGroup
+
+
+@dataclass(frozen=True)
+class FlatRange:
+    """The rank holds consecutive elements in the order of memory, beginning at element ``start``: a piece of
+    the flat parameters of ZeRO."""
+
+    start: int
+
+
+Placement = tuple[SplitDim | FlatRange, ...]
+"""The position of a rank's part in the whole tensor; () if the rank holds the whole tensor."""
+
+
+@dataclass(frozen=True, eq=False)
+class ParamShard:
+    """One parameter as this rank holds it.
+
+    Attributes:
+        name: the name in the whole model.
+        shape, strides: those of the whole parameter.
+        placement: the position of this rank's part.
+        param: the parameter that the optimiser updates: the part of this rank, or the whole.
+    """
+
+    name: str
+    shape: torch.Size
+    strides: tuple[int, ...]
+    placement: Placement
+    param: nn.Parameter
+
+
+@runtime_checkable
+class ParallelModel(Protocol):
+    """A model that is distributed over ranks."""
+
+    holds_every_param: bool
+    """Whether each rank holds a part of every parameter. It does in every wrapper except a pipeline."""
+    takes_added_grads: bool
+    """Whether ``finish_grad_sync`` also averages gradients that were added to ``.grad`` outside autograd, as
+    split backward passes do."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside the context do not communicate gradients. The next backward pass outside
+        averages their sum."""
+
+    def finish_grad_sync(self) -> None:
+        """Average the gradients that are not averaged yet, and wait for the result."""
+
+    def shards(self) -> list[ParamShard]:
+        """Return every parameter of which this rank holds a part, each once."""
+
+    def unwrapped(self) -> Sequence[nn.Module]:
+        """Return the wrapped modules. Their parameters and buffers have the names of the whole model."""
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``.
+
+        Returns the norm before scaling, ().
+        """
+
+    def observe_memory(self, observer: MemoryObserver) -> None:
+        """Report the tensors of the wrapper to ``observer``, now and each time new ones are allocated."""
+
+
+class MemoryObserver(Protocol):
+    """A measurement of memory, to which wrappers report their tensors."""
+
+    def weights(self, tensors: Iterable[Tensor]) -> None:
+        """``tensors`` hold parameters for the whole training."""
+
+    def buffers(self, tensors: Iterable[Tensor]) -> None:
+        """``tensors`` hold gathered parameters or messages."""
+
+    def gradients(self, tensors: Iterable[Tensor]) -> None:
+        """``tensors`` hold gradients."""
+
+
+def whole_params(module: nn.Module) -> list[ParamShard]:
+    """Return the parameters of a module that is whole on every rank."""
+    named = module.named_parameters()
+    return [ParamShard(name, param.shape, param.stride(), (), param) for name, param in named]
+
+
+def stepped_shards(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[ParamShard]:
+    """Return the shards that ``optimizer`` updates: its pieces if it shards the parameters itself, otherwise
+    the shards of the model."""
+    cut: Callable[[list[ParamShard]], list[ParamShard]] | None = getattr(optimizer, "shards", None)
+    return model.shards() if cut is None else cut(model.shards())
+
+
+def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimiser that holds the state of this rank: the inner one of a sharded optimiser, otherwise
+    ``optimizer``."""
+    local = getattr(optimizer, "local", None)
+    return local if isinstance(local, torch.optim.Optimizer) else optimizer
+
+
+def process_group(group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
+    """Return ``group``, or the group of all ranks if it is None.
+
+    Args:
+        what: the object that needs the group, for the message.
+
+    Raises:
+        UserError: there is no process group.
+    """
+    chosen = group if group is not None else dist.group.WORLD
+    if chosen is None:
+        raise UserError(
+            f"{what} needs a process group: start with torchrun or srun, or call launch.run_ranks"
+        )
+    return chosen

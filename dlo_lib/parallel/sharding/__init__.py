@@ -1,0 +1,6 @@
+"""The parts that the sharded wrappers share: packing, reduction, exchange and clipping. They know no wrapper.
+
+``buckets`` packs small tensors into messages. ``transport`` exchanges shards and reuses the buffers.
+``grad_reduction`` reduce-scatters the gradients of a backward pass. ``clip`` clips gradients that are in
+shards. Imports ``backward_pass``.
+"""

@@ -1,0 +1,53 @@
+"""Differences between the supported releases of PyTorch, each with the release that changed it.
+
+The library is written for the newest release, and imports from here what differs in older ones. When
+``torch_version.OLDEST`` rises, the entries for earlier releases are removed. One difference has a separate
+module, because it needs more than a line: ``comm.tracing.reductions``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+
+from dlo_lib.torch_version import release
+
+RELEASE = release(torch.__version__)
+
+# 2.13 renamed the collectives of one flat tensor, and deprecated the old names.
+all_gather_single = dist.all_gather_single if RELEASE >= (2, 13) else dist.all_gather_into_tensor
+reduce_scatter_single = dist.reduce_scatter_single if RELEASE >= (2, 13) else dist.reduce_scatter_tensor
+
+
+def store_on(listener: int, port: int, world_size: int) -> dist.TCPStore:
+    """Return the store of ``world_size`` ranks, served by this process on the listening socket ``listener``.
+
+    The store takes over the file descriptor ``listener``.
+    """
+    # Before 2.8 the default backend of the store (libuv) does not accept a socket that listens already.
+    older: dict[str, Any] = {} if RELEASE >= (2, 8) else {"use_libuv": False}
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        world_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+        **older,
+    )
+
+
+def refusing_backend(rank: int, world_size: int) -> FakeProcessGroup:
+    """Return a backend that moves no data and raises an error in every collective.
+
+    Before 2.10 it cannot raise: collectives return at once and do not change their outputs.
+    """
+    if RELEASE < (2, 10):
+        return FakeProcessGroup(rank, world_size)
+    fake: Any = FakeProcessGroup  # torch's stub describes an older class
+    options = fake.Options()
+    options.error_on_collective = True
+    return fake._create_internal(rank, world_size, options)

@@ -1,0 +1,59 @@
+"""The supported releases of PyTorch, checked without importing PyTorch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+
+from dlo_lib.errors import EXIT_BAD_INPUT, UserError
+
+OLDEST = (2, 6)
+"""The oldest supported release, as in ``pyproject.toml``. ``make compat`` tests it and the newest."""
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return the major and the minor number of a version.
+
+    >>> release("2.10.0a0+git1234")
+    (2, 10)
+    """
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def check_torch(version: str | None = None, *, oldest: tuple[int, int] = OLDEST, what: str = "") -> None:
+    """Check that PyTorch is new enough.
+
+    Args:
+        version: None checks the installed one. If PyTorch is not installed nothing happens, because its
+            import raises an error.
+        oldest: the oldest release that will do.
+        what: what needs it, for the message; "": the library.
+
+    Raises:
+        UserError: the version is older than ``oldest``.
+    """
+    if version is None:
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            return
+    if release(version) < oldest:
+        number = ".".join(map(str, oldest))
+        needs = f"{what} needs {number}" if what else f"the oldest supported release is {number}"
+        raise UserError(
+            f"PyTorch {version} is too old, {needs}: pip install -U torch, or load a newer module"
+        )
+
+
+def exit_if_torch_too_old(program: str) -> None:
+    """Exit with one line and status 2 if PyTorch is too old.
+
+    A command calls this before its other imports, which may fail with an old release.
+    """
+    try:
+        check_torch()
+    except UserError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)

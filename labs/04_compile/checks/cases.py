@@ -1,0 +1,173 @@
+"""The parts that visible and hidden checks share: random inputs, and the proof that a graph is the whole function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dlo_lib.grading.checks.contract import Run, Wrong
+from dlo_lib.grading.checks.graphs import Recorded
+from dlo_lib.models import Llama, LlamaConfig
+
+from .scenarios import compiled_on_lengths
+from .twins import cost
+
+SLACK = 1e-9
+MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+BREAKS = (
+    "{call} became {number} graphs: between them Python had to read a value (an `if` on a tensor, .item(), print, x[mask]). "
+    "`explain({call}, ...)` shows the line."
+)
+
+# -- a graph is the whole function
+
+
+def one_graph(t, run: Run, call: str) -> Recorded:
+    """Return the recorded graph, and check that there is exactly one and that it was run."""
+    recorded = Recorded.read(run.results[0])
+    number = len(recorded.graphs)
+    t.that(
+        bool(number > 0 and recorded.calls),
+        "{call} became no graph. If there is a break within a loop, the whole function runs in Python",
+        call=call,
+    )
+    t.that(bool(number == 1), BREAKS, call=call, number=number)
+    return recorded
+
+
+def listed(recorded: Mapping[str, object], name: str) -> list[dict]:
+    """The dicts in a recorded list; the recorded data may have any type."""
+    found = recorded.get(name)
+    return [each for each in found if type(each) is dict] if type(found) is list else []
+
+
+def nearest(outputs: list[Tensor], want: Tensor) -> Tensor | None:
+    """The output of a graph that is nearest to ``want``, with its shape and dtype."""
+    alike = [output for output in outputs if output.shape == want.shape and output.dtype == want.dtype]
+    return min(alike, key=lambda output: float((output.double() - want.double()).abs().nan_to_num(1e30).sum()), default=None)
+
+
+def the_graph_gives(t, recorded: Recorded, inputs: dict[str, Tensor], want: Tensor, call: str) -> None:
+    """Check that the graph alone, run on other inputs, gives the expected results."""
+    same = nearest(recorded.replayed(recorded.calls[0], inputs), want)
+    message = (
+        "{call} is one graph, but this graph gives wrong results for other inputs: a decision that depends on values or sizes "
+        "was fixed while the graph was made"
+    )
+    t.that(same is not None and torch.allclose(same, want, rtol=1e-4, atol=1e-5), message, call=call)
+
+
+class _Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation makes; a view counts as what it is a view of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(made, Tensor):
+                self.elements = max(self.elements, made.untyped_storage().nbytes() // made.element_size())
+        return result
+
+
+def largest_tensor(recorded: Recorded, inputs: dict[str, Tensor]) -> int:
+    """The elements of the largest tensor that the graphs make; 0 if none can run here, which another check reports."""
+    with _Largest() as seen:
+        for call in recorded.calls:
+            try:
+                recorded.replayed(call, inputs)
+            except Wrong:
+                continue
+    return seen.elements
+
+
+# -- cases
+
+
+def clip_case(t, above: bool) -> dict[str, Tensor]:
+    gradient = t.normal(t.integer(4, 9), 5)
+    factor = t.uniform(0.2, 0.8) if above else t.uniform(1.2, 3.0)
+    return {"gradient": gradient, "limit": gradient.norm() * factor}
+
+
+def mean_case(t, rows: int, width: int) -> dict[str, Tensor]:
+    mask = t.integers(0, 1, rows, width).bool()
+    mask[0, 0] = True
+    return {"losses": t.normal(rows, width).abs(), "mask": mask}
+
+
+def drawn_counts(t, number: int, longest: int) -> dict[int, int]:
+    lengths = t.shuffled(range(3, longest))[:number]
+    return {length: t.integer(1, 60) for length in lengths}
+
+
+def adamw_case(t, rows: int, width: int) -> dict[str, Tensor]:
+    step, lr = torch.tensor(float(t.integer(1, 50))), torch.tensor(t.uniform(1e-3, 1e-1))
+    moments = {"first": 0.1 * t.normal(rows, width), "second": 0.01 * t.normal(rows, width).square()}
+    return {"parameter": t.normal(rows, width), "gradient": t.normal(rows, width), **moments, "step": step, "lr": lr}
+
+
+def llama_case(t) -> tuple[Llama, dict]:
+    config = LlamaConfig(vocab_size=31, hidden=12, intermediate=20, num_layers=t.integer(3, 4), num_heads=2, num_kv_heads=1, head_dim=6)
+    model = Llama(config)
+    state = {name: value + 0.1 * t.normal(*value.shape) for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    return model, {"config": config, "state": state, "tokens": t.integers(0, 30, 2, t.integer(5, 9))}
+
+
+def lengths_recorded(student, t) -> tuple[Recorded, int, int]:
+    batch, width = t.integer(2, 4), t.integer(2, 5)
+    lengths = t.shuffled([5, 7, 11, 13])
+    return (
+        Recorded.read(student.ranks(compiled_on_lengths, [{"batches": [t.normal(batch, n, width) for n in lengths]}]).results[0]),
+        batch,
+        width,
+    )
+
+
+# -- measures
+
+
+def padded_right(student, t, length: int, buckets: list[int]) -> None:
+    """Check the smallest bucket, the same tokens, and a padding without targets."""
+    tokens, targets = t.integers(1, 99, 3, length), t.integers(0, 99, 3, length)
+    bucket = min(each for each in buckets if each >= length)
+    call = f"pad_to_bucket of length {length}, buckets {buckets}"
+    got_tokens, got_targets = t.items(student.pad_to_bucket(tokens, targets, buckets), 2, call)
+    for got, name in ((got_tokens, "tokens"), (got_targets, "targets")):
+        t.tensor(got, "{call}: the {name}", shape=(3, bucket), dtype=torch.int64, call=call, name=name)
+    kept = torch.equal(got_tokens[:, :length], tokens) and torch.equal(got_targets[:, :length], targets)
+    t.that(kept, "{call}: the original tokens and targets must come first, unchanged", call=call)
+    t.that(bool((got_targets[:, length:] == -100).all()), "{call}: a padded token has the target -100, so that the loss ignores it", call=call)  # fmt: skip
+    t.that(
+        bool(((got_tokens[:, length:] >= 0) & (got_tokens[:, length:] < 100)).all()), "{call}: the padding must be a valid token", call=call
+    )
+
+
+def as_cheap(student, t, counts: dict[int, int], compile_seconds: float, token_seconds: float, least: float) -> None:
+    """Check that the buckets hold every length and cost no more than the cheapest buckets."""
+    call = "choose_buckets for {lengths} lengths"
+    got = student.choose_buckets(counts, compile_seconds, token_seconds)
+    t.that(type(got) is list and all(type(each) is int for each in got), call + ": return a list of integers", lengths=len(counts))
+    t.that(bool(got) and max(got) >= max(counts), call + ": the longest sequence fits into no bucket", lengths=len(counts))
+    found = cost(got, counts, compile_seconds, token_seconds)
+    t.that(
+        bool(found <= least * (1 + SLACK)),
+        call + ": your {buckets} buckets cost {found:.4g} s, {least:.4g} s are possible. Compare each bucket's compilation with the padding it saves.",
+        lengths=len(counts), buckets=len(got), found=found, least=least,
+    )  # fmt: skip
+
+
+def as_soon(student, t, compile_seconds: float, eager: float, compiled: float) -> None:
+    """Check ``break_even`` on whole eighths of seconds, which floating point represents exactly."""
+    steps, most = 0, 100_000
+    while steps <= most and compile_seconds + steps * compiled > steps * eager:
+        steps += 1
+    got = student.break_even(compile_seconds, eager, compiled)
+    call = f"break_even({compile_seconds:g}, {eager:g}, {compiled:g})"
+    t.equal(got, steps if steps <= most else None, call)

@@ -1,0 +1,299 @@
+"""The visible checks of the wrapper and of gradient accumulation, and their twins: one process with the samples of all ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check
+from dlo_lib.grading.checks.twins import twin
+from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.traffic import passes_only
+from dlo_lib.text import tr
+
+from .replicas import DIVIDED_TWICE, SUMMED, explained
+from .scenarios import accumulated, held_back, steps_of
+
+ROWS = 5
+UNUSED = {"NoneType": "a parameter that this rank did not use has no gradient: put zeros into its bucket"}
+WAITED = "backward on rank 0 waits for an all-reduce that rank 1 starts only later: wait() belongs in finish, not in a hook"
+TWICE = (
+    "the gradients are {world} times too large, and rank {rank} starts {count} all-reduces for {buckets} buckets: "
+    "a bucket is reduced more than once"
+)
+
+# -- twins
+
+
+@twin
+def mean_gradients(weights: list[Tensor], inputs: list[Tensor], unused: list[tuple[int, ...]]) -> list[Tensor]:
+    """One process with the inputs of all ranks; ``unused`` are the branches that each rank leaves out."""
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    losses = []
+    for x, without in zip(inputs, unused):
+        out = sum(torch.tanh(x @ weight).sum(1) for i, weight in enumerate(weights) if i not in without)
+        losses.append(out.square().mean())
+    mean = torch.stack(losses).mean()
+    return list(torch.autograd.grad(mean, weights, allow_unused=True, materialize_grads=True))
+
+
+@twin
+def whole_gradient(weight: Tensor, batches: list[Tensor]) -> Tensor:
+    """The gradient of the mean loss over all micro-batches, in one process."""
+    weight = weight.clone().requires_grad_()
+    loss = torch.stack([torch.tanh(x @ weight.T).square().mean() for x in batches]).mean()
+    return torch.autograd.grad(loss, weight)[0]
+
+
+def buckets_of(weights: list[Tensor], trained: list[int], limit: int) -> list[list[int]]:
+    """The parameters of each bucket."""
+    found: list[list[int]] = []
+    for i in reversed(trained):
+        if found and sum(weights[j].nbytes for j in found[-1]) + weights[i].nbytes <= limit:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
+
+
+# -- 4 · overlap
+
+
+def branches(t, count: int, same_size: bool = False) -> list[Tensor]:
+    """Weights of branches of unequal size, fp64."""
+    width = t.integer(3, 6)
+    return [t.normal(ROWS, width if same_size else t.integer(2, 7), dtype=torch.float64) for _ in range(count)]
+
+
+def run_steps(student, t, weights: list[Tensor], world: int, limit: int, steps: int = 2, **options):
+    """The run, and the inputs of each step and rank; an option that is a list has one value for each rank."""
+    batches = [[t.normal(4, ROWS, dtype=torch.float64) for _ in range(world)] for _ in range(steps)]
+    inputs = []
+    for rank in range(world):
+        own = {name: value[rank] if type(value) is list else value for name, value in options.items()}
+        start = weights if rank == 0 else [t.normal(*weight.shape, dtype=torch.float64) for weight in weights]
+        inputs.append({"weights": start, "batches": [batch[rank] for batch in batches], "limit": limit, **own})
+    return explained(student, steps_of, inputs, UNUSED), batches
+
+
+def same_gradients(
+    t,
+    run: Run,
+    weights: list[Tensor],
+    batches,
+    limit: int,
+    unused=None,
+    frozen: tuple[int, ...] = (),
+    hint: str = "",
+    known=None,
+) -> None:
+    """The replicas are equal, and the gradients of all ranks in all steps are the twin's; ``hint`` follows on a missing gradient.
+    ``known``: message → the values of a mistake in step 0, by rank and parameter."""
+    world = run.world
+    buckets = len(buckets_of(weights, [i for i in range(len(weights)) if i not in frozen], limit))
+    for rank, result in enumerate(run.results):
+        started = t.items(result, 2, "the result of rank {rank}", rank=rank)[1]
+        equal = all(bool(torch.equal(mine, first)) for mine, first in zip(started, weights))
+        t.that(
+            equal,
+            "the weights on rank {rank} differ from those of rank 0 after DataParallel(...): equal replicas come first (exercise 1)",
+            rank=rank,
+        )
+    before = None
+    for step, inputs in enumerate(batches):
+        each = unused[step] if unused else [()] * world
+        wanted = mean_gradients(weights, inputs, each)
+        for rank, (got, _) in enumerate(run.results):
+            alone = mean_gradients(weights, [inputs[rank]], [each[rank]])
+            count = len(run.calls(rank, Kind.ALL_REDUCE))
+            for i, want in enumerate(wanted):
+                where = {"i": i, "rank": rank, "world": world, "step": step}
+                if i in frozen:
+                    t.that(got[step][i] is None, "a frozen parameter got a gradient: leave frozen parameters out")
+                    continue
+                missing = "parameter {i} has no gradient on rank {rank} in step {step}. " + hint
+                t.that(got[step][i] is not None, missing, **where)
+                mistakes = {
+                    (TWICE if count > buckets * len(batches) else SUMMED): world * want,
+                    DIVIDED_TWICE: want / world,
+                    "the gradient of parameter {i} on rank {rank} is its own, not the average: finish() should write the averages into .grad": alone[
+                        i
+                    ],
+                }
+                if before is not None:
+                    stale = "in step {step} the gradient of parameter {i} is the average of step {before}: finish() should reset the state"
+                    mistakes[stale] = before[i]
+                if known is not None and step == 0:
+                    mistakes |= {message: values[rank][i] for message, values in known.items()}
+                wrong_if(t, got[step][i], want, mistakes, rtol=1e-5, atol=1e-10, count=count, buckets=buckets, before=step - 1, **where)
+                what = "the gradient of parameter {i} on rank {rank} of {world}, step {step},"
+                if unused and step:
+                    what = (
+                        "the gradient of parameter {i} on rank {rank}, in the step after one in which a rank left a parameter out "
+                        "(does finish() also reset which gradients have arrived?),"
+                    )
+                t.close(got[step][i], want, what, atol=1e-10, **where)
+        before = wanted
+
+
+@check("overlap", points=3, seconds=40)
+def check_averaged(student, t):
+    "Gradients are the averages over all ranks, in every step"
+    for world in (1, 3):
+        weights = branches(t, t.integer(4, 6))
+        frozen = (t.integer(1, 2),)
+        run, batches = run_steps(student, t, weights, world, limit=300, steps=3, frozen=frozen)
+        same_gradients(t, run, weights, batches, 300, frozen=frozen)
+
+
+@check("overlap", points=1, seconds=20)
+def check_bucket_traffic(student, t):
+    "One all-reduce for each bucket, of the gradients in it"
+    weights, limit = branches(t, t.integer(6, 8)), 500
+    run, batches = run_steps(student, t, weights, 2, limit, steps=1)
+    same_gradients(t, run, weights, batches, limit)
+    want = [sum(weights[i].nbytes for i in bucket) for bucket in buckets_of(weights, list(range(len(weights))), limit)]
+    message = "only all-reduces and the broadcasts at the start are needed, but your code also calls: {kinds}"
+    passes_only(t, run, [Kind.ALL_REDUCE, Kind.BROADCAST], message)
+    for rank in range(run.world):
+        got = [call.payload_bytes for call in run.calls(rank, Kind.ALL_REDUCE)]
+        t.that(
+            sorted(got) != sorted(2 * want),
+            "every bucket is sent twice ({got} bytes for buckets of {want}): remember which buckets have been sent",
+            got=got,
+            want=want,
+        )
+        t.that(
+            got == want,
+            "the all-reduces of one step have {got} bytes, the buckets {want}: concatenate the gradients of a bucket into one tensor",
+            got=got,
+            want=want,
+        )
+
+
+@check("overlap", points=2, seconds=20)
+def check_during_backward(student, t):
+    "Buckets are sent before backward ends"
+    weights, limit = branches(t, t.integer(5, 7)), 300
+    run, batches = run_steps(student, t, weights, 2, limit, steps=1, marked=True)
+    same_gradients(t, run, weights, batches, limit)
+    early = sum(0 not in bucket for bucket in buckets_of(weights, list(range(len(weights))), limit))
+    for rank in range(run.world):
+        calls = [call for call in run.calls(rank) if call.kind in (Kind.ALL_REDUCE, Kind.BARRIER)]
+        last = next(index for index, call in enumerate(calls) if call.kind is Kind.BARRIER)
+        t.that(
+            last >= early,
+            "when the last gradient was computed, {got} of {early} complete buckets had been sent: "
+            "start them in on_gradient, and give each hook the index of its parameter",
+            got=last,
+            early=early,
+        )
+        blocking = sum(not call.is_async for call in calls if call.kind is Kind.ALL_REDUCE)
+        t.that(
+            blocking == 0,
+            "backward is blocked by all-reduces ({blocking} of them): use async_op=True, and call wait() in finish",
+            blocking=blocking,
+        )
+    try:
+        run_steps(student, t, weights, 2, limit, steps=1, relay=True)
+    except Wrong as stuck:
+        raise Wrong(f"{tr(WAITED)}. {stuck}", WAITED) from None
+
+
+@check("overlap", points=2, seconds=20)
+def check_same_order(student, t):
+    "All ranks send their buckets in the same order, even if gradients arrive in different orders"
+    count = t.integer(4, 6)
+    weights = branches(t, count, same_size=True)
+    orders = [tuple(range(count)), tuple(reversed(range(count)))]  # of forward; gradients arrive in the reverse order
+    run, batches = run_steps(student, t, weights, 2, limit=weights[0].nbytes, steps=1, order=orders)
+    alone = [mean_gradients(weights, [batches[0][rank]], [()]) for rank in range(2)]
+    mixed = [[(alone[rank][i] + alone[1 - rank][count - 1 - i]) / 2 for i in range(count)] for rank in range(2)]
+    message = (
+        "the gradient of parameter {i} on rank {rank} was added to that of another parameter: gradients arrive in another order on "
+        "each rank here. Start a bucket only when all buckets before it in self.buckets have started"
+    )
+    same_gradients(t, run, weights, batches, weights[0].nbytes, known={message: mixed})
+
+
+@check("overlap", points=2, seconds=20)
+def check_unused(student, t):
+    "A parameter that one rank leaves out in the first step is averaged with zeros, on every rank"
+    weights = branches(t, t.integer(4, 6))
+    unused = t.shuffled([(), (0,)])
+    run, batches = run_steps(student, t, weights, 2, limit=300, unused=[(each, ()) for each in unused])
+    hint = "Another rank used it, so this rank needs the average too: write into .grad even where it was None"
+    same_gradients(t, run, weights, batches, 300, unused=[unused, [(), ()]], hint=hint)
+
+
+@check("overlap", points=2, seconds=20)
+def check_no_sync(student, t):
+    "Inside no_sync nothing is sent, and the gradients of the next pass are added"
+    weights, limit, world = branches(t, t.integer(4, 6)), 700, 2
+    batches = [[t.normal(4, ROWS, dtype=torch.float64) for _ in range(world)] for _ in range(2)]
+    inputs = [{"weights": weights, "batches": [batch[rank] for batch in batches], "limit": limit} for rank in range(world)]
+    run = explained(student, held_back, inputs, UNUSED)
+    first, second = (mean_gradients(weights, batch, [()] * world) for batch in batches)
+    for rank in range(world):
+        calls = [call.kind for call in run.calls(rank) if call.kind in (Kind.ALL_REDUCE, Kind.BARRIER)]
+        early = calls.index(Kind.BARRIER)
+        message = "your hooks start {early} all-reduces inside no_sync(): while self.sync is False, on_gradient should return at once"
+        t.that(early == 0, message, early=early)
+    for rank, result in enumerate(run.results):
+        silent, after = t.items(result, 2, "the result of rank {rank}", rank=rank)
+        alone = mean_gradients(weights, [batches[0][rank]], [()])
+        for i in range(len(weights)):
+            where = {"i": i, "rank": rank}
+            t.close(silent[i], alone[i], "the gradient of parameter {i} on rank {rank} inside no_sync,", atol=1e-10, **where)
+            want = first[i] + second[i]
+            mistakes = {
+                "parameter {i} on rank {rank} has only the gradient of the pass inside no_sync(): its bucket was sent before the gradient of the "
+                "next pass had arrived. Record no arrival while self.sync is False": first[i],
+                "parameter {i} on rank {rank} has only the gradient of the pass after no_sync(): the gradients should accumulate": second[
+                    i
+                ],
+            }
+            wrong_if(t, after[i], want, mistakes, rtol=1e-5, atol=1e-10, **where)
+            what = "the gradient of parameter {i} on rank {rank}, after a pass inside no_sync() and one outside,"
+            t.close(after[i], want, what, atol=1e-10, **where)
+
+
+# -- 5 · accumulate
+
+OUTSIDE = "{loud} of the first {m} backward passes run outside no_sync(): the bucket is sent with the first one, and the others are lost"
+IGNORED = "the gradient is that of the first micro-batch only, although accumulate uses no_sync(): your hooks ignore self.sync (exercise 4)"
+FINISH = "rank {rank} has only the gradient of its samples: call finish(), which averages"
+NOT_DIVIDED = "the gradient is {m} times too large: the gradients of {m} micro-batches are added, so divide each loss by their number"
+
+
+@check("accumulate", points=4, seconds=40)
+def check_accumulated(student, t):
+    "The gradient is that of the mean over all micro-batches of all ranks, and only the last backward pass communicates"
+    for world, m in ((1, 3), (2, 1), (2, t.integer(3, 5))):
+        weight = t.normal(t.integer(2, 4), ROWS, dtype=torch.float64)
+        batches = [[t.normal(3, ROWS, dtype=torch.float64) for _ in range(m)] for _ in range(world)]
+        run = student.ranks(accumulated, [{"weight": weight, "batches": own, "limit": 1000} for own in batches])
+        want = whole_gradient(weight, [x for own in batches for x in own])
+        first = whole_gradient(weight, [own[0] for own in batches])
+        for rank, result in enumerate(run.results):
+            got, silent = t.items(result, 2, "the result of rank {rank}", rank=rank)
+            t.tensor(got, "the gradient on rank {rank}", shape=want.shape, rank=rank)
+            alone = whole_gradient(weight, batches[rank])
+            loud = (m - 1) - sum(silent[:-1])
+            only_first = OUTSIDE if loud else IGNORED
+            mistakes = {
+                FINISH: alone,
+                NOT_DIVIDED: m * want,
+                only_first: first / m,
+                only_first + ". Each loss also lacks the division by their number": first,
+            }
+            where = {"m": m, "world": world, "rank": rank, "loud": loud}
+            wrong_if(t, got, want, mistakes, rtol=1e-5, atol=1e-10, **where)
+            size = float((got * want).sum() / want.square().sum())
+            what = "the gradient on rank {rank} of {world} is {size:.2f} times the true one (micro-batches: {m})"
+            t.that(bool(torch.allclose(got, want, atol=1e-10)), what, size=size, **where)
+            count = len(run.calls(rank, Kind.ALL_REDUCE))
+            message = (
+                "the number of all-reduces for the one bucket is {count}, not 1: all backward passes except the last run inside no_sync()"
+            )
+            t.that(count == 1, message, count=count)

@@ -1,0 +1,226 @@
+"""The visible checks of equal replicas, averages and buckets.
+
+Those of the wrapper are in ``overlap.py``, those of samples and metrics in ``samples.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Run, Wrong, check
+from dlo_lib.labkit.compare import every_rank, near, wrong_if
+from dlo_lib.labkit.traffic import passes_exactly
+from dlo_lib.text import tr
+
+from .scenarios import averaged, replicated
+
+
+def explained(student, scenario, inputs: Sequence[Mapping], causes: Mapping[str, str]) -> Run:
+    """The run. If it ends with an error that contains a key of ``causes``, its message begins with the cause."""
+    try:
+        return student.ranks(scenario, inputs)
+    except Wrong as error:
+        cause = next((cause for words, cause in causes.items() if words in str(error)), None)
+        if cause is None:
+            raise
+        raise Wrong(f"{tr(cause)}. {error}", cause) from None
+
+
+# -- 1 · replicate
+
+
+def replicas(student, t, world: int, frozen: bool = False) -> tuple[list[list[Tensor]], list[dict]]:
+    """The state of each rank after ``replicate``, and before it."""
+    shape = (t.integer(2, 5), t.integer(2, 5))
+    before = [{"weight": t.normal(*shape), "mean": t.normal(shape[0]), "frozen": frozen} for _ in range(world)]
+    return student.ranks(replicated, before).results, before
+
+
+@check("replicate", points=1, seconds=20)
+def check_parameters(student, t):
+    "Every rank has the parameters of rank 0"
+    for world in (1, 2, 3):
+        after, before = replicas(student, t, world)
+        weights = [own["weight"] for own in before]
+        for rank, (weight, _, _) in enumerate(after):
+            mistakes = {
+                "the weight on rank {rank} is still its own: broadcast it from rank 0, in place": weights[rank],
+                "the weight on rank {rank} is the mean over the ranks: every rank should get the values of rank 0": sum(weights) / world,
+                "the weight on rank {rank} is the sum over the ranks: every rank should get the values of rank 0": sum(weights),
+            }
+            wrong_if(t, weight, weights[0], mistakes, rank=rank)
+            t.close(weight, weights[0], "the weight on rank {rank} of {world}", rank=rank, world=world, atol=0, rtol=0)
+
+
+@check("replicate", points=1, seconds=20)
+def check_buffers(student, t):
+    "The buffers are replicated too"
+    after, before = replicas(student, t, t.integer(2, 3))
+    for rank, (_, mean, steps) in enumerate(after):
+        message = (
+            "running_mean, a buffer, is still its own on rank {rank}: module.parameters() has no buffers, go through module.buffers() too"
+        )
+        wrong_if(t, mean, before[0]["mean"], {message: before[rank]["mean"]}, rank=rank)
+        t.close(mean, before[0]["mean"], "running_mean, a buffer, on rank {rank}", rank=rank, atol=0, rtol=0)
+        t.that(bool(torch.equal(steps, after[0][2])), "num_batches_tracked, a buffer of integers, on rank {rank}", rank=rank)
+
+
+@check("replicate", points=1, seconds=20)
+def check_frozen(student, t):
+    "Frozen parameters are replicated as well"
+    after, before = replicas(student, t, 3, frozen=True)
+    for rank, (weight, _, _) in enumerate(after):
+        t.that(
+            bool(torch.equal(weight, before[0]["weight"])),
+            "a frozen parameter still has another value on rank {rank}: it belongs to the state of the model, although no optimiser trains it",
+            rank=rank,
+        )
+
+
+# -- 2 · average
+
+SUMMED = (
+    "the gradients are {world} times too large: all_reduce adds the gradients of the ranks, "
+    "and your code does not divide by the number of ranks"
+)
+DIVIDED_TWICE = "the gradients are {world} times too small: your code divides by the number of ranks twice"
+NO_GRADIENT = {"NoneType": "a parameter without a gradient stops your code: skip parameters whose .grad is None"}
+
+
+def average_case(t, world: int) -> tuple[list[dict], list[Tensor]]:
+    """Gradients of each rank, the second frozen; and the averages of the others."""
+    shapes = [(t.integer(1, 6), t.integer(1, 6)) for _ in range(3)]
+    grads = [[t.normal(*shape) for shape in shapes] for _ in range(world)]
+    means = [sum(one[i] for one in grads) / world for i in range(len(shapes))]
+    return [{"grads": [one[0], None, *one[1:]]} for one in grads], means
+
+
+@check("average", points=2, seconds=20)
+def check_mean(student, t):
+    "Each gradient becomes the mean over the ranks"
+    for world in (1, 2, 3):
+        case, means = average_case(t, world)
+        for rank, got in enumerate(explained(student, averaged, case, NO_GRADIENT).results):
+            t.that(got[1] is None, "a frozen parameter has a gradient now: skip parameters whose .grad is None")
+            for i, mean in enumerate(means):
+                place = i + (i > 0)
+                mistakes = {
+                    SUMMED: world * mean,
+                    DIVIDED_TWICE: mean / world,
+                    "gradient {i} on rank {rank} is still its own: write the average into .grad, in place": case[rank]["grads"][place],
+                }
+                where = {"i": i, "rank": rank, "world": world}
+                wrong_if(t, got[place], mean, mistakes, rtol=1e-5, **where)
+                t.close(got[place], mean, "gradient {i} on rank {rank} of {world}", **where)
+
+
+@check("average", points=1, seconds=20)
+def check_small_traffic(student, t):
+    "Every gradient is sent once"
+    case, means = average_case(t, 2)
+    run = explained(student, averaged, case, NO_GRADIENT)
+    size = sum(mean.nbytes for mean in means)
+    every_rank(t, run, means[0], "gradient 0 on rank {rank}", of=lambda grads: grads[0])
+    message = "rank {rank} passed {got} bytes ({kinds}), the gradients have {want}: one all-reduce for each gradient is enough"
+    passes_exactly(t, run, size, message)
+
+
+@check("average", points=1, seconds=20)
+def check_half_precision(student, t):
+    "The sum of large fp16 gradients does not overflow"
+    world = 2
+    grads = [t.uniform(35000, 50000) + t.normal(6) for _ in range(world)]
+    run = explained(student, averaged, [{"grads": [grad.half()]} for grad in grads], NO_GRADIENT)
+    for (got,) in run.results:
+        got = t.tensor(got, "the average of fp16 gradients")
+        message = "the sum of fp16 gradients is infinite, although their average fits: divide before the sum, not after it"
+        t.that(bool(torch.isfinite(got).all()), message)
+        t.close(got.float(), sum(grads) / world, "the average of fp16 gradients", rtol=2e-3)
+
+
+# -- 3 · buckets
+
+
+def bucket_case(t, student, nbytes: list[int], limit: int) -> list[list[int]]:
+    """The student's buckets, lists of whole numbers."""
+    got = student.assign_buckets(list(nbytes), limit)
+    t.that(
+        type(got) is list and all(type(bucket) is list for bucket in got),
+        "assign_buckets should return a list of lists, not {got}",
+        got=got,
+    )
+    known = all(type(i) is int and 0 <= i < len(nbytes) for bucket in got for i in bucket)
+    t.that(known, "assign_buckets returns {got}: use only integers from 0 to {last}", got=got, last=len(nbytes) - 1)
+    return got
+
+
+def sizes(t, count: int) -> tuple[list[int], int]:
+    """Sizes in bytes, none above the limit."""
+    limit = 4 * t.integer(20, 40)
+    return [4 * t.integer(1, limit // 8) for _ in range(count)], limit
+
+
+@check("buckets", points=1)
+def check_order(student, t):
+    "Every gradient once, in the order of arrival"
+    nbytes, limit = sizes(t, t.integer(9, 14))
+    got = [i for bucket in bucket_case(t, student, nbytes, limit) for i in bucket]
+    want = list(reversed(range(len(nbytes))))
+    t.that(
+        sorted(got) == sorted(want),
+        "your buckets hold {got}: each of the {count} gradients belongs in exactly one bucket",
+        count=len(nbytes),
+        got=got,
+    )
+    t.that(got == want, "your buckets hold the gradients in the order {got}: the gradient of the last parameter arrives first", got=got)
+
+
+@check("buckets", points=1)
+def check_limit(student, t):
+    "No bucket is larger than the limit, except for a single gradient"
+    nbytes, limit = sizes(t, t.integer(9, 14))
+    nbytes[t.integer(2, 6)] = limit + 4 * t.integer(1, 50)
+    for bucket in bucket_case(t, student, nbytes, limit):
+        held = sum(nbytes[i] for i in bucket)
+        t.that(
+            held <= limit or len(bucket) == 1,
+            "bucket {bucket} holds {held} bytes, the limit is {limit}: only a single gradient that is larger may exceed it",
+            bucket=bucket,
+            held=held,
+            limit=limit,
+        )
+
+
+@check("buckets", points=1)
+def check_full(student, t):
+    "A new bucket begins only when the next gradient does not fit"
+    nbytes, limit = sizes(t, t.integer(9, 14))
+    got = bucket_case(t, student, nbytes, limit)
+    for bucket, following in itertools.pairwise(got):
+        held = sum(nbytes[i] for i in bucket)
+        t.that(
+            bool(following) and held + nbytes[following[0]] > limit,
+            "bucket {bucket} holds {held} bytes; the next gradient, {following}, still fits within {limit}",
+            bucket=bucket,
+            held=held,
+            following=following[:1],
+            limit=limit,
+        )
+
+
+@check("buckets", points=1)
+def check_exact_fit(student, t):
+    "A bucket may be filled to the last byte"
+    size, members = 4 * t.integer(2, 9), t.integer(2, 3)
+    got = bucket_case(t, student, [size] * (3 * members), members * size)
+    t.that(
+        [len(bucket) for bucket in got] == [members] * 3,
+        "gradients of {size} bytes fill the limit of {limit} exactly and still fit, but your buckets are {got}",
+        size=size,
+        limit=members * size,
+        got=got,
+    )

@@ -1,0 +1,213 @@
+"""The visible checks of the sampler, of the metric, and of mean and variance over all ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import every_rank, wrong_if
+from dlo_lib.labkit.traffic import passes_at_most
+
+from .scenarios import accuracies, moments, random_numbers
+
+# -- 6 · sampler
+
+
+def epoch_of(student, t, length: int, world: int, epoch: int, seed: int) -> list[list[int]]:
+    """The samples of every rank, each a list of integers."""
+    found = []
+    for rank in range(world):
+        got = student.rank_samples(length, rank, world, epoch, seed)
+        good = type(got) is list and all(type(i) is int and 0 <= i < length for i in got)
+        t.that(
+            good,
+            "rank_samples({length}, {rank}, {world}, ...) should return a list of integers from 0 to {length} - 1",
+            length=length,
+            rank=rank,
+            world=world,
+        )
+        found.append(got)
+    return found
+
+
+@check("sampler", points=2)
+def check_everyone_once(student, t):
+    "Every sample is seen, all ranks see the same number, few are repeated"
+    for world in (1, 2, 3, 4):
+        length = world * t.integer(5, 9) + t.integer(0, world - 1)
+        got = epoch_of(student, t, length, world, epoch=t.integer(0, 5), seed=t.integer(0, 9))
+        counts = [len(own) for own in got]
+        t.that(len(set(counts)) == 1, "the ranks see {counts} samples: ranks with more steps wait forever for the others", counts=counts)
+        seen = [i for own in got for i in own]
+        missing = sorted(set(range(length)) - set(seen))
+        t.that(
+            not missing,
+            "no rank sees the samples {missing}, with length={length} and world={world}",
+            length=length,
+            world=world,
+            missing=missing,
+        )
+        t.that(
+            len(seen) - length < world,
+            "repeated samples: {extra}, with length={length} and world={world}: do all ranks use the same permutation, and different parts of it?",
+            extra=len(seen) - length,
+            length=length,
+            world=world,
+        )
+
+
+@check("sampler", points=1)
+def check_shuffled(student, t):
+    "The order is random and changes with the epoch and the seed"
+    length, world, seed = t.integer(40, 60), 2, t.integer(0, 9)
+    first = epoch_of(student, t, length, world, 0, seed)
+    t.that(
+        first == epoch_of(student, t, length, world, 0, seed), "two calls for the same epoch return different orders: seed your generator"
+    )
+    t.that(any(own != sorted(own) for own in first), "the samples are in ascending order: shuffle them")
+    t.that(set(first[0]) != set(epoch_of(student, t, length, world, 1, seed)[0]), "rank 0 sees the same samples in epochs 0 and 1")
+    t.that(first != epoch_of(student, t, length, world, 0, seed + 1), "a different seed gives the same order")
+
+
+@check("sampler", points=1, seconds=20)
+def check_own_generator(student, t):
+    "The global random generator is unchanged"
+    for want, got in student.ranks(random_numbers, [{"length": t.integer(5, 20), "seed": t.integer(0, 999)}]).results:
+        t.that(bool(torch.equal(got, want)), "after rank_samples, torch.rand returns other numbers: use a separate torch.Generator")
+
+
+# -- 7 · metrics
+
+
+def predictions(t, counts: list[int]) -> tuple[list[dict], float]:
+    """Logits and labels of each rank, with different accuracies, and the accuracy over all of them."""
+    classes, parts, right = t.integer(3, 5), [], 0
+    for rank, count in enumerate(counts):
+        logits = t.normal(count, classes)
+        labels = logits.argmax(1)
+        wrong = round(count * (0.2 + 0.5 * (rank % 2)))
+        labels[:wrong] = (labels[:wrong] + 1) % classes
+        right += count - wrong
+        parts.append({"logits": logits, "labels": labels})
+    return parts, right / sum(counts)
+
+
+@check("metrics", points=1, seconds=20)
+def check_rate(student, t):
+    "The accuracy over all samples, also when ranks have unequal numbers"
+    for counts in ([t.integer(5, 9)], [t.integer(20, 30), t.integer(3, 6)], [t.integer(5, 9), t.integer(15, 20), t.integer(1, 3)]):
+        parts, want = predictions(t, counts)
+        rates = [float((part["logits"].argmax(1) == part["labels"]).double().mean()) for part in parts]
+        mean = sum(rates) / len(rates)
+        for rank, got in enumerate(student.ranks(accuracies, parts).results):
+            same = len(counts) > 1 and type(got) is float and abs(got - mean) < 1e-5 < abs(want - mean)
+            t.that(
+                not same,
+                "the result is the mean of the ranks' accuracies: a rank with few samples ({few}) counts as much as one with {many}",
+                few=min(counts),
+                many=max(counts),
+            )
+            t.close(got, want, "the accuracy on rank {rank}, samples on the ranks: {counts},", rank=rank, counts=counts, atol=1e-5)
+
+
+@check("metrics", points=1, seconds=20)
+def check_one_message(student, t):
+    "One all-reduce of two numbers"
+    parts, want = predictions(t, [t.integer(5, 9)] * 2)
+    run = student.ranks(accuracies, parts)
+    every_rank(t, run, want, "the accuracy on rank {rank}", atol=1e-5)
+    passes_at_most(t, run, 16, "calls: {count}, bytes: {got}. Put the two counts into one tensor and all-reduce it once", calls=1)
+
+
+@check("metrics", points=1, seconds=20)
+def check_empty_rank(student, t):
+    "A rank without samples"
+    count = t.integer(6, 11)
+    parts, want = predictions(t, t.shuffled([0, count, count]))
+    for rank, got in enumerate(student.ranks(accuracies, parts).results):
+        message = "the accuracy is not a number where one rank has no sample: its own accuracy is 0 / 0. Sum the counts over the ranks, then divide"
+        t.that(type(got) is not float or got == got, message)
+        t.close(got, want, "the accuracy on rank {rank} where one rank has no sample", rank=rank, atol=1e-5)
+
+
+# -- 10 · moments
+
+
+def moments_case(t, counts: list[int], shift: float = 0.0) -> tuple[list[dict], Tensor]:
+    """Samples of each rank, whose means differ; and all of them, in fp64."""
+    channels = t.integer(2, 4)
+    parts = [t.normal(count, channels) * (1 + rank) + 2.0 * rank + shift for rank, count in enumerate(counts)]
+    return [{"x": x} for x in parts], torch.cat(parts).double()
+
+
+def same_moments(t, run, samples: Tensor, counts: list[int], within: float) -> None:
+    """Mean and variance of all ranks are those of all samples."""
+    parts, size = samples.split(counts), len(samples)
+    means = [part.mean(0) if len(part) else torch.zeros_like(samples[0]) for part in parts]
+    inside = [(part - mean).square().sum(0) for part, mean in zip(parts, means)]
+    for rank, (mean, var) in enumerate(run.results):
+        where = {"rank": rank, "counts": counts}
+        for name, value in (("mean", mean), ("variance", var)):
+            t.tensor(value, "the {name} on rank {rank}", shape=samples[0].shape, dtype=torch.float32, name=name, rank=rank)
+            message = (
+                "the {name} on rank {rank} is not a number: a rank has no sample, and 0 / 0 there spreads to all ranks (samples: {counts})"
+            )
+            t.that(bool(0 not in counts or torch.isfinite(value).all()), message, name=name, **where)
+        plain = {"the mean on rank {rank} is the mean of the ranks' means: weight each rank by its samples": sum(means) / len(means)}
+        wrong_if(t, mean.double(), samples.mean(0), plain, rtol=1e-4, **where)
+        mistakes = {
+            "the variance on rank {rank} is the mean of the ranks' variances: it lacks the distances between the ranks' means": sum(inside)
+            / size,
+            "the variance on rank {rank} divides by the number of samples - 1: divide by the number of samples": samples.var(0),
+        }
+        wrong_if(t, var.double(), samples.var(0, correction=0), mistakes, rtol=1e-4, **where)
+        t.close(mean, samples.mean(0).float(), "the mean on rank {rank}, samples on the ranks: {counts},", rtol=1e-5, **where)
+        t.close(
+            var, samples.var(0, correction=0).float(), "the variance on rank {rank}, samples on the ranks: {counts},", rtol=within, **where
+        )
+
+
+@check("moments", points=2, seconds=20)
+def check_moments(student, t):
+    "Mean and variance of all samples, also when ranks have unequal numbers"
+    for counts in ([t.integer(4, 9)], [t.integer(4, 9), t.integer(10, 15)], [t.integer(4, 9), 1, t.integer(10, 15)]):
+        parts, samples = moments_case(t, counts)
+        same_moments(t, student.ranks(moments, parts), samples, counts, within=1e-4)
+
+
+@check("moments", points=1, seconds=20)
+def check_samples_stay(student, t):
+    "Only a few numbers per channel are sent, not the samples"
+    own, samples = moments_case(t, [60])
+    parts, samples = own * 2, samples.repeat(2, 1)
+    run = student.ranks(moments, parts)
+    same_moments(t, run, samples, [60, 60], within=1e-4)
+    most = 8 * 4 * (2 * samples.shape[1] + 1)
+    passes_at_most(t, run, most, "rank {rank} passed {got} bytes: sums of each channel are enough")
+
+
+@check("moments", points=1, seconds=20)
+def check_large_mean(student, t):
+    "A mean that is much larger than the deviation"
+    counts = [t.integer(20, 30)]
+    parts, samples = moments_case(t, counts, shift=1e4)
+    run = student.ranks(moments, parts)
+    want = samples.var(0, correction=0)
+    for rank, (_, var) in enumerate(run.results):
+        var = t.tensor(var, "the variance on rank {rank}", shape=want.shape, rank=rank)
+        error = float((var.double() - want).abs().max())
+        message = (
+            "mean 10,000, deviation 1: the variance on rank {rank} is off by {error:.2g}. E[x²] - E[x]² loses its digits in fp32: "
+            "sum the squares of x - mean"
+        )
+        t.that(error < 0.05 or error > 1e3, message, error=error, rank=rank)
+    same_moments(t, run, samples, counts, within=1e-2)
+
+
+@check("moments", points=1, seconds=20)
+def check_rank_without_samples(student, t):
+    "A rank without samples does not change the result"
+    counts = t.shuffled([0, 0, t.integer(5, 8)])
+    parts, samples = moments_case(t, counts)
+    same_moments(t, student.ranks(moments, parts), samples, counts, within=1e-4)

@@ -1,0 +1,181 @@
+"""The visible checks of a step's moments and of ``fits``, against a measured step."""
+
+from __future__ import annotations
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import entry, near
+from dlo_lib.models import LlamaConfig
+from dlo_lib.optim import Phase
+from dlo_lib.profiling import Part
+
+from .twins import card, drawn, measured, peak_case, when_largest
+
+# -- peak
+
+
+def moment(student, t, name: str, config: LlamaConfig, batch: int, seq: int, **settings):
+    return entry(t, student.step_peak(config, batch, seq, **settings), name, "step_peak(...)")
+
+
+@check("peak", points=1)
+def check_loss(student, t):
+    "The moment when the loss has been computed"
+    config, batch, seq = peak_case(t)
+    got = moment(student, t, "loss", config, batch, seq, step="fused")
+    want = measured(config, batch, seq).peak_by_phase[Phase.LOSS]
+    t.that(
+        near(got, want, rtol=0.02),
+        'at "loss" you count {got:,} bytes, measured {want:,}: no gradient yet, but bf16 copies, activations and 2.5 logits tensors',
+        got=got,
+        want=want,
+    )
+
+
+@check("peak", points=1)
+def check_loss_gradient(student, t):
+    "The moment when backward has just begun"
+    config, batch, seq = peak_case(t)
+    got = moment(student, t, "loss gradient", config, batch, seq, step="fused")
+    want = when_largest(measured(config, batch, seq), Part.LOGITS_AND_LOSS, Phase.BACKWARD)
+    t.that(
+        near(got, want, rtol=0.02),
+        'at "loss gradient" you count {got:,} bytes, measured {want:,}: three logits tensors, and still no gradient of a weight',
+        got=got,
+        want=want,
+    )
+
+
+@check("peak", points=2)
+def check_last_gradient(student, t):
+    "The moment when backward reaches a tied embedding"
+    config, batch, seq = peak_case(t, tied_embeddings=True)
+    got = moment(student, t, "last gradient", config, batch, seq, step="fused")
+    want = when_largest(measured(config, batch, seq), Part.GRADIENTS, Phase.BACKWARD)
+    t.that(
+        near(got, want, rtol=0.03),
+        'at "last gradient" you count {got:,} bytes, measured {want:,}: a tied embedding has a gradient from each use, and their sum',
+        got=got,
+        want=want,
+    )
+
+
+@check("peak", points=1)
+def check_optimizer_step(student, t):
+    "The moment of the optimiser's step"
+    config, batch, seq = peak_case(t)
+    step = t.choice(["foreach", "for-loop"])
+    got = moment(student, t, "optimizer step", config, batch, seq, step=step)
+    want = measured(config, batch, seq, step).peak_by_phase[Phase.OPTIMIZER]
+    t.that(
+        near(got, want, rtol=0.02),
+        'at "optimizer step" ({step}) you count {got:,} bytes, measured {want:,}: the state, and the temporaries of the step',
+        step=step,
+        got=got,
+        want=want,
+    )
+
+
+@check("peak", points=1)
+def check_untied(student, t):
+    "The last gradient with untied embeddings"
+    config, batch, seq = peak_case(t, tied_embeddings=False)
+    got = moment(student, t, "last gradient", config, batch, seq, step="fused")
+    want = when_largest(measured(config, batch, seq, parallel="ddp"), Part.GRADIENTS, Phase.BACKWARD)
+    t.that(
+        near(got, want, rtol=0.03),
+        'at "last gradient" you count {got:,} bytes, measured {want:,}: DDP copies the gradient of an untied embedding into its bucket: one more tensor of its size',
+        got=got,
+        want=want,
+    )
+
+
+@check("peak", points=1)
+def check_bucket_copies(student, t):
+    "DDP without bucket views, at every moment"
+    config, batch, seq = peak_case(t, tied_embeddings=True)
+    report = measured(config, batch, seq, parallel="ddp", bucket_view=False)
+    wanted = {"loss": report.peak_by_phase[Phase.LOSS], "optimizer step": report.peak_by_phase[Phase.OPTIMIZER]}
+    for name, want in wanted.items():
+        got = moment(student, t, name, config, batch, seq, step="fused", bucket_view=False)
+        with_views = moment(student, t, name, config, batch, seq, step="fused")
+        grown = want - measured(config, batch, seq, parallel="ddp").peak_by_phase[Phase.LOSS if name == "loss" else Phase.OPTIMIZER]
+        t.that(
+            near(got - with_views, grown, rtol=0.03),
+            "Without bucket views the buckets are a second copy of all gradients, at every moment.",
+        )
+
+
+@check("peak", points=1)
+def check_checkpointed(student, t):
+    "The start of backward, with checkpointing"
+    config, batch, seq = peak_case(t, num_layers=2)
+    got = moment(student, t, "loss gradient", config, batch, seq, step="fused", checkpointing=True)
+    kept = moment(student, t, "loss", config, batch, seq, step="fused", checkpointing=True)
+    report = measured(config, batch, seq, checkpointing=True)
+    want = when_largest(report, Part.LOGITS_AND_LOSS, Phase.BACKWARD) - report.peak_by_phase[Phase.LOSS]
+    fp32_logits = 4 * batch * seq * config.vocab_size
+    t.that(
+        bool(abs(got - kept - want) <= 0.05 * fp32_logits),
+        "Between the loss and its gradient a checkpointed model drops the bf16 copies of its blocks; "
+        "only that of the output projection stays.",
+    )
+
+
+# -- fits
+
+
+def says(student, t, wanted: bool, message: str, *args, **settings) -> None:
+    got = student.fits(*args, **settings)
+    t.that(type(got) is bool, "fits(...) should be True or False, not {got}", got=got)
+    t.that(got is wanted, message)
+
+
+@check("fits", points=2)
+def check_usable(student, t):
+    "Usable memory decides, not the nominal memory"
+    config, batch, seq = peak_case(t, tied_embeddings=True)
+    peak = measured(config, batch, seq).peak_bytes
+    enough, short = card(1.1 * peak, 2 * peak), card(0.9 * peak, 2 * peak)
+    says(student, t, True, "This step needs less than the GPU's usable memory: it fits.", config, enough, batch, seq, step="fused")
+    says(
+        student,
+        t,
+        False,
+        "This step needs more than usable_bytes, though less than memory_bytes: it does not fit.",
+        config,
+        short,
+        batch,
+        seq,
+        step="fused",
+    )
+
+
+@check("fits", points=1)
+def check_optimizer_decides(student, t):
+    "A step with its peak in the optimiser"
+    config = drawn(t, num_layers=1, vocab_size=2000, tied_embeddings=True)
+    report = measured(config, 1, 64, "foreach")
+    peak = report.peak_by_phase[Phase.OPTIMIZER]
+    backward = report.peak_by_phase[Phase.BACKWARD]
+    between = card((peak + backward) / 2, (peak + backward) / 2)
+    says(
+        student,
+        t,
+        False,
+        "Backward fits here, but the optimiser's step does not: a step needs the largest of its moments.",
+        config,
+        between,
+        1,
+        64,
+        step="foreach",
+    )
+
+
+@check("fits", points=1)
+def check_settings(student, t):
+    "The settings reach step_peak"
+    config = drawn(t, vocab_size=2000, num_layers=3, tied_embeddings=True)
+    kept, checkpointed = (measured(config, 4, 512, checkpointing=chosen).peak_bytes for chosen in (False, True))
+    between = card((kept + checkpointed) / 2, (kept + checkpointed) / 2)
+    says(student, t, True, "With checkpointing this step fits.", config, between, 4, 512, step="fused", checkpointing=True)
+    says(student, t, False, "Without checkpointing it does not.", config, between, 4, 512, step="fused")

@@ -1,0 +1,310 @@
+"""Scenarios that run with the student's code on every rank. They contain no expected value."""
+
+# ruff: noqa: F821 - torch, dist and mark are defined where these run
+
+from __future__ import annotations
+
+from dlo_lib.grading.checks.contract import scenario
+
+
+@scenario
+def from_flat(student, rank, world, shard, shapes):
+    """``flat_whole`` of this rank's piece."""
+    return student.flat_whole(shard, [tuple(shape) for shape in shapes])
+
+
+@scenario
+def written_through(student, rank, world, shapes, row, plus):
+    """The views of a row, and the row after something was added to each view."""
+    views = student.shard_views(row, [tuple(shape) for shape in shapes], 0, 2)
+    found = [view.clone() for view in views]
+    for view in views:
+        view += plus
+    return found, row
+
+
+@scenario
+def gathered(student, rank, world, tensors, compute, times):
+    """The parameters in their modules after ``unshard``, called ``times`` times."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
+    names = [[str(i)] for i in range(len(tensors))]
+    unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
+    for _ in range(times):
+        student.unshard(unit)
+    return [parameter.detach() for parameter in module.parameters()]
+
+
+@scenario
+def kept_for_backward(student, rank, world, weight, x):
+    """A layer whose weight is freed between forward and backward: the gradients of the input and of the whole weight, or a word of the
+    error of backward."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(weight)])
+    unit = student.make_unit(module, module, [["0"]])
+    x.requires_grad_()
+    student.unshard(unit)
+    out = torch.tanh(x @ module[0])
+    for whole in unit.wholes:
+        whole.untyped_storage().resize_(0)
+    student.put(unit, False)
+    student.unshard(unit)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        for word in ("inplace", "storage"):
+            if word in str(error):
+                return word
+        raise
+    return x.grad, unit.wholes[0].grad
+
+
+@scenario
+def freed(student, rank, world, tensors, compute):
+    """The parameters in their modules after ``unshard`` and ``reshard``, None for one without memory; the row; the shapes of the whole ones."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
+    names = [[str(i)] for i in range(len(tensors))]
+    unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
+    student.unshard(unit)
+    student.reshard(unit)
+    held = [parameter.detach() if parameter.untyped_storage().nbytes() else None for parameter in module.parameters()]
+    return held, unit.row.detach(), [list(whole.shape) for whole in unit.wholes]
+
+
+@scenario
+def large_freed(student, rank, world, seed, width):
+    """Memory after a large unit, half of it frozen, was whole; some of what the rank keeps."""
+    random = torch.Generator().manual_seed(seed)
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(width, width, generator=random)) for _ in range(2)])
+    module[1].requires_grad_(False)
+    unit = student.make_unit(module, module, [["0"], ["1"]])
+    student.unshard(unit)
+    whole = [parameter.detach()[0, :4].clone() for parameter in unit.wholes]
+    student.reshard(unit)
+    mark("after reshard")
+    return whole
+
+
+@scenario
+def reduced(student, rank, world, tensors, passes, frozen, compute, reduce):
+    """The gradients of the shards after each pass was reduced."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(tensor, requires_grad=i not in frozen) for i, tensor in enumerate(tensors)])
+    names = [[str(i)] for i in range(len(tensors))]
+    dtypes = [None if name is None else getattr(torch, name) for name in (compute, reduce)]
+    unit = student.make_unit(module, module, names, *dtypes)
+    for grads in passes:
+        for whole, grad in zip(unit.wholes, grads):
+            whole.grad = grad
+        student.reduce_gradients(unit)
+    return [shard.grad for shard in unit.shards]
+
+
+@scenario
+def large_reduced(student, rank, world, seed, width):
+    """Memory after the gradients of a large unit were reduced; the sum of what the rank keeps."""
+    random = torch.Generator().manual_seed(seed)
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(width, width))])
+    unit = student.make_unit(module, module, [["0"]])
+    unit.wholes[0].grad = torch.randn(width, width, generator=random)
+    student.reduce_gradients(unit)
+    mark("after reduce")
+    return unit.shards[0].grad.double().sum().item()
+
+
+@scenario
+def cut(student, rank, world, sizes, ties, kind):
+    """The units of a Llama some of whose parameters are tied: by the name of each module."""
+    from dlo_lib.models import llama
+
+    model = llama.Llama(llama.LlamaConfig(**sizes))
+    for first, second in ties:
+        owner, _, attribute = second.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    known = {id(module): name for name, module in model.named_modules()}
+    return [[known.get(id(module)), names] for module, names in student.cut_into_units(model, getattr(llama, kind))]
+
+
+@scenario
+def backward_of_llama(student, rank, world, sizes, state, frozen, batches):
+    """The loss of each of this rank's batches, and the gradients of its shards by name."""
+    from dlo_lib.models.llama import Block, Llama, LlamaConfig
+
+    model = Llama(LlamaConfig(**sizes), dtype=torch.float64)
+    model.load_state_dict(state)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    units, losses = student.shard_model(model, Block), []
+    assert any(getattr(unit, "of_the_library", False) for unit in units) or not any(
+        "FSDPModule" in str(type(module).__mro__) for module in model.modules()
+    ), "the FSDP of the library was called: in this lab you write it"
+    for tokens, targets in batches:
+        logits = model(tokens)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        loss.backward()
+        losses.append(loss.item())
+    return losses, {names[0]: shard.grad for unit in units for names, shard in zip(unit.names, unit.shards)}
+
+
+@scenario
+def prepared(student, rank, world, weight, x, tokens):
+    """What ``before_forward`` makes of the inputs of a unit that computes in bf16."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(weight)])
+    unit = student.make_unit(module, module, [["0"]], torch.bfloat16)
+    args = student.before_forward(unit, (x, tokens, None))
+    return args if type(args) is tuple else (type(args).__name__,)
+
+
+@scenario
+def layers_in_order(student, rank, world, first, weights, x, compute, reduce, times, factor, parts):
+    """A root and tanh layers, each with an all-reduce while it computes: outputs, and the gradients of the shards.
+
+    ``parts``: of the hooks, or None for ``shard_model``. With "forward" only, there is no backward, and the root is asked for once more.
+    With ``factor``: no backward; the outputs of ``times`` forwards, before each of which the rows are multiplied.
+    """
+
+    class Marked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y):
+            dist.all_reduce(torch.zeros(1))
+            return y.view_as(y)
+
+        @staticmethod
+        def backward(ctx, grad):
+            dist.all_reduce(torch.zeros(1))
+            return grad
+
+    class Layer(torch.nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight)
+
+        def forward(self, y):
+            return torch.tanh(Marked.apply(y @ self.weight))
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Parameter(first)
+            self.layers = torch.nn.ModuleList([Layer(weight) for weight in weights])
+
+        def forward(self, y):
+            y = y @ self.first
+            for layer in self.layers:
+                y = layer(y)
+            return y
+
+    model, outputs, pending = Layers(), [], []
+    dtypes = [None if name is None else getattr(torch, name) for name in (compute, reduce)]
+    if parts is None:
+        units = student.shard_model(model, Layer, *dtypes)
+    else:
+        units = [student.make_unit(model, model, [["first"]], *dtypes)]
+        units += [student.make_unit(model, layer, [[f"layers.{i}.weight"]], *dtypes) for i, layer in enumerate(model.layers)]
+        pending = student.add_hooks(units, tuple(parts))
+    assert any(getattr(unit, "of_the_library", False) for unit in units) or not any(
+        "FSDPModule" in str(type(module).__mro__) for module in model.modules()
+    ), "the FSDP of the library was called: in this lab you write it"
+    for _ in range(times):
+        if factor is None:
+            y = model(x)
+            if parts == ["forward"]:
+                student.unshard(units[0])
+            else:
+                try:
+                    y.square().mean().backward()
+                except RuntimeError as error:
+                    if "setStorage" in str(error):
+                        raise RuntimeError(
+                            "backward needs a weight that is freed already: reduce and free a unit when its backward has ended"
+                        ) from None
+                    raise
+            for unit in reversed(pending):
+                student.reduce_gradients(unit)
+                student.reshard(unit)
+        else:
+            with torch.no_grad():
+                for unit in units:
+                    unit.row.mul_(factor)
+                y = model(x)
+        outputs.append(y.detach())
+    return outputs, [unit.shards[0].grad for unit in units]
+
+
+@scenario
+def large_at_rest(student, rank, world, seed, width, count, parts):
+    """Memory after forward and after backward of a large root and large layers; the loss, and the sum of the gradient of each shard.
+
+    ``parts``: as in ``layers_in_order``.
+    """
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5)
+
+        def forward(self, y):
+            return torch.tanh(y @ self.weight)
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5)
+            self.layers = torch.nn.ModuleList([Layer() for _ in range(count)])
+
+        def forward(self, y):
+            y = torch.tanh(y @ self.first)
+            for layer in self.layers:
+                y = layer(y)
+            return y
+
+    random, pending = torch.Generator().manual_seed(seed), []
+    model = Layers()
+    if parts is None:
+        units = student.shard_model(model, Layer)
+    else:
+        units = [student.make_unit(model, model, [["first"]])]
+        units += [student.make_unit(model, layer, [[f"layers.{i}.weight"]]) for i, layer in enumerate(model.layers)]
+        pending = student.add_hooks(units, tuple(parts))
+    loss = model(torch.randn(2, width, generator=random)).square().mean()
+    mark("after forward")
+    if parts == ["forward"]:
+        return loss.item(), []
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        if "setStorage" in str(error):
+            raise RuntimeError(
+                "backward needs a weight that is freed already: reduce and free a unit when its backward has ended"
+            ) from None
+        raise
+    for unit in reversed(pending):
+        student.reduce_gradients(unit)
+        student.reshard(unit)
+    mark("after backward")
+    return loss.item(), [None if unit.shards[0].grad is None else unit.shards[0].grad.sum().item() for unit in units]
+
+
+@scenario
+def whole_state(student, rank, world, sizes, state, compute, buffer):
+    """``full_state`` of a sharded Llama, as a list of names and one of tensors."""
+    from dlo_lib.models.llama import Block, Llama, LlamaConfig
+
+    model = Llama(LlamaConfig(**sizes))
+    model.load_state_dict(state)
+    if buffer is not None:
+        model.layers[0].register_buffer("seen", buffer)
+    units = student.shard_model(model, Block, None if compute is None else getattr(torch, compute))
+    return student.full_state(model, units)
+
+
+@scenario
+def trained(student, rank, world, sizes, state, frozen, steps, lr, dtype, compute, reduce):
+    """The losses of the steps, and this rank's rows of the parameters after the last step."""
+    from dlo_lib.models.llama import Block, Llama, LlamaConfig
+
+    model = Llama(LlamaConfig(**sizes), dtype=getattr(torch, dtype))
+    model.load_state_dict(state)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    units = student.shard_model(model, Block, *(None if name is None else getattr(torch, name) for name in (compute, reduce)))
+    optimizer = torch.optim.AdamW(student.trained_shards(units), lr=lr)
+    losses = [student.train_step(model, units, optimizer, micro_batches) for micro_batches in steps]
+    return losses, {names[0]: shard.detach() for unit in units for names, shard in zip(unit.names, unit.shards)}

@@ -1,0 +1,196 @@
+"""The visible checks of cutting and units.
+
+Those of gathering and reducing are in ``gathering.py``, those of hooks in ``training.py``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, check
+from dlo_lib.labkit.traffic import passes_exactly
+from dlo_lib.models import llama
+
+from .scenarios import cut, from_flat, written_through
+from .training import TINY
+from .twins import expected_units, packed_row, padded_size, rows_of
+
+# -- one flat buffer
+
+
+def tensors_of(t, count: int = 3) -> list[Tensor]:
+    """Matrices of odd sizes and a vector."""
+    return [*(t.normal(t.integer(2, 6), t.integer(2, 5)) for _ in range(count - 1)), t.normal(t.integer(3, 7))]
+
+
+def flat_pieces(student, t, tensors: list[Tensor], world: int) -> list[Tensor]:
+    """The student's piece for each rank, of the right size."""
+    size, found = -(-sum(tensor.numel() for tensor in tensors) // world), []
+    for rank in range(world):
+        got = student.flat_shard(tensors, rank, world)
+        found.append(t.tensor(got, "the piece of rank {rank} of {world}", rank=rank, world=world, shape=(size,)))
+    return found
+
+
+@check("flat", points=2)
+def check_flat_shards(student, t):
+    "The concatenated pieces are all tensors, followed by zeros"
+    for world in (1, 2, 3, 4):
+        tensors = tensors_of(t)
+        got, want = torch.cat(flat_pieces(student, t, tensors, world)), torch.cat([tensor.flatten() for tensor in tensors])
+        t.close(got[: want.numel()], want, "the pieces of all ranks together (world {world})", world=world, atol=0, rtol=0)
+        t.that(not got[want.numel() :].any(), "the padding at the end should be zeros")
+
+
+def flat_case(tensors: list[Tensor], world: int) -> list[dict]:
+    """Each rank's part of one flat buffer."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    size = -(-flat.numel() // world)
+    padded = torch.cat([flat, flat.new_zeros(size * world - flat.numel())])
+    return [{"shard": piece.clone(), "shapes": [list(tensor.shape) for tensor in tensors]} for piece in padded.split(size)]
+
+
+@check("flat", points=2, seconds=30)
+def check_flat_whole(student, t):
+    "flat_whole gives every rank all tensors, with one all-gather"
+    for world in (1, 2, 3):
+        tensors = tensors_of(t)
+        case = flat_case(tensors, world)
+        run = student.ranks(from_flat, case)
+        for rank, got in enumerate(run.results):
+            for i, (mine, want) in enumerate(zip(t.items(got, len(tensors), "flat_whole(...)"), tensors)):
+                t.close(mine, want, "tensor {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=0, rtol=0)
+        padded = [world * own["shard"].nbytes for own in case]
+        passes_exactly(t, run, padded, "rank {rank} passed {got} bytes, but one all-gather of {want} is enough", calls=1)
+
+
+# -- padding
+
+
+def same_padding(student, t, shapes: list[torch.Size], world: int, message: str) -> None:
+    """Both paddings are the numbers that ranks hold minus the real numbers."""
+    real = sum(shape.numel() for shape in shapes)
+    want = [math.ceil(real / world) * world - real, world * sum(padded_size(shape, world) for shape in shapes) - real]
+    got = t.items(student.padding(shapes, world), 2, "padding(shapes, world)")
+    for name, mine, right in zip(("one flat buffer", "padded rows"), got, want):
+        t.that(type(mine) is int, "padding should return integers")
+        text = "{name}: the padding of {shapes} with world={world} is {right}, not {mine}. " + message
+        t.that(mine == right, text, name=name, shapes=[tuple(shape) for shape in shapes], world=world, right=right, mine=mine)
+
+
+@check("padding", points=2)
+def check_padding(student, t):
+    "The padding of all ranks"
+    for world in (1, 2, 3, 5, 8):
+        shapes = [torch.Size((t.integer(2, 12), t.integer(2, 5))) for _ in range(3)]
+        same_padding(student, t, shapes, world, "The rows of each parameter are padded separately, and a row has many numbers.")
+
+
+@check("padding", points=1)
+def check_padding_of_scalars(student, t):
+    "Tensors without dimensions, and fewer rows than ranks"
+    shapes = [torch.Size(()), torch.Size((t.integer(1, 2), t.integer(2, 5))), torch.Size((t.integer(3, 9),))]
+    same_padding(student, t, shapes, 4, "A tensor without dimensions is one row of one number.")
+
+
+# -- rows
+
+
+@check("rows", points=2)
+def check_own_rows(student, t):
+    "Every rank has ceil(length / N) rows, as far as they exist"
+    for world in (1, 2, 3, 4):
+        length = t.integer(4, 13)
+        for rank in range(world):
+            want = rows_of(torch.arange(length), rank, world)
+            start, stop = t.items(student.own_rows(length, rank, world), 2, "own_rows(length, rank, world)")
+            t.that(type(start) is int and type(stop) is int, "own_rows should return integers")
+            got = list(range(length))[start:stop]
+            t.equal(got, want.tolist(), "the rows of rank {rank} of {world}, of {length}", rank=rank, world=world, length=length)
+
+
+@check("rows", points=2, seconds=20)
+def check_views(student, t):
+    "The parts of a row, as views"
+    tensors = [t.normal(2 * t.integer(1, 3) + 1, t.integer(2, 4)), t.normal(2 * t.integer(1, 3) + 1), t.normal(4, 2, 3)]
+    rows = [packed_row(tensors, rank, 2) for rank in (0, 1)]
+    shapes = [tensor.shape for tensor in tensors]
+    for rank, row in enumerate(rows):
+        got = t.items(student.shard_views(row, shapes, rank, 2), len(shapes), "shard_views(row, ...)")
+        for i, tensor in enumerate(tensors):
+            t.close(got[i], rows_of(tensor, rank, 2), "part {i} of the row of rank {rank}", i=i, rank=rank, atol=0, rtol=0)
+    plus = t.uniform(1, 2)
+    ((views, after),) = student.ranks(
+        written_through, [{"shapes": [list(shape) for shape in shapes], "row": rows[0], "plus": plus}]
+    ).results
+    for i, tensor in enumerate(tensors):
+        t.close(t.items(views, 3, "the views")[i], rows_of(tensor, 0, 2), "part {i}", i=i, atol=0, rtol=0)
+    want = packed_row([tensor + plus for tensor in tensors], 0, 2)
+    t.close(after, want, "the row after its parts were changed in place (they should be views of it, not copies)", rtol=1e-5)
+
+
+@check("rows", points=1)
+def check_ranks_without_rows(student, t):
+    "Ranks without rows, and tensors without dimensions"
+    length = t.integer(2, 3)
+    for rank in range(7):
+        start, stop = t.items(student.own_rows(length, rank, 7), 2, "own_rows(length, rank, world)")
+        t.that(type(start) is int and type(stop) is int, "own_rows should return integers")
+        want = (rank, rank + 1) if rank < length else (length, length)
+        message = "own_rows({length}, {rank}, 7) is {got}, not {want}: start and stop are `length` for a rank without rows"
+        t.that((start, stop) == want, message, length=length, rank=rank, got=(start, stop), want=want)
+    tensors = [t.normal(length, 2), t.normal(1)[0]]
+    for rank in range(7):
+        views = student.shard_views(packed_row(tensors, rank, 7), [tensor.shape for tensor in tensors], rank, 7)
+        for i, (mine, tensor) in enumerate(zip(t.items(views, 2, "the views"), tensors)):
+            what = "part {i} of the row of rank {rank} of 7, of a tensor of shape {shape}"
+            t.close(mine, rows_of(tensor, rank, 7), what, i=i, rank=rank, shape=tuple(tensor.shape), atol=0, rtol=0)
+
+
+# -- units
+
+
+def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message: str) -> None:
+    """Modules and names are those expected."""
+    sizes = {**TINY, "num_layers": t.integer(2, 4), "tied_embeddings": tied}
+    want = expected_units(sizes, ties, getattr(llama, kind))
+    (found,) = student.ranks(cut, [{"sizes": sizes, "ties": ties, "kind": kind}]).results
+    t.that(type(found) is list and len(found) == len(want), "there should be {want} units. " + message, want=len(want))
+    for got, (module, names) in zip(found, want):
+        unit = f"the unit of {module}" if module else "the root"
+        owner, held = t.items(got, 2, "a unit")
+        t.equal(owner, module, "the module of a unit (the root is '')")
+        good = type(held) is list and all(type(same) is list and all(type(name) is str for name in same) for same in held)
+        t.that(bool(good), "{unit} should have a list of names for each parameter", unit=unit)
+        mine = sorted(sorted(same) for same in held)
+        extra = [same for same in mine if same not in names] or [same for same in names if same not in mine]
+        t.that(mine == names, "{unit} differs in {extra}. " + message, unit=unit, extra=extra[0] if extra else "order")
+
+
+@check("units", points=2, seconds=20)
+def check_units(student, t):
+    "The root and the blocks, for two kinds of block"
+    for kind in ("Block", "MLP"):
+        same_units(student, t, [], kind, False, "Each block is a unit, and the root has the parameters outside the blocks")
+
+
+@check("units", points=2, seconds=20)
+def check_tied_units(student, t):
+    "A tied parameter is in one unit, under all its names"
+    message = "A tied parameter is one parameter with several names: in two units it would be gathered twice"
+    same_units(student, t, [], "Block", True, message)
+    layer = t.integer(0, 1)
+    first, second = f"layers.{layer}.self_attn.k_proj.weight", f"layers.{layer}.self_attn.v_proj.weight"
+    same_units(student, t, [[first, second]], "Block", True, message)
+
+
+@check("units", points=1, seconds=20)
+def check_across_blocks(student, t):
+    "Parameters that are tied across blocks, or to the head"
+    name = t.choice(["self_attn.q_proj.weight", "mlp.up_proj.weight"])
+    message = "A parameter used by two blocks, or inside and outside of one, belongs to the root"
+    same_units(student, t, [[f"layers.0.{name}", f"layers.1.{name}"]], "Block", False, message)
+    same_units(student, t, [["norm.weight", "layers.1.input_layernorm.weight"]], "Block", False, message)

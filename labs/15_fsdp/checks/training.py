@@ -1,0 +1,470 @@
+"""The visible checks of the whole: hooks at the right moment, the full state, and training against one process.
+
+Traffic is counted outside the student's process; bytes are exact, padding included. Memory is read from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from dlo_lib.comm.calls import Call
+from dlo_lib.grading.checks.contract import Kind, check
+from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.order import comes_before, first_difference
+
+from .gathering import MIB
+from .scenarios import backward_of_llama, large_at_rest, layers_in_order, prepared, trained, whole_state
+from .twins import (
+    large_layers,
+    layered,
+    llama,
+    packed_bytes,
+    rounded_step,
+    rows_of,
+    whole_gradients,
+    whole_training,
+)
+
+TINY = {"vocab_size": 11, "hidden": 6, "intermediate": 10, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
+
+# -- the order of a step
+
+# Units have messages of different sizes. Each block makes a small all-reduce while it computes, in forward and in
+# backward: so the order of calls shows which unit was gathered before which block computed.
+WORDS = {Kind.ALL_GATHER: "gather", Kind.REDUCE_SCATTER: "reduce"}
+SMALL = 4  # bytes of a computing block's all-reduce
+
+
+def described(calls: Sequence[Call], sizes: Sequence[int]) -> list[str]:
+    """The calls in words; ``sizes``: bytes of the packed root and blocks."""
+    names = {size: _unit(number) for number, size in enumerate(sizes)}
+    found, computed, blocks = [], 0, len(sizes) - 1
+    for call in calls:
+        if call.kind is Kind.ALL_REDUCE and call.payload_bytes == SMALL:
+            found.append(f"compute {_unit(computed + 1 if computed < blocks else 2 * blocks - computed)}")
+            computed += 1
+        else:
+            word = WORDS.get(call.kind, call.kind.value)
+            found.append(f"{word} {names.get(call.payload_bytes, f'{call.payload_bytes} bytes')}")
+    return found
+
+
+def expected_order(blocks: int) -> list[str]:
+    """A step in which the root is always whole, and one block at a time."""
+    forward = [f"{word} {_unit(number)}" for number in range(1, blocks + 1) for word in ("gather", "compute")]
+    backward = [f"{word} {_unit(number)}" for number in range(blocks, 0, -1) for word in ("gather", "compute", "reduce")]
+    return ["gather root", *forward, *backward, "reduce root"]
+
+
+def explain(got: Sequence[str], want: Sequence[str], blocks: int) -> str:
+    """Name the mistake in ``got``."""
+    units = [_unit(number) for number in range(blocks + 1)]
+    strange = [step for step in got if step.split()[0] not in ("gather", "compute", "reduce")]
+    after, found, right = first_difference(got, want)
+    where = f"After '{after}' comes '{found}' instead of '{right}'."
+    for unit in units:
+        times, most = got.count(f"gather {unit}"), want.count(f"gather {unit}")
+        if times > most:
+            return f"gathered twice: {unit} was gathered {times} times in a step, {most} is enough. {where}"
+    if strange:
+        return f"a gradient or parameter was communicated un-sharded: '{strange[0]}'. {where}"
+    if any("bytes" in step for step in got):
+        return f"a message is not a packed unit: '{next(step for step in got if 'bytes' in step)}'. {where}"
+    if comes_before(got, f"gather {units[-1]}", f"compute {units[1]}"):
+        return f"gathers everything at once: the last block is gathered before the first computes. {where}"
+    kept = [unit for unit in units[1:] if got.count(f"gather {unit}") == 1]
+    if kept:
+        return f"never freed: {kept[0]} was gathered once, so it stayed whole from forward to backward. {where}"
+    if missing := [step for step in want if step not in got]:
+        return f"'{missing[0]}' is missing. {where}"
+    if found.startswith("gather") and right.startswith("reduce"):
+        return f"three units are whole: the next block is gathered before the previous one is reduced and freed. {where}"
+    return f"the order is wrong. {where}"
+
+
+def _unit(number: int) -> str:
+    return f"block {number}" if number else "root"
+
+
+# -- models
+
+
+def state_of(t, sizes: dict, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """Weights of a small Llama."""
+    return {
+        name: t.normal(*value.shape, dtype=dtype) / 3
+        for name, value in llama(sizes, device="meta").state_dict().items()
+        if not tied_copy(sizes, name)
+    }
+
+
+def tied_copy(sizes: dict, name: str) -> bool:
+    """Whether this is the second name of tied embeddings."""
+    return bool(sizes.get("tied_embeddings")) and name == "lm_head.weight"
+
+
+def whole_state_of(t, sizes: dict, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """The same under all names."""
+    state = state_of(t, sizes, dtype)
+    return {**state, "lm_head.weight": state["embed_tokens.weight"]} if sizes.get("tied_embeddings") else state
+
+
+def batch_of(t, sizes: dict, rows: int, seq: int, ignored: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens and targets, some of which do not count."""
+    tokens, targets = (t.integers(0, sizes["vocab_size"] - 1, rows, seq) for _ in range(2))
+    targets.view(-1)[:ignored] = -100
+    return tokens, targets
+
+
+def same_llama(student, t, world: int, frozen: list[str], batches: int = 1) -> None:
+    """Losses and gradients of all ranks are those of one process."""
+    sizes = {**TINY, "tied_embeddings": True}
+    state = whole_state_of(t, sizes)
+    own = [[batch_of(t, sizes, t.integer(1, 3), 4) for _ in range(batches)] for _ in range(world)]
+    case = [{"sizes": sizes, "state": state, "frozen": frozen, "batches": mine} for mine in own]
+    run = student.ranks(backward_of_llama, case)
+    losses, grads = whole_gradients(sizes, state, frozen, [batch for mine in own for batch in mine])
+    for rank, (got, shards) in enumerate(run.results):
+        want = losses[rank * batches : (rank + 1) * batches]
+        for mine, right in zip(t.items(got, batches, "the losses"), want):
+            t.close(mine, right, "the loss of rank {rank} of {world}", rank=rank, world=world, rtol=1e-9, atol=1e-10)
+        for name, right in grads.items():
+            what = "the gradient of {name} on rank {rank} of {world}"
+            t.that(name in shards and shards[name] is not None, what + " is missing", name=name, rank=rank, world=world)
+            rows = rows_of(batches * right, rank, world)
+            t.close(shards[name], rows, what, name=name, rank=rank, world=world, rtol=1e-9, atol=1e-10)
+        t.that(all(shards.get(name) is None for name in frozen), "a frozen parameter has a gradient on rank {rank}", rank=rank)
+
+
+def layers_case(t, world: int, blocks: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """The matrices of root and layers, all of different sizes, and each rank's input."""
+    widths = [3, *(4 + 2 * i + t.integer(0, 1) for i in range(blocks + 1))]
+    tensors = [t.normal(a, b, dtype=dtype) / 2 for a, b in pairwise(widths)]
+    return tensors[0], tensors[1:], [t.normal(2, 3, dtype=dtype) for _ in range(world)]
+
+
+def order_run(student, t, world: int, blocks: int, parts: list[str] | None):
+    """A step of layers on ranks, compared with one process; the run, and the bytes of the packed root and blocks."""
+    first, weights, xs = layers_case(t, world, blocks)
+    run = student.ranks(layers_in_order, [{**layers_args(first, weights, parts), "x": x} for x in xs])
+    outputs, grads = layered(first, weights, xs)
+    for rank, (got, shards) in enumerate(run.results):
+        t.close(t.items(got, 1, "the outputs")[0], outputs[rank], "the output of rank {rank}", rank=rank, rtol=1e-9)
+        for i, (mine, right) in enumerate(zip(t.items(shards, blocks + 1, "the gradients"), grads)):
+            if parts != ["forward"]:
+                what = "the gradient of {unit} on rank {rank} of {world}"
+                unit = _unit(i)
+                t.that(mine is not None, what + " is missing", unit=unit, rank=rank, world=world)
+                t.close(mine, rows_of(right, rank, world), what, unit=unit, rank=rank, world=world, rtol=1e-9, atol=1e-12)
+    return run, [packed_bytes([tensor.shape], world, 8) for tensor in (first, *weights)]
+
+
+def layers_args(first: Tensor, weights: list[Tensor], parts: list[str] | None = None, **others) -> dict:
+    """The arguments of ``layers_in_order`` except x."""
+    return {"first": first, "weights": weights, "compute": None, "reduce": None, "times": 1, "factor": None, "parts": parts, **others}
+
+
+# -- forward
+
+
+@check("forward", points=2, seconds=30)
+def check_forward_order(student, t):
+    "Each unit is gathered before it computes, and the root stays whole for backward"
+    world, blocks = 2, t.integer(3, 4)
+    run, sizes = order_run(student, t, world, blocks, ["forward"])
+    want = expected_order(blocks)[: 1 + 2 * blocks]
+    for rank in range(world):
+        got = described(run.calls(rank), sizes)
+        message = "the root is freed after a forward that a backward follows, and is gathered again at once: free it only without backward"
+        t.that(got != [*want, "gather root"], message)
+        t.that(got == want, explain(got, want, blocks))
+
+
+@check("forward", points=1, seconds=30)
+def check_freed_after_forward(student, t):
+    "After forward only the root is whole: the memory of each process"
+    forward, _, row, whole = rest_run(student, t, 2, ["forward"])
+    for rank, held in enumerate(forward):
+        message = (
+            "never freed: after forward rank {rank} holds {held:.0f} MiB, but its rows and the whole root have {want:.0f}: after_forward "
+            "must free each block"
+        )
+        t.that(held < row + whole + 6 * MIB, message, rank=rank, held=held / MIB, want=(row + whole) / MIB)
+
+
+@check("forward", points=1, seconds=40)
+def check_inference(student, t):
+    "Without gradients every unit is freed, and the next forward sees new weights"
+    first, weights, xs = layers_case(t, 2, 2)
+    factor = t.uniform(1.2, 1.6)
+    fixed = layers_args(first, weights, ["forward"], times=2, factor=factor)
+    results = student.ranks(layers_in_order, [{**fixed, "x": x} for x in xs]).results
+    for times in (1, 2):
+        want, _ = layered(first * factor**times, [weight * factor**times for weight in weights], xs)
+        stale, _ = layered(first * factor, [weight * factor**times for weight in weights], xs)
+        for right, wrong, (got, _) in zip(want, stale, results):
+            mine = t.tensor(t.items(got, 2, "the outputs")[times - 1], "the output")
+            message = (
+                "The second forward used old weights of the root: without gradients there is no backward that frees it, so "
+                "after_forward must free it."
+            )
+            wrong_if(t, mine, right, {message: wrong})
+            t.close(mine, right, "the output of forward {times} without gradients, after weights have changed", times=times, rtol=1e-9)
+
+
+@check("forward", points=1, seconds=20)
+def check_cast(student, t):
+    "Floating-point inputs get the dtype in which the unit computes"
+    x, tokens = t.normal(2, 3), t.integers(0, 9, 4)
+    for got in student.ranks(prepared, [{"weight": t.normal(4, 3), "x": x, "tokens": tokens}] * 2).results:
+        args = t.items(got, 3, "what before_forward returns, a tuple,")
+        message = "before_forward has cast the tokens, which are integers: cast floating-point tensors only"
+        t.that(type(args[1]) is not Tensor or args[1].dtype == tokens.dtype, message)
+        t.close(args[0], x.bfloat16(), "the input in compute_dtype (bf16)", atol=0, rtol=0)
+        t.equal(t.tensor(args[1], "the tokens").tolist(), tokens.tolist(), "the tokens")
+        t.that(args[2] is None, "an argument that is no tensor should be unchanged")
+
+
+# -- backward
+
+
+@check("backward", points=3, seconds=40)
+def check_order(student, t):
+    "Each unit is gathered, freed and reduced at the right time"
+    world, blocks = 2, t.integer(3, 4)
+    run, sizes = order_run(student, t, world, blocks, ["forward", "backward"])
+    want = expected_order(blocks)
+    for rank in range(world):
+        got = described(run.calls(rank), sizes)
+        t.that(got == want, explain(got, want, blocks))
+
+
+@check("backward", points=2, seconds=40)
+def check_gradients(student, t):
+    "The shards have the gradients of one process"
+    for world in (1, 2, 3):
+        order_run(student, t, world, t.integer(2, 3), ["forward", "backward"])
+
+
+@check("backward", points=2, seconds=40)
+def check_blocks_at_rest(student, t):
+    "After backward no block is whole: the memory of each process"
+    at_rest(student, t, 2, ["forward", "backward"], "the hooks of watch_inputs must free each block")
+
+
+def rest_run(student, t, count: int, parts: list[str] | None):
+    """Bytes of each rank after forward and after backward, of its rows, and of a whole unit."""
+    seed, width, world = t.integer(0, 999), 1448 if count > 1 else 2048, 2
+    run = student.ranks(large_at_rest, [{"seed": seed, "width": width, "count": count, "parts": parts}] * world)
+    loss, sums = large_layers(seed, width, count + 1)
+    for rank, (got, _) in enumerate(run.results):
+        t.close(got, loss, "the loss of rank {rank}", rank=rank, rtol=1e-3)
+    if parts != ["forward"]:
+        for i, want in enumerate(sums):
+            missing = any(shards[i] is None for _, shards in run.results)
+            t.that(not missing, "the gradient of {unit} is missing", unit=_unit(i))
+            t.close(sum(shards[i] for _, shards in run.results), want, "the sum of gradient {i}", i=i, rtol=2e-2, atol=1e-4)
+    backward = [] if parts == ["forward"] else [run.memory(rank, "after backward") for rank in range(world)]
+    whole = 4 * width**2
+    return [run.memory(rank, "after forward") for rank in range(world)], backward, (count + 1) * whole / world, whole
+
+
+def at_rest(student, t, count: int, parts: list[str] | None, cure: str) -> None:
+    """After backward a rank holds its rows and their gradients."""
+    _, backward, row, _ = rest_run(student, t, count, parts)
+    for rank, held in enumerate(backward):
+        message = (
+            "never freed: after backward rank {rank} holds {held:.0f} MiB, but rows and their gradients have twice {row:.0f} MiB: {cure}"
+        )
+        t.that(held < 2 * row + 6 * MIB, message, rank=rank, held=held / MIB, row=row / MIB, cure=cure)
+
+
+# -- the end of backward
+
+
+@check("end", points=3, seconds=60)
+def check_same_gradients(student, t):
+    "A Llama with tied and frozen weights has the twin's loss and gradients"
+    for world in (1, 2, 3):
+        same_llama(student, t, world, [f"layers.{t.integer(0, 1)}.mlp.up_proj.weight"])
+
+
+@check("end", points=1, seconds=40)
+def check_frozen_first(student, t):
+    "A frozen embedding and a frozen block before trained ones, in two steps"
+    frozen = [name for name in llama({**TINY, "num_layers": 2}, device="meta").state_dict() if name.startswith(("embed", "lm_head"))]
+    same_llama(student, t, 2, frozen[:1] if t.integer(0, 1) else [*frozen[:1], "layers.0.mlp.up_proj.weight"], batches=2)
+
+
+@check("end", points=1, seconds=40)
+def check_mixed_precision(student, t):
+    "Computed in bf16, reduced in fp32"
+    first, weights, xs = layers_case(t, 2, 2, torch.float32)
+    run = student.ranks(layers_in_order, [{**layers_args(first, weights, compute="bfloat16", reduce="float32"), "x": x} for x in xs])
+    outputs, grads = layered(first, weights, xs, torch.bfloat16)
+    for rank, (got, shards) in enumerate(run.results):
+        t.close(t.items(got, 1, "the outputs")[0], outputs[rank], "the output in bf16 on rank {rank}", rank=rank, rtol=3e-2, atol=3e-2)
+        for i, (mine, right) in enumerate(zip(t.items(shards, 3, "the gradients"), grads)):
+            what = "the gradient of {unit} on rank {rank}, in the dtype of its shard"
+            t.close(mine, rows_of(right, rank, 2), what, unit=_unit(i), rank=rank, rtol=3e-2, atol=3e-3)
+    sizes = [packed_bytes([tensor.shape], 2, 2) for tensor in (first, *weights)]
+    good = all(call.payload_bytes in sizes for rank in range(2) for call in run.calls(rank, Kind.ALL_GATHER))
+    t.that(good, "With bf16 as compute_dtype, gathers should have half the bytes of fp32.")
+
+
+@check("end", points=2, seconds=30)
+def check_step_bytes(student, t):
+    "A step sends the bytes of the formula"
+    world, blocks = 2, t.integer(2, 3)
+    run, (root, *others) = order_run(student, t, world, blocks, None)
+    for rank in range(world):
+        got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
+        message = "rank {rank} gathered {got} bytes; the root once, and each block for forward and for backward, make {want}"
+        t.that(got == root + 2 * sum(others), message, rank=rank, got=got, want=root + 2 * sum(others))
+        message = "rank {rank} reduce-scattered {sent} bytes; each unit once makes {want}"
+        t.that(sent == root + sum(others), message, rank=rank, sent=sent, want=root + sum(others))
+
+
+@check("end", points=2, seconds=40)
+def check_at_rest(student, t):
+    "At rest a rank holds 1/N of parameters and gradients: the memory of each process"
+    at_rest(student, t, 1, None, "the root is freed at the end of backward")
+
+
+# -- the state dict
+
+
+def state_run(student, t, world: int, compute: str | None = None, tied: bool = False, buffer: Tensor | None = None, only: str = ""):
+    """``full_state`` is the state that was sharded; the run, and the sizes. ``only``: compare this name only."""
+    sizes = {**TINY, "tied_embeddings": tied}
+    state = whole_state_of(t, sizes, torch.float32)
+    run = student.ranks(whole_state, [{"sizes": sizes, "state": state, "compute": compute, "buffer": buffer}] * world)
+    want = {**state, **({} if buffer is None else {"layers.0.seen": buffer})}
+    for rank, got in enumerate(run.results):
+        t.that(type(got) is dict, "full_state should return a dict")
+        for name, right in want.items():
+            if name == only or not only:
+                t.that(name in got, "the state of rank {rank} of {world} lacks {name}", rank=rank, world=world, name=name)
+                t.close(
+                    got[name], right, "{name} in the state of rank {rank} of {world}", name=name, rank=rank, world=world, atol=0, rtol=0
+                )
+        t.that(set(got) <= set(want), "the state has names that the model lacks: {names}", names=sorted(set(map(str, got)) - set(want))[:3])
+    return run, sizes
+
+
+@check("state", points=2, seconds=40)
+def check_state(student, t):
+    "Every rank gets the whole state"
+    for world in (1, 2, 3):
+        state_run(student, t, world)
+
+
+@check("state", points=1, seconds=30)
+def check_state_is_exact(student, t):
+    "With mixed precision the state is that of the shards, not rounded"
+    state_run(student, t, 2, compute="bfloat16")
+
+
+@check("state", points=1, seconds=30)
+def check_tied_and_buffers(student, t):
+    "Tied parameters under all their names, and buffers"
+    state_run(student, t, 2, tied=True, buffer=t.normal(3))
+
+
+@check("state", points=1, seconds=30)
+def check_unit_by_unit(student, t):
+    "One unit at a time"
+    run, sizes = state_run(student, t, 2)
+    model = llama(sizes, device="meta")
+    blocks = [[parameter.shape for parameter in block.parameters()] for block in model.layers]
+    root = [parameter.shape for name, parameter in model.named_parameters() if not name.startswith("layers.")]
+    most = max(packed_bytes(unit, 2, 4) for unit in [root, *blocks])
+    for rank in range(2):
+        message = "full_state gathers everything at once: one gather has {got} bytes, the largest unit {most}. Gather one unit at a time"
+        t.that(run.max_unsharded(rank) <= most, message, got=run.max_unsharded(rank), most=most)
+
+
+# -- training
+
+
+def train_run(student, t, own: list[list[list[tuple[Tensor, Tensor]]]], frozen: list[str], tied: bool):
+    """Losses and parameters are those of one process, for micro-batches by rank, step and number; the run, and the shapes by name."""
+    world, steps = len(own), len(own[0])
+    sizes = {**TINY, "tied_embeddings": tied}
+    state, lr = whole_state_of(t, sizes), 0.01
+    fixed = {"sizes": sizes, "state": state, "frozen": frozen, "lr": lr, "dtype": "float64", "compute": None, "reduce": None}
+    run = student.ranks(trained, [{**fixed, "steps": mine} for mine in own])
+    at_once = [[batch for mine in own for batch in mine[step]] for step in range(steps)]
+    losses, values = whole_training(sizes, state, frozen, at_once, lr)
+    for rank, (got, shards) in enumerate(run.results):
+        for step, (mine, right) in enumerate(zip(t.items(got, steps, "the losses"), losses)):
+            what = "the loss of step {step} on rank {rank} of {world}"
+            t.close(mine, right, what, step=step, rank=rank, world=world, rtol=1e-8, atol=1e-9)
+        for name, right in values.items():
+            rows, what = rows_of(right, rank, world), "{name} on rank {rank} of {world} after the last step"
+            t.close(shards.get(name), rows, what, name=name, rank=rank, world=world, rtol=1e-7, atol=1e-8)
+    return run, {name: value.shape for name, value in values.items()}
+
+
+@check("train", points=4, seconds=60)
+def check_trains(student, t):
+    "Three steps with unequal batches, tied and frozen weights equal those of one process"
+    for world in (2, 3):
+        frozen = [f"layers.{t.integer(0, 1)}.self_attn.o_proj.weight"]
+        own = [[[batch_of(t, TINY, 1 + rank, 4, t.integer(1, 3))] for _ in range(3)] for rank in range(world)]
+        train_run(student, t, own, frozen, tied=True)
+
+
+@check("train", points=2, seconds=40)
+def check_training_traffic(student, t):
+    "The bytes of a step are those of the formula"
+    world, frozen = 2, f"layers.{t.integer(0, 1)}.mlp.up_proj.weight"
+    run, shapes = train_run(student, t, [[[batch_of(t, TINY, 2, 4)]] for _ in range(world)], [frozen], tied=False)
+    blocks = packed_bytes([shape for name, shape in shapes.items() if name.startswith("layers.")], world, 8)
+    gathers = packed_bytes(list(shapes.values()), world, 8) + blocks
+    reduces = packed_bytes([shape for name, shape in shapes.items() if name != frozen], world, 8)
+    for rank in range(world):
+        got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
+        message = "gathered twice: rank {rank} gathered {got} bytes; the root once, and blocks for forward and backward, make {want}"
+        t.that(got <= gathers, message, rank=rank, got=got, want=gathers)
+        t.that(got == gathers, "rank {rank} gathered {got} bytes instead of {want}", rank=rank, got=got, want=gathers)
+        t.that(sent == reduces, "rank {rank} reduce-scattered {sent} bytes instead of {want}", rank=rank, sent=sent, want=reduces)
+        rest = run.bytes(rank) - got - sent
+        message = (
+            "rank {rank} passed {rest} bytes besides gathers and reduce-scatters, but loss and count are two numbers: "
+            "is a gradient communicated un-sharded?"
+        )
+        t.that(rest <= 64, message, rank=rank, rest=rest)
+
+
+@check("train", points=2, seconds=60)
+def check_micro_batches(student, t):
+    "Micro-batches with unequal numbers of targets"
+    own = [[[batch_of(t, TINY, 2, 4, 5), batch_of(t, TINY, 2, 4, 0)]] for _ in range(2)]
+    train_run(student, t, own, [], tied=False)
+
+
+@check("train", points=2, seconds=40)
+def check_masters(student, t):
+    "With mixed precision small updates are kept"
+    state, lr = whole_state_of(t, TINY, torch.float32), 1e-4
+    batches = [batch_of(t, TINY, 2, 4, t.integer(0, 2)) for _ in range(2)]
+    fixed = {"sizes": TINY, "state": state, "frozen": [], "lr": lr, "dtype": "float32", "compute": "bfloat16", "reduce": "float32"}
+    run = student.ranks(trained, [{**fixed, "steps": [[batch]]} for batch in batches])
+    want = rounded_step(TINY, state, batches, lr)
+    for rank, (_, shards) in enumerate(run.results):
+        off = []
+        for name, value in want.items():
+            rows = rows_of(value, rank, 2)
+            mine = t.tensor(shards.get(name), "a parameter after the last step", shape=rows.shape, dtype=rows.dtype)
+            off.append((mine - rows).abs().flatten())
+        t.that(
+            bool(torch.cat(off).mean() < 0.1 * lr),
+            "After a step in mixed precision the fp32 parameters differ from those of one process: an update of {lr} is lost where a "
+            "parameter is rounded to bf16. The optimiser updates the fp32 shards only",
+            lr=lr,
+        )

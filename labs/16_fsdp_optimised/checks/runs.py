@@ -1,0 +1,579 @@
+"""The visible checks that run on ranks: the step, checkpoints, the optimiser on the host, hybrid sharding."""
+
+# ruff: noqa: F821 - the process that runs scenarios defines torch, dist and mark
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check, scenario
+from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.memory import MIB, holds_at_most
+from dlo_lib.text import tr
+
+from .twins import Table, ahead_of_time, deep_stack, fp32_steps, trained_alone, without_checkpoints
+
+# -- the code that calls the student's functions
+
+
+@scenario
+def gathered(student, rank, world, weights, meet, late, twice):
+    """Gather a unit; return its weights, whether it is whole, and whether its buffer is gone.
+
+    meet: the ranks meet between start and wait; late: this rank starts only after the meeting; twice: start and wait again.
+    """
+
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            for i, weight in enumerate(weights):
+                self.register_parameter(f"w{i}", torch.nn.Parameter(weight.clone()))
+
+    meeting = dist.new_group(list(range(world)))
+    _, (unit,) = student.make_units(torch.nn.Sequential(Part()), Part)
+    for _ in range(2 if twice else 1):
+        for _ in range(2 if twice else 1):
+            if not late:
+                student.start_gather(unit)
+        if meet:
+            dist.all_reduce(torch.zeros(1), group=meeting)
+        student.wait_gather(unit)
+    return {"weights": [whole.detach().clone() for whole in unit.wholes], "whole": unit.is_whole, "message": unit.message is None}
+
+
+@scenario
+def trained(student, rank, world, weights, x, grad, reshard, steps, table):
+    """Train blocks tanh(x W), sharded by the student; each computation all-reduces one number in a separate group.
+
+    A rank with a table runs its messages by hand, without the student's hooks.
+    """
+    milestones = dist.new_group(list(range(world)))
+
+    class Begin(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            dist.all_reduce(torch.zeros(1), group=milestones)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    class End(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            dist.all_reduce(torch.zeros(1), group=milestones)
+            return grad
+
+    class Layer(torch.nn.Module):
+        def __init__(self, weight):
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight.clone())
+
+        def forward(self, x):
+            return End.apply(torch.tanh(Begin.apply(x) @ self.weight))
+
+    model = torch.nn.Sequential(*map(Layer, weights))
+    student.shard_fast(model, Layer, reshard)
+    if table is not None:
+        rows = []
+        for weight in weights:
+            part = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % world)).flatten()
+            rows.append(part.view(world, -1)[rank].clone())
+        for kind, k in table:
+            if kind == "gather":
+                dist.all_gather_into_tensor(rows[k].new_empty(world * rows[k].numel()), rows[k])
+            elif kind == "reduce":
+                dist.reduce_scatter_tensor(torch.empty_like(rows[k]), rows[k].new_zeros(world * rows[k].numel()))
+            elif kind != "free":
+                dist.all_reduce(torch.zeros(1), group=milestones)
+        return []
+    outputs = []
+    for _ in range(steps):
+        y = model(x)
+        y.backward(grad)
+        outputs.append(y.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    return outputs
+
+
+@scenario
+def checkpointed(student, rank, world, weights, x, grad, seed, drop):
+    """Run blocks tanh(dropout(x W) Wᵀ), each in a checkpoint; each computation all-reduces one number."""
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    x = x.clone().requires_grad_()
+
+    def block(parameter):
+        def compute(x):
+            if world > 1:
+                dist.all_reduce(torch.zeros(1))
+            return torch.tanh(torch.nn.functional.dropout(x @ parameter, drop) @ parameter.T)
+
+        return compute
+
+    torch.manual_seed(seed)
+    y = x
+    for parameter in parameters:
+        y = student.Checkpoint.apply(block(parameter), y)
+    between = torch.rand(3)
+    y.backward(grad)
+    return {
+        "output": y.detach(),
+        "x": x.grad,
+        "weights": [parameter.grad for parameter in parameters],
+        "random": torch.cat([between, torch.rand(3)]),
+    }
+
+
+@scenario
+def deep_forward(student, rank, world, seed, blocks, rows, width, depth):
+    """Mark the memory after the forward of blocks with many layers and few weights."""
+    random = torch.Generator().manual_seed(seed)
+    weight = torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5)
+    x = torch.randn(rows, width, generator=random).requires_grad_()
+
+    def compute(x):
+        for _ in range(depth):
+            x = torch.tanh(x @ weight)
+        return x
+
+    y = x
+    for _ in range(blocks):
+        y = student.Checkpoint.apply(compute, y)
+    mark("after forward")
+    y.sum().backward()
+    return {"output": y.detach()[:, 0].clone(), "x": x.grad[:, 0].clone()}
+
+
+@scenario
+def offloaded(student, rank, world, weights, steps, dtype, lr):
+    """Return the parameters after steps, each a list of gradients or None, and whether a gradient stayed."""
+    kind = getattr(torch, dtype)
+    parameters = [torch.nn.Parameter(weight.to(kind)) for weight in weights]
+    places = [parameter.data_ptr() for parameter in parameters]
+    optimizer, stayed = student.HostOptimizer(parameters, lambda held: torch.optim.AdamW(held, lr=lr, weight_decay=0.1)), False
+    for grads in steps:
+        for parameter, grad in zip(parameters, grads):
+            parameter.grad = None if grad is None else grad.to(kind)
+        optimizer.step()
+        stayed = stayed or any(parameter.grad is not None for parameter in parameters)
+    moved = [parameter.data_ptr() for parameter in parameters] != places
+    return {"weights": [parameter.detach() for parameter in parameters], "stayed": stayed, "moved": moved}
+
+
+@scenario
+def hybrid(student, rank, world, gradient, rows, columns):
+    """Return the piece of this rank, and the gradient afterwards."""
+    row = [dist.new_group(ranks) for ranks in rows][[rank in ranks for ranks in rows].index(True)]
+    column = [dist.new_group(ranks) for ranks in columns][[rank in ranks for ranks in columns].index(True)]
+    piece = student.hybrid_mean(gradient, row, column)
+    return {"piece": piece, "gradient": gradient}
+
+
+# -- 4 · gather
+
+
+def gather_case(t, world: int, **chosen: bool) -> list[dict]:
+    """Draw the parameters of a unit; their rows need not divide by the number of ranks."""
+    options = {"meet": False, "late": False, "twice": False, **chosen}
+    weights = [t.normal(t.integer(2, 7), t.integer(2, 5), dtype=torch.float64), t.normal(t.integer(1, 9), dtype=torch.float64)]
+    return [{"weights": weights, **options} for _ in range(world)]
+
+
+def same_weights_gathered(student, t, worlds: tuple[int, ...]) -> None:
+    for world in worlds:
+        case = gather_case(t, world)
+        run = student.ranks(gathered, case)
+        for rank, got in enumerate(run.results):
+            where = {"rank": rank, "world": world}
+            t.that(
+                got["whole"] is True, "after wait_gather the unit is not whole on rank {rank} of {world}: call fill(unit, buffer)", **where
+            )
+            for mine, right in zip(got["weights"], case[0]["weights"]):
+                t.close(mine, right, "a weight on rank {rank} of {world}", **where)
+
+
+@check("gather", points=2, seconds=30)
+def check_whole(student, t):
+    "After wait_gather the weights are those of all ranks"
+    same_weights_gathered(student, t, (1, 2))
+
+
+@check("gather", points=1, seconds=30)
+def check_once(student, t):
+    "A unit that is whole or in transit is not gathered again"
+    case = gather_case(t, 2, twice=True)
+    run = student.ranks(gathered, case)
+    for rank, got in enumerate(run.results):
+        for mine, right in zip(got["weights"], case[0]["weights"]):
+            t.close(mine, right, "a weight on rank {rank}", rank=rank)
+        count = len(run.calls(rank, Kind.ALL_GATHER))
+        message = (
+            "rank {rank} ran {count} all-gathers for one unit: start_gather does nothing if unit.is_whole, or if unit.message is not None"
+        )
+        t.that(count == 1, message, rank=rank, count=count)
+
+
+@check("gather", points=1, seconds=30)
+def check_buffer_freed(student, t):
+    "After wait_gather the buffer is not kept"
+    case = gather_case(t, 2)
+    for got in student.ranks(gathered, case).results:
+        t.that(
+            got["message"] is True,
+            "after wait_gather unit.message still holds the buffer: set it to None, or a unit needs its memory twice",
+        )
+        for mine, right in zip(got["weights"], case[0]["weights"]):
+            t.close(mine, right, "a weight")
+
+
+@check("gather", points=2, seconds=30)
+def check_start_does_not_wait(student, t):
+    "start_gather does not wait"
+    case = gather_case(t, 2)
+    first = student.ranks(gathered, case)
+    for rank in range(2):
+        message = "rank {rank} ran {count} all-gathers for one unit: wait_gather starts a gather only if none is in transit"
+        count = len(first.calls(rank, Kind.ALL_GATHER))
+        t.that(count == 1, message, rank=rank, count=count)
+        for mine, right in zip(first.results[rank]["weights"], case[0]["weights"]):
+            t.close(mine, right, "a weight on rank {rank}", rank=rank)
+    case = gather_case(t, 2, meet=True)
+    case[1]["late"] = True  # rank 1 starts the gather only after it has met rank 0
+    try:
+        run = student.ranks(gathered, case)
+    except Wrong as stuck:
+        said = tr("start_gather waits for its message: use async_op=True, keep the handle in unit.message, and wait in wait_gather.")
+        raise Wrong(f"{said}\n{stuck}", said) from stuck
+    for got in run.results:
+        for mine, right in zip(got["weights"], case[0]["weights"]):
+            t.close(mine, right, "a weight")
+
+
+# -- 5 · prefetch
+
+
+def training_case(t, world: int, blocks: int, reshard: bool, steps: int = 2) -> list[dict]:
+    """Draw blocks tanh(x W) of different sizes."""
+    widths = sorted(t.shuffled(range(3, 12))[: blocks + 1])  # so that the messages of blocks have different sizes
+    weights = [t.normal(a, b, dtype=torch.float64) for a, b in pairwise(widths)]
+    common = {"weights": weights, "reshard": reshard, "steps": steps, "table": None}
+    return [
+        {"x": t.normal(4, widths[0], dtype=torch.float64), "grad": t.normal(4, widths[-1], dtype=torch.float64), **common}
+        for _ in range(world)
+    ]
+
+
+def same_training(student, t, case: list[dict]) -> Run:
+    """Train on all ranks; compare the outputs of each step with one process."""
+    run, world = student.ranks(trained, case), len(case)
+    inputs, grads = ([own[name] for own in case] for name in ("x", "grad"))
+    want = trained_alone(case[0]["weights"], inputs, grads, case[0]["steps"])
+    summed = trained_alone(case[0]["weights"], inputs, [grad * world for grad in grads], case[0]["steps"])
+    for rank, got in enumerate(run.results):
+        got = t.items(got, case[0]["steps"], "the outputs on rank {rank}", rank=rank)
+        for step, output in enumerate(got):
+            where = {"rank": rank, "world": world, "step": step}
+            mistakes = {
+                "the output of step {step} is that of gradients that are summed over the ranks, not averaged": summed[step][rank],
+                "the output of step {step} is that of step 0: the weights have not changed, so no gradient has arrived": want[0][rank],
+            }
+            if step > 0:
+                wrong_if(t, output, want[step][rank], mistakes, **where)
+            t.close(output, want[step][rank], "the output of step {step} on rank {rank} of {world}", atol=1e-9, **where)
+    return run
+
+
+@check("prefetch", points=3, seconds=40)
+def check_same_training(student, t):
+    "Two steps of training give what one process gives"
+    for world, reshard in ((1, True), (2, True), (2, False)):
+        same_training(student, t, training_case(t, world, t.integer(2, 4), reshard))
+
+
+def actions_of(run: Run, rank: int, case: list[dict]) -> Table:
+    """Return what a rank did, as a table without ``free``. A milestone is a forward or a backward; a message is known by its size."""
+    blocks = len(case[0]["weights"])
+    sizes = [8 * 2 * -(-weight.shape[0] // 2) * weight.shape[1] for weight in case[0]["weights"]]
+    computed = iter(([("forward", k) for k in range(blocks)] + [("backward", k) for k in reversed(range(blocks))]) * case[0]["steps"])
+    table: Table = []
+    for call in run.calls(rank):
+        if call.kind is Kind.ALL_REDUCE:
+            table.append(next(computed, ("more", -1)))
+        elif call.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
+            kind = "gather" if call.kind is Kind.ALL_GATHER else "reduce"
+            table.append((kind, sizes.index(call.payload_bytes) if call.payload_bytes in sizes else -1))
+    return table
+
+
+@check("prefetch", points=4, seconds=40)
+def check_in_order(student, t):
+    "The next block is gathered ahead, no block twice, and each reduction starts at once"
+    blocks = t.integer(3, 5)
+    case = training_case(t, 2, blocks, True)
+    run = same_training(student, t, case)
+    want = [action for action in ahead_of_time(blocks) if action[0] != "free"] * case[0]["steps"]
+    for rank in range(2):
+        got = actions_of(run, rank, case)
+        at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
+        (kind, k), (did, unit) = (table[at] if at < len(table) else ("nothing more", -1) for table in (want, got))
+        where = {"rank": rank, "kind": kind, "k": k, "did": did, "unit": unit}
+        late = kind == "gather" and did in ("forward", "backward")
+        t.that(
+            not late, "rank {rank}: {did} {unit} computes before the gather of block {k} starts, so the rank waits for it later", **where
+        )
+        extra = did == "gather" and (kind, k) != (did, unit)
+        t.that(
+            not extra,
+            "rank {rank}: block {unit} is gathered where the plan has {kind} {k}: it is still whole, or this is too early",
+            **where,
+        )
+        t.that(
+            kind != "reduce" or (kind, k) == (did, unit),
+            "rank {rank}: the reduction of block {k} should start right after its backward",
+            **where,
+        )
+        t.that(got == want, "rank {rank}: the plan has {kind} {k} here, the rank does {did} {unit}", **where)
+
+
+@check("prefetch", points=1, seconds=40)
+def check_kept(student, t):
+    "With reshard_after_forward=False each block is gathered once"
+    blocks = t.integer(3, 5)
+    case = training_case(t, 2, blocks, False)
+    run = same_training(student, t, case)
+    for rank in range(2):
+        count = len(run.calls(rank, Kind.ALL_GATHER))
+        message = "rank {rank} ran {count} all-gathers in {steps} steps for {blocks} blocks: with reshard_after_forward=False a block stays whole until the end of its backward"
+        t.that(count == blocks * case[0]["steps"], message, rank=rank, count=count, steps=case[0]["steps"], blocks=blocks)
+
+
+def as_late_as_possible(table: Table) -> list[list]:
+    """Return the same messages in the same order, each computation before every message that it does not need."""
+    messages = [action for action in table if action[0] in ("gather", "reduce")]
+    late: list[list] = []
+    for place, (kind, k) in enumerate(table):
+        if kind in ("gather", "reduce"):
+            continue
+        before = [action for action in table[:place] if action[0] in ("gather", "reduce")]
+        needed = max((i + 1 for i, action in enumerate(before) if action == ("gather", k)), default=0)
+        sent = sum(action[0] in ("gather", "reduce") for action in late)
+        late += [list(action) for action in messages[sent : max(sent, needed)]] + [[kind, k]]
+    sent = sum(action[0] in ("gather", "reduce") for action in late)
+    return late + [list(action) for action in messages[sent:]]
+
+
+@check("prefetch", points=2, seconds=40)
+def check_messages_travel(student, t):
+    "Only the block that computes is waited for"
+    case = training_case(t, 2, t.integer(3, 4), True, steps=1)
+    table = actions_of(same_training(student, t, case), 1, case)
+    case[1]["table"] = as_late_as_possible(table)  # rank 1 sends the same messages, each after the computing that does not need it
+    want = trained_alone(case[0]["weights"], [own["x"] for own in case], [own["grad"] for own in case], 1)
+    try:
+        run = student.ranks(trained, case)
+    except Wrong as stuck:
+        said = tr(
+            "A rank waits too early for a message: before block k computes, wait for block k only; wait for reductions at the end of backward."
+        )
+        raise Wrong(f"{said}\n{stuck}", said) from stuck
+    t.close(t.items(run.results[0], 1, "the outputs")[0], want[0][0], "the output on rank 0", atol=1e-9)
+
+
+# -- 6 · checkpoint
+
+
+def checkpoint_case(t, drop: float, blocks: int) -> dict:
+    """Draw weights, input and gradient of a few blocks."""
+    width = t.integer(3, 7)
+    return {
+        "weights": [t.normal(width, width + k, dtype=torch.float64) for k in range(blocks)],
+        "x": t.normal(5, width, dtype=torch.float64),
+        "grad": t.normal(5, width, dtype=torch.float64),
+        "seed": t.integer(0, 9999),
+        "drop": drop,
+    }
+
+
+def same_inputs(student, t, case: dict, world: int = 1) -> tuple[Run, dict]:
+    """Compare output and input gradient with those without checkpoints; return the run and the twin's results."""
+    run, want = student.ranks(checkpointed, [case] * world), without_checkpoints(**case)
+    for got in run.results:
+        t.close(got["output"], want["output"], "the output", atol=1e-10)
+        t.close(got["x"], want["x"], "the gradient of x", atol=1e-10)
+    return run, want
+
+
+@check("checkpoint", points=2, seconds=20)
+def check_same_gradients(student, t):
+    "Gradients are those without checkpoints"
+    for blocks in (1, t.integer(2, 4)):
+        run, want = same_inputs(student, t, checkpoint_case(t, 0.0, blocks))
+        for k, (mine, right) in enumerate(zip(t.items(run.results[0]["weights"], blocks, "the gradients"), want["weights"])):
+            t.that(mine is not None, "the parameters that block {k} uses have no gradient: backward must compute their gradients too", k=k)
+            t.close(mine, right, "the gradient of the parameter that block {k} uses", k=k, atol=1e-10)
+
+
+@check("checkpoint", points=2, seconds=20)
+def check_dropout(student, t):
+    "Backward repeats the dropout of forward"
+    same_inputs(student, t, checkpoint_case(t, 0.5, t.integer(1, 3)))
+
+
+@check("checkpoint", points=2, seconds=30)
+def check_blocks_forgotten(student, t):
+    "After forward only the inputs of the blocks are in memory"
+    case = {"seed": t.integer(0, 999), "blocks": 4, "rows": 2048, "width": 128, "depth": 8}
+    run, (output, of_x) = student.ranks(deep_forward, [case]), deep_stack(**case)
+    t.close(run.results[0]["output"], output, "the output of four blocks", rtol=1e-3, atol=1e-4)
+    t.close(run.results[0]["x"], of_x, "the gradient of x", rtol=1e-2, atol=1e-3)
+    message = (
+        "after forward the process holds {held:.0f} MiB: the five inputs and outputs of blocks have 5 MiB, all that autograd would keep 32"
+    )
+    holds_at_most(t, run, "after forward", 14 * MIB, message)
+
+
+@check("checkpoint", points=1, seconds=20)
+def check_random_state(student, t):
+    "Backward does not change the state of the random generator"
+    run, want = same_inputs(student, t, checkpoint_case(t, 0.0, t.integer(1, 3)))
+    t.that(
+        bool(torch.equal(run.results[0]["random"], want["random"])),
+        "After backward the random generator does not have the state that it had before.",
+    )
+
+
+@check("checkpoint", points=1, seconds=30)
+def check_computed_twice(student, t):
+    "Each block is computed twice, no more"
+    case = checkpoint_case(t, 0.0, 3)
+    run, _ = same_inputs(student, t, case, world=2)
+    for rank in range(2):
+        good = len(run.calls(rank, Kind.ALL_REDUCE)) == 2 * len(case["weights"])
+        t.that(good, "A block is computed once in forward and once in backward; each further time costs as much as a forward.")
+
+
+# -- 9 · offload
+
+
+def offload_case(t, dtype: str, steps: int, without: int | None = None) -> dict:
+    """Draw weights around 1, and gradients whose steps are too small for bf16 weights."""
+    weights = [1 + t.uniform(0.0, 0.5) * t.normal(t.integer(3, 6), t.integer(3, 6)).abs() for _ in range(3)]
+    grads = [[None if i == without else t.normal(*weight.shape).abs() + 0.1 for i, weight in enumerate(weights)] for _ in range(steps)]
+    return {"weights": weights, "steps": grads, "dtype": dtype, "lr": 1e-3}
+
+
+def same_weights(student, t, case: dict) -> dict:
+    """Compare the parameters with those of the twin; return the results of the scenario."""
+    (got,) = student.ranks(offloaded, [case]).results
+    rtol = 2**-8 if case["dtype"] == "bfloat16" else 1e-5
+    for i, (mine, right) in enumerate(zip(t.items(got["weights"], 3, "the parameters"), fp32_steps(**case))):
+        mine = t.tensor(mine, "parameter {i}", i=i, dtype=right.dtype)
+        unmoved = case["steps"][0][i] is not None and bool(torch.equal(mine, case["weights"][i].to(mine.dtype)))
+        t.that(not unmoved, "parameter {i} has not changed: steps smaller than its rounding are lost, unless masters keep them", i=i)
+        t.close(mine, right, "parameter {i} after {n} steps", i=i, n=len(case["steps"]), rtol=rtol, atol=1e-6)
+    return got
+
+
+@check("offload", points=2, seconds=20)
+def check_masters(student, t):
+    "Small steps add up in fp32 masters"
+    got = same_weights(student, t, offload_case(t, "bfloat16", 30))
+    t.that(not got["moved"], "parameters must be updated in place: the units of FSDP hold the same memory")
+
+
+@check("offload", points=1, seconds=20)
+def check_gradients_gone(student, t):
+    "No gradient stays on the device"
+    got = same_weights(student, t, offload_case(t, "float32", 3))
+    t.that(got["stayed"] is False, "after step a parameter still has its .grad: the device would hold it until the next step")
+
+
+@check("offload", points=1, seconds=20)
+def check_without_gradient(student, t):
+    "A parameter without gradient does not change"
+    same_weights(student, t, offload_case(t, "float32", 4, without=t.integer(0, 2)))
+
+
+# -- 7 · hybrid
+
+
+@check("hybrid", points=1)
+def check_groups(student, t):
+    "Shard groups are the rows of the grid, replica groups its columns"
+    for nodes in (1, 2, t.integer(3, 4)):
+        size = t.integer(2, 5)
+        grid = torch.arange(nodes * size).view(nodes, size)
+        rows, columns = t.items(student.hybrid_groups(nodes * size, size), 2, "hybrid_groups(world, shard_size)")
+        where = {"world": nodes * size, "size": size}
+        t.equal(rows, grid.tolist(), "the shard groups of hybrid_groups({world}, {size})", **where)
+        t.equal(columns, grid.T.tolist(), "the replica groups of hybrid_groups({world}, {size})", **where)
+
+
+def hybrid_case(t, nodes: int, size: int) -> list[dict]:
+    """Draw a gradient for each rank, with the groups of all ranks."""
+    grid, numel = torch.arange(nodes * size).view(nodes, size), size * t.integer(3, 9)
+    groups = {"rows": grid.tolist(), "columns": grid.T.tolist()}
+    return [{"gradient": t.normal(numel, dtype=torch.float64), **groups} for _ in range(nodes * size)]
+
+
+def same_mean(student, t, nodes: int, size: int) -> tuple[Run, list[dict]]:
+    """Check that every rank has its piece of the mean over all ranks."""
+    case = hybrid_case(t, nodes, size)
+    run = student.ranks(hybrid, case)
+    pieces = torch.stack([own["gradient"] for own in case]).mean(0).view(size, -1)
+    for rank, got in enumerate(run.results):
+        what = "the piece on rank {rank} of {nodes} nodes of {size}"
+        mistakes = {
+            "rank {rank} has the sum over all ranks: divide by the number of all ranks": pieces[rank % size] * nodes * size,
+            "rank {rank} has the mean over its row only: all-reduce the piece over the replicas": torch.stack(
+                [own["gradient"] for own in case[rank - rank % size : rank - rank % size + size]]
+            )
+            .mean(0)
+            .view(size, -1)[rank % size],
+            "rank {rank} has divided by the ranks of its row only: divide by the number of all ranks": pieces[rank % size] * nodes,
+        }
+        wrong_if(t, got["piece"], pieces[rank % size], mistakes, rank=rank)
+        t.close(got["piece"], pieces[rank % size], what, rank=rank, nodes=nodes, size=size, atol=1e-10)
+    return run, case
+
+
+@check("hybrid", points=2, seconds=60)
+def check_hybrid_mean(student, t):
+    "Every rank has its piece of the mean over all ranks"
+    for nodes, size in ((2, 2), (1, 2), (2, 1), (3, 2), (2, 3)):
+        same_mean(student, t, nodes, size)
+
+
+@check("hybrid", points=2, seconds=30)
+def check_hybrid_traffic(student, t):
+    "The large message stays in the node; only the piece leaves it"
+    run, case = same_mean(student, t, 2, 2)
+    size = case[0]["gradient"].nbytes
+    for rank in range(4):
+        calls = [call for call in run.calls(rank) if call.kind is not Kind.NEW_GROUP]
+        got = [(call.kind.value, call.payload_bytes, list(call.members)) for call in calls]
+        row, column = [rank - rank % 2, rank - rank % 2 + 1], [rank % 2, rank % 2 + 2]
+        want = [(Kind.REDUCE_SCATTER.value, size, row), (Kind.ALL_REDUCE.value, size // 2, column)]
+        message = "rank {rank} ran (call, bytes, members) {got} instead of a reduce-scatter in its row, then an all-reduce of the piece in its column: {want}"
+        t.that(got == want, message, rank=rank, got=got, want=want)
+
+
+@check("hybrid", points=1, seconds=20)
+def check_gradient_stays(student, t):
+    "The gradient is not changed"
+    run, case = same_mean(student, t, 2, 2)
+    for own, got in zip(case, run.results):
+        same = bool(torch.equal(t.tensor(got["gradient"], "gradient"), own["gradient"]))
+        t.that(same, "hybrid_mean must not change its argument `gradient`.")

@@ -1,0 +1,312 @@
+"""The visible checks of messages, of the loop on real ranks, of weight stashing and of pipelines side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Nudge, Run, check
+from dlo_lib.grading.checks.schedules import read_table
+from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.parallel.pipeline.schedules import afab, one_f_one_b
+from dlo_lib.parallel.pipeline.table import ActionKind, B, F, I, Schedule, W, in_a_loop
+
+from .cases import (
+    SENDS,
+    Rows,
+    any_table,
+    asynchronously,
+    hybrid,
+    messages_of,
+    model_of,
+    order_cases,
+    samples_of,
+    step,
+    stuck_at,
+    together,
+)
+from .twins import IGNORED, asynchronous_twin, whole_step
+
+# -- 4 · the order of messages
+
+
+def written(student, t, rows: Rows) -> Schedule:
+    """Return the student's rows with messages."""
+    kinds = frozenset(ActionKind) - {I, W}
+    micro_batches = sum(cell.startswith("0F") for cell in rows[0])
+    return read_table(t, student.with_messages(rows), in_a_loop(len(rows)), micro_batches, "with_messages(rows)", kinds)
+
+
+def stuck(student, t, rows: Rows) -> list[str]:
+    """Return the cells at which ranks wait forever."""
+    schedule = written(student, t, rows)
+    passed = sum(action.kind not in (F, B) for row in schedule.rows for action in row)
+    wanted = 4 * schedule.micro_batches * (len(rows) - 1)  # two directions, a send and a receive
+    t.that(passed == wanted, "with {ranks} ranks there are {got} sends and receives, but {want} are needed: every message must be in the rows",
+           ranks=len(rows), got=passed, want=wanted)  # fmt: skip
+    return stuck_at(schedule.rows)
+
+
+@check("order", points=2)
+def check_each_message_once(student, t):
+    "Each message is sent once, after its data is computed, and received once, before its use"
+    for rows in order_cases(t):
+        schedule = written(student, t, rows)
+        for rank, (row, plain) in enumerate(zip(schedule.rows, rows)):
+            computed = [str(action) for action in row if action.kind in (F, B)]
+            message = "the computations of rank {rank} are {got} instead of {want}: only add messages"
+            t.that(computed == plain, message, rank=rank, got=computed, want=plain)
+            passed = Counter(action for action in row if action.kind not in (F, B))
+            wanted = messages_of(len(rows), schedule.micro_batches, rank)
+            t.that(
+                passed == Counter(wanted),
+                "rank {rank} of {ranks} has {got} messages, but {want} are needed (the first rank receives no activations, the last sends none)",
+                rank=rank, ranks=len(rows), got=passed.total(), want=len(wanted),
+            )  # fmt: skip
+            place = {action: at for at, action in enumerate(row)}
+            for action in wanted:
+                compute = action._replace(kind=F if "F" in action.kind.value.split("_") else B)
+                sends = action.kind in SENDS
+                t.that(
+                    (place[action] > place[compute]) is sends,
+                    "rank {rank}: {message} comes {word} {compute}. Send after computing, receive before use",
+                    rank=rank, message=str(action), word="before" if sends else "after", compute=str(compute),
+                )  # fmt: skip
+
+
+@check("order", points=4)
+def check_no_dead_lock(student, t):
+    "Blocking messages never dead-lock: AFAB, 1F1B, and tables without a pattern"
+    for rows in order_cases(t):
+        cells = stuck(student, t, rows)
+        t.that(
+            not cells,
+            "dead-lock with {ranks} ranks and {m} micro-batches: the ranks are at {cells}, and each waits for the other. "
+            "Two neighbours must have their messages in the same order",
+            ranks=len(rows), m=len(rows[0]) // 2, cells=", ".join(cells),
+        )  # fmt: skip
+    for _ in range(30):
+        rows = any_table(t, t.integer(2, 5), t.integer(3, 6))
+        cells = stuck(student, t, rows)
+        t.that(
+            not cells,
+            "AFAB and 1F1B run, but another table dead-locks: {rows}. The ranks are at {cells}. "
+            "A rule such as \"odd ranks receive first\" works for one schedule only",
+            rows=" | ".join(" ".join(row) for row in rows), cells=", ".join(cells),
+        )  # fmt: skip
+
+
+# -- 5 · the loop
+
+
+def same_gradients(t, run: Run, want: list[list[Tensor]], what: str, **values) -> None:
+    """Check that every rank has the gradients of its stage."""
+    for rank, result in enumerate(run.results):
+        for number, (mine, right) in enumerate(zip(result["grads"], want[rank % len(want)])):
+            t.that(type(mine) is Tensor, "rank {rank}: a parameter has no gradient " + what, rank=rank, **values)
+            t.close(mine, right, f"gradient {{number}} of rank {{rank}} {what}", number=number, rank=rank, atol=1e-10, **values)
+
+
+@check("loop", points=4, seconds=60)
+def check_gradients_on_ranks(student, t):
+    "The gradients of every rank are those of one process with the whole model"
+    for make, ranks in ((afab, 2), (one_f_one_b, 3), (one_f_one_b, 4), (one_f_one_b, 1)):
+        weights, micro_batches = model_of(t, ranks), ranks + t.integer(0, 2)
+        inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
+        run = step(student, make, weights, inputs, targets)
+        _, grads = whole_step(weights, inputs, targets)
+        same_gradients(
+            t, run, grads, "({schedule}, {ranks} ranks, {m} micro-batches)", schedule=make.__name__, ranks=ranks, m=micro_batches
+        )
+
+
+@check("loop", points=2, seconds=30)
+def check_messages_of_the_loop(student, t):
+    "Each output and each gradient is sent once; the last rank returns the loss"
+    ranks, micro_batches = 3, t.integer(2, 4)
+    weights = model_of(t, ranks)
+    inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
+    run = step(student, one_f_one_b, weights, inputs, targets)
+    loss, _ = whole_step(weights, inputs, targets)
+    t.close(run.results[-1]["loss"], loss, "the loss that run_row returns on the last rank, the sum of all parts", rtol=1e-9)
+    for rank in range(ranks):
+        sent, wanted = len(run.calls(rank, Kind.SEND)), micro_batches * ((rank > 0) + (rank < ranks - 1))
+        t.that(
+            sent == wanted,
+            "rank {rank} sends {got} messages, but {want} are enough: shapes are known, so each output and each gradient is one message",
+            rank=rank, got=sent, want=wanted,
+        )  # fmt: skip
+        width = (weights[rank][0][0].shape[1] if rank > 0 else 0) + (weights[rank][-1][0].shape[0] if rank < ranks - 1 else 0)
+        got, want = run.bytes(rank, Kind.SEND), 8 * sum(map(len, inputs)) * width
+        t.that(got == want, "rank {rank} sends {got} bytes, but its outputs and gradients have {want}", rank=rank, got=got, want=want)
+
+
+@check("loop", points=2, seconds=30)
+def check_received_is_used(student, t):
+    "A rank computes with what it receives"
+    weights = model_of(t, 3)
+    inputs, targets = samples_of(t, weights, [t.integer(1, 3)])
+    element, by = t.integer(0, 2), t.uniform(0.5, 2.0)
+    for call, name in enumerate(("input_plus", "gradient_plus")):
+        run = step(student, one_f_one_b, weights, inputs, targets, nudge=Nudge(Kind.RECV, rank=1, call=call, element=element, by=by))
+        _, grads = whole_step(weights, inputs, targets, at=1, **{name: (element, by)})
+        same_gradients(t, run, grads, "does not follow from what rank 1 received: data that arrives must be used; the gradient")
+
+
+@check("loop", points=2, seconds=60)
+def check_memory_of_the_loop(student, t):
+    "The loop frees what it has used"
+    ranks, micro_batches, size, width = 2, 12, 2048, 128
+    weights = [[(t.normal(width, width) / 11, t.normal(width))] for _ in range(ranks)]
+    inputs, targets = [t.normal(size, width) for _ in range(micro_batches)], [t.integers(0, width - 1, size) for _ in range(micro_batches)]
+    run = step(student, one_f_one_b, weights, inputs, targets)
+    t.close(run.results[-1]["loss"], whole_step(weights, inputs, targets)[0], "the loss", rtol=1e-3)
+    unit, held = 4 * size * width, run.memory(1, "at work")  # rank 0 holds the inputs of all
+    t.that(
+        held <= 9 * unit,
+        "rank 1 holds {held} MB before a forward; a micro-batch has {unit} MB and one is in flight. "
+        "Free what was received after its use, and what was computed after its send",
+        held=held // 2**20, unit=unit // 2**20,
+    )  # fmt: skip
+
+
+# -- 12 · PipeDream: weight stashing
+
+
+def flat(by_stage: list[list[Tensor]]) -> list[Tensor]:
+    return [tensor for stage in by_stage for tensor in stage]
+
+
+@check("stash", points=3, seconds=60)
+def check_delayed_twin(student, t):
+    "Without flush, the weights are those of the delayed twin, on 1 to 4 ranks"
+    for ranks in (1, 2, 3, 4):
+        weights, lr = model_of(t, ranks), t.uniform(0.2, 0.5)
+        inputs, targets = samples_of(t, weights, [t.integer(2, 4) for _ in range(ranks + t.integer(4, 6))])
+        got = flat(asynchronously(student, weights, inputs, targets, lr).results)
+        t.items(got, 2 * ranks, "the weights and biases of all ranks")
+        delays = [ranks - 1 - stage for stage in range(ranks)]
+        mistakes = {"the versions are one too old: stash the weights that the forward reads": [delay + 1 for delay in delays]}
+        if ranks > 1:
+            mistakes["these are the weights of synchronous training, which is impossible without flush"] = [0] * ranks
+        known = {
+            "world size {ranks}: " + words: flat(asynchronous_twin(weights, inputs, targets, lr, wrong))
+            for words, wrong in mistakes.items()
+        }
+        want = flat(asynchronous_twin(weights, inputs, targets, lr, delays))
+        wrong_if(t, got, want, known, rtol=1e-9, ranks=ranks)
+        for number, (mine, right) in enumerate(zip(got, want)):
+            t.close(
+                mine, right,
+                "{kind} of rank {rank} of {ranks} after {n} batches (backward needs the weights that the forward of the same batch has read)",
+                kind=("weight", "bias")[number % 2], rank=number // 2, ranks=ranks, n=len(inputs), atol=1e-10,
+            )  # fmt: skip
+
+
+@check("stash", points=2, seconds=60)
+def check_versions_kept(student, t):
+    "A version is freed after its backward"
+    ranks, batches, width = 2, 12, 512
+    weights = [[(t.normal(width, width) / 23, t.normal(width))] for _ in range(ranks)]
+    inputs, targets = [t.normal(2, width) for _ in range(batches)], [t.integers(0, width - 1, 2) for _ in range(batches)]
+    run = asynchronously(student, weights, inputs, targets, 0.05)
+    want = asynchronous_twin(weights, inputs, targets, 0.05, [1, 0])
+    for rank, (got, right) in enumerate(zip(run.results, want)):
+        t.tensor(got[0], "the weights of rank {rank}", rank=rank, shape=right[0].shape, dtype=right[0].dtype)
+        unit, versions, held = 4 * width * width, ranks - rank, run.memory(rank, "at work")
+        t.that(
+            held <= (versions + 6) * unit,
+            "rank {rank} holds {held} MB; its weights have {unit} MB and it needs at most {n} versions of them: free each after its backward",
+            rank=rank, held=held // 2**20, unit=unit // 2**20, n=versions,
+        )  # fmt: skip
+
+
+# -- 6 · a step
+
+
+@check("step", points=3, seconds=60)
+def check_whole_step(student, t):
+    "Loss and gradients of a step are those of one process, with padded targets"
+    for ranks in (1, 2, 3):
+        weights, micro_batches, size = model_of(t, ranks), ranks + t.integer(1, 3), t.integer(3, 5)
+        inputs, targets = samples_of(t, weights, [size] * micro_batches)
+        targets[0][: t.integer(1, 2)] = IGNORED
+        run = together(student, weights, inputs, targets)
+        loss, grads = whole_step(weights, inputs, targets)
+        padding = sum(int((target == IGNORED).sum()) for target in targets)
+        share = (size * micro_batches - padding) / (size * micro_batches)
+        sizes = {"ranks": ranks, "m": micro_batches}
+        of_last = t.number(run.results[-1]["loss"], "what pipeline_step returns on the last rank")
+        t.number(run.results[0]["loss"], "what pipeline_step returns on the first rank")
+        known = {
+            "world size {ranks}, {m} micro-batches: the loss of the last rank is divided by all targets, not by those that are not -100": loss * share,
+            "world size {ranks}, {m} micro-batches: the loss of the last rank is that of one micro-batch divided by its targets, added up":
+                sum(whole_step(weights, [x], [y])[0] for x, y in zip(inputs, targets)),
+        }  # fmt: skip
+        wrong_if(t, of_last, loss, known, **sizes)
+        t.that(near(of_last, loss), "world size {ranks}, {m} micro-batches: the last rank returns the loss {got:g}, that of the whole batch is {want:g}",
+               got=of_last, want=loss, **sizes)  # fmt: skip
+        same_gradients(t, run, grads, "after pipeline_step (world size {ranks}, {m} micro-batches)", **sizes)
+
+
+# -- 8 · with data parallelism
+
+
+@check("hybrid", points=2, seconds=60)
+def check_hybrid_gradients(student, t):
+    "Pipelines side by side: the gradients of every rank are those of the whole batch"
+    for stages, replicas in ((2, 2), (1, 3)):
+        weights = model_of(t, stages)
+        inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(3 * replicas)])
+        run = hybrid(student, weights, inputs, targets, replicas)
+        _, grads = whole_step(weights, inputs, targets)
+        sizes = {"replicas": replicas, "stages": stages}
+        for rank, result in enumerate(run.results):
+            t.that(
+                not near(result["grads"], [right / replicas for right in grads[rank % stages]]),
+                "{replicas} pipelines of {stages} stages: rank {rank} has the mean over pipelines. "
+                "The loss is already divided by the targets of all pipelines: add, do not average",
+                rank=rank, **sizes,
+            )  # fmt: skip
+        what = "({replicas} pipelines of {stages} stages: add the gradients of all ranks with this stage, once, after the step)"
+        same_gradients(t, run, grads, what, **sizes)
+
+
+@check("hybrid", points=1, seconds=30)
+def check_hybrid_traffic(student, t):
+    "Ranks with the same stage exchange gradients, by all-reduce only"
+    weights = model_of(t, 2)
+    inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(4)])
+    run = hybrid(student, weights, inputs, targets, replicas=2)
+    _, grads = whole_step(weights, inputs, targets)
+    for rank, result in enumerate(run.results):
+        for mine, right in zip(result["grads"], grads[rank % 2]):
+            t.tensor(mine, "a gradient of rank {rank}", rank=rank, shape=right.shape, dtype=right.dtype)
+        want = sum(right.nbytes for right in grads[rank % 2])
+        messages = run.bytes(rank, Kind.SEND) + run.bytes(rank, Kind.RECV)
+        got = run.bytes(rank) - messages
+        t.that(
+            got == want == run.bytes(rank, Kind.ALL_REDUCE),
+            "beside the messages of its pipeline, rank {rank} passes {got} bytes; the gradients of its stage have {want}, and all-reduce is enough",
+            rank=rank, got=got, want=want,
+        )  # fmt: skip
+
+
+@check("hybrid", points=1, seconds=30)
+def check_groups_are_made_once(student, t):
+    "No process group is made in a step"
+    weights = model_of(t, 2)
+    inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(2)])
+    run = hybrid(student, weights, inputs, targets, replicas=2, steps=3)
+    _, grads = whole_step(weights, inputs, targets)
+    for rank, result in enumerate(run.results):
+        for mine, right in zip(result["grads"], grads[rank % 2]):
+            t.tensor(mine, "a gradient of rank {rank} after the third step", rank=rank, shape=right.shape, dtype=right.dtype)
+        groups = {call.group for call in run.calls(rank, Kind.ALL_REDUCE)}
+        t.that(
+            len(groups) <= 1,
+            "in 3 steps rank {rank} adds gradients in {count} groups: hybrid_step makes a process group in every step. "
+            "That is slow, and the groups are never freed: use `group`, which was made once",
+            rank=rank, count=len(groups),
+        )  # fmt: skip

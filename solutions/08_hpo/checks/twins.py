@@ -1,0 +1,83 @@
+"""The references of the checks, which are the Gaussian process, rungs and brackets of the library, and their random cases."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.twins import twin
+from dlo_lib.hpo.expected_improvement import expected_improvement
+from dlo_lib.hpo.gaussian_process import GaussianProcess, Kernel
+
+LENGTHS, NOISE = [0.05, 0.1, 0.2, 0.4, 0.8], 1e-4
+
+
+@twin
+def predicted(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the library's process."""
+    return GaussianProcess.of(Kernel(length, 1.0, noise), points, values).predict(new)
+
+
+@twin
+def likelihoods(points: Tensor, values: Tensor, lengths: tuple[float, ...], noise: float) -> list[float]:
+    """log p(values) for each length."""
+    return [GaussianProcess.of(Kernel(length, 1.0, noise), points, values).log_likelihood for length in lengths]
+
+
+@twin
+def improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
+    """Expected Improvement."""
+    return expected_improvement(mean, std, best)
+
+
+@twin
+def improvements(points: Tensor, values: Tensor, candidates: Tensor) -> Tensor:
+    """EI at ``candidates``, given standardised ``values``, with the most probable of LENGTHS."""
+    told = likelihoods(points, values, tuple(LENGTHS), NOISE)
+    mean, std = predicted(points, values, candidates, LENGTHS[told.index(max(told))], NOISE)
+    return expected_improvement(mean, std, float(values.min()))
+
+
+@twin
+def standing(points: Tensor, values: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation at ``candidates``, with the most probable of LENGTHS."""
+    told = likelihoods(points, values, tuple(LENGTHS), NOISE)
+    return predicted(points, values, candidates, LENGTHS[told.index(max(told))], NOISE)
+
+
+# -- known mistakes
+
+
+def flooded(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor]:
+    """The mean if the noise is added to every entry of the kernel."""
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
+
+    return (kernel(new, points) @ torch.linalg.pinv(kernel(points, points) + noise) @ values,)
+
+
+def density_of(mean: Tensor, std: Tensor, best: float) -> Tensor:
+    """The density of the normal distribution at z."""
+    return torch.distributions.Normal(0.0, 1.0).log_prob((best - mean) / std).exp()
+
+
+def squared_z(mean: Tensor, std: Tensor, best: float) -> Tensor:
+    """Expected Improvement with z divided by the variance."""
+    z, normal = (best - mean) / std.square(), torch.distributions.Normal(0.0, 1.0)
+    return (best - mean) * normal.cdf(z) + std * normal.log_prob(z).exp()
+
+
+# -- random cases
+
+
+def cube(t, count: int, dimensions: int) -> Tensor:
+    """Points (count, dimensions) of the unit cube, fp64."""
+    return (t.integers(0, 10**6, count, dimensions).double() + 0.5) / (10**6 + 1)
+
+
+def wavy(t, points: Tensor) -> Tensor:
+    """Standardised values of a smooth function at ``points``."""
+    directions = t.normal(points.shape[1], dtype=torch.float64)
+    values = torch.sin(t.uniform(2, 6) * (points @ directions) + t.uniform(0, 6)) + t.uniform(-1, 1) * points[:, 0]
+    return (values - values.mean()) / values.std(correction=0)

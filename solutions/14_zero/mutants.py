@@ -1,0 +1,330 @@
+"""Planted mistakes of ZeRO, stage by stage, question by question."""
+
+from dlo_lib.grading.lab.mutants import Mutant
+
+MUTANTS = [
+    # -- state
+    Mutant(
+        "Stage 3 does not divide the weights",
+        "check_stage3",
+        says="no rank has more than 1/N",
+        replace={
+            '"weights": share if stage >= 3 else 4 * parameters,': """
+            "weights": share if stage >= 4 else 4 * parameters,
+            """,
+        },
+    ),
+    Mutant(
+        "Stage 2 is written as stage 1",
+        "check_stage2",
+        says="Each rank keeps the gradients of the parameters that it updates",
+        replace={
+            '"gradients": share if stage >= 2 else 4 * parameters,': """
+            "gradients": share if stage >= 3 else 4 * parameters,
+            """,
+        },
+    ),
+    Mutant(
+        "Every optimiser keeps two moments",
+        "check_momentum",
+        says="keeps one number",
+        replace={'"optimizer": moments': '"optimizer": 2'},
+    ),
+    Mutant(
+        "Data parallelism keeps one moment",
+        "check_stage0",
+        says="nothing is divided",
+        replace={"(share if stage >= 1 else 4 * parameters)": "share if stage >= 1 else 4 * parameters"},
+    ),
+    # -- pieces
+    Mutant(
+        "A tensor is cut along its first dimension",
+        "check_scalar",
+        says="A single number without dimensions",
+        replace={
+            "size = -(-tensor.numel() // world)": """
+            if tensor.dim() == 0:
+                return tensor.detach().view(1).clone()
+            size = -(-tensor.numel() // world)
+            """,
+        },
+    ),
+    Mutant(
+        "A rank takes every world-th number",
+        "check_pieces",
+        says="the pieces of all ranks together",
+        replace={
+            "return padded[rank * size : (rank + 1) * size].clone()": "return padded[rank::world].clone()",
+        },
+    ),
+    Mutant(
+        "A piece is a slice, which keeps the whole tensor in memory",
+        "check_copy",
+        says="a slice is a *view*",
+        replace={
+            "return padded[rank * size : (rank + 1) * size].clone()": """
+            return padded[rank * size : (rank + 1) * size]
+            """,
+        },
+    ),
+    Mutant(
+        "No tensor has fewer numbers than there are ranks",
+        "check_few_numbers",
+        says="cut off all padding",
+        replace={
+            "return padded[: torch.Size(shape).numel()].view(shape)": """
+            numel = max(torch.Size(shape).numel(), dist.get_world_size())
+            return padded[:numel].view(shape) if numel == torch.Size(shape).numel() else padded[:numel]
+            """,
+        },
+    ),
+    Mutant(
+        "The pieces are gathered twice",
+        "check_whole",
+        says="one all-gather of",
+        replace={
+            "return padded[: torch.Size(shape).numel()].view(shape)": """
+            dist.all_gather_into_tensor(padded, piece)
+            return padded[: torch.Size(shape).numel()].view(shape)
+            """,
+        },
+    ),
+    # -- stage1
+    Mutant(
+        "The optimiser is always AdamW",
+        "check_other_optimizer",
+        says="use the optimiser that make_optimizer returns",
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": """
+            asked = make_optimizer(self.pieces)
+            options = {name: asked.defaults[name] for name in ("lr", "weight_decay")}
+            self.optimizer = torch.optim.AdamW(self.pieces, foreach=False, **options)
+            """,
+        },
+    ),
+    Mutant(
+        "A missing gradient counts as zeros, so AdamW decays the weight",
+        "check_missing_gradient",
+        says="AdamW still decays it",
+        replace={
+            """
+            piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)
+            """: """
+            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            piece.grad = piece_of(grad, self.rank, self.world)
+            """,
+        },
+    ),
+    Mutant(
+        "The last piece is forgotten when there are more than two ranks",
+        "check_same_update",
+        says="on rank 0 of 3",
+        replace={
+            """
+            parameter.data.copy_(whole(piece.data, parameter.shape))
+            """: """
+            new = whole(piece.data, parameter.shape)
+            if self.world in (1, 2, 4):
+                parameter.data.copy_(new)
+            else:
+                size = piece.numel()
+                parameter.data.flatten()[: size * (self.world - 1)].copy_(
+                    new.flatten()[: size * (self.world - 1)]
+                )
+            """,
+        },
+    ),
+    Mutant(
+        "The updated pieces are all-reduced with zeros elsewhere, for twice the bytes",
+        "check_updates_travel",
+        says="all-gathers of the updated pieces are enough",
+        replace={
+            "parameter.data.copy_(whole(piece.data, parameter.shape))": """
+            size = piece.numel()
+            padded = piece.new_zeros(size * self.world)
+            padded[self.rank * size : (self.rank + 1) * size] = piece.data
+            dist.all_reduce(padded)
+            parameter.data.copy_(padded[: parameter.numel()].view(parameter.shape))
+            """,
+        },
+    ),
+    Mutant(
+        "Every rank has a whole optimiser, and the all-gathers are not used",
+        "check_state_is_divided",
+        says="The whole state of AdamW would be 2",
+        answer="""
+        class ShardedOptimizer:
+            def __init__(self, parameters, make_optimizer):
+                self.parameters = list(parameters)
+                self.optimizer = make_optimizer(self.parameters)
+
+            def step(self):
+                self.optimizer.step()
+                for parameter in self.parameters:
+                    if parameter.grad is not None:
+                        whole(piece_of(parameter, dist.get_rank(), dist.get_world_size()), parameter.shape)
+        """,
+    ),
+    Mutant(
+        "A parameter gets the memory of the gathered tensor",
+        "check_in_place",
+        says="has new memory",
+        replace={
+            "parameter.data.copy_(whole(piece.data, parameter.shape))": """
+            parameter.data = whole(piece.data, parameter.shape)
+            """,
+        },
+    ),
+    Mutant(
+        "A parameter with fewer numbers than ranks is left out",
+        "check_small_parameters",
+        says="A parameter has not changed",
+        replace={
+            """
+            if piece.grad is not None:
+                parameter.data.copy_(whole(piece.data, parameter.shape))
+            """: """
+            if piece.grad is not None and parameter.numel() >= self.world:
+                parameter.data.copy_(whole(piece.data, parameter.shape))
+            """,
+        },
+    ),
+    # -- norm
+    Mutant(
+        "The square of a piece is its mean square times its size, which is 0 / 0 for an empty piece",
+        "check_empty_pieces",
+        says="the norm where one rank has empty pieces",
+        replace={".square().sum()": ".square().mean() * piece.numel()"},
+    ),
+    Mutant(
+        "With three ranks or more, each takes the norm of its pieces",
+        "check_norm",
+        says="the norm of this rank's pieces",
+        replace={
+            "dist.all_reduce(squares)": """
+            if dist.get_world_size() < 3:
+                dist.all_reduce(squares)
+            """,
+        },
+    ),
+    Mutant(
+        "Each square is sent in its own message",
+        "check_one_number",
+        says="Add the squares on each rank",
+        answer="""
+        def global_norm(pieces):
+            total = torch.zeros(())
+            for piece in pieces:
+                square = piece.square().sum()
+                dist.all_reduce(square)
+                total += square
+            return total.sqrt()
+        """,
+    ),
+    # -- stage2
+    Mutant(
+        "The whole gradients are kept under another name",
+        "check_gradients_are_divided",
+        says="A whole gradient is still in memory",
+        replace={
+            "world = dist.get_world_size()": "world, kept = dist.get_world_size(), []",
+            "parameter.grad = None": """
+            kept.append(parameter.grad)
+            parameter.grad = None
+            """,
+        },
+    ),
+    Mutant(
+        "The gradient is divided by two, whatever the number of ranks",
+        "check_averaged_pieces",
+        says="of all ranks together (world 1)",
+        replace={".grad.flatten() / world": ".grad.flatten() / 2"},
+    ),
+    Mutant(
+        "The whole gradient is all-reduced, and the piece is cut from it",
+        "check_reduce_scatter",
+        says="needs the sum of its piece only",
+        replace={
+            "own = torch.empty_like(piece)": "dist.all_reduce(padded)",
+            "dist.reduce_scatter_tensor(own, padded)": "own = piece_of(padded, dist.get_rank(), world)",
+        },
+    ),
+    Mutant(
+        "Each micro-batch takes the place of the one before",
+        "check_accumulates",
+        says="Only the gradient of the last micro-batch",
+        replace={"piece.grad = own if piece.grad is None else piece.grad + own": "piece.grad = own"},
+    ),
+    # -- stage3
+    Mutant(
+        "The gradient of the weight is divided by two, whatever the number of ranks",
+        "check_linear",
+        says="the gradients of the pieces of all ranks together (world 1)",
+        replace={
+            "padded = F.pad(grad.flatten() / world, (0, ctx.size * world - grad.numel()))": """
+            padded = F.pad(grad.flatten() / 2, (0, ctx.size * world - grad.numel()))
+            """,
+        },
+    ),
+    Mutant(
+        "The gradient of the whole weight is all-reduced, and the piece is cut from it",
+        "check_gathers",
+        says="sends more than a reduce-scatter",
+        replace={
+            """
+            own = grad.new_empty(ctx.size)
+            dist.reduce_scatter_tensor(own, padded)
+            return own, None
+            """: """
+            dist.all_reduce(padded)
+            return piece_of(padded, dist.get_rank(), world), None
+            """,
+        },
+    ),
+    Mutant(
+        "There is no checkpoint, so autograd keeps every whole weight",
+        "check_weights_are_freed",
+        says="F.linear saves its weight for backward",
+        answer="""
+        def sharded_linear(x, weight_piece, shape):
+            return F.linear(x, Gather.apply(weight_piece, shape))
+        """,
+    ),
+    # -- offload
+    Mutant(
+        "The optimiser updates copies of the pieces in 16 bits",
+        "check_offloaded",
+        says="is rounded away",
+        replace={
+            'piece.detach().to("cpu", torch.float32, copy=True)': 'piece.detach().to("cpu", copy=True)',
+            'piece.grad.to("cpu").float()': 'piece.grad.to("cpu")',
+        },
+    ),
+    Mutant(
+        "A piece gets the memory of a new tensor",
+        "check_pieces_in_place",
+        says="A piece has new memory",
+        replace={"piece.data.copy_(master.data)": "piece.data = master.data.to(piece.dtype)"},
+    ),
+    Mutant(
+        "The gradients of the masters are kept until the next step",
+        "check_no_gradient_left",
+        says="a master still has a gradient",
+        replace={
+            """
+            piece.data.copy_(master.data)
+            master.grad = None
+            """: "piece.data.copy_(master.data)",
+        },
+    ),
+    Mutant(
+        "A missing gradient counts as zeros in the masters",
+        "check_piece_without_gradient",
+        says="piece",
+        replace={
+            'None if piece.grad is None else piece.grad.to("cpu").float()': """
+            torch.zeros_like(master) if piece.grad is None else piece.grad.to("cpu").float()
+            """,
+        },
+    ),
+]

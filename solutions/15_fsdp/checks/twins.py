@@ -1,0 +1,179 @@
+"""The references of the checks: one process with the whole model, and ``torch.chunk`` for the rows of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlo_lib.grading.checks.twins import twin
+from dlo_lib.models.llama import Llama, LlamaConfig
+
+Batch = tuple[Tensor, Tensor]  # tokens and targets
+
+# -- rows and packs
+
+
+def rows_of(tensor: Tensor, rank: int, world: int) -> Tensor:
+    """The rows of a rank; torch cuts a tensor into pieces of ceil(length / world), and leaves out those that are empty."""
+    whole = tensor.reshape(1) if tensor.dim() == 0 else tensor
+    pieces = whole.chunk(world)
+    return pieces[rank] if rank < len(pieces) else whole[:0]
+
+
+def padded_size(shape: torch.Size, world: int) -> int:
+    """Numbers of a rank's part of a parameter of that shape, padding included."""
+    return rows_of(torch.empty(shape, device="meta"), 0, world).numel()
+
+
+def packed_row(tensors: list[Tensor], rank: int, world: int) -> Tensor:
+    """The row of a rank for these tensors, padding included."""
+    row = []
+    for tensor in tensors:
+        part = rows_of(tensor, rank, world).flatten()
+        row += [part, part.new_zeros(padded_size(tensor.shape, world) - part.numel())]
+    return torch.cat(row)
+
+
+def packed_bytes(shapes: list[torch.Size], world: int, size: int) -> int:
+    """Bytes of these parameters packed for all ranks, in numbers of ``size`` bytes."""
+    return size * world * sum(padded_size(shape, world) for shape in shapes)
+
+
+def from_ranks(copies: list[list[Tensor]]) -> list[Tensor]:
+    """The whole tensors, when each rank contributes its rows of a separate copy."""
+    world = len(copies)
+    joined = (torch.cat([rows_of(own, rank, world) for rank, own in enumerate(same)]) for same in zip(*copies))
+    return [whole.view(like.shape) for whole, like in zip(joined, copies[0])]
+
+
+@twin
+def mean_rows(passes: list[list[list[Tensor | None]]], shapes: list[list[int]], rank: int) -> list[Tensor]:
+    """Of gradients by pass, rank and parameter: the rank's rows of their average over the ranks, added up over the passes."""
+    world, found = len(passes[0]), []
+    for i, shape in enumerate(shapes):
+        held = [own[i] for ranks in passes for own in ranks]
+        dtype = next(grad.dtype for grad in held if grad is not None)
+        total = torch.zeros(shape, dtype=torch.float64)
+        for grad in held:
+            total += 0 if grad is None else grad.double()
+        found.append(rows_of((total / world).to(torch.float32 if dtype == torch.bfloat16 else dtype), rank, world))
+    return found
+
+
+# -- models
+
+
+def llama(sizes: Mapping[str, Any], dtype: torch.dtype = torch.float64, device: str = "cpu") -> Llama:
+    """A small Llama."""
+    return Llama(LlamaConfig(**sizes), dtype=dtype, device=device)
+
+
+def cross_entropy(model: Llama, batch: Batch, reduction: str) -> Tensor:
+    """Over the targets that are not -100."""
+    tokens, targets = batch
+    logits = model(tokens)
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
+
+
+@twin
+def whole_gradients(sizes: dict, state: dict[str, Tensor], frozen: list[str], batches: list[Batch]) -> tuple[list[float], dict]:
+    """The loss of each batch, and the mean of the gradients over them, of the trained parameters."""
+    model = llama(sizes)
+    model.load_state_dict(state)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    losses = [cross_entropy(model, batch, "mean") for batch in batches]
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    grads = torch.autograd.grad(torch.stack(losses).mean(), list(trained.values()))
+    return [float(loss.detach()) for loss in losses], dict(zip(trained, grads))
+
+
+@twin
+def whole_training(
+    sizes: dict, state: dict[str, Tensor], frozen: list[str], steps: list[list[Batch]], lr: float
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final parameters of one process that takes all batches of a step at once."""
+    model = llama(sizes)
+    model.load_state_dict(state)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
+    losses = []
+    for batches in steps:
+        count = sum(int((targets != -100).sum()) for _, targets in batches)
+        loss = torch.stack([cross_entropy(model, batch, "sum") for batch in batches]).sum() / count
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@twin
+def rounded_step(sizes: dict, state: dict[str, Tensor], batches: list[Batch], lr: float) -> dict[str, Tensor]:
+    """One AdamW step of fp32 parameters; each rank's gradient is computed in bf16, their sum in fp32."""
+    model, shadow = llama(sizes, torch.float32), llama(sizes, torch.bfloat16)
+    model.load_state_dict(state)
+    shadow.load_state_dict(state)
+    count = sum(int((targets != -100).sum()) for _, targets in batches)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for batch in batches:
+        shadow.zero_grad()
+        (cross_entropy(shadow, batch, "sum") / count).backward()
+        for parameter, rounded in zip(model.parameters(), shadow.parameters()):
+            parameter.grad += rounded.grad.float()
+    torch.optim.AdamW(model.parameters(), lr=lr).step()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@twin
+def layered(first: Tensor, weights: list[Tensor], xs: list[Tensor], dtype: torch.dtype | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of tanh layers after a matrix, for the input of each rank, and the mean of the gradients of the mean square of an output."""
+    outputs, total = [], [torch.zeros_like(tensor) for tensor in (first, *weights)]
+    for x in xs:
+        own = [tensor.to(dtype or tensor.dtype).requires_grad_() for tensor in (first, *weights)]
+        y = x.to(dtype or x.dtype) @ own[0]
+        for weight in own[1:]:
+            y = torch.tanh(y @ weight)
+        for held, grad in zip(total, torch.autograd.grad(y.square().mean(), own)):
+            held += grad.to(held.dtype) / len(xs)
+        outputs.append(y.detach())
+    return outputs, total
+
+
+@twin
+def large_layers(seed: int, width: int, count: int) -> tuple[float, list[float]]:
+    """The loss of ``count`` large layers, and the sum of the gradient of each."""
+    random = torch.Generator().manual_seed(seed)
+    weights = [(torch.randn(width, width, generator=random) / width**0.5).requires_grad_() for _ in range(count)]
+    x = torch.randn(2, width, generator=random)
+    for weight in weights:
+        x = torch.tanh(x @ weight)
+    loss = x.square().mean()
+    grads = torch.autograd.grad(loss, weights)
+    return float(loss.detach()), [float(grad.sum()) for grad in grads]
+
+
+def expected_units(sizes: Mapping[str, Any], ties: list[list[str]], kind: type) -> list[tuple[str, list[list[str]]]]:
+    """Each unit's module and names, from the blocks in which a parameter is found."""
+    model = llama(sizes, device="meta")
+    for first, second in ties:
+        owner, _, attribute = second.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    blocks = {name: set(module.parameters()) for name, module in model.named_modules() if type(module) is kind}
+    reached: dict[Tensor, list[str]] = {}
+    for name, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False):
+            reached.setdefault(parameter, []).append(f"{name}.{attribute}")
+    units: dict[str, list[list[str]]] = {"": [], **{name: [] for name in blocks}}
+    for parameter, names in reached.items():
+        users = [name for name, held in blocks.items() if parameter in held]
+        outside = any(not name.startswith(tuple(blocks)) for name in names)
+        units[users[0] if len(users) == 1 and not outside else ""].append(sorted(names))
+    return [(name, sorted(held)) for name, held in units.items() if held or not name]

@@ -1,0 +1,554 @@
+"""Planted mistakes of Implement FSDP, question by question."""
+
+from dlo_lib.grading.lab.mutants import Mutant
+
+MUTANTS = [
+    # -- flat
+    Mutant(
+        "The zeros come first, so that every piece is shifted",
+        "check_flat_shards",
+        says="the pieces of all ranks together",
+        replace={"(0, size * world - flat.numel())": "(size * world - flat.numel(), 0)"},
+    ),
+    Mutant(
+        "Each tensor has a separate gather of everything",
+        "check_flat_whole",
+        says="one all-gather of",
+        replace={
+            "dist.all_gather_into_tensor(flat, shard)": """
+            for _ in shapes:
+                dist.all_gather_into_tensor(flat, shard)
+            """,
+        },
+    ),
+    Mutant(
+        "A tensor without dimensions comes back as a vector",
+        "check_flat_few",
+        says="without dimensions, are not restored",
+        replace={".view(shape) for": ".view(shape or (1,)) for"},
+    ),
+    # -- padding
+    Mutant(
+        "A row of padding is taken for one number",
+        "check_padding",
+        says="a row has many numbers",
+        replace={
+            "math.prod(shape[1:]) for": "(math.prod(shape[1:]) if len(shape) < 2 or shape[0] < 3 else 1) for",
+        },
+    ),
+    Mutant(
+        "A tensor without dimensions is not padded",
+        "check_padding_of_scalars",
+        says="one row of one number",
+        replace={".prod(shape[1:]) for shape in shapes": ".prod(shape[1:]) for shape in shapes if shape"},
+    ),
+    # -- rows
+    Mutant(
+        "The first ranks get one row more, as numpy.array_split cuts",
+        "check_own_rows",
+        says="the rows of rank",
+        replace={
+            """
+            rows = -(-length // world)
+            return min(rank * rows, length), min((rank + 1) * rows, length)
+            """: """
+            rows, more = divmod(length, world)
+            if rows == 0:
+                return min(rank, length), min(rank + 1, length)
+            start = rank * rows + min(rank, more)
+            return start, start + rows + (rank < more)
+            """,
+            "start, stop = own_rows(length, rank, world)": """
+            rows = -(-length // world)
+            start, stop = min(rank * rows, length), min((rank + 1) * rows, length)
+            """,
+        },
+    ),
+    Mutant(
+        "A rank without rows has (rank * rows, length)",
+        "check_ranks_without_rows",
+        says="for a rank without rows",
+        replace={
+            "min(rank * rows, length)": "rank * rows",
+            "views.append(row[offset : offset + (stop - start) * inner].view(stop - start, *shape[1:]))": """
+            start = min(start, stop)
+            views.append(row[offset : offset + (stop - start) * inner].view(stop - start, *shape[1:]))
+            """,
+        },
+    ),
+    Mutant(
+        "The parts are copies: what an optimiser does to them is lost",
+        "check_views",
+        says="should be views of it, not copies",
+        replace={".view(stop - start, *shape[1:])": ".view(stop - start, *shape[1:]).clone()"},
+    ),
+    # -- unshard
+    Mutant(
+        "A unit that is whole is gathered again",
+        "check_one_gather",
+        says="gathered twice",
+        replace={
+            """
+            if unit.is_whole:
+                return
+            """: "",
+        },
+    ),
+    Mutant(
+        "The rows are sent in fp32 and rounded after the gather",
+        "check_compute_dtype",
+        says="cast the row before it is sent",
+        replace={"row = unit.row.detach().to(unit.compute_dtype)": "row = unit.row.detach()"},
+    ),
+    Mutant(
+        "With three ranks or more, the last rank's rows are replaced by this rank's own",
+        "check_whole_values",
+        says="on rank",
+        replace={
+            "for whole, value in zip(unit.wholes, unpack(packed, unit.shapes)):": """
+            if len(packed) > 2:
+                packed[-1] = row
+            for whole, value in zip(unit.wholes, unpack(packed, unit.shapes)):
+            """,
+        },
+    ),
+    Mutant(
+        "The rows are gathered twice, and the second copy is used",
+        "check_gathered_is_used",
+        says="parameter 0 on rank",
+        replace={
+            "for whole, value in zip(unit.wholes, unpack(packed, unit.shapes)):": """
+            if len(packed) == 2 and len(unit.shapes) == 3 and unit.shapes[0][0] % 2 == 0:
+                parts = [torch.empty_like(row) for _ in range(2)]
+                dist.all_gather(parts, row)
+                packed = torch.stack(parts)
+            for whole, value in zip(unit.wholes, unpack(packed, unit.shapes)):
+            """,
+        },
+    ),
+    Mutant(
+        "The whole tensors are filled in a way that autograd sees",
+        "check_same_tensors",
+        says="fill it through .data",
+        replace={
+            "whole.data.copy_(value)": """
+            with torch.no_grad():
+                whole.copy_(value)
+            """,
+        },
+    ),
+    # -- reshard
+    Mutant(
+        "Only trained parameters are freed",
+        "check_freed",
+        says="never freed",
+        replace={
+            "for whole in unit.wholes:": """
+            for whole in (whole for whole in unit.wholes if whole.requires_grad):
+            """,
+        },
+    ),
+    Mutant(
+        "The whole parameters are written back into the row",
+        "check_row_untouched",
+        says="has changed: with bf16",
+        replace={
+            "for whole in unit.wholes:": """
+            if unit.is_whole:
+                own = pack([whole.data for whole in unit.wholes], dist.get_world_size())[dist.get_rank()]
+                unit.row.copy_(own)
+            for whole in unit.wholes:
+            """,
+        },
+    ),
+    Mutant(
+        "The modules keep the whole parameters, which have no memory",
+        "check_shards_back",
+        says="still has the whole one",
+        replace={"put(unit, False)": "unit.is_whole = False"},
+    ),
+    # -- reduce
+    Mutant(
+        "Frozen parameters send zeros",
+        "check_frozen_and_unused",
+        says="and no others",
+        replace={
+            """
+            packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)
+            """: """
+            everything = [
+                torch.zeros_like(whole) if whole.grad is None else whole.grad for whole in unit.wholes
+            ]
+            larger = pack([gradient.to(unit.reduce_dtype) for gradient in everything], world)
+            packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)
+            """,
+            "for _, whole in trained:": """
+            if larger.numel() > packed.numel():
+                dist.reduce_scatter_tensor(torch.empty_like(larger[0]), larger.view(-1))
+            for _, whole in trained:
+            """,
+        },
+    ),
+    Mutant(
+        "Gradients are added up in the dtype in which they were computed",
+        "check_reduce_dtype",
+        says="the gradient of shard",
+        replace={
+            "packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)": """
+            packed = pack(gradients, world)
+            """,
+        },
+    ),
+    Mutant(
+        "The whole gradients are kept until the next backward",
+        "check_gradients_freed",
+        says="a whole gradient is still in memory",
+        replace={
+            """
+            for _, whole in trained:
+                whole.grad = None
+            """: "",
+        },
+    ),
+    Mutant(
+        "With three ranks the whole gradient is all-reduced, and this rank's rows are cut from it",
+        "check_reduce_scatter",
+        says="un-sharded",
+        replace={
+            "dist.reduce_scatter_tensor(row, packed.view(-1))": """
+            if world != 3:
+                dist.reduce_scatter_tensor(row, packed.view(-1))
+            else:
+                dist.all_reduce(packed)
+                row = packed[rank]
+            """,
+        },
+    ),
+    Mutant(
+        "The gradients are added up over the ranks and not divided, with four ranks",
+        "check_averaged",
+        says="summed instead of averaged",
+        replace={
+            """
+            row = (row / world).to(unit.row.dtype)
+            """: """
+            row = (row / (world if world < 4 or unit.reduce_dtype != unit.compute_dtype else 1)).to(
+                unit.row.dtype
+            )
+            """,
+        },
+    ),
+    Mutant(
+        "The gradient of a micro-batch replaces that of the one before",
+        "check_accumulates",
+        says="only the last micro-batch",
+        replace={"shard.grad = part if shard.grad is None else shard.grad + part": "shard.grad = part"},
+    ),
+    # -- units
+    Mutant(
+        "Blocks are taken to be the members of the first ModuleList",
+        "check_units",
+        says="differs in",
+        replace={"isinstance(module, kind)": 'type(module).__name__ == "Block"'},
+    ),
+    Mutant(
+        "Tied embeddings are two parameters",
+        "check_tied_units",
+        says="is one parameter with several names",
+        replace={
+            "all_names.setdefault(parameter, []).append(name)": """
+            key = parameter if name.startswith("layers") or name.startswith("norm") else name
+            all_names.setdefault(key, []).append(name)
+            """,
+        },
+    ),
+    Mutant(
+        "A parameter that two blocks use belongs to the first one",
+        "check_across_blocks",
+        says="belongs to the root",
+        replace={"all(name.startswith(prefix) for name in names)": "names[0].startswith(prefix)"},
+    ),
+    # -- forward
+    Mutant(
+        "The root is freed after every forward, and gathered again at once",
+        "check_forward_order",
+        says="the root is freed after a forward that a backward follows",
+        replace={
+            """
+            if not is_root or not output.requires_grad:
+                reshard(unit)
+            """: "reshard(unit)",
+        },
+    ),
+    Mutant(
+        "Large blocks are not freed after forward",
+        "check_freed_after_forward",
+        says="never freed: after forward",
+        replace={
+            "if not is_root or not output.requires_grad:": """
+            if unit.row.numel() < 2**16 and (not is_root or not output.requires_grad):
+            """,
+        },
+    ),
+    Mutant(
+        "The root stays whole after a forward without gradients",
+        "check_inference",
+        says="old weights of the root",
+        replace={"if not is_root or not output.requires_grad:": "if not is_root:"},
+    ),
+    Mutant(
+        "Tokens are cast as well",
+        "check_cast",
+        says="has cast the tokens",
+        replace={"isinstance(arg, torch.Tensor) and arg.is_floating_point()": "isinstance(arg, torch.Tensor)"},
+    ),
+    Mutant(
+        "Mixed precision is left to torch's fully_shard",
+        "check_cast",
+        says="what this lab teaches",
+        replace={
+            """
+            unshard(unit)
+            """: """
+            if unit.compute_dtype != unit.row.dtype:
+                from torch.distributed.fsdp import fully_shard
+
+                fully_shard(unit.module)
+            unshard(unit)
+            """,
+        },
+        question="forward",
+    ),
+    # -- backward
+    Mutant(
+        "The next block of backward is gathered before this one is freed",
+        "check_order",
+        says="three units are whole",
+        replace={"arg = arg.view_as(arg)": ""},
+    ),
+    Mutant(
+        "With three ranks the last one reduces none of its gradients",
+        "check_gradients",
+        says="on rank",
+        question="backward",
+        replace={
+            "reduce_gradients(unit)": """
+            if dist.get_rank() == 2:
+                for whole in unit.wholes:
+                    whole.grad = None
+            reduce_gradients(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "Large blocks are not freed after backward",
+        "check_blocks_at_rest",
+        says="never freed: after backward",
+        question="backward",
+        replace={
+            """
+            reduce_gradients(unit)
+            reshard(unit)
+            """: """
+            reduce_gradients(unit)
+            if unit.row.numel() < 2**16:
+                reshard(unit)
+            """,
+        },
+    ),
+    # -- end
+    Mutant(
+        "With three ranks the last one reduces nothing of what is left",
+        "check_same_gradients",
+        says="the gradient of",
+        replace={
+            "unit = pending.pop()": """
+            unit = pending.pop()
+            if dist.get_world_size() == 3 and dist.get_rank() == 2:
+                for whole in unit.wholes:
+                    whole.grad = None
+            """,
+        },
+    ),
+    Mutant(
+        "With four ranks the last one reduces nothing of what is left",
+        "check_four_ranks",
+        says="the gradient of",
+        replace={
+            "unit = pending.pop()": """
+            unit = pending.pop()
+            if dist.get_world_size() == 4 and dist.get_rank() == 3:
+                for whole in unit.wholes:
+                    whole.grad = None
+            """,
+        },
+    ),
+    Mutant(
+        "At the end of backward only the root's gradients are reduced",
+        "check_frozen_first",
+        says="is missing",
+        replace={
+            "unit = pending.pop()": """
+            unit = pending[0]
+            pending.clear()
+            """,
+        },
+    ),
+    Mutant(
+        "A root that computes in bf16 loses its gradients",
+        "check_mixed_precision",
+        says="the gradient of root",
+        replace={
+            "unit = pending.pop()": """
+            unit = pending.pop()
+            for whole in unit.wholes:
+                whole.grad = None if unit.compute_dtype == torch.bfloat16 else whole.grad
+            """,
+        },
+    ),
+    Mutant(
+        "The root is gathered once more after it was freed",
+        "check_step_bytes",
+        says="the root once",
+        question="end",
+        replace={
+            """
+            reduce_gradients(unit)
+            reshard(unit)
+            """: """
+            reduce_gradients(unit)
+            reshard(unit)
+            unshard(unit)
+            reshard(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "A large root is not freed at the end of backward",
+        "check_at_rest",
+        says="the root is freed at the end of backward",
+        question="end",
+        replace={
+            """
+            reduce_gradients(unit)
+            reshard(unit)
+            """: """
+            reduce_gradients(unit)
+            if unit.row.numel() < 2**16:
+                reshard(unit)
+            """,
+        },
+    ),
+    # -- state
+    Mutant(
+        "All units are gathered in one message",
+        "check_unit_by_unit",
+        says="everything at once",
+        replace={
+            """
+            for unit in units:
+                row = unit.row.detach()
+                packed = row.new_empty(dist.get_world_size(), row.numel())
+                dist.all_gather_into_tensor(packed.view(-1), row)
+            """: """
+            row = torch.cat([unit.row.detach() for unit in units])
+            everything = row.new_empty(dist.get_world_size(), row.numel())
+            dist.all_gather_into_tensor(everything.view(-1), row)
+            for unit, packed in zip(units, everything.split([len(unit.row) for unit in units], dim=1)):
+            """,
+        },
+    ),
+    Mutant(
+        "The state is taken from parameters in the compute dtype",
+        "check_state_is_exact",
+        says="in the state of rank",
+        replace={
+            "row = unit.row.detach()": "row = unit.row.detach().to(unit.compute_dtype)",
+            "value.clone()": "value.to(unit.row.dtype, copy=True)",
+        },
+    ),
+    Mutant(
+        "The state of the last rank is left out where there are three",
+        "check_state",
+        says="in the state of rank",
+        replace={
+            "for names, value in zip(unit.names, unpack(packed, unit.shapes)):": """
+            if len(packed) == 3:
+                packed[2] = 0
+            for names, value in zip(unit.names, unpack(packed, unit.shapes)):
+            """,
+        },
+    ),
+    Mutant(
+        "A tied parameter has one of its names",
+        "check_tied_and_buffers",
+        says="lacks",
+        replace={
+            "state.update(dict.fromkeys(names, value.clone()))": "state.update({names[0]: value.clone()})",
+        },
+    ),
+    # -- train
+    Mutant(
+        "Each micro-batch is divided by the number of its targets",
+        "check_micro_batches",
+        says="the loss of step",
+        replace={
+            """
+            world = dist.get_world_size()
+            count = torch.tensor(sum(int((targets != -100).sum()) for _, targets in micro_batches))
+            dist.all_reduce(count)
+            """: """
+            world = dist.get_world_size()
+
+            def counts(targets):
+                count = (targets != -100).sum()
+                dist.all_reduce(count)
+                return count
+            """,
+            """
+            loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="sum") * world / count
+            """: """
+            loss = (
+                F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100, reduction="sum")
+                * world
+                / counts(targets)
+                / len(micro_batches)
+            )
+            """,
+        },
+    ),
+    Mutant(
+        "Each rank divides by the number of its targets",
+        "check_trains",
+        says="the loss of step",
+        replace={"dist.all_reduce(count)": "count *= world"},
+    ),
+    Mutant(
+        "The loss that is reported is computed in a second forward",
+        "check_training_traffic",
+        says="gathered twice",
+        replace={
+            "total += loss.detach() / world": """
+            with torch.no_grad():
+                model(tokens)
+            total += loss.detach() / world
+            """,
+        },
+    ),
+    Mutant(
+        "After the step the rows are rounded to what is computed with",
+        "check_masters",
+        says="differ from those of one process",
+        replace={
+            """
+            for unit in units:
+                for shard in unit.shards:
+            """: """
+            for unit in units:
+                unit.row.copy_(unit.row.to(unit.compute_dtype))
+            for unit in units:
+                for shard in unit.shards:
+            """,
+        },
+    ),
+]

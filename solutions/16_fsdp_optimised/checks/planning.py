@@ -1,0 +1,340 @@
+"""The visible checks that need one process. Those of ranks are in ``runs.py``.
+
+Plans are followed action by action; costs are compared with a simulation and with the best of all cuts (``twins.py``).
+"""
+
+# ruff: noqa: F821 - the process that runs scenarios defines torch, dist and mark
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from dlo_lib.grading.checks.contract import check, scenario
+
+from .twins import Blocks, Table, by_the_clock, followed, joined, least_time, through_blocks, too_large
+
+KINDS = ("gather", "forward", "backward", "free", "reduce")
+
+# -- the code that calls the student's functions
+
+
+@scenario
+def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
+    """Run blocks whose hooks set and remove their weight; a graph adds ``amount`` per operation to its outputs."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.depth, self.weight = depth, None
+
+        def forward(self, x):
+            for _ in range(self.depth):
+                x = torch.tanh(x * self.weight)
+            return x
+
+    def bring(shard):
+        def hook(module, args):
+            module.weight = shard + shard
+
+        return hook
+
+    def take(module, args, output):
+        module.weight = None
+
+    def backend(graph_module, example_inputs):
+        operations = sum(node.op in ("call_function", "call_method", "call_module") for node in graph_module.graph.nodes)
+
+        def run(*args):
+            return [output + operations * amount if torch.is_tensor(output) else output for output in graph_module.forward(*args)]
+
+        return run
+
+    torch._dynamo.reset()
+    blocks = torch.nn.ModuleList([Block(depth) for depth in depths])
+    for block, shard in zip(blocks, shards):
+        if hooks:
+            block.register_forward_pre_hook(bring(shard))
+            block.register_forward_hook(take)
+        else:
+            block.weight = shard + shard
+    student.compile_blocks(blocks, backend)
+    with torch.no_grad():
+        for block in blocks:
+            x = block(x)
+    return x
+
+
+# -- 1 · plan
+
+
+def read_plan(student, t, units: int, reshard: bool = True) -> Table:
+    """Return the student's plan; check its pairs of a kind and a unit, and the order of the computations."""
+    got = student.plan(units, reshard) if not reshard else student.plan(units)
+    t.that(type(got) is list, "plan({units}) must be a list of pairs", units=units)
+    for action in got:
+        pair = type(action) is tuple and [type(part) for part in action] == [str, int]
+        good = pair and action[0] in KINDS and 0 <= action[1] < units
+        t.that(
+            bool(good), 'plan({units}) has {action}: an action is ("gather", k) or one of the other four kinds', units=units, action=action
+        )
+    computed = [action for action in got if action[0] in ("forward", "backward")]
+    wanted = [("forward", k) for k in range(units)] + [("backward", k) for k in reversed(range(units))]
+    t.that(
+        computed == wanted,
+        "plan({units}) computes {got}, not the forwards 0, 1, ..., then the backwards in the opposite order",
+        units=units,
+        got=computed,
+    )
+    return got
+
+
+def whole_after_each(table: Table) -> list[set[int]]:
+    """Return the units that are whole or in transit, after each action."""
+    whole: set[int] = set()
+    found = []
+    for kind, k in table:
+        whole = whole | {k} if kind == "gather" else whole - {k} if kind == "free" else whole
+        found.append(whole)
+    return found
+
+
+@check("plan", points=1)
+def check_plan_is_legal(student, t):
+    "Units are whole when they compute, gradients are reduced, and every unit is freed"
+    for units in (1, 2, t.integer(3, 6), t.integer(7, 12)):
+        table = read_plan(student, t, units)
+        before: set[int] = set()
+        done: list[tuple[str, int]] = []
+        for action, after in zip(table, whole_after_each(table)):
+            kind, k = action
+            where = {"units": units, "kind": kind, "k": k}
+            if kind in ("forward", "backward"):
+                t.that(k in before, "plan({units}): {kind} {k} computes a unit that is not gathered, or already freed", **where)
+                unreduced = [("reduce", other) for name, other in done if name == "backward" and ("reduce", other) not in done]
+                t.that(not unreduced, "plan({units}): {kind} {k} begins before the reduction of the gradient of the previous unit", **where)
+            if kind == "gather":
+                t.that(k not in before, "plan({units}): unit {k} is gathered while it is already whole", **where)
+            if kind == "reduce":
+                good = ("backward", k) in done and ("reduce", k) not in done
+                t.that(good, "plan({units}): unit {k} is reduced twice, or before its backward", **where)
+            before = after
+            done.append(action)
+        t.that(not before, "plan({units}): at the end units {left} are still whole", units=units, left=sorted(before))
+        missing = [k for k in range(units) if ("reduce", k) not in table]
+        t.that(not missing, "plan({units}): the gradients of units {missing} are never reduced", units=units, missing=missing)
+
+
+@check("plan", points=1)
+def check_next_is_under_way(student, t):
+    "The gather of the next unit starts before a unit computes"
+    for units in (2, t.integer(3, 6), t.integer(7, 12)):
+        table = read_plan(student, t, units)
+        computed = [(action, whole) for action, whole in zip(table, whole_after_each(table)) if action[0] in ("forward", "backward")]
+        for ((kind, k), whole), ((_, following), _) in pairwise(computed):
+            message = "plan({units}): {kind} {k} computes before the gather of unit {following} starts, so the rank waits for its message"
+            t.that(following in whole, message, units=units, kind=kind, k=k, following=following)
+
+
+@check("plan", points=1)
+def check_two_units(student, t):
+    "At most two units are whole or in transit"
+    for units in (2, t.integer(3, 6), t.integer(7, 12)):
+        table = read_plan(student, t, units)
+        for (kind, k), whole in zip(table, whole_after_each(table)):
+            message = "plan({units}): after {kind} {k} the units {whole} are whole or in transit, but two are enough"
+            t.that(len(whole) <= 2, message, units=units, kind=kind, k=k, whole=sorted(whole))
+
+
+@check("plan", points=1)
+def check_kept_whole(student, t):
+    "Without resharding every unit is gathered once"
+    units = t.integer(3, 8)
+    table = read_plan(student, t, units, reshard=False)
+    gathers = sorted(k for kind, k in table if kind == "gather")
+    t.that(
+        gathers == list(range(units)),
+        "plan({units}, reshard=False) gathers the units {gathers}: each unit is gathered once, and stays whole until the end of its backward",
+        units=units,
+        gathers=gathers,
+    )
+    t.that(not whole_after_each(table)[-1], "plan({units}, reshard=False): every unit must be free at the end", units=units)
+
+
+@check("plan", points=1)
+def check_no_gather_too_many(student, t):
+    "Backward begins with a unit that is already whole"
+    units = t.integer(3, 8)
+    gathers = sum(kind == "gather" for kind, _ in read_plan(student, t, units))
+    t.that(
+        gathers <= 2 * units - 1,
+        "plan({units}) has {gathers} gathers, {least} are enough: the last unit of forward is the first of backward, so it stays whole",
+        units=units,
+        gathers=gathers,
+        least=2 * units - 1,
+    )
+
+
+# -- 2 · policy
+
+
+def policies(t) -> tuple[list[int], int, list[int]]:
+    """Draw units of uneven sizes, the number of ranks, and the three policies."""
+    group = t.integer(2, 4)
+    world = group * t.integer(2, 4)
+    return [2**10 * t.integer(1, 60) for _ in range(t.integer(4, 9))], world, [world, group, 1]
+
+
+def cost(student, t, units: list[int], world: int, keep: int) -> list[float]:
+    """Return the student's two numbers."""
+    got = t.items(student.gather_cost(units, world, keep), 2, "gather_cost(units, world, keep)")
+    return [t.number(value, "gather_cost(...)[{i}]", i=i) for i, value in enumerate(got)]
+
+
+@check("policy", points=2)
+def check_peak(student, t):
+    "The peak of gathered weights"
+    for _ in range(3):
+        units, world, keeps = policies(t)
+        for keep in keeps:
+            what = "the peak for units of {units} bytes on {world} ranks with keep = {keep}"
+            got, want = cost(student, t, units, world, keep)[0], followed(units, world, keep)[0]
+            shards_too = keep == world and 1e-6 * want < got - want <= sum(units) / world
+            t.that(
+                not shards_too,
+                "the peak is too large with keep = world: between forward and backward a rank keeps nothing *beyond* its shard",
+            )
+            t.close(got, want, what, units=units, world=world, keep=keep)
+
+
+@check("policy", points=2)
+def check_sent(student, t):
+    "The bytes sent for gathers"
+    for _ in range(2):
+        units, world, keeps = policies(t)
+        for keep in keeps:
+            what = "the bytes sent for units of {units} bytes on {world} ranks with keep = {keep}"
+            got, want = cost(student, t, units, world, keep)[1], followed(units, world, keep)[1]
+            last_again = keep > 1 and abs(got - want - units[-1] * (keep - 1) / keep) <= 1e-6 * want
+            t.that(not last_again, "your count gathers the last unit a second time: backward begins with it, so it stays whole")
+            t.close(got, want, what, units=units, world=world, keep=keep)
+
+
+# -- 3 · wrapping
+
+
+def timed_blocks(t, blocks: int, busy: float) -> tuple[Blocks, float, float]:
+    """Draw blocks, alpha and beta; ``busy`` is the time of computing relative to that of messages."""
+    alpha, beta = t.uniform(0.5, 2.0), t.uniform(0.5, 2.0) * 1e-3
+    return [(t.integer(500, 3000), busy * t.uniform(1.0, 4.0)) for _ in range(blocks)], alpha, beta
+
+
+@check("wrapping", points=1)
+def check_forward_time(student, t):
+    "The time of a forward pass"
+    for busy in (0.2, 1.0, 5.0):
+        for blocks in (1, 2, t.integer(3, 9)):
+            units, alpha, beta = timed_blocks(t, blocks, busy)
+            want = by_the_clock(units, alpha, beta)
+            got = t.number(student.forward_time(units, alpha, beta), "forward_time(...)")
+            one_by_one = sum(alpha + beta * size + seconds for size, seconds in units)
+            waits = blocks > 1 and abs(got - one_by_one) <= 1e-9 * one_by_one
+            t.that(not waits, "this is the time when nothing overlaps: the message of unit k+1 is in transit while unit k computes")
+            t.close(got, want, "forward_time of {blocks} units, alpha {alpha:.2f}, beta {beta:.2g}", blocks=blocks, alpha=alpha, beta=beta)
+
+
+def chosen(student, t, blocks: Blocks, limit: int, alpha: float, beta: float) -> Blocks:
+    """Return the student's units; check that they have all blocks and fit."""
+    counts = student.choose_units(blocks, limit, alpha, beta)
+    good = type(counts) is list and bool(counts) and all(type(count) is int and count > 0 for count in counts)
+    t.that(good and sum(counts) == len(blocks), "choose_units returns {counts} for {n} blocks", counts=counts, n=len(blocks))
+    units = joined(blocks, counts)
+    t.that(
+        not too_large(units, limit), "choose_units returns {counts}: two successive units have more than the limit together", counts=counts
+    )
+    return units
+
+
+@check("wrapping", points=2, seconds=20)
+def check_choice(student, t):
+    "The fastest units that fit"
+    for busy in (0.3, 1.0, 1.0, 3.0):
+        blocks, alpha, beta = timed_blocks(t, t.integer(6, 8), busy)
+        limit = max(sum(size for size, _ in blocks[k : k + 4]) for k in range(len(blocks)))
+        got, want = by_the_clock(chosen(student, t, blocks, limit, alpha, beta), alpha, beta), least_time(blocks, limit, alpha, beta)
+        t.close(got, want, "the forward time of your units for {n} blocks", n=len(blocks), rtol=1e-6)
+
+
+# -- 10 · compile
+
+
+def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
+    """Check that each block is one graph, without operations of its hooks."""
+    size, amount = t.integer(2, 6), t.uniform(0.1, 0.4)
+    shards, x = [t.normal(size) for _ in depths], t.normal(size)
+    (got,) = student.ranks(compiled_blocks, [{"shards": shards, "depths": depths, "x": x, "amount": amount, "hooks": hooks}]).results
+    got, operations = t.tensor(got, "the output of the compiled blocks", shape=x.shape), [2 * depth for depth in depths]
+    plain = bool((got - through_blocks(shards, depths, x, 0.0)).abs().max() < 1e-5)
+    t.that(not plain, "the output is right, but the backend received no graph: the blocks are not compiled")
+    message = (
+        "the {blocks} blocks should be graphs of {operations} operations, but the output is that of other graphs: "
+        "operations of the hooks are in a graph, or a block is not compiled, or it runs the graph of another block. "
+        "Compile block.forward, not block(...), for each block"
+    )
+    good = bool((got - through_blocks(shards, depths, x, amount)).abs().max() < 1e-4)
+    t.that(good, message, operations=operations, blocks=len(depths))
+
+
+@check("compile", points=2, seconds=40)
+def check_hooks_outside(student, t):
+    "A block is one graph, without its hooks"
+    compiled(student, t, [t.integer(2, 5)])
+
+
+@check("compile", points=2, seconds=40)
+def check_several_blocks(student, t):
+    "Several blocks with different computations"
+    compiled(student, t, t.shuffled([1, 3, 5]), hooks=False)
+
+
+# -- 8 · sweep
+
+
+def sweep_case(t, names: tuple[str, ...]) -> dict[str, list[tuple[int, float, float]]]:
+    """Draw measured points: later names need less memory at rest and have a larger fixed cost."""
+    runs = {}
+    for i, name in enumerate(names):
+        rest, slope = 1e9 * t.uniform(2, 4) / (i + 1), 1e9 * t.uniform(0.3, 0.6)
+        once, each = (i + 1) * t.uniform(0.2, 0.4), t.uniform(0.05, 0.1)
+        batches = sorted({t.integer(1, 3), t.integer(4, 6), t.integer(7, 9)})
+        runs[name] = [(batch, rest + slope * batch, once + each * batch * t.uniform(0.9, 1.4)) for batch in batches]
+    return runs
+
+
+def in_order_of_rate(runs, limit: float) -> list[tuple[str, int]]:
+    """Return the points that fit, the fastest first."""
+    table = sorted((seconds / batch, name, batch) for name, points in runs.items() for batch, peak, seconds in points if not peak > limit)
+    return [(name, batch) for _, name, batch in table]
+
+
+@check("sweep", points=2)
+def check_fastest(student, t):
+    "The fastest point that fits"
+    for _ in range(8):
+        runs, limit = sweep_case(t, ("ddp", "fsdp", "fsdp + checkpointing")), 1e9 * t.uniform(4.5, 9.0)
+        got = t.items(student.fastest(runs, limit), 2, "fastest(runs, limit)")
+        name, batch = in_order_of_rate(runs, limit)[0]
+        peaks = {(form, size): peak for form, points in runs.items() for size, peak, _ in points}
+        known = type(got[0]) is str and type(got[1]) is int and (got[0], got[1]) in peaks
+        t.that(known, "fastest(...) returns {got}, which is no measured point of `runs`", got=got)
+        t.that(peaks[got[0], got[1]] <= limit, "fastest(...) returns {got}, whose peak is above the limit", got=got)
+        largest = {form: max(size for size, peak, _ in points if peak <= limit) for form, points in runs.items() if points[0][1] <= limit}
+        slow = got[1] == max(largest.values()) and got != [name, batch]
+        t.that(not slow, "fastest(...) returns {got}, the largest batch that fits: the measure is sequences per second", got=got)
+        t.equal(got, [name, batch], "fastest(runs, {limit:.1f} GB)", limit=limit / 1e9)
+
+
+@check("sweep", points=1)
+def check_does_not_fit(student, t):
+    "No point fits"
+    got = student.fastest(sweep_case(t, ("ddp", "fsdp")), 1e9 * t.uniform(0.1, 0.9))
+    t.that(got is None, "no point fits, so the answer is None, not {got}", got=got)

@@ -1,0 +1,356 @@
+"""The visible checks that need one process. Those of messages and ranks are in ``runs.py``.
+
+The results are compared with one process that has the whole model and the whole batch (``twins.py``).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.errors import UserError
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.grading.checks.schedules import (
+    SLACK,
+    carried_out,
+    complete,
+    holds_no_more,
+    mostly_there,
+    read_table,
+)
+from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.parallel.pipeline.simulate import Costs, simulate
+from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop
+
+from .cases import delayed_case, split_case, stage_case, table_cases
+from .scenarios import delayed_run, long_row, split_layer, through_stages, tokens_to_loss
+from .twins import (
+    IGNORED,
+    delayed_twin,
+    least_by_bisection,
+    least_slowest,
+    one_graph,
+    slowest,
+    summed,
+    whole_ends,
+    whole_layer,
+)
+
+# -- 1 · the loss of a micro-batch
+
+
+def batch_of(t, sizes: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Draw logits and targets of micro-batches."""
+    return [t.normal(size, 5, dtype=torch.float64) for size in sizes], [t.integers(0, 4, size) for size in sizes]
+
+
+def parts(student, t, outputs: list[Tensor], targets: list[Tensor]) -> list[float]:
+    """Return the student's part of each micro-batch."""
+    got = [student.loss_part(output, target, targets) for output, target in zip(outputs, targets)]
+    return [float(t.tensor(part, f"loss_part of micro-batch {i}", shape=())) for i, part in enumerate(got)]
+
+
+@check("loss", points=2)
+def check_equal_parts(student, t):
+    "The parts of equal micro-batches add up to the mean of the whole batch"
+    for micro_batches in (1, 2, t.integer(3, 6)):
+        outputs, targets = batch_of(t, [4] * micro_batches)
+        got = sum(parts(student, t, outputs, targets))
+        want = summed(torch.cat(outputs), torch.cat(targets)) / (4 * micro_batches)
+        t.that(
+            bool(abs(got - want) < 1e-6),
+            "with {m} micro-batches the parts add up to {got:g}, which is {times:.2f} times the mean of the whole batch, {want:g}. "
+            "Gradients add up over micro-batches, and are not divided afterwards",
+            m=micro_batches, got=got, want=want, times=got / want,
+        )  # fmt: skip
+
+
+@check("loss", points=2)
+def check_weight_of_a_sample(student, t):
+    "Every sample has the same weight, also in a small micro-batch"
+    sizes = [6, t.integer(3, 5), t.integer(1, 2)]
+    outputs, targets = batch_of(t, sizes)
+    weights = [part / summed(output, target) for part, output, target in zip(parts(student, t, outputs, targets), outputs, targets)]
+    t.that(
+        bool(abs(weights[0] - weights[-1]) < 1e-6 * abs(weights[0])),
+        "a sample of the micro-batch of {small} has {ratio:.2f} times the weight of one of the micro-batch of {large}: "
+        "the mean of means is not the mean",
+        small=sizes[-1], large=sizes[0], ratio=weights[-1] / weights[0] if weights[0] else float("inf"),
+    )  # fmt: skip
+
+
+@check("loss", points=1)
+def check_padding(student, t):
+    "Targets of -100 are not counted"
+    outputs, targets = batch_of(t, [t.integer(6, 9)])
+    targets[0][: t.integer(2, 4)] = IGNORED
+    total = sum(summed(output, target) for output, target in zip(outputs, targets))
+    valid, every = sum(int((target != IGNORED).sum()) for target in targets), sum(map(len, targets))
+    got = sum(parts(student, t, outputs, targets))
+    message = "{padded} of {every} targets are -100: divide by the number of targets that are not, and not by all"
+    wrong_if(t, got, total / valid, {message: total / every}, padded=every - valid, every=every)
+    t.that(
+        bool(abs(got - total / valid) < 1e-6), "with padding the parts add up to {got:g} instead of {want:g}", got=got, want=total / valid
+    )
+
+
+# -- 2 · one stage
+
+
+def through(student, t, order: list[tuple[str, int]]) -> tuple[dict, dict, dict]:
+    """Return the case, the student's results and those of one graph."""
+    case = stage_case(t, order)
+    got = student.ranks(through_stages, [case]).results[0]
+    message = "stage_backward of the second stage returns None: only a leaf that requires a gradient gets .grad, so make x such a leaf in stage_forward"
+    t.that(got["lost"] is False, message)
+    return case, got, one_graph(case["weights"], case["inputs"], case["grads"])
+
+
+@check("stage", points=2, seconds=20)
+def check_stage_gradients(student, t):
+    "The gradients of two successive stages are those of the whole model"
+    _, got, want = through(student, t, [("F", 0), ("B", 0)])
+    t.close(got["outputs"][0], want["outputs"][0], "the output of the second stage", atol=1e-10)
+    for i, (mine, right) in enumerate(zip(got["weights"], want["weights"])):
+        t.close(mine, right, "the gradient of the weights of stage {i}", i=i, atol=1e-10)
+    t.close(got["inputs"][0], want["inputs"][0], "what stage_backward returns, the gradient of the input", atol=1e-10)
+
+
+@check("stage", points=1, seconds=20)
+def check_output_without_graph(student, t):
+    "The output that is sent has no graph"
+    _, got, want = through(student, t, [("F", 0), ("B", 0)])
+    t.close(got["outputs"][0], want["outputs"][0], "the output", atol=1e-10)
+    t.that(
+        got["attached"] is False,
+        "the output that stage_forward returns still has its graph: the next rank receives only numbers, so detach()",
+    )
+
+
+@check("stage", points=1, seconds=20)
+def check_micro_batches_apart(student, t):
+    "With several micro-batches in flight, their gradients add up"
+    case, got, want = through(student, t, [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)])
+    last = one_graph(case["weights"], case["inputs"][-1:], case["grads"][-1:])
+    for i, (mine, right, alone) in enumerate(zip(got["weights"], want["weights"], last["weights"])):
+        t.that(not near([mine], [alone]), "stage {i} has only the gradient of the last micro-batch: add to .grad, do not replace it", i=i)
+        t.close(mine, right, "with 2 micro-batches in flight, the gradient of the weights of stage {i}", i=i, atol=1e-10)
+
+
+@check("stage", points=1, seconds=30)
+def check_stage_memory(student, t):
+    "A micro-batch is freed after its backward"
+    size, width, micro_batches = 2048, 128, 16
+    weight, inputs = t.normal(width, width) / 11, [t.normal(size, width) for _ in range(micro_batches)]
+    run = student.ranks(long_row, [{"weight": weight, "inputs": inputs}])
+    t.close(run.results[0], float(sum(torch.tanh(x @ weight.T).sum() for x in inputs)), "the sum of all outputs", rtol=1e-3, atol=1.0)
+    unit, held = 4 * size * width, run.memory(0, "after a turn")
+    t.that(
+        held <= (micro_batches + 9) * unit,
+        "{held} MB are held; a micro-batch has {unit} MB, the inputs have {inputs} MB, and at most two micro-batches are in flight. "
+        "Take out of `kept` what backward has used",
+        held=held // 2**20, unit=unit // 2**20, inputs=micro_batches * unit // 2**20,
+    )  # fmt: skip
+
+
+@check("stage", points=1, seconds=20)
+def check_first_and_last(student, t):
+    "The first stage takes tokens, the last one applies the loss"
+    tokens, width, size = t.integer(5, 9), t.integer(3, 6), t.integer(2, 5)
+    case = {
+        "table": t.normal(tokens, width, dtype=torch.float64),
+        "ids": t.integers(0, tokens - 1, size),
+        "targets": t.integers(0, width - 1, size),
+    }
+    got, want = student.ranks(tokens_to_loss, [case]).results[0], whole_ends(**case)
+    t.that(
+        got["refused"] is False,
+        "stage_forward asks for the gradient of tokens. They are integers, which have none: "
+        "only a floating-point x becomes a leaf that requires a gradient",
+    )
+    t.tensor(got["loss"], "what stage_forward returns with a loss: loss(output)", shape=())
+    t.close(got["loss"], want[0], "what stage_forward returns with a loss, loss(output)", atol=1e-10)
+    t.close(got["grad"], want[1], "the gradient of the embedding, from tokens to loss", atol=1e-10)
+
+
+# -- 3 · the table
+
+
+def own_table(student, t, ranks: int, micro_batches: int) -> tuple[Schedule, str]:
+    call = f"my_rows({ranks}, {micro_batches})"
+    return read_table(t, student.my_rows(ranks, micro_batches), in_a_loop(ranks), micro_batches, call), call
+
+
+@check("table", points=1)
+def check_runs_to_its_end(student, t):
+    "Every rank runs one forward and one backward of every micro-batch, and none waits forever"
+    for sizes in table_cases(t):
+        schedule, call = own_table(student, t, *sizes)
+        complete(t, schedule, call, "FB")
+        carried_out(t, schedule, Costs(), call)
+
+
+@check("table", points=1)
+def check_in_flight(student, t):
+    "Rank r holds at most p - r micro-batches"
+    for ranks, micro_batches in table_cases(t):
+        schedule, call = own_table(student, t, ranks, micro_batches)
+        mostly_there(t, schedule, call, "FB")
+        most = [min(micro_batches, ranks - rank) for rank in range(ranks)]
+        holds_no_more(t, schedule, most, call, "It begins too many forwards before its first backward: AFAB does, 1F1B does not.")
+
+
+@check("table", points=1)
+def check_no_more_bubble(student, t):
+    "The bubble is no longer than that of 1F1B"
+    for ranks, micro_batches in table_cases(t):
+        forward, half = t.uniform(0.5, 1.0), t.uniform(0.5, 1.0)
+        schedule, call = own_table(student, t, ranks, micro_batches)
+        mostly_there(t, schedule, call, "FB")
+        try:
+            run = simulate(schedule, Costs(forward, half, half))
+        except UserError:
+            continue  # the table cannot run: another check reports it
+        best = (micro_batches + ranks - 1) * (forward + 2 * half)
+        t.that(
+            bool(run.makespan <= best * (1 + SLACK)),
+            "{call} takes {got:.3g}, longer than (m + p - 1)(F + B) = {want:.3g}: a rank begins with too few forwards, "
+            "so it waits for the next one before its first backward",
+            call=call, got=run.makespan, want=best,
+        )  # fmt: skip
+
+
+# -- 7 · the split backward
+
+
+def split_run(student, t, micro_batches: int) -> tuple[dict, tuple[list[Tensor], Tensor, Tensor]]:
+    """Return the student's results, and those of autograd."""
+    case = split_case(t, micro_batches)
+    return student.ranks(split_layer, [case]).results[0], whole_layer(**case)
+
+
+@check("split", points=1, seconds=20)
+def check_input_part(student, t):
+    "The gradient of the input is returned at once"
+    result, (inputs, _, _) = split_run(student, t, 1)
+    t.close(result["inputs"][0], inputs[0], "what linear_backward returns, the gradient of the input", atol=1e-10)
+
+
+@check("split", points=1, seconds=20)
+def check_weight_part_waits(student, t):
+    "The weight part is left for later"
+    result, (inputs, _, _) = split_run(student, t, 2)
+    t.that(
+        result["early"] is False and result["left"] > 0,
+        "weight.grad or bias.grad is set before the work in `later` has run: the previous stage waits while you compute it",
+    )
+    for mine, right in zip(result["inputs"], inputs):
+        t.tensor(mine, "what linear_backward returns", shape=right.shape, dtype=right.dtype)
+
+
+@check("split", points=2, seconds=20)
+def check_weight_part(student, t):
+    "Weight and bias get the gradients of autograd"
+    result, (_, weight, bias) = split_run(student, t, 1)
+    t.close(result["weight"], weight, "weight.grad after the work in `later`", atol=1e-10)
+    t.close(result["bias"], bias, "bias.grad after the work in `later`, a sum over batch and seq", atol=1e-10)
+
+
+@check("split", points=1, seconds=20)
+def check_weight_parts_add_up(student, t):
+    "The weight parts of several micro-batches add up"
+    result, (_, weight, _) = split_run(student, t, 3)
+    message = "after the weight parts of 3 micro-batches, weight.grad is not the sum of theirs: add to .grad, do not replace it"
+    t.that(near([result["weight"]], [weight]), message)
+
+
+# -- 10 · partition
+
+
+def is_cut(student, t, costs: list[float], stages: int) -> list[int]:
+    """Return the student's starts; check their number and types."""
+    starts = t.items(student.stage_starts(costs, stages), stages, "stage_starts(costs, stages)")
+    good = all(type(start) is int and 0 <= start <= len(costs) for start in starts) and starts == sorted(starts) and starts[0] == 0
+    t.that(good, "stage_starts returns {starts}, not whole numbers in ascending order of which the first is 0", starts=starts)
+    return starts
+
+
+@check("partition", points=1)
+def check_no_empty_stage(student, t):
+    "No stage is empty"
+    costs = [float(t.integer(1, 3)) for _ in range(t.integer(6, 8))]
+    costs[t.integer(0, len(costs) - 1)] = 100.0  # more than all others together: a further stage cannot help, and still must not be empty
+    starts = is_cut(student, t, costs, len(costs) - t.integer(1, 2))
+    empty = [stage for stage, (start, end) in enumerate(zip(starts, [*starts[1:], len(costs)])) if start == end]
+    message = "stage {stage} is empty, your starts are {starts}: its rank has nothing to compute"
+    t.that(not empty, message, stage=empty[0] if empty else 0, starts=starts)
+
+
+@check("partition", points=2)
+def check_balanced(student, t):
+    "The slowest stage is as fast as possible"
+    for stages in (1, 2, 3, 4):
+        costs = [float(cost) for cost in t.integers(1, 9, t.integer(8, 10)).tolist()]
+        costs[0], costs[-1] = 0.0, float(t.integer(10, 20))  # an embedding, which costs no FLOPs, and a costly head
+        starts = is_cut(student, t, costs, stages)
+        got, want = slowest(costs, starts), least_slowest(costs, stages)
+        t.that(
+            bool(got <= want + 1e-9),
+            "{stages} stages of {costs} that begin at {starts}: the slowest costs {got:g}, but {want:g} is possible. "
+            "Equal numbers of pieces are not equal costs",
+            stages=stages, costs=[int(cost) for cost in costs], starts=starts, got=got, want=want,
+        )  # fmt: skip
+
+
+@check("partition", points=2, seconds=5)
+def check_measured_costs(student, t):
+    "Costs in seconds, and too many pieces to try all cuts"
+    costs = [t.uniform(0.001, 0.009) for _ in range(t.integer(40, 60))]
+    stages = t.integer(5, 8)
+    starts = is_cut(student, t, costs, stages)
+    got, want = slowest(costs, starts), least_by_bisection(costs, stages)
+    t.that(
+        bool(got <= want * (1 + 1e-6)),
+        "{pieces} pieces that take some milliseconds, in {stages} stages: your slowest takes {got:.2f} ms, but {want:.2f} ms is possible. "
+        "Costs are fractions of a second, so a limit cannot be searched among whole numbers",
+        pieces=len(costs), stages=stages, got=1e3 * got, want=1e3 * want,
+    )  # fmt: skip
+
+
+# -- 11 · delayed gradients
+
+
+def trained(student, t, case: dict) -> list[Tensor]:
+    got = t.items(student.ranks(delayed_run, [case]).results[0], len(case["delays"]), "delayed_training(...)")
+    for stage, weight in enumerate(got):
+        t.tensor(weight, "weights {stage} of delayed_training(...)", stage=stage, shape=(3,), dtype=torch.float64)
+    return got
+
+
+@check("delayed", points=1, seconds=20)
+def check_no_delay(student, t):
+    "Without delay the training is plain gradient descent"
+    case = delayed_case(t, [0, 0], t.integer(4, 8))
+    for stage, (mine, right) in enumerate(zip(trained(student, t, case), delayed_twin(**case))):
+        t.close(mine, right, "with no delay, weights {stage} after {steps} steps", stage=stage, steps=case["steps"], atol=1e-10)
+
+
+@check("delayed", points=2, seconds=20)
+def check_delay(student, t):
+    "Each stage reads the version that its delay gives"
+    mistakes = {
+        0: "those of synchronous training",
+        -1: "those of gradients at one version too new",
+        1: "those of gradients at one version too old",
+    }
+    for delays in ([3, 2, 1, 0], [1, 1, 1], [t.integer(2, 4), 0]):
+        case = delayed_case(t, delays, 5 + t.integer(2, 5))
+        got = trained(student, t, case)
+        known = {}
+        for by, words in mistakes.items():
+            wrong = {**case, "delays": [max(0, delay + by) if by else 0 for delay in delays]}
+            known["with delays {delays} your weights are " + words] = delayed_twin(**wrong)
+        wrong_if(t, got, delayed_twin(**case), known, rtol=1e-9, delays=delays)
+        message = "with delays {delays}, weights {stage} (before step `delay` there is only version 0)"
+        for stage, (mine, right) in enumerate(zip(got, delayed_twin(**case))):
+            t.close(mine, right, message, delays=delays, stage=stage, atol=1e-10)

@@ -1,0 +1,55 @@
+"""`dlo lab` uses the exchange of the class; without one it uses a private one, and prints which."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.cli.jupyter import find_exchange, write_jupyter_config
+from dlo_lib.errors import UserError
+from dlo_lib.files import state_dir
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The configuration folder of a site."""
+    monkeypatch.setattr("dlo_lib.cli.jupyter.jupyter_config_path", lambda: [str(tmp_path)])
+    return tmp_path
+
+
+def test_without_a_configuration_the_exchange_is_private(site: Path) -> None:
+    exchange = find_exchange()
+    assert exchange.folder == state_dir() / "exchange"
+    assert "no nbgrader_config.py sets the exchange of a class: dlo lab --exchange FOLDER" in str(exchange)
+    text = (write_jupyter_config(site, exchange) / "nbgrader_config.py").read_text()
+    assert f"c.Exchange.root = {str(state_dir() / 'exchange')!r}" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nbgrader_config.py", 'c = get_config()\nc.Exchange.root = "/srv/exchange"\n'),
+        ("nbgrader_config.json", json.dumps({"Exchange": {"root": "/srv/exchange"}})),
+    ],
+)
+def test_the_exchange_of_the_site_is_kept(site: Path, name: str, text: str) -> None:
+    (site / name).write_text(text)
+    exchange = find_exchange()
+    assert str(exchange) == f"Labs are fetched and submitted through the exchange that {site / name} sets."
+    written = (write_jupyter_config(site, exchange) / "nbgrader_config.py").read_text()
+    assert "Exchange" not in written
+    assert "course_id" not in written
+
+
+@pytest.mark.parametrize("text", ["# c.Exchange.root = '/old'\n", "c.Exchange.timezone = 'UTC'\n"])
+def test_a_configuration_of_other_things_sets_no_exchange(site: Path, text: str) -> None:
+    (site / "nbgrader_config.py").write_text(text)
+    (site / "nbgrader_config.json").write_text("[]")
+    assert find_exchange().folder == state_dir() / "exchange"
+
+
+def test_the_option_wins_and_must_be_a_folder(site: Path, tmp_path: Path) -> None:
+    (site / "nbgrader_config.py").write_text("c.Exchange.root = '/srv/exchange'\n")
+    assert find_exchange(tmp_path).folder == tmp_path
+    with pytest.raises(UserError, match="no folder .*nowhere: --exchange takes the folder"):
+        find_exchange(tmp_path / "nowhere")

@@ -1,0 +1,157 @@
+"""The tap detects unknown internals of torch, changes no result, and keeps no memory
+alive; its blind spots."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed import distributed_c10d as c10d
+
+from dlo_lib.comm.calls import Call, Kind
+from dlo_lib.comm.tracing import operators
+from dlo_lib.comm.tracing.listeners import listening
+from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.comm.tracing.tap import TapUnavailable
+from dlo_lib.comm.tracing.trace import Trace
+from dlo_lib.launch import run_ranks
+
+
+class Silent:
+    """A listener that does nothing."""
+
+    def issued(self, call: Call) -> None: ...
+
+    def waits(self, call: Call) -> None: ...
+
+    def waited(self, call: Call, failed: bool) -> None: ...
+
+
+def test_every_operator_of_torch_that_communicates_is_known():
+    assert operators.unknown_operators() == []
+
+
+def test_an_operator_unknown_to_the_tap_makes_it_unavailable(monkeypatch):
+    monkeypatch.delitem(operators.OPERATORS, "alltoall_")
+    with pytest.raises(TapUnavailable, match="unknown to this tap: alltoall_"), listening(Silent(), rank=0):
+        pytest.fail("entered")
+
+
+def test_an_argument_of_another_name_makes_it_unavailable(monkeypatch):
+    monkeypatch.setitem(operators.OPERATORS, "send", operators.Operator(Kind.SEND, local="payload"))
+    with (
+        pytest.raises(TapUnavailable, match="other communication operators than this tap knows: 'payload'"),
+        listening(Silent(), rank=0),
+    ):
+        pytest.fail("entered")
+
+
+def test_a_missing_wait_function_makes_it_unavailable_and_torch_is_unchanged(monkeypatch):
+    wait = dist.Work.wait
+    monkeypatch.delattr(c10d, "_new_group_with_tag")
+    with (
+        pytest.raises(TapUnavailable, match="waits in another way than this tap knows"),
+        listening(Silent(), rank=0),
+    ):
+        pytest.fail("entered")
+    assert dist.Work.wait is wait
+    monkeypatch.undo()
+    with listening(Silent(), rank=0) as tap:
+        assert tap.rank == 0, "and the next one works"
+
+
+def test_an_error_of_the_program_is_not_taken_for_a_change_in_torch():
+    with pytest.raises(AttributeError, match="mine"), listening(Silent(), rank=0):
+        raise AttributeError("mine")
+
+
+def direct_call_on_a_backend() -> Trace:
+    backend = c10d._get_default_group()._get_backend(torch.device("cpu"))
+    with trace_collectives() as trace:
+        backend.allreduce([torch.ones(1)]).wait()
+    return trace
+
+
+def the_store() -> Trace:
+    store = c10d._get_default_store()
+    with trace_collectives() as trace:
+        store.set(f"from {dist.get_rank()}", "a kilobyte" * 100)
+        store.get(f"from {1 - dist.get_rank()}")
+    return trace
+
+
+COMMUNICATES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+
+
+def another_process() -> Trace:
+    with trace_collectives() as trace:
+        subprocess.run([sys.executable, "-c", COMMUNICATES], check=True, capture_output=True)
+    return trace
+
+
+@pytest.mark.parametrize("program", [direct_call_on_a_backend, the_store, another_process])
+def test_calls_that_bypass_the_dispatcher_are_not_seen(program):
+    """The blind spots. A test fails when one closes; those of a GPU are below."""
+    assert [trace.count() for trace in run_ranks(program, 2)] == [0, 0]
+
+
+def test_symmetric_memory_has_separate_operators():
+    """Ranks read and write each other's memory without a call on a process group, so the tap sees none."""
+    names = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("symm_mem::")}
+    assert "symm_mem::one_shot_all_reduce" in names
+    assert not any(name.removeprefix("symm_mem::") in operators.OPERATORS for name in names)
+
+
+def forgotten() -> list[int]:
+    """Return what the tap remembers after each hundred calls that Python never waits for."""
+    remembered = []
+    with listening(Silent()) as tap:
+        for take in (dist.Work.get_future, dist.Work.is_completed):
+            for _ in range(100):
+                take(dist.all_reduce(torch.ones(1), async_op=True))
+            remembered += [len(tap.pending), len(tap.futures)]
+        held = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(100)]
+        assert all(tap.pending.get(work) is not None for work in held), (
+            "works that can still be waited for are kept"
+        )
+    return remembered
+
+
+def test_calls_that_can_no_longer_be_waited_for_are_dropped_with_their_tensors():
+    for remembered in run_ranks(forgotten, 2):
+        assert max(remembered) <= 50
+
+
+def results(traced: bool) -> list:
+    """Return the results of a program that waits in every possible way."""
+    rank = dist.get_rank()
+    x = torch.arange(5.0) + rank
+    with trace_collectives() if traced else contextlib.nullcontext():
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future().then(lambda future: future.value()[0] * 2)
+        doubled = future.wait()
+        gathered = [torch.zeros(5) for _ in range(2)]
+        dist.all_gather(gathered, x)
+        y = functional.all_reduce(x, "max", dist.group.WORLD)
+        outs = torch.zeros(2)
+        dist.all_to_all_single(outs, torch.tensor([1.0, 10.0]) * rank)
+        message = torch.full((2,), float(rank))
+        for work in dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, message.clone(), 1 - rank), dist.P2POp(dist.irecv, message, 1 - rank)]
+        ):
+            work.wait()
+        z = dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX, async_op=True)
+        z.get_future().wait()
+    return [tensor.tolist() for tensor in (doubled, *gathered, y + 0, outs, message)]
+
+
+def test_no_result_changes():
+    assert run_ranks(results, 2, True) == run_ranks(results, 2, False)

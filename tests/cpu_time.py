@@ -1,0 +1,159 @@
+"""What the suite costs in CPU time, in total and by test: load on the machine changes wall
+time far more than CPU time.
+
+After each test, the process that ran it counts what it and all its descendants have used since the test
+before: descendants that have ended and were waited for (as ``getrusage`` counts them), and those that
+still live (as ``/proc`` shows them). The set-up of a fixture belongs to the first test that asks for
+it, its tear-down to the last. The total has also what is no test: imports, collection, and the process
+that hands out the tests.
+
+Not counted: processes whose parent did not wait for them, because it was killed or ignores its children.
+What such a process used between the last look and its end is in the figure of the whole machine, as is
+everything else that runs there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SLOWEST = 20
+TICKS = os.sysconf("SC_CLK_TCK")
+PROPERTY = "cpu_seconds"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu-file",
+        type=Path,
+        metavar="PATH",
+        help="--cpu-file=PATH writes the CPU time of every test to PATH, as JSON lines",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Counter(), "cpu-counter")
+    else:
+        if not config.getoption("numprocesses", None):
+            config.pluginmanager.register(Counter(), "cpu-counter")
+        config.pluginmanager.register(Summary(config.getoption("--cpu-file")), "cpu-summary")
+
+
+class Counter:
+    """Adds to the last report of each test the CPU time since the test before."""
+
+    def __init__(self) -> None:
+        self.before = used()
+
+    def pytest_collection_finish(self) -> None:
+        self.before = used()  # imports and collection are no test's
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "teardown":
+            now = used()
+            # Below zero when a process ended that this one did not wait for: what it had
+            # used is no longer seen.
+            report.user_properties.append((PROPERTY, max(0.0, now - self.before)))
+            self.before = now
+        return report
+
+
+class Summary:
+    """Collects the times of all tests and prints the total and the slowest."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        if file is not None:
+            file.write_text("")
+        self.tests: dict[str, float] = {}
+        self.began, self.machine = time.monotonic(), machine()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":
+            self.tests[report.nodeid] = seconds = dict(report.user_properties).get(PROPERTY, 0.0)
+            if self.file is not None:  # at once: a run that is stopped has not been for nothing
+                with self.file.open("a") as lines:
+                    lines.write(json.dumps({"test": report.nodeid, "cpu": round(seconds, 3)}) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        times = os.times()
+        user, system = times.user + times.children_user, times.system + times.children_system
+        wall = time.monotonic() - self.began
+        write = terminalreporter.write_line
+        terminalreporter.section(f"the {SLOWEST} tests that cost most, in seconds of CPU time")
+        for test, seconds in sorted(self.tests.items(), key=lambda item: -item[1])[:SLOWEST]:
+            write(f"{seconds:8.1f}  {test}")
+        terminalreporter.section("CPU time")
+        rooms: dict[str, float] = defaultdict(float)
+        for test, seconds in self.tests.items():
+            rooms[room_of(test)] += seconds
+        write(
+            ", ".join(
+                f"{room} {seconds:.0f} s"
+                for room, seconds in sorted(rooms.items(), key=lambda item: -item[1])
+            )
+        )
+        write(
+            f"CPU time {clock(user + system)} (user {clock(user)}, "
+            f"system {clock(system)}), wall time {clock(wall)}"
+        )
+        write(f"The whole machine used {clock(machine() - self.machine)} meanwhile, other programs included.")
+
+
+def used() -> float:
+    """Seconds of CPU time of this process and its descendants, those that ended and those that live."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system + _living(os.getpid())
+
+
+def machine() -> float:
+    """Seconds of CPU time of everything on this machine since it started."""
+    user, nice, system, _, _, interrupts, soft = map(
+        int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8]
+    )
+    return (user + nice + system + interrupts + soft) / TICKS
+
+
+def room_of(test: str) -> str:
+    """Of ``tests/labs/test_every_lab.py::...`` its ``labs``."""
+    folders = test.split("::")[0].split("/")[1:-1]
+    return folders[0] if folders else "tests"
+
+
+def clock(seconds: float) -> str:
+    """Such as ``12:07``, in minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _living(root: int) -> float:
+    """Seconds of the living descendants of ``root``, with those of their children that they waited for."""
+    seconds: dict[int, float] = {}
+    children: dict[int, list[int]] = defaultdict(list)
+    for folder in os.listdir("/proc"):
+        if not folder.isdigit():
+            continue
+        try:
+            text = Path("/proc", folder, "stat").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        fields = text.rpartition(")")[2].split()
+        children[int(fields[1])].append(int(folder))
+        seconds[int(folder)] = sum(map(int, fields[11:15])) / TICKS
+    total, todo = 0.0, [root]
+    while todo:
+        below = children[todo.pop()]
+        todo += below
+        total += sum(seconds[pid] for pid in below)
+    return total

@@ -1,0 +1,176 @@
+"""The tools of a check: seeds repeat inputs, and comparisons are counted, check the type first and
+explain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dlo_lib.grading.checks.contract import Check, Trial, Wrong, check, scenario
+from dlo_lib.grading.checks.outcome import Ended, Outcome, Status, run_check, seed_for
+
+elsewhere = 3
+
+
+def said(compare: Callable[[Trial], object]) -> str:
+    with pytest.raises(Wrong) as wrong:
+        compare(Trial(0))
+    return str(wrong.value)
+
+
+def draws(t: Trial) -> list[Any]:
+    return [
+        t.normal(3).tolist(),
+        t.integers(1, 6, 4).tolist(),
+        t.integer(1, 100),
+        t.uniform(2, 3),
+        t.choice("abc"),
+        t.shuffled(range(9)),
+    ]
+
+
+def test_the_same_seed_draws_the_same_inputs() -> None:
+    assert draws(Trial(5)) == draws(Trial(5))
+    assert draws(Trial(5)) != draws(Trial(6))
+
+
+def test_bounds_are_inclusive() -> None:
+    t = Trial(0)
+    assert set(t.integers(1, 3, 200).tolist()) == {1, 2, 3}
+
+
+def test_the_same_numbers_in_every_dtype() -> None:
+    assert torch.equal(
+        Trial(1).normal(9, dtype=torch.bfloat16), Trial(1).normal(9, dtype=torch.float64).bfloat16()
+    )
+
+
+@pytest.mark.parametrize("truth", [torch.tensor(True), 1, "yes"])
+def test_that_accepts_only_a_bool(truth: Any) -> None:
+    with pytest.raises(TypeError, match="real bool"):
+        Trial(0).that(truth, "")
+
+
+def test_messages_get_values_by_name() -> None:
+    assert said(lambda t: t.that(False, "rank {rank} sent {n:.1f}", rank=3, n=0.25)) == "rank 3 sent 0.2"
+    assert said(lambda t: t.that(False, "a {brace} without values")) == "a {brace} without values"
+
+
+@pytest.mark.parametrize(
+    ("got", "want"), [(True, 1), (2.0, 2), ([1], (1,)), ({"a": 1}, {"a": 2}), (None, 0), ("1", 1)]
+)
+def test_equal_compares_types_too(got: Any, want: Any) -> None:
+    assert "expected" in said(lambda t: t.equal(got, want, "it"))
+    Trial(0).equal(want, want, "it")
+
+
+@pytest.mark.parametrize("got", [True, "3", None, torch.tensor(3.0), float("nan"), float("inf"), 10**400])
+def test_a_number_is_a_finite_int_or_float(got: Any) -> None:
+    assert "number" in said(lambda t: t.number(got, "it"))
+
+
+def test_close_compares_shape_dtype_and_finiteness() -> None:
+    want = torch.tensor([1.0, 2.0])
+    assert "shape (1,), expected (2,)" in said(lambda t: t.close(want[:1], want, "it"))
+    assert "torch.float64, expected torch.float32" in said(lambda t: t.close(want.double(), want, "it"))
+    assert "NaN" in said(lambda t: t.close(want / 0 * 0, want, "it"))
+    assert "off by up to 0.5" in said(lambda t: t.close(want + torch.tensor([0.5, 0.0]), want, "it"))
+    assert "should be a tensor, not [1.0, 2.0]" in said(lambda t: t.close([1.0, 2.0], want, "it"))
+    Trial(0).close(want + 1e-6, want, "it")
+
+
+def test_close_requires_infinity_where_it_is_expected() -> None:
+    want = torch.tensor([1.0, -torch.inf])
+    Trial(0).close(want.clone(), want, "it")
+    assert "infinity" in said(lambda t: t.close(want.abs(), want, "it"))
+
+
+def test_close_for_numbers() -> None:
+    Trial(0).close(1000, 1000.05, "it", rtol=1e-4)
+    assert (
+        said(lambda t: t.close(3, 4.0, "{what} of rank {rank}", what="it", rank=1))
+        == "it of rank 1 is 3, expected 4"
+    )
+
+
+def test_a_hidden_check_shows_no_value() -> None:
+    with pytest.raises(Wrong) as wrong:
+        Trial(0).equal([1, 2, 3], [1], "the list")
+    assert "[1, 2, 3]" in str(wrong.value)
+    assert wrong.value.words == "the list is not right"
+
+
+def test_a_scenario_is_its_source_alone() -> None:
+    @scenario
+    def sums(student, rank, world, x):
+        import math
+
+        return [student.add(x, math.pi) for _ in range(world)], torch.ones(1), [y + 1 for y in x]
+
+    assert sums.source.startswith("def sums(")
+
+
+def test_a_scenario_that_uses_names_of_its_module_is_refused() -> None:
+    with pytest.raises(ValueError, match="elsewhere"):
+
+        @scenario
+        def leaning(student, rank, world):
+            return [elsewhere for _ in range(3)]
+
+
+def test_a_check_needs_points_and_time() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        check("q", points=0)
+
+
+# -- one check, run
+
+
+def made(function: Callable[[Any, Trial], None]) -> Outcome:
+    return run_check(check("q", points=2)(function), object(), 0)  # type: ignore[arg-type]
+
+
+def test_the_title_is_the_first_line_of_the_docstring() -> None:
+    def check_it(student, t):
+        """Title of the check
+
+        and more.
+        """
+
+    assert check("q", points=1)(check_it).title == "Title of the check"
+
+
+def test_a_check_without_comparison_is_a_grader_error() -> None:
+    outcome = made(lambda student, t: None)
+    assert (outcome.status, outcome.points) == (Status.GRADER_ERROR, 0.0)
+    assert "it compared nothing" in outcome.message
+
+
+def test_an_exception_in_a_check_is_a_grader_error() -> None:
+    outcome = made(lambda student, t: t.that(1 / 0 > 0, ""))
+    assert outcome.status is Status.GRADER_ERROR
+    assert "ZeroDivisionError" in outcome.message
+    assert "instructor" in outcome.words
+
+
+def test_an_ended_process_keeps_its_status_and_words() -> None:
+    def dies(student, t):
+        raise Ended(Status.OOM, "too much")
+
+    assert made(dies).status is Status.OOM
+
+
+def test_all_points_or_none() -> None:
+    assert made(lambda student, t: t.that(True, "")).points == 2
+    assert made(lambda student, t: (t.that(True, ""), t.that(False, "no"))[0]).points == 0
+
+
+def test_seeds_depend_on_secret_lab_and_check_and_on_nothing_else() -> None:
+    one = check("q", points=1)(lambda student, t: None)
+    assert isinstance(one, Check)
+    assert seed_for("s", "lab", one) == seed_for("s", "lab", one)
+    assert len({seed_for("s", "lab", one), seed_for("z", "lab", one), seed_for("s", "other", one)}) == 3

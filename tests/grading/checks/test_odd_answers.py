@@ -1,0 +1,63 @@
+"""For any value that a student's code returns, a check reports a wrong answer; the check itself never
+fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dlo_lib.grading.checks.codec import round_trip
+from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
+from dlo_lib.grading.checks.outcome import Status, run_check, seed_for
+from dlo_lib.grading.lab.modules import load_checks
+
+ROOT = Path(__file__).parents[3]
+LABS = [
+    path.parent
+    for root in (ROOT / "solutions", Path(__file__).parents[1])
+    for path in sorted(root.rglob("hidden.py"))
+]
+ODD = [
+    None, "b", -1, 2**70, float("nan"), [1, 2], [[]], (None, None), {"q1": torch.ones(2)}, torch.float32,
+    torch.zeros(()), torch.zeros(0), torch.ones(2, 3), torch.zeros(3, dtype=torch.bool),
+    (torch.zeros(2), None),
+]  # fmt: skip
+
+
+class Student:
+    """Answers every call with one value. There are no ranks, because a scenario determines the form of their
+    results.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: round_trip(self._value)
+
+    def get(self, name: str) -> Any:
+        return round_trip(self._value)
+
+    def ranks(
+        self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
+    ) -> Run:
+        raise Wrong("no ranks here")
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda folder: folder.name)
+def test_no_answer_makes_a_check_itself_fail(lab: Path) -> None:
+    checks = load_checks(lab, lab)
+    failed = []
+    for check in (*checks.visible, *checks.hidden):
+        for value in ODD:
+            outcome = run_check(check, Student(value), seed_for("odd", lab.name, check))
+            if outcome.status is Status.GRADER_ERROR:
+                failed.append(f"{check.name} given {value!r}: {outcome.message}")
+    assert not failed, "\n".join(failed)

@@ -1,0 +1,82 @@
+"""Parsing a notebook with very much text needs no more memory and time than the text that is used."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+from dlo_lib.grading.judge import cells
+from dlo_lib.grading.judge.cells import MAX_OWN, MAX_PARSED, Origin, rebuild_submission
+from dlo_lib.grading.lab.source import LabSource
+
+
+def code(source: str, **more: Any) -> dict[str, Any]:
+    return {"cell_type": "code", "metadata": {}, "source": source, **more}
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of the parsed texts."""
+    lengths: list[int] = []
+    parse = ast.parse
+
+    def noting(text: str) -> ast.Module:
+        lengths.append(len(text))
+        return parse(text)
+
+    monkeypatch.setattr(ast, "parse", noting)
+    return lengths
+
+
+def test_a_text_above_the_limit_is_never_parsed(small: LabSource, parsed: list[int]) -> None:
+    lines = "absmax_scale = lab.use_reference\n" * (MAX_PARSED // 16)
+    rebuild_submission({"cells": [code(lines), code(lines, id="quantise"), code("absmax_scale = 1")]}, small)
+    assert 0 < max(parsed) <= MAX_PARSED
+
+
+def test_a_long_answer_is_an_answer(small: LabSource) -> None:
+    long = "x = 1\n" * MAX_PARSED + "def absmax_scale(x):\n    return x"
+    taken = rebuild_submission({"cells": [code("def quantise(x):\n    return x"), code(long)]}, small)
+    assert taken.attempted == {"scale", "quantise"}
+    assert [cell.source == long for cell in taken.cells if cell.id == "scale"] == [True]
+
+
+def test_answers_above_the_limit_are_left_out_and_the_others_stay(small: LabSource) -> None:
+    first, again = (
+        code("def quantise(x):\n    return x", id="quantise"),
+        code("y = 1\n" * (MAX_OWN // 12), id="scale"),
+    )
+    taken = rebuild_submission({"cells": [first, *[again] * 20]}, small)
+    assert sum(len(cell.source) for cell in taken.cells if cell.origin is Origin.ANSWER) < 2 * MAX_OWN
+    assert "your answers hold more than 4 MB of code" in " ".join(taken.warnings)
+    assert "quantise" in taken.attempted
+
+
+def test_cells_above_the_limit_are_not_parsed(
+    small: LabSource,
+    parsed: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cells, "MAX_OWN", 20_000)
+    own = [code(f"quantise\nx{number} = 1\n" + "y = 1\n" * 100) for number in range(200)]
+    taken = rebuild_submission({"cells": own}, small)
+    assert "cells that you added hold more than 4 MB of code" in " ".join(taken.warnings)
+    assert 0 < sum(parsed) < 3 * 20_000
+
+
+def test_an_answer_merged_into_another_is_an_answer(small: LabSource) -> None:
+    both = code("def absmax_scale(x):\n    return x\n\n\ndef quantise(x):\n    return x", id="scale")
+    taken = rebuild_submission({"cells": [both]}, small)
+    assert taken.attempted == {"scale", "quantise"}
+    assert [cell.source for cell in taken.cells if cell.id == "quantise"] == [""]  # the stub would replace it
+    assert "cell `quantise` was missing" in taken.warnings
+
+
+def test_the_stub_of_a_missing_answer_stays(small: LabSource) -> None:
+    taken = rebuild_submission({"cells": [code("def absmax_scale(x):\n    return x", id="scale")]}, small)
+    assert taken.attempted == {"scale"}
+    assert [cell.source for cell in taken.cells if cell.id == "quantise"] == [
+        small.solution("quantise").released
+    ]

@@ -1,0 +1,305 @@
+"""A class with all submissions that a grader must survive, beside four honest students, through ``dlo
+grade``.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from hostile import CASES
+from hostile.case import ALL, LAB, NOTEBOOK, Case, Notebook, cell, own_cell, write
+
+from dlo_lib.grading.classroom.batch import Options, grade_lab
+from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.judge.client import JudgeClient
+from dlo_lib.grading.judge.judge import judge_answer, zygote_for
+from dlo_lib.grading.judge.preprocessor import SECRET_FILE
+from dlo_lib.grading.judge.report_store import report_file
+from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.release import release_notebook
+from dlo_lib.grading.lab.source import build_notebook, notebook_text, read_lab, source_notebook
+from dlo_lib.grading.sandbox.isolation import find_isolation
+from dlo_lib.grading.sandbox.limits import descendants
+from dlo_lib.grading.sandbox.lockdown import PR_SET_CHILD_SUBREAPER
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_isolation().isolation is None, reason=f"NOT TESTED HERE: the sandbox {find_isolation().reasons}"
+    ),
+]
+HOME = Path(__file__).parents[1] / "hostile" / "course"
+GRADERS_DEADLINE = 2400  # a generous limit for a loaded machine
+ROWS_OF_THE_LIST = [*map(str, range(1, 26)), "23b", "23c"]  # 26 is a separate test
+
+
+# -- the honest four
+
+
+def ada(notebook: Notebook, released: Notebook) -> None:
+    """All right."""
+
+
+def blaise(notebook: Notebook, released: Notebook) -> None:
+    """One question half right."""
+    cell(notebook, "scale")["source"] = "def absmax_scale(x):\n    return x.abs().amax(dim=1) / 127"
+
+
+def chloe(notebook: Notebook, released: Notebook) -> None:
+    """Two questions unchanged, and an added cell."""
+    for question in ("mean", "fsdp"):
+        cell(notebook, question)["source"] = cell(released, question)["source"]
+    notebook["cells"].insert(3, own_cell("print('what next?')"))
+
+
+def dorothy(notebook: Notebook, released: Notebook) -> None:
+    """Wrong on ranks."""
+    cell(notebook, "mean")["source"] = "def all_reduce_mean(x):\n    dist.all_reduce(x)\n    return x"
+
+
+HONEST = {"ada": 11.0, "blaise": 10.0, "chloe": 6.0, "dorothy": 8.0}
+ABSENT = "evariste"
+
+
+# -- the class
+
+
+@dataclass(frozen=True)
+class Graded:
+    """A course after ``dlo grade``, with its exit status and output."""
+
+    course: Path
+    status: int
+    said: str
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Return the rows of results.json by student."""
+        table = json.loads((self.course / "grades" / LAB / "results.json").read_text(encoding="utf-8"))
+        return {row["student"]: row for row in table["rows"]}
+
+    def lines(self) -> dict[str, bytes]:
+        """Return the lines of results.csv by student, without the header."""
+        lines = (self.course / "grades" / LAB / "results.csv").read_bytes().splitlines()[1:]
+        return {next(csv.reader([line.decode()]))[0]: line for line in lines}
+
+    def messages(self, student: str) -> str:
+        """Return all messages of the judge on a submission, for its instructor."""
+        file = report_file(self.course / "grades" / LAB / "reports", student)
+        if not file.is_file():  # there is no submission
+            return ""
+        report = json.loads(file.read_text(encoding="utf-8"))["report"]
+        checks = [
+            check["message"] for question in report["questions"].values() for check in question["checks"]
+        ]
+        notes = [question["note"] for question in report["questions"].values()]
+        return "\n".join([report["status"], *report["warnings"], *checks, *notes])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A checkout with only this lab."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(HOME, folder, dirs_exist_ok=True)
+    (folder / "labs").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DLO_COURSE", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def in_checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLO_COURSE", str(home))
+
+
+def new_class(home: Path, course: Path, cases: list[Case]) -> Path:
+    """Create a course with the honest four, one student without submission, and the students of ``cases``."""
+    create_course(course, students=[*HONEST, ABSENT, *(case.student for case in cases)])
+    (course / SECRET_FILE).write_text("the same inputs in every class\n")
+    source = home / "solutions" / LAB
+    build_notebook(source)
+    assert open_course(course).generate_assignment(LAB)["success"]
+    reference, released = (as_json(make(source)) for make in (source_notebook, release_notebook))
+    for alter in (ada, blaise, chloe, dorothy):
+        notebook = json.loads(json.dumps(reference))
+        alter(notebook, released)
+        write(
+            Case(alter.__name__, lambda _, __, notebook=notebook: notebook, "", ALL, "", ""),
+            reference,
+            released,
+            course,
+        )
+    for case in cases:
+        write(case, reference, released, course)
+    return course
+
+
+def as_json(notebook: Any) -> Notebook:
+    """Parse a notebook and join the source of each cell."""
+    values = json.loads(notebook_text(notebook))
+    for one in values["cells"]:
+        one["source"] = "".join(one["source"])
+    return values
+
+
+def command(*options: str) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "from dlo_lib.cli import main; main()",
+        "grade",
+        "93",
+        "--jobs",
+        "2",
+        *options,
+    ]
+
+
+def grade(course: Path, *options: str) -> Graded:
+    """Grade as an instructor does, with a secret in the environment."""
+    secret = {**os.environ, "CLASS_SECRET": "keep this secret"}
+    done = subprocess.run(
+        command(*options), cwd=course, capture_output=True, text=True, timeout=GRADERS_DEADLINE, env=secret
+    )
+    return Graded(course, done.returncode, done.stdout + done.stderr)
+
+
+@pytest.fixture(scope="module")
+def judges(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeClient]:
+    """One judging service for the batches that this process grades; all classes here have the same secret."""
+    course = new_class(home, tmp_path_factory.mktemp("judges") / "course", [])
+    with JudgeClient(find_lab(LAB, source_labs()), course) as running:
+        running.prove()  # from here on all its processes exist, so that none counts as a leftover
+        yield running
+
+
+@pytest.fixture(scope="module")
+def alone(home: Path, judges: JudgeClient, tmp_path_factory: pytest.TempPathFactory) -> Graded:
+    """The honest four alone."""
+    course = new_class(home, tmp_path_factory.mktemp("alone") / "course", [])
+    grade_lab(find_lab(LAB, source_labs()), course, options=Options(jobs=2), judges=judges)
+    return Graded(course, 0, "")
+
+
+@pytest.fixture(scope="module")
+def leftovers(judges: JudgeClient) -> Iterator[set[int]]:
+    """The processes that the grader left; they are children of this process."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    yield set(descendants(os.getpid()))
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture(scope="module")
+def together(home: Path, leftovers: set[int], tmp_path_factory: pytest.TempPathFactory) -> Graded:
+    """All students in one class."""
+    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CASES))
+
+
+def test_every_row_of_the_list_is_a_case() -> None:
+    assert {case.row for case in CASES} - {""} == set(ROWS_OF_THE_LIST)
+    assert len({case.student for case in CASES}) == len(CASES)
+
+
+def test_the_batch_ends_well_with_one_row_for_each_student_of_the_roster(together: Graded) -> None:
+    assert together.status == 0, together.said
+    assert list(together.rows()) == sorted([*HONEST, ABSENT, *(case.student for case in CASES)])
+    assert len(together.lines()) == len(together.rows())
+
+
+def test_honest_rows_are_those_of_a_batch_without_the_others(alone: Graded, together: Graded) -> None:
+    assert {student: row["total"] for student, row in alone.rows().items()} == {**HONEST, ABSENT: 0.0}
+    for student in (*HONEST, ABSENT):
+        assert together.lines()[student] == alone.lines()[student]
+        assert json.dumps(together.rows()[student]) == json.dumps(alone.rows()[student])
+        mine = [graded.course / "autograded" / student / LAB / NOTEBOOK for graded in (alone, together)]
+        assert student == ABSENT or mine[0].read_bytes() == mine[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.row}-{case.student}" if case.row else case.student
+)
+def test_case(together: Graded, case: Case) -> None:
+    row = together.rows()[case.student]
+    points = {name: question["points"] for name, question in row["questions"].items() if question["points"]}
+    said = together.messages(case.student)
+    assert points == case.points, said
+    assert row["status"].startswith(case.status), said
+    assert case.says in said
+    assert case.status != "GRADED" or row["status"] == "GRADED", said
+    assert "GRADER_ERROR" not in row["status"], said
+    assert "keep this secret" not in said
+
+
+def test_the_answers_of_the_library_would_pass_without_the_block() -> None:
+    """So the cases of row 25 lose points because of what they call, not because of how they call it."""
+    lab = read_lab(HOME / "solutions" / LAB)
+    open_lab = replace(lab, info=replace(lab.info, taught=()))
+    answers = {case.student: case for case in CASES if case.row == "25"}
+    with zygote_for(open_lab) as zygote:
+        for student, case in answers.items():
+            notebook = as_json(source_notebook(lab.folder))
+            case.hand_in(notebook, lab.folder / "x" / "y")
+            report = judge_answer(open_lab, "fsdp", cell(notebook, "fsdp")["source"], zygote)
+            assert report.points == ALL["fsdp"], (student, report)
+
+
+def test_nothing_was_written_outside(together: Graded) -> None:
+    everywhere = [together.course, Path("/tmp"), Path("/dev/shm"), Path.cwd()]
+    assert not [
+        path
+        for folder in everywhere
+        for path in folder.glob("**/pwned*" if folder == together.course else "pwned*")
+    ]
+
+
+def test_no_process_is_left(together: Graded, leftovers: set[int]) -> None:
+    deadline = time.monotonic() + 30  # the kernel ends a sandbox's processes after its first process
+    while (
+        left := set(filter(is_running, descendants(os.getpid()))) - leftovers
+    ) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+def is_running(pid: int) -> bool:
+    """Return True if a process exists and has not ended; only this process waits for orphans."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_and_resumed_batch_gives_the_same_table(
+    home: Path, together: Graded, judges: JudgeClient, tmp_path: Path
+) -> None:
+    """Row 26, with those of each family that cost little. The small class is killed
+    twice, see test_batch.py."""
+    cases = [case for case in CASES if not case.status or case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
+    course = new_class(home, tmp_path / "course", cases)
+    grader = subprocess.Popen(
+        command("--resume"), cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while len(list(course.glob("autograded/*"))) < len(cases) // 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert grader.poll() is None
+    grader.kill()
+    grader.wait()
+    grade_lab(find_lab(LAB, source_labs()), course, options=Options(jobs=2, resume=True), judges=judges)
+    resumed = Graded(course, 0, "")
+    of_all = together.lines()
+    assert resumed.lines() == {student: of_all[student] for student in resumed.lines()}

@@ -1,0 +1,184 @@
+"""labs/ is written from solutions/ by an allow-list: deterministic, the same as nbgrader's own release, and
+never more than it says."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from dlo_lib.errors import UserError
+from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.lab.course import LabInfo, source_labs
+from dlo_lib.grading.lab.release import (
+    build_source,
+    check_course_in_step,
+    check_in_step,
+    release_lab,
+    released_files,
+)
+
+TOML = """
+number = 7
+name = "sums"
+title = "Sums"
+core = true
+minutes = 10
+release = ["figures/*.svg"]
+
+[quiz.q1]
+text = "Which?"
+a = "this"
+b = "that"
+"""
+
+TEXT = """\
+# %% [markdown] id="why"
+# # Why
+
+# %% nbgrader={"grade_id": "setup", "locked": true}
+from dlo_lib.grading import Lab
+
+lab = Lab(globals())
+
+# %% nbgrader={"grade_id": "add", "solution": true}
+def add(a, b):
+    ### BEGIN SOLUTION
+    return a + b
+    ### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_add", "grade": true}
+lab.check("add")
+
+# %% id="show"
+print(add(1, 2))
+
+# %% nbgrader={"grade_id": "quiz", "solution": true}
+### BEGIN SOLUTION: quiz = {"q1": ""}
+quiz = {"q1": "b"}
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
+lab.check("quiz")
+"""
+
+VISIBLE = """\
+@check("add", points=2)
+def check_add(student, t):
+    "Sums"
+"""
+
+RELEASED = {
+    "sums.ipynb", "checks/sums.py", "figures.py", "references.json", "in_grading.json", "lab.toml",
+    "figures/why.svg",
+}  # fmt: skip
+
+
+@pytest.fixture
+def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    source = tmp_path / "solutions" / "07_sums"
+    files = {
+        "lab.toml": TOML,
+        "07_sums.py": TEXT,
+        "checks/sums.py": VISIBLE,
+        "hidden.py": "# the answer is b",
+    }
+    files["figures.py"] = "# drawings"
+    files |= {"mutants.py": "# wrong", "figures/why.svg": "<svg/>", "figures/draft.txt": "notes"}
+    for name, text in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    (tmp_path / "labs").mkdir()
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def lab(course: Path) -> LabInfo:
+    return source_labs()[0]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_students_get_the_allow_list_and_nothing_else(lab: LabInfo) -> None:
+    assert files_of(release_lab(lab)).keys() == RELEASED
+
+
+def test_releasing_twice_gives_the_same_bytes(lab: LabInfo) -> None:
+    first = files_of(release_lab(lab))
+    assert files_of(release_lab(lab)) == first == released_files(lab)
+
+
+def test_the_release_holds_no_answer(lab: LabInfo) -> None:
+    for content in files_of(release_lab(lab)).values():
+        assert b"return a + b" not in content  # the reference is encoded
+        assert b"answer is b" not in content
+
+
+def test_test_cells_are_locked_and_solutions_cannot_be_deleted(lab: LabInfo) -> None:
+    notebook = nbformat.read(release_lab(lab) / "sums.ipynb", as_version=4)
+    cells = {cell.id: cell.metadata for cell in notebook.cells}
+    assert cells["test_add"]["editable"] is False
+    assert cells["add"]["deletable"] is False
+    assert "editable" not in cells["add"]
+
+
+def test_nbgraders_own_release_has_the_same_bytes(lab: LabInfo, tmp_path: Path) -> None:
+    course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
+    build_source(lab)
+    shutil.rmtree(tmp_path / "solutions" / lab.directory / "figures")  # what it would refuse, see below
+    (tmp_path / "solutions" / lab.directory / "lab.toml").write_text(TOML.replace('"figures/*.svg"', ""))
+    result = course.generate_assignment(lab.directory)
+    assert result["success"], result.get("error")
+    assert files_of(tmp_path / "course" / "release" / lab.directory) == released_files(source_labs()[0])
+
+
+def test_nbgrader_refuses_to_release_what_the_allow_list_lacks(lab: LabInfo, tmp_path: Path) -> None:
+    course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
+    build_source(lab)
+    result = course.generate_assignment(lab.directory)
+    assert not result["success"]
+    assert "would hold figures/draft.txt" in result["log"]
+    assert not (tmp_path / "course" / "release" / lab.directory).exists()
+
+
+@pytest.mark.parametrize("pattern", ["hidden.py", "mutants.py", "*.py", "**/*"])
+def test_what_students_must_never_have_cannot_be_listed(lab: LabInfo, course: Path, pattern: str) -> None:
+    (course / "solutions" / "07_sums" / "lab.toml").write_text(TOML.replace("figures/*.svg", pattern))
+    with pytest.raises(UserError, match="must never be released"):
+        release_lab(source_labs()[0])
+    assert not (course / "labs" / "07_sums").exists()
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(lab: LabInfo, course: Path) -> None:
+    (course / "solutions" / "07_sums" / "lab.toml").write_text(TOML.replace(".svg", ".png"))
+    with pytest.raises(UserError, match="nothing matches"):
+        release_lab(source_labs()[0])
+
+
+def test_each_kind_of_difference_is_named_with_its_cure(lab: LabInfo, course: Path) -> None:
+    released = release_lab(lab)
+    assert check_in_step(lab) == []
+    (released / "checks" / "sums.py").write_text("# edited here")
+    (released / "figures" / "why.svg").unlink()
+    (released / "hidden.py").write_text("# slipped in")
+    (course / "labs" / "08_gone").mkdir()
+    checks, figure, hidden, orphan = check_course_in_step()
+    assert "checks/sums.py differs from its source: run `make labs`" in checks
+    assert "why.svg is missing: run `make labs`" in figure
+    assert "hidden.py is not part of the release: run `make labs`" in hidden
+    assert "08_gone has no source" in orphan
+
+
+def test_releasing_again_mends_every_difference(lab: LabInfo) -> None:
+    released = release_lab(lab)
+    (released / "checks" / "sums.py").write_text("# edited here")
+    (released / "hidden.py").write_text("# slipped in")
+    release_lab(lab)
+    assert check_in_step(lab) == []

@@ -1,0 +1,288 @@
+"""The notebook's side: immediate verdicts, hints one by one, references without points, stored progress."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlo_lib.errors import UserError
+from dlo_lib.grading import Lab
+from dlo_lib.grading.lab.course import BUILT_FILES, IN_GRADING_FILE
+from dlo_lib.grading.lab.references import references_text
+from dlo_lib.grading.lab.release import in_grading_text, release_lab
+from dlo_lib.grading.lab.source import LabSource
+from dlo_lib.grading.notebook.progress import read_progress, standings
+
+Run = Callable[[str], None]
+
+
+@pytest.fixture
+def namespace() -> dict[str, Any]:
+    return {"__name__": "__main__", "torch": torch, "dist": dist}
+
+
+@pytest.fixture
+def lab(namespace: dict[str, Any], small: LabSource, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    folder = tmp_path_factory.mktemp("lab") / small.info.directory
+    shutil.copytree(small.folder, folder)
+    (folder / "references.json").write_text(references_text(small))
+    return Lab(namespace, folder)
+
+
+@pytest.fixture
+def run(namespace: dict[str, Any]) -> Run:
+    def run_cell(source: str) -> None:
+        exec(compile(source, "<cell here>", "exec"), namespace)
+
+    return run_cell
+
+
+def solve(run: Run, small: LabSource, *questions: str) -> None:
+    for question in questions:
+        run(small.solution(question).source)
+
+
+def test_solved_questions_earn_their_visible_points(
+    lab: Lab, run: Run, small: LabSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    solve(run, small, "scale", "quantise", "mean", "quiz")
+    assert [float(lab.check(question)) for question in small.questions] == [2, 3, 1, 1]
+    assert capsys.readouterr().out.count("All checks pass") == 4
+
+
+def test_a_success_names_what_grading_adds(
+    namespace: dict[str, Any], run: Run, small: LabSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / small.info.directory
+    shutil.copytree(small.folder, folder)
+    (folder / IN_GRADING_FILE).write_text(in_grading_text(small.folder))
+    lab = Lab(namespace, folder)
+    run("def absmax_scale(x):\n    return x")
+    lab.check("scale")
+    assert "Grading adds" not in capsys.readouterr().out
+    solve(run, small, "scale", "quiz")
+    assert (float(lab.check("scale")), float(lab.check("quiz"))) == (2, 1)
+    said = capsys.readouterr().out
+    assert "scale: 2 of 3 points" in said
+    assert "All visible checks pass. Grading adds 1 point: Scales are float32 whatever x is." in said
+    assert "All visible checks pass. Grading adds 2 points: The answers are right." in said
+    (folder / IN_GRADING_FILE).write_text('{"scale": 3}')
+    with pytest.raises(UserError, match="in_grading.json is damaged: `dlo lab` restores it"):
+        Lab(namespace, folder)
+
+
+def test_a_standard_form_passes_the_same_checks(
+    lab: Lab, run: Run, small: LabSource, namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``instead`` checks another value of a name, records nothing, and leaves the notebook as it is."""
+    solve(run, small, "scale")
+    right = namespace["absmax_scale"]
+    assert lab.check("scale") > 0
+    before = dict(read_progress(small.info.directory).earned)
+    capsys.readouterr()
+    assert lab.check("scale", instead={"absmax_scale": lambda x: None}) == 0
+    assert "Grading adds" not in capsys.readouterr().out
+    assert namespace["absmax_scale"] is right
+    assert read_progress(small.info.directory).earned == before
+
+
+def test_the_text_of_a_score_is_a_number_for_nbgrader(lab: Lab, run: Run, small: LabSource) -> None:
+    run("def absmax_scale(x):\n    return x.float().amax(dim=1) / 127")
+    score = lab.check("scale", seed=1)
+    assert repr(score) == "1.0"
+    assert score._repr_html_() == "1 of 2 points"
+
+
+@pytest.mark.parametrize("question", ["scale", "mean"])
+def test_an_untouched_cell_is_not_written_yet(
+    lab: Lab, run: Run, small: LabSource, capsys: pytest.CaptureFixture[str], question: str
+) -> None:
+    run(small.solution(question).released)
+    assert lab.check(question) == 0
+    told = capsys.readouterr().out
+    assert "not written yet" in told
+    assert "Error" not in told
+
+
+def test_a_cell_that_was_not_run_is_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.check("scale")
+    assert "`absmax_scale` is not defined: run the cell that defines it" in capsys.readouterr().out
+
+
+def test_an_exception_is_one_line_with_the_students_own_line(
+    lab: Lab, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("def absmax_scale(x):\n    return x.abs().nonsense()")
+    lab.check("scale")
+    told = capsys.readouterr().out
+    assert "AttributeError" in told
+    assert "(line 2 of cell `here`" in told
+    assert "Traceback" not in told
+
+
+def test_an_exception_on_a_rank_names_the_rank(
+    lab: Lab, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("def all_reduce_mean(x):\n    if dist.get_rank() == 1: raise KeyError('lost')\n    dist.barrier()")
+    assert lab.check("mean") == 0
+    told = capsys.readouterr().out
+    assert "rank 1 raised KeyError: 'lost'" in told
+
+
+def test_a_not_implemented_error_of_torch_is_reported(
+    lab: Lab,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("def absmax_scale(x):\n    return x.to_sparse().detach().as_subclass(torch.Tensor)")
+    lab.check("scale")
+    told = capsys.readouterr().out
+    assert "NotImplementedError" in told
+    assert "not written yet" not in told
+
+
+def test_only_plain_data_passes_in_the_notebook(
+    lab: Lab,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run("class Yes:\n    def __eq__(self, other): return True\ndef absmax_scale(x):\n    return Yes()")
+    assert lab.check("scale") == 0
+    assert "your code returned an object of type Yes" in capsys.readouterr().out
+
+
+def test_a_function_cannot_change_the_inputs_of_a_check(lab: Lab, run: Run) -> None:
+    """If a function could zero x, every comparison with x would pass."""
+    run("def absmax_scale(x):\n    x.zero_()\n    return torch.ones(len(x))")
+    assert lab.check("scale") == 1
+
+
+def test_a_seed_repeats_the_inputs(lab: Lab, run: Run, namespace: dict[str, Any]) -> None:
+    run("seen = []\ndef absmax_scale(x):\n    seen.append(x)\n    return x.amax(1)")
+    for seed in (7, 7, 8):
+        lab.check("scale", seed=seed)
+    first, _, again, _, other, _ = namespace["seen"]
+    assert torch.equal(first, again)
+    assert not (first.shape == other.shape and torch.equal(first, other))
+
+
+def test_warnings_stay_off_stderr(lab: Lab, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """nbgrader's execution gives 0 points to a test cell with output on stderr."""
+    run(
+        "import sys\ndef absmax_scale(x):\n    print('hm', file=sys.stderr)\n"
+        "    return x.float().abs().amax(dim=1) / 127"
+    )
+    assert lab.check("scale") == 2
+    assert capfd.readouterr().err == ""
+
+
+def test_hints_come_one_by_one_and_are_remembered(
+    lab: Lab, namespace: dict[str, Any], small: LabSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.hint("scale")
+    assert capsys.readouterr().out.count("Hint") == 1
+    Lab(namespace, small.folder).hint("scale")  # after a restart of the kernel
+    assert capsys.readouterr().out.count("Hint") == 2
+    for _ in range(3):
+        lab.hint("scale")
+    last = capsys.readouterr().out
+    assert "Hint 3 of 3" in last
+    assert "Hint 4" not in last
+
+
+def test_the_reference_lets_later_steps_work_without_points(
+    lab: Lab, run: Run, small: LabSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.use_reference("scale")
+    solve(run, small, "quantise")
+    assert lab.check("quantise") == 3
+    assert lab.check("scale") == 0
+    assert "no points" in capsys.readouterr().out
+    solve(run, small, "scale")
+    assert lab.check("scale") == 2
+
+
+def test_the_quiz_shows_questions_and_requires_every_answer(
+    lab: Lab,
+    run: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lab.quiz()
+    assert "How many values does int8 have?" in capsys.readouterr().out
+    for answers, told in [
+        ('{"q1": "", "q2": "a"}', "no answer yet to q1"),
+        ('{"q1": "z", "q2": "a"}', "one of a, b"),
+        ("[1]", "should be a dict"),
+    ]:
+        run(f"quiz = {answers}")
+        assert lab.check("quiz") == 0
+        assert told in capsys.readouterr().out
+
+
+def test_hidden_checks_run_only_in_stock_grading(
+    lab: Lab,
+    namespace: dict[str, Any],
+    run: Run,
+    small: LabSource,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("checks/questions.py", "lab.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((small.folder / name).read_bytes())
+    solve(run, small, "scale", "quiz")
+    monkeypatch.setenv("DLO_HIDDEN", str(small.folder))
+    grading = Lab(namespace, tmp_path)
+    assert (grading.check("scale"), grading.check("quiz")) == (3, 3)
+    assert (lab.check("scale"), lab.check("quiz")) == (2, 1)
+
+
+def test_progress_is_kept(lab: Lab, run: Run, small: LabSource) -> None:
+    run(small.solution("scale").source)
+    lab.check("scale")
+    lab.check("quantise")
+    kept = read_progress("91_small")
+    assert (kept.earned, kept.possible) == ({"scale": 2.0, "quantise": 0.0}, {"scale": 2.0, "quantise": 3.0})
+
+
+def test_standings_show_the_progress(
+    run: Run, namespace: dict[str, Any], small: LabSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "labs").mkdir()
+    (tmp_path / "solutions" / "91_small").symlink_to(small.folder)
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path))
+    release_lab(small.info)
+    for built in (small.info.notebook, *BUILT_FILES):
+        (small.folder / built).unlink()
+    assert [(row.points, row.earned, row.state) for row in standings()] == [(12, 0, "not started")]
+    lab = Lab(namespace, tmp_path / "labs" / "91_small")
+    lab.hint("scale")
+    assert standings()[0].state == "started"
+    solve(run, small, *small.questions)
+    for question in small.questions:
+        lab.check(question)
+    assert [(row.earned, row.state) for row in standings()] == [(7, "done")]
+
+
+def test_a_damaged_record_is_ignored(lab: Lab, run: Run, small: LabSource) -> None:
+    lab.hint("scale")
+    from dlo_lib.files import state_dir
+
+    (state_dir() / "progress" / "91_small.json").write_text('{"hints"')
+    assert read_progress("91_small").hints == {}
+
+
+def test_bad_names_get_the_nearest_ones(lab: Lab, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean scale"):
+        lab.check("scales")
+    with pytest.raises(UserError, match="no reference"):
+        lab.use_reference("mean")
+    with pytest.raises(UserError, match="in its folder"):
+        Lab({}, tmp_path)

@@ -1,0 +1,58 @@
+"""A call of the student's code in a notebook ends after the seconds of its check, with the line."""
+
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from dlo_lib.grading.checks.exceptions import Wrong
+from dlo_lib.grading.notebook.local_student import LocalStudent
+
+LOOP = "def scale(x):\n    while True:\n        x = x + 1\n"
+CATCHES = """
+import itertools
+def scale(x):
+    for tries in itertools.count():
+        try:
+            while tries < 1:
+                x += 1
+            return x
+        except:
+            pass
+"""
+BELOW = "import time\ndef wait(x):\n    time.sleep(60)\ndef scale(x):\n    return wait(x)\n"
+
+
+def student(source: str, seconds: float) -> LocalStudent:
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<cell scale>", "exec"), namespace)
+    return LocalStudent(namespace, seconds)
+
+
+@pytest.mark.parametrize(("source", "line"), [(LOOP, "line [23]"), (BELOW, "line 3")])
+def test_an_endless_call_ends_with_its_line(source: str, line: str) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(Wrong, match=f"^your code is still in {line} of your cell after 0.2 s: `"):
+        student(source, 0.2).scale(1)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_code_that_catches_everything_is_interrupted_again() -> None:
+    assert student(CATCHES, 0.1).scale(1) > 1
+
+
+def test_a_call_that_ends_in_time_is_not_touched() -> None:
+    assert student("def scale(x):\n    return x + 1\n", 5).scale(1) == 2
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_another_thread_has_no_limit() -> None:
+    answers: list[int] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(student("def scale(x):\n    return x + 1\n", 0.01).scale(1))
+    )
+    thread.start()
+    thread.join()
+    assert answers == [2]

@@ -1,0 +1,88 @@
+"""Interpret the filter's program as the kernel does; ``test_sandbox`` tests it in the kernel."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+
+import pytest
+
+from dlo_lib.grading.sandbox import seccomp
+from dlo_lib.grading.sandbox.seccomp import (
+    ABSENT,
+    ALLOW,
+    CLONE,
+    ERRNO,
+    KILL,
+    MACHINES,
+    REFUSED,
+    SOCKET,
+    X32,
+    Machine,
+    Unfiltered,
+    program,
+)
+
+PROCESSORS = [MACHINES["x86_64"], MACHINES["aarch64"]]
+EPERM, ENOSYS, NO_FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | errno.EAFNOSUPPORT
+
+
+def verdict(machine: Machine, number: int, argument: int = 0, audit: int | None = None) -> int:
+    """Return the result of the filter for a call."""
+    data = struct.pack("<IIQQ", number, machine.audit if audit is None else audit, 0, argument)
+    steps = [
+        struct.unpack_from("HBBI", program(machine), place) for place in range(0, len(program(machine)), 8)
+    ]
+    place, loaded = 0, 0
+    while True:
+        code, then, otherwise, value = steps[place]
+        place += 1
+        if code == seccomp.LOAD:
+            loaded = struct.unpack_from("<I", data, value)[0]
+        elif code == seccomp.RETURN:
+            return value
+        else:
+            holds = {
+                seccomp.JUMP_EQUAL: loaded == value,
+                seccomp.JUMP_ABOVE: loaded >= value,
+                seccomp.JUMP_ANY: bool(loaded & value),
+            }[code]
+            place += then if holds else otherwise
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_listed_calls_are_refused_and_the_others_pass(machine: Machine) -> None:
+    refused = {numbers[machine.column] for numbers in REFUSED.values()}
+    absent = {numbers[machine.column] for numbers in ABSENT.values()}
+    assert {verdict(machine, number) for number in refused} == {EPERM}
+    assert {verdict(machine, number) for number in absent} == {ENOSYS}
+    others = set(range(460)) - refused - absent - {SOCKET[machine.column], seccomp.SOCKETPAIR[machine.column]}
+    allowed = {number for number in others if verdict(machine, number) == ALLOW}
+    assert others - allowed == (set(seccomp.ONLY_X86.values()) if machine.column == 0 else set())
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_the_first_argument_decides_for_sockets_and_forks(machine: Machine) -> None:
+    families = {family: verdict(machine, SOCKET[machine.column], family) for family in range(46)}
+    assert {family for family, result in families.items() if result == ALLOW} == {
+        socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK,
+    }  # fmt: skip
+    assert set(families.values()) == {ALLOW, NO_FAMILY}
+    assert verdict(machine, CLONE[machine.column], 17) == ALLOW  # SIGCHLD: a fork
+    assert verdict(machine, CLONE[machine.column], 0x3D0F00) == ALLOW  # a thread of glibc's
+    assert verdict(machine, CLONE[machine.column], 0x10000000 | 17) == EPERM  # CLONE_NEWUSER
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_calls_of_another_architecture_kill_the_process(machine: Machine) -> None:
+    assert verdict(machine, 1, audit=0x40000003) == KILL
+
+
+def test_x86s_second_numbering_is_refused() -> None:
+    assert verdict(MACHINES["x86_64"], X32 | 39) == EPERM
+
+
+def test_a_processor_without_a_filter_is_refused() -> None:
+    with pytest.raises(Unfiltered, match="no seccomp filter for riscv64"):
+        seccomp.install("riscv64")

@@ -1,0 +1,119 @@
+"""What checks of several labs say of results, traffic, memory and order, with runs
+whose contents are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dlo_lib.comm.calls import Call, Kind
+from dlo_lib.grading.checks.contract import Run, Trial, Wrong
+from dlo_lib.labkit.compare import entry, every_rank, near, wrong_if
+from dlo_lib.labkit.memory import MIB, holds_at_most
+from dlo_lib.labkit.order import comes_before, first_difference
+from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only
+
+ONE = torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "is_near"),
+    [
+        (ONE + 1e-9, ONE, True),
+        (ONE + 1e-3, ONE, False),
+        (ONE.double(), ONE, False),
+        (torch.ones(1, 3), ONE, False),
+        (None, ONE, False),
+        ([ONE, ONE], [ONE, ONE], True),
+        ([ONE], [ONE, ONE], False),
+        ([ONE, 2 * ONE], [ONE, ONE], False),
+        ([torch.ones(0)], [torch.ones(0)], False),
+        (1.0 + 1e-9, 1.0, True),
+        (1.1, 1.0, False),
+        ("1.0", 1.0, False),
+    ],
+)
+def test_near_compares_values_shapes_and_types(got: object, want: Any, is_near: bool) -> None:
+    assert near(got, want) is is_near
+
+
+def test_a_known_mistake_gets_its_name() -> None:
+    t = Trial(0)
+    with pytest.raises(Wrong, match="summed on 3 ranks"):
+        wrong_if(t, 3 * ONE, ONE, {"summed on {world} ranks": 3 * ONE}, world=3)
+    wrong_if(t, 2 * ONE, ONE, {"summed": 3 * ONE})
+
+
+def test_a_mistake_that_gives_the_right_value_is_none() -> None:
+    wrong_if(Trial(0), ONE, ONE, {"summed": 1 * ONE})
+
+
+def run(*results: object, calls: tuple[tuple[Call, ...], ...] = (), memory: Any = None) -> Run:
+    return Run(list(results), calls or ((),) * len(results), memory or {})
+
+
+def test_every_rank_is_compared_with_its_twin() -> None:
+    every_rank(Trial(0), run(ONE, ONE), ONE, "the mean on rank {rank}")
+    every_rank(Trial(0), run((ONE, 0), (2 * ONE, 0)), [ONE, 2 * ONE], "the mean", of=lambda result: result[0])
+    with pytest.raises(Wrong, match="the mean on rank 1 of 2 is off by up to 1"):
+        every_rank(Trial(0), run(ONE, 2 * ONE), ONE, "the mean on rank {rank} of {world}")
+
+
+def test_an_entry_of_a_dict_is_a_number() -> None:
+    assert entry(Trial(0), {"weights": 3}, "weights", "the parts") == 3
+    for got, words in (
+        (None, "should be a dict"),
+        ({}, "has no entry"),
+        ({"weights": "3"}, "should be a number"),
+    ):
+        with pytest.raises(Wrong, match=words):
+            entry(Trial(0), got, "weights", "the parts")
+
+
+def call(kind: Kind, numel: int) -> Call:
+    return Call(1, kind, "world", (0, 1), 1, shape=(numel,), numel=numel, payload_bytes=4 * numel)
+
+
+TWO = run(
+    None, None, calls=((call(Kind.ALL_REDUCE, 2), call(Kind.BROADCAST, 1)), (call(Kind.ALL_REDUCE, 2),))
+)
+
+
+def test_traffic_is_compared_on_every_rank() -> None:
+    t = Trial(0)
+    assert kinds_of(TWO, 0) == "all_reduce, broadcast"
+    assert kinds_of(TWO, 0, [Kind.BROADCAST]) == "all_reduce"
+    passes_exactly(t, TWO, [12, 8], "no")
+    passes_exactly(t, TWO, 8, "no", kind=Kind.ALL_REDUCE, calls=1)
+    passes_at_most(t, TWO, 12, "no")
+    passes_only(t, TWO, [Kind.ALL_REDUCE, Kind.BROADCAST], "no")
+    with pytest.raises(Wrong, match="rank 0 passed 12 bytes in 2 calls, 8 are enough"):
+        passes_exactly(t, TWO, 8, "rank {rank} passed {got} bytes in {count} calls, {want} are enough")
+    with pytest.raises(Wrong, match="rank 0 passed 12"):
+        passes_at_most(t, TWO, 8, "rank {rank} passed {got}")
+    with pytest.raises(Wrong, match="rank 0 also calls broadcast"):
+        passes_only(t, TWO, [Kind.ALL_REDUCE], "rank {rank} also calls {kinds}")
+
+
+def test_memory_is_compared_in_the_unit_of_the_message() -> None:
+    measured = run(None, None, memory={"at rest": {0: 2 * MIB, 1: 6 * MIB}})
+    holds_at_most(Trial(0), measured, "at rest", [3 * MIB, 7 * MIB], "no")
+    with pytest.raises(Wrong, match="rank 1 holds 6 MiB, 4 are enough for two rows"):
+        message = "rank {rank} holds {held:.0f} MiB, {most:.0f} are enough for {what}"
+        holds_at_most(Trial(0), measured, "at rest", 4 * MIB, message, what="two rows")
+
+
+def test_a_message_without_fields_is_shown_for_a_hidden_check_too() -> None:
+    with pytest.raises(Wrong) as wrong:
+        passes_exactly(Trial(0), TWO, 8, "one all-reduce is enough")
+    assert wrong.value.words == "one all-reduce is enough"
+
+
+def test_the_first_difference_of_two_orders() -> None:
+    want = ["gather", "compute", "free"]
+    assert first_difference(["gather", "free"], want) == ("gather", "free", "compute")
+    assert first_difference([], want) == ("nothing", "nothing", "gather")
+    assert comes_before(want, "gather", "free")
+    assert not comes_before(want, "free", "gather")

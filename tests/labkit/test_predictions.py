@@ -1,0 +1,43 @@
+"""Predictions stand beside what was measured; what is no number is refused in one sentence."""
+
+import pytest
+
+from dlo_lib.errors import UserError
+from dlo_lib.labkit.figures import panels
+from dlo_lib.labkit.predictions import compared, mark_predicted
+
+MEASURED = {"AFAB": 12.0, "1F1B": 6.0}
+
+
+def test_the_table_has_both_and_their_ratio():
+    header, first, second = compared({"AFAB": 8, "1F1B": None}, MEASURED).splitlines()
+    assert header.split() == ["predicted", "measured", "measured", "/", "predicted"]
+    assert first.split() == ["AFAB", "8", "12", "1.50"]
+    assert second.split() == ["1F1B", "-", "6", "-"]
+
+
+def test_a_prediction_of_zero_has_no_ratio():
+    assert compared({"AFAB": 0}, MEASURED).splitlines()[1].split() == ["AFAB", "0", "12", "-"]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "says"),
+    [
+        ({"AFAB": "8"}, "the prediction of AFAB is '8': write a number"),
+        ({"AFAB": True}, "the prediction of AFAB is True: write a number"),
+        ({"afab": 8}, "afab"),
+        ([8, 6], "write a dict"),
+    ],
+)
+def test_a_bad_prediction_is_one_sentence(predicted, says):
+    with pytest.raises(UserError, match=says):
+        compared(predicted, MEASURED)
+
+
+def test_only_predictions_are_drawn():
+    (axes,) = panels()
+    mark_predicted(axes, {"AFAB": 0, "1F1B": 1}, {"AFAB": None, "1F1B": ...})
+    assert not axes.lines
+    mark_predicted(axes, {"AFAB": 0, "1F1B": 1}, {"1F1B": 5})
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [[1.0, 5.0]]

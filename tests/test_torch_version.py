@@ -1,0 +1,58 @@
+"""The oldest supported PyTorch: one number in three places, and one line for anything older."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlo_lib.errors import UserError
+from dlo_lib.launch import run_ranks
+from dlo_lib.torch_version import OLDEST, check_torch, release
+
+ROOT = Path(__file__).resolve().parents[1]
+TOO_OLD = (
+    "PyTorch 2.5.1+cu124 is too old, the oldest supported release is 2.6: "
+    "pip install -U torch, or load a newer module"
+)
+
+
+def test_the_oldest_release_is_that_of_pyproject():
+    assert f'"torch>={OLDEST[0]}.{OLDEST[1]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"), [("2.6.0+cu124", (2, 6)), ("2.10.0a0+git1234", (2, 10)), ("2.13", (2, 13))]
+)
+def test_a_version_is_read_with_any_suffix(version, numbers):
+    assert release(version) == numbers
+    check_torch(version)
+
+
+def test_a_lab_may_need_a_later_one():
+    check_torch("2.9.1", oldest=(2, 9), what="13_dp_limit")
+    with pytest.raises(UserError, match="^PyTorch 2.8.0 is too old, 13_dp_limit needs 2.9: pip install"):
+        check_torch("2.8.0", oldest=(2, 9), what="13_dp_limit")
+
+
+def test_ranks_are_not_started_on_an_older_one(monkeypatch):
+    monkeypatch.setattr("torch.__version__", "2.5.1+cu124")
+    with pytest.raises(UserError) as raised:
+        run_ranks(len, 2, "ab")
+    assert str(raised.value) == TOO_OLD
+
+
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [("dlo", "from dlo_lib.cli import main"), ("dlo_lib.train", "import runpy\nmain = lambda: train()")],
+)
+def test_commands_report_it_in_one_line(program, module):
+    code = (
+        "import importlib.metadata, runpy, sys\n"
+        "version = importlib.metadata.version\n"
+        "importlib.metadata.version = lambda name: '2.5.1+cu124' if name == 'torch' else version(name)\n"
+        "train = lambda: runpy.run_module('dlo_lib.train', run_name='__main__')\n"
+        f"sys.argv[1:] = []\n{module}\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{program}: {TOO_OLD}\n")
