@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure of this size in inches; a notebook cell that returns it shows it once."""
-    from matplotlib import pyplot
+    from dlo_lib.notebook_figure import NotebookFigure
 
-    figure = pyplot.figure(figsize=(width, height), layout="constrained")
-    pyplot.close(figure)  # a notebook would show an open figure a second time
-    return figure
+    return NotebookFigure(figsize=(width, height), layout="constrained")
 
 
 def rows_of_ranks(axes: Axes, ranks: Sequence[int], legend: Sequence[Artist]) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STOPPED, _FURTHEST, _FIRST = "#bbbbbb", "#e4572e", "#4c78a8"
+_STOPPED, _FURTHEST, _FIRST = "#a6a6a6", "#c25000", "#13589a"
 
 
 def draw_trials(table: Sequence[TrialRow], *, resource: str = "epochs", title: str = "") -> Figure:

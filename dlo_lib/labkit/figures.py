@@ -1,12 +1,12 @@
-"""One style for the figures of all labs: light background, colour-blind safe, readable when projected.
+"""One style for the figures of all labs: colour-blind safe, readable when projected and in a dark theme.
 
 A figure function of a lab carries the decorator :func:`styled`, gets its axes from :func:`panels`, draws, and
 calls :func:`finish` for each of them. A line takes its colour, dashes and marker from :data:`RANKS` or
 :data:`METHODS`, so that colour is never the only difference. The import changes no setting of matplotlib.
 
-The colours start with those of M. Okabe and K. Ito, *Color Universal Design* (2008). Those of lines have a
-contrast of 3:1 or more with the background, as WCAG 2.1 asks of graphics. The background is opaque, so that
-black text stays readable on a dark page.
+The colours are near those of M. Okabe and K. Ito, *Color Universal Design* (2008), and darker, so that white
+text on them has a contrast of 4.5:1 or more, as WCAG 2.1 asks, in both themes. Figures are drawn on white. In
+a dark theme the page inverts their lightness and keeps their hues (``dlo_lib/templates/figure.html.j2``).
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from matplotlib import colors, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
+from matplotlib.typing import ColorType
 
 from dlo_lib.drawing import new_figure
+from dlo_lib.notebook_figure import NotebookFigure
 
-BLUE, VERMILLION, GREEN, WINE = "#0072B2", "#D55E00", "#009E73", "#882255"
-BLACK, PINK, BROWN = "#000000", "#C2569B", "#6B4A00"
+BLUE, VERMILLION, GREEN, WINE = "#13589A", "#C25000", "#0E8256", "#882255"
+BLACK, PINK, BROWN = "#000000", "#AE4A90", "#6B4A00"
 COLOURS = (BLUE, VERMILLION, GREEN, WINE, BLACK, PINK, BROWN)
 """Of lines and points."""
-SKY, PALE, BACKGROUND = "#56B4E9", "#D9D9D9", "#FFFFFF"
+SKY, PALE, BACKGROUND = "#7CC4EE", "#D9D9D9", "#FFFFFF"
 """Of areas, too light for a line."""
 LIMIT, MUTED = "#B00020", "#666666"
 """Of what must not be exceeded, and of what explains or serves as a reference."""
@@ -88,12 +90,18 @@ P = ParamSpec("P")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Run a figure function in the style of the labs; afterwards the settings of matplotlib are as before."""
+    """Run a figure function in the style of the labs; afterwards the settings of matplotlib are as before.
+
+    The first paragraph of its docstring begins the alternative text of the figure.
+    """
 
     @functools.wraps(draw)
     def inside(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with style.context(["default", STYLE]):
-            return draw(*args, **kwargs)
+            figure = draw(*args, **kwargs)
+        if isinstance(figure, NotebookFigure):
+            figure.summary = " ".join((draw.__doc__ or "").strip().partition("\n\n")[0].split())
+        return figure
 
     return inside
 
@@ -157,10 +165,10 @@ def text_on(fill: str) -> str:
     return BLACK if contrast(BLACK, fill) >= contrast(BACKGROUND, fill) else BACKGROUND
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(one: ColorType, other: ColorType) -> float:
     """Return the contrast ratio of two colours by WCAG 2.1, from 1 to 21."""
 
-    def luminance(colour: str) -> float:
+    def luminance(colour: ColorType) -> float:
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(colour)]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES = (
-    ("#4c78a8", "-"), ("#e4572e", "--"), ("#59a14f", "-."), ("#b07aa1", ":"), ("#9c755f", "-"),
+    ("#13589a", "-"), ("#c25000", "--"), ("#0e8256", "-."), ("#ae4a90", ":"), ("#6b4a00", "-"),
     ("#f1a208", "--"), ("#666666", "-."),
 )  # fmt: skip
 """Colour and line style of each curve; the line styles distinguish the curves without colours."""

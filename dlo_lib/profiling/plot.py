@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 # The parts from the bottom up, the persistent ones first. The colours are distinguishable for colour-blind
-# readers (after Okabe and Ito, 2008).
+# readers (after Okabe and Ito, 2008); black or white text on each is readable in a light and in a dark theme.
 COLOURS = {
-    Part.WEIGHTS: "#0072B2",
-    Part.OPTIMIZER_STATE: "#56B4E9",
-    Part.BUFFERS: "#999999",
-    Part.GRADIENTS: "#009E73",
+    Part.WEIGHTS: "#13589A",
+    Part.OPTIMIZER_STATE: "#7CC4EE",
+    Part.BUFFERS: "#A6A6A6",
+    Part.GRADIENTS: "#0E8256",
     Part.CAST_WEIGHTS: "#3B4A6B",
-    Part.UNITS: "#8C6D31",
-    Part.ACTIVATIONS: "#E69F00",
-    Part.LOGITS_AND_LOSS: "#D55E00",
-    Part.STEP_TEMPORARIES: "#CC79A7",
+    Part.UNITS: "#80601F",
+    Part.ACTIVATIONS: "#F0B429",
+    Part.LOGITS_AND_LOSS: "#C25000",
+    Part.STEP_TEMPORARIES: "#DDA0C4",
 }
 
 

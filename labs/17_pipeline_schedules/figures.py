@@ -9,7 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from dlo_lib.labkit.figures import BLACK, METHODS, RANKS, finish, legend, log_ticks, panels, styled
+from dlo_lib.labkit.figures import (
+    BACKGROUND,
+    BLACK,
+    METHODS,
+    RANKS,
+    finish,
+    legend,
+    log_ticks,
+    panels,
+    styled,
+)
 from dlo_lib.labkit.predictions import Predicted, mark_predicted
 from dlo_lib.parallel.pipeline.draw import draw, draw_actions
 from dlo_lib.parallel.pipeline.simulate import Simulation
@@ -31,6 +41,17 @@ def show(run: Simulation, name: str, *, memory: bool = False, for_weights: float
         line.set(color=style.colour, linestyle=style.dashes, linewidth=1.8)
     if below.get_legend():
         legend(below, "right")
+    return figure
+
+
+@styled
+def until(run: Simulation, name: str, time: float) -> Figure:
+    """Draw what has run until ``time``, and what each rank holds, in micro-batches of all its layers."""
+    figure = show(run, name, memory=True)
+    figure.axes[0].set_title(f"{name} at time {time:g} of {run.makespan:g}")
+    for axes in figure.axes[:2]:
+        axes.axvspan(time, run.makespan, color=BACKGROUND, zorder=5)
+        axes.axvline(time, color=BLACK, linewidth=1, zorder=6)
     return figure
 
 

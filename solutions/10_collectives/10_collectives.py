@@ -100,6 +100,12 @@ for world in (4, 64, 512):
 # %% id="show_idea" tags=["demo"]
 explore(figures.ring, ranks=[2, 3, 4, 5, 6])
 
+# %% [markdown] id="idea_played"
+# Press ▶ to play the steps one by one. In each step, which ranks send, and do two of them use the same link?
+
+# %% id="play_idea" tags=["demo"]
+explore(figures.ring_messages, ranks=[2, 3, 4, 5, 6], step=range(11))
+
 # %% [markdown] id="pi_text"
 # ## 1 · First contact: π with many ranks
 #

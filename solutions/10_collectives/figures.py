@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -30,6 +32,14 @@ SHADES = [colormaps["Blues"](share) for share in (0.0, 0.15, 0.35, 0.55)]  # of 
 COMPLETE = to_rgba(figures.GREEN, 0.4)
 
 Timing = tuple[str, int, int, float]
+
+
+class RingStep(NamedTuple):
+    """A rank and a chunk give the ranks whose shares are in it; ``arrived`` has (rank, chunk) of this step."""
+
+    title: str
+    holds: list[list[set[int]]]
+    arrived: set[tuple[int, int]]
 
 
 def _busiest(axes: Axes, busiest: Mapping[str, Mapping[int, float]]) -> Figure:
@@ -73,43 +83,83 @@ def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mappin
 def ring(ranks: int = 4) -> Figure:
     """Draw reduce-scatter and all-gather on a ring: the shares that each rank has of each chunk, step by step."""
     every = panels(ranks, 2, width=11, height=5.4)
-    rows = every[:ranks], every[ranks:]
-    holds = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # by rank and chunk: whose shares
-    everyone = set(range(ranks))
-    for half, (row, title) in enumerate(zip(rows, ("reduce-scatter", "all-gather"))):
-        arrived: set[tuple[int, int]] = set()
-        for step, axes in enumerate(row):
-            if step:
-                new = [[set(chunk) for chunk in own] for own in holds]
-                arrived = set()
-                for rank in range(ranks):
-                    chunk = (rank - step) % ranks if half == 0 else (rank - step + 1) % ranks
-                    to = (rank + 1) % ranks
-                    new[to][chunk] = holds[rank][chunk] | (holds[to][chunk] if half == 0 else set())
-                    arrived.add((to, chunk))
-                holds = new
-            _hands(axes, holds, arrived, everyone)
-            axes.set_title(f"{title}: start" if step == 0 else f"step {step}")
-            if step:
-                axes.set_yticklabels([])
-    for axes in rows[1]:
-        axes.set_xlabel("chunk")
+    for place, (axes, step) in enumerate(zip(every, _ring_steps(ranks), strict=True)):
+        _hands(axes, step.holds, step.arrived, fits=24 // ranks)
+        axes.set_title(step.title)
+        if place % ranks:
+            axes.set_yticklabels([])
+        if place >= ranks:
+            axes.set_xlabel("chunk")
     return axes.get_figure()
+
+
+def _ring_steps(ranks: int) -> list[RingStep]:
+    holds = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    steps = []
+    for half, title in enumerate(("reduce-scatter", "all-gather")):
+        steps.append(RingStep(f"{title}: start", holds, set()))
+        for step in range(1, ranks):
+            new = [[set(chunk) for chunk in own] for own in holds]
+            arrived = set()
+            for rank in range(ranks):
+                chunk = (rank - step) % ranks if half == 0 else (rank - step + 1) % ranks
+                to = (rank + 1) % ranks
+                new[to][chunk] = holds[rank][chunk] | (holds[to][chunk] if half == 0 else set())
+                arrived.add((to, chunk))
+            holds = new
+            steps.append(RingStep(f"step {step}", holds, arrived))
+    return steps
+
+
+@styled
+def ring_messages(ranks: int = 4, step: int = 0) -> Figure:
+    """Draw one step of the all-reduce on a ring: the messages between neighbours, and what each rank has then."""
+    steps = _ring_steps(ranks)
+    del steps[ranks]  # the start of the all-gather is the end of the reduce-scatter
+    shown = steps[min(step, len(steps) - 1)]
+    left, right = panels(2, width=10, height=4)
+    angles = [math.pi / 2 - 2 * math.pi * rank / ranks for rank in range(ranks)]
+    places = [(math.cos(angle), math.sin(angle)) for angle in angles]
+    sent = dict(shown.arrived)  # by rank: the chunk that it receives
+    for rank, (x, y) in enumerate(places):
+        left.plot(x, y, "o", markersize=30, color=SHADES[1], markeredgecolor=RING)
+        left.text(x, y, str(rank), ha="center", va="center", weight="bold")
+        before = places[rank - 1]
+        look = {"arrowstyle": "-|>" if rank in sent else "-", "color": RING if rank in sent else figures.PALE}
+        bend = {"connectionstyle": "arc3,rad=-0.25", "linewidth": 2, "shrinkA": 17, "shrinkB": 17}
+        left.annotate("", (x, y), before, arrowprops=look | bend)
+        if rank in sent:
+            middle = angles[rank] + math.pi / ranks
+            out = 1.25 if ranks > 2 else 0.75
+            at = (out * math.cos(middle), out * math.sin(middle))
+            left.text(*at, f"chunk {sent[rank]}", ha="center", va="center", fontsize=SMALL)
+    left.set(xlim=(-1.7, 1.7), ylim=(-1.45, 1.45), aspect="equal", xticks=[], yticks=[])
+    left.spines[:].set_visible(False)
+    half = "reduce-scatter" if step < ranks else "all-gather"
+    left.set_title(f"{half}, {shown.title}" if shown.arrived else "start: no message yet")
+    _hands(right, shown.holds, shown.arrived, fits=40 // ranks)
+    right.set_title("whose shares each rank has of each chunk")
+    right.set_xlabel("chunk")
+    return right.get_figure()
 
 
 def _hands(
     axes: Axes,
     holds: list[list[set[int]]],
     arrived: set[tuple[int, int]],
-    everyone: set[int],
+    fits: int,
 ) -> None:
+    """Fill the axes with a cell for each rank and chunk; shares of more than ``fits`` characters are counted."""
     ranks = len(holds)
+    everyone = set(range(ranks))
     for rank, chunks in enumerate(holds):
         for chunk, shares in enumerate(chunks):
             colour = COMPLETE if shares == everyone else SHADES[min(len(shares), 3)]
             look = {"facecolor": colour, "edgecolor": figures.BACKGROUND, "linewidth": 2}
             axes.add_patch(Rectangle((chunk - 0.5, rank - 0.5), 1, 1, **look))
             text = "sum" if shares == everyone else "+".join(map(str, sorted(shares)))
+            if len(text) > fits:
+                text = f"{len(shares)} of {ranks}" if fits >= len("5 of 6") else f"{len(shares)}/{ranks}"
             weight = "bold" if shares == everyone else "normal"
             axes.text(chunk, rank, text, ha="center", va="center", fontsize=SMALL, weight=weight)
     for rank, chunk in arrived:

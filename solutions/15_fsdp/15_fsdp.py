@@ -80,7 +80,7 @@ figures.unit_sizes(
 figures.planned(3)
 
 # %% [markdown] id="explore_text"
-# Move the slider through the moments of a step, one gather, computation or reduction at a time. How many units
+# Press ▶, or move the slider through the moments of a step, one gather, computation or reduction at a time. How many units
 # are whole at the same time, at most? In which moments does a rank hold whole *gradients*?
 
 # %% id="explore_step" tags=["demo"]

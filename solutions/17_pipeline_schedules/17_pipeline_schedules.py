@@ -190,6 +190,22 @@ lab.check("one_f_one_b")
 # %% id="show_one_f_one_b" tags=["demo"]
 figures.show(timed(one_f_one_b_rows(RANKS, MICRO_BATCHES)), "1F1B", memory=True)
 
+# %% [markdown] id="play_text"
+# Press ▶ to run both tables in time. When does rank 0 free its first activations with AFAB, and when with 1F1B?
+
+# %% id="play" tags=["demo"]
+from dlo_lib.labkit.explore import explore
+
+RUNS = {"AFAB": timed(afab_rows(RANKS, MICRO_BATCHES)), "1F1B": timed(one_f_one_b_rows(RANKS, MICRO_BATCHES))}
+
+
+def until(schedule: str = "1F1B", time: int = 0):
+    """Draw what has run until this time."""
+    return figures.until(RUNS[schedule], schedule, time)
+
+
+explore(until, schedule=list(RUNS), time=range(int(max(run.makespan for run in RUNS.values())) + 1))
+
 # %% [markdown] id="deadlock_text"
 # The bubble is the same, and the memory no longer depends on the number of micro-batches. Rank 0 holds the
 # most, because its micro-batches take longest to return.
@@ -558,9 +574,6 @@ def greedy_rows(
 # - With two chunks and a cap of 1, no table appears. Which cells wait for each other?
 
 # %% id="show_explore" tags=["demo"]
-from dlo_lib.labkit.explore import explore
-
-
 def scheduled(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_cap: float = 4):
     """Draw the table that the scheduler makes with the simplest rule for memory."""
     placement = [stage % ranks for stage in range(ranks * chunks)]

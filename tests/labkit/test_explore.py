@@ -18,12 +18,13 @@ class Screen:
     def __init__(self) -> None:
         self.shown: list[Any] = []
 
-    def __call__(self, thing: Any, display_id: bool = False) -> Screen:
-        self.shown.append(thing)
+    def __call__(self, thing: Any, raw: bool = False, display_id: bool = False) -> Screen:
+        self.shown.append(thing["text/plain"] if raw else thing)
         return self
 
-    def update(self, thing: Any) -> None:
-        self.shown[-1] = thing
+    def update(self, thing: Any, raw: bool) -> None:
+        assert raw
+        self.shown[-1] = thing["text/plain"]
 
 
 @pytest.fixture
@@ -44,20 +45,32 @@ def draw(micro_batches: int = 4, ranks: int = 2) -> Any:
 def test_a_slider_replaces_the_figure(screen: Screen) -> None:
     explore(draw, micro_batches=[1, 4, 8], ranks=[2, 4])
     box, figure = screen.shown
-    assert figure.get_suptitle() == "2 ranks, 4 micro-batches"
+    assert figure == "2 ranks, 4 micro-batches."
     first, second = box.children
     first.value = 8
     second.value = 4
-    assert screen.shown[1].get_suptitle() == "4 ranks, 8 micro-batches"
+    assert screen.shown[1] == "4 ranks, 8 micro-batches."
     first.value = 1
-    assert str(screen.shown[1]) == "fewer micro-batches than ranks"
+    assert screen.shown[1] == "fewer micro-batches than ranks"
+
+
+def test_a_range_of_moments_can_be_played(screen: Screen) -> None:
+    explore(draw, ranks=range(2, 6), micro_batches=[4, 8])
+    box, _ = screen.shown
+    play, slider, _ = box.children
+    assert (play.min, play.max, slider.min, slider.max) == (2, 5, 2, 5)
+    play.value = 4  # as the page does while it plays
+    assert slider.value == 4
+    assert screen.shown[1] == "4 ranks, 4 micro-batches."
+    slider.value = 3
+    assert play.value == 3
+    assert screen.shown[1] == "3 ranks, 4 micro-batches."
 
 
 def test_without_widgets_the_figure_stays(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     explore(draw, micro_batches=[4, 8])
-    (figure,) = screen.shown
-    assert figure.get_suptitle() == "2 ranks, 4 micro-batches"
+    assert screen.shown == ["2 ranks, 4 micro-batches."]
 
 
 def test_a_start_that_is_no_choice_is_refused(screen: Screen) -> None:

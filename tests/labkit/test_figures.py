@@ -14,6 +14,7 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
+from dlo_lib.comm.tracing import timeline
 from dlo_lib.grading.lab.course import source_labs
 from dlo_lib.labkit import figures
 from dlo_lib.labkit.figures import (
@@ -28,6 +29,8 @@ from dlo_lib.labkit.figures import (
     panels,
     styled,
 )
+from dlo_lib.parallel.pipeline import draw
+from dlo_lib.profiling import plot
 
 ROOT = Path(__file__).parents[2]
 LABS = [
@@ -120,7 +123,11 @@ def test_the_simulation_of_vision_finds_red_and_green() -> None:
     assert distance("#C00000", "#5A5A00", "deuteranopia") < 20
 
 
-@pytest.mark.parametrize("fill", [*COLOURS, LIMIT, MUTED, figures.SKY, figures.PALE])
+FILLS = [*COLOURS, LIMIT, MUTED, figures.SKY, figures.PALE, *plot.COLOURS.values(), *draw.COLOURS.values()]
+FILLS += [timeline.COMPUTING, timeline.WAITING, *timeline.KINDS.values()]
+
+
+@pytest.mark.parametrize("fill", dict.fromkeys(FILLS))
 def test_text_on_a_fill_is_readable(fill: str) -> None:
     assert figures.contrast(figures.text_on(fill), fill) >= 4.5
 
@@ -154,10 +161,51 @@ def test_a_figure_looks_the_same_under_a_dark_style() -> None:
         assert np.array_equal(pixels(two_lines(**labels)), usual)
 
 
-def test_a_figure_is_opaque_so_that_its_text_is_readable_on_a_dark_page() -> None:
+def test_a_figure_is_opaque_so_that_its_text_is_readable_on_any_page() -> None:
     drawn = pixels(two_lines(title="title"))
     assert (drawn[..., 3] == 255).all()
     assert figures.contrast(BLACK, BACKGROUND) > 15 > 3 > figures.contrast(BLACK, DARK_PAGE)
+
+
+def in_dark_theme(colour: str) -> tuple[float, ...]:
+    """The colour after the CSS filters ``invert(a)`` and ``hue-rotate(180deg)`` of a figure.
+
+    The matrix of hue-rotate is that of the W3C's Filter Effects Module.
+    """
+    page = (ROOT / "dlo_lib" / "templates" / "figure.html.j2").read_text()
+    found = re.search(r"filter: invert\(([0-9.]+)\) hue-rotate\(180deg\);", page)
+    assert found
+    amount = float(found[1])
+    inverted = amount - np.array(to_rgb(colour)) * (2 * amount - 1)
+    rotate = [[-0.574, 1.430, 0.144], [0.426, 0.430, 0.144], [0.426, 1.430, -0.856]]
+    return tuple(np.clip(np.array(rotate) @ inverted, 0, 1))
+
+
+@pytest.mark.parametrize("colour", [*COLOURS, LIMIT, MUTED])
+def test_lines_and_notes_stand_out_in_a_dark_theme(colour: str) -> None:
+    background = in_dark_theme(BACKGROUND)
+    assert figures.contrast(background, DARK_PAGE) < 1.1, "the figure has the ground of the page"
+    needed = 4.5 if colour in (BLACK, LIMIT, MUTED) else 3
+    assert figures.contrast(in_dark_theme(colour), background) >= needed
+
+
+@pytest.mark.parametrize("fill", dict.fromkeys(FILLS))
+def test_text_on_a_fill_is_readable_in_a_dark_theme(fill: str) -> None:
+    text, ground = (in_dark_theme(each) for each in (figures.text_on(fill), fill))
+    assert figures.contrast(text, ground) >= 4.5
+
+
+def test_the_summary_of_a_figure_is_the_docstring_of_its_function() -> None:
+    @styled
+    def documented() -> matplotlib.figure.Figure:
+        """Draw nothing
+        at all.
+
+        More.
+        """
+        return finish(*panels())
+
+    assert documented().summary == "Draw nothing at all."
 
 
 def test_ticks_that_appear_later_keep_the_style() -> None:

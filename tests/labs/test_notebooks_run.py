@@ -1,5 +1,5 @@
 """Every reference notebook runs from top to bottom in a fresh kernel, away from the checkout,
-without an error in any cell.
+without an error in any cell, with full marks, and with figures that can be read.
 
 Sizes are reduced by the variables that lab.toml lists, and the kernels are forked from a process that has
 imported torch. `make course` runs the same with --full-size, in kernels started as usual.
@@ -84,6 +84,7 @@ def test_reference_notebook_runs(
         monkeypatch.setattr(local_provisioner, "launch_kernel", functools.partial(ForkedKernel, zygote))
         for name, value in lab.reduced.items():
             monkeypatch.setenv(name, value)
+    faults = recorded_faults(tmp_path, monkeypatch)
     # the released one, with the solutions in
     notebook = nbformat.read(build_notebook(source_folder(lab)), as_version=4)
     client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(tmp_path)}})
@@ -92,3 +93,30 @@ def test_reference_notebook_runs(
         cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()
     ]
     assert ran == list(range(1, len(ran) + 1))
+    assert list(below_full_marks(notebook)) == []
+    figures = [json.loads(line) for line in faults.read_text().splitlines()] if faults.exists() else []
+    assert figures or not (tmp_path / "figures.py").exists()
+    found = [f"{figure['text'].split('. ')[0]}: {fault}" for figure in figures for fault in figure["faults"]]
+    assert not found, "\n".join(found)
+
+
+def recorded_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kernels started from now on write the faults of their figures to the file returned."""
+    startup = folder / ".ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    target = folder / ".faults.jsonl"
+    source = Path(__file__).with_name("figure_faults.py")
+    begin = f"import runpy; runpy.run_path({str(source)!r})['record_faults']({str(target)!r})"
+    (startup / "faults.py").write_text(begin)
+    monkeypatch.setenv("IPYTHONDIR", str(folder / ".ipython"))
+    return target
+
+
+def below_full_marks(notebook: nbformat.NotebookNode) -> Iterator[str]:
+    """The headings of the checks whose points are not all of those that the notebook can give."""
+    for cell in notebook.cells:
+        if cell.cell_type != "code" or not cell.metadata.get("nbgrader", {}).get("grade"):
+            continue
+        texts = [output.data["text/plain"] for output in cell.outputs if "data" in output]
+        if not any("All visible checks pass" in text or "All checks pass" in text for text in texts):
+            yield f"{cell.metadata.nbgrader.grade_id}: {texts}"

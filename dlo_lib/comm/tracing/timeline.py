@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 Interval = tuple[float, float]
 
-COMPUTING, WAITING = "#4c78a8", "#b00020"
+COMPUTING, WAITING = "#44709f", "#b00020"
 KINDS = {
-    Kind.ALL_REDUCE: "#e69f00",
-    Kind.ALL_GATHER: "#009e73",
-    Kind.REDUCE_SCATTER: "#cc79a7",
+    Kind.ALL_REDUCE: "#f0b429",
+    Kind.ALL_GATHER: "#0e8256",
+    Kind.REDUCE_SCATTER: "#dda0c4",
     Kind.ALL_TO_ALL: "#7a5195",
-    Kind.SEND: "#56b4e9",
+    Kind.SEND: "#7cc4ee",
     Kind.RECV: "#8c564b",
 }
-OTHER, FURTHER, BOUND = "#999999", "#444444", "#dddddd"
+OTHER, FURTHER, BOUND = "#a6a6a6", "#444444", "#dddddd"
 LANES = 4
 """Number of overlapping calls of a rank that get separate lanes."""
 _SMALLEST = 1 / 1500

@@ -43,6 +43,7 @@ class QuestionVerdict:
         hidden: the names of the checks that show only the author's words.
         reference: whether the reference answers the question.
         later: title and points of the checks that run only in grading.
+        sketch: whether the last hint of the question, its sketch, was opened.
     """
 
     question: str
@@ -51,6 +52,7 @@ class QuestionVerdict:
     seed: int
     reference: bool = False
     later: tuple[tuple[str, float], ...] = ()
+    sketch: bool = False
 
     @property
     def earned(self) -> float:
@@ -78,7 +80,11 @@ class QuestionVerdict:
 
     @property
     def advice(self) -> str:
-        """The line with the next step."""
+        """The line with the next step, and whether the sketch was opened."""
+        return f"{self._next_step} {tr('The sketch was opened.')}" if self.sketch else self._next_step
+
+    @property
+    def _next_step(self) -> str:
         statuses = {outcome.status for outcome in self.outcomes}
         if self.reference:
             return tr("The reference answers this question: no points. Run your own cell again to check it.")

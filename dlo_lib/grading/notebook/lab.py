@@ -106,6 +106,7 @@ class Lab:
             seed,
             not instead and self._uses_reference(question),
             () if instead else self._later.get(question, ()),
+            sketch=not instead and self._opened_sketch(question),
         )
         show(verdict.shown())
         if not self._grading and not instead:
@@ -115,7 +116,10 @@ class Lab:
         return Score(verdict.earned, verdict.maximum)
 
     def hint(self, question: str) -> None:
-        """Show the next hint for ``question``, a nudge, a pointer or a sketch, below the earlier ones."""
+        """Show the next hint for ``question``, a nudge, a pointer or a sketch, below the earlier ones.
+
+        The number of hints shown is noted; later verdicts say if the sketch was opened. Hints cost no points.
+        """
         self._require_question(question)
         hints = self._checks.hints.get(question, ())
         if not hints:
@@ -132,7 +136,8 @@ class Lab:
         if seen == len(hints):
             lines.append(
                 tr(
-                    'That was the last one. lab.use_reference("{question}") lets you continue without it.',
+                    "That was the last one. It is noted that the sketch was opened; it costs no points. "
+                    'lab.use_reference("{question}") lets you continue without this step.',
                     question=question,
                 )
             )
@@ -166,6 +171,11 @@ class Lab:
             self._namespace.get(name) is function
             for name, function in self._references.get(question, {}).items()
         )
+
+    def _opened_sketch(self, question: str) -> bool:
+        """Return True if all hints of ``question`` were shown in the notebook; never True while grading."""
+        hints = self._checks.hints.get(question, ())
+        return not self._grading and 0 < len(hints) <= self._progress.hints.get(question, 0)
 
     @property
     def _progress(self) -> Progress:

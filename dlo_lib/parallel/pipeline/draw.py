@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {F: "#4c78a8", B: "#59a14f", I: "#8cd17d", W: "#f1ce63"}  # distinguishable in greyscale
+COLOURS = {F: "#27527f", B: "#3a7d34", I: "#8cd17d", W: "#f1ce63"}  # distinguishable in greyscale
 NAMES = {F: "forward", B: "backward", I: "backward, input part", W: "backward, weight part"}
 _DARK = {F, B}
 _MAX_LABELLED_ACTIONS = 2000  # with more actions, the numbers are too small to read and slow to draw
