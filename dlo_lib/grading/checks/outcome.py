@@ -5,10 +5,22 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dlo_lib.grading.checks.codec import NotPlain
-from dlo_lib.grading.checks.contract import Check, NotWritten, Student, Trial, Unmeasured, Wrong
+from dlo_lib.grading.checks.contract import (
+    Check,
+    NotWritten,
+    Nudge,
+    Run,
+    Scenario,
+    Student,
+    Trial,
+    Unmeasured,
+    Wrong,
+)
 from dlo_lib.grading.checks.status import Status as Status
 from dlo_lib.text import tr
 
@@ -57,8 +69,9 @@ def run_check(check: Check, student: Student, seed: int) -> Outcome:
 
 
 def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str, str]:
+    watched = _Watched(student)
     try:
-        check.function(student, trial)
+        check.function(watched, trial)
     except Unmeasured as note:  # only in a notebook: the judge runs where memory can be read
         if not trial.compared:
             return _grader_error("it measured before it compared")
@@ -66,7 +79,7 @@ def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str,
     except NotWritten as error:
         return Status.NOT_WRITTEN, str(error), error.words
     except Wrong as error:
-        return Status.WRONG, str(error), error.words
+        return Status.WRONG, " ".join(filter(None, (str(error), watched.forgotten_wait()))), error.words
     except NotPlain as error:
         return (
             Status.WRONG,
@@ -80,6 +93,31 @@ def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str,
     if not trial.compared:
         return _grader_error("it compared nothing")
     return Status.OK, trial.explanation, trial.explanation
+
+
+class _Watched:
+    """``student``, and its last run on ranks."""
+
+    def __init__(self, student: Student) -> None:
+        self._student = student
+        self._run: Run | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return getattr(self._student, name)
+
+    def ranks(
+        self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
+    ) -> Run:
+        self._run = None
+        self._run = self._student.ranks(scenario, inputs_per_rank, nudge)
+        return self._run
+
+    def get(self, name: str) -> Any:
+        return self._student.get(name)
+
+    def forgotten_wait(self) -> str:
+        """Return what the student forgot in the last run that returned; it may explain a wrong result."""
+        return self._run.forgotten_wait() if self._run is not None else ""
 
 
 def _grader_error(reason: str) -> tuple[Status, str, str]:

@@ -72,6 +72,8 @@ class Run:
     """Memory in bytes by mark and rank; None if this machine cannot measure it."""
     issued: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """The number of calls that a rank had issued when it last passed a mark, by mark and rank."""
+    unwaited: tuple[tuple[str, ...], ...] = ()
+    """By rank, a description of each asynchronous call for which the rank never waited."""
 
     @property
     def world(self) -> int:
@@ -123,6 +125,16 @@ class Run:
                 tr("memory cannot be measured on this machine: this counts when the lab is graded")
             )
         return held
+
+    def forgotten_wait(self) -> str:
+        """Return a sentence on the first call for which a rank never waited; empty if there is none."""
+        for rank, calls in enumerate(self.unwaited):
+            if calls:
+                return tr(
+                    "Rank {rank} never waits for its {call}: call wait() on the object that it returns.",
+                    rank=rank, call=calls[0],
+                )  # fmt: skip
+        return ""
 
     def _at(self, by_mark: Mapping[str, Mapping[int, Value]], rank: int, mark: str) -> Value:
         by_rank = by_mark.get(mark, {})

@@ -22,9 +22,10 @@ from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
 from dlo_lib.grading.lab.modules import load_checks, read_in_grading
 from dlo_lib.grading.lab.references import use_reference
+from dlo_lib.grading.notebook.failed_cells import failed_cells
 from dlo_lib.grading.notebook.local_student import LocalStudent
-from dlo_lib.grading.notebook.missing_steps import explain_missing_steps
 from dlo_lib.grading.notebook.progress import Progress, read_progress
+from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
 from dlo_lib.text import tr
 
 HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrader executes the notebook
@@ -70,7 +71,8 @@ class Lab:
         self._checks = load_checks(self._folder, Path(hidden) if hidden else None)
         self._references: dict[str, Mapping[str, Any]] = {}
         self.info = read_lab_info(self._folder)
-        explain_missing_steps(namespace)
+        shorten_tracebacks(namespace)
+        self._failed = failed_cells()
         self._later = {} if self._grading else read_in_grading(self._folder)
 
     def check(
@@ -87,13 +89,14 @@ class Lab:
         self._require_question(question)
         seed = secrets.randbelow(10**6) if seed is None else seed
         namespace = {**self._namespace, **instead} if instead else self._namespace
+        used: dict[str, None] = {}
         # Correct code may print warnings to stderr, for which nbgrader's execution would give a test cell 0
         # points.
         with contextlib.redirect_stderr(sys.stdout):
             outcomes = [
                 run_check(
                     check,
-                    LocalStudent(namespace, check.seconds),
+                    LocalStudent(namespace, check.seconds, used),
                     seed_for(str(seed), self.info.directory, check),
                 )
                 for check in self._checks.of(question)
@@ -107,6 +110,7 @@ class Lab:
             not instead and self._uses_reference(question),
             () if instead else self._later.get(question, ()),
             sketch=not instead and self._opened_sketch(question),
+            unread=self._failed.explain(used),
         )
         show(verdict.shown())
         if not self._grading and not instead:

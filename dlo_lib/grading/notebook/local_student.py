@@ -26,11 +26,17 @@ LINE_IN_CELL = re.compile(r'(?:(Cell In\[\d+\])|"<cell ([\w-]+)>"), line (\d+)')
 
 
 class LocalStudent:
-    """``student`` in a notebook. ``seconds`` limits each run on ranks and each plain call."""
+    """``student`` in a notebook.
 
-    def __init__(self, namespace: Mapping[str, Any], seconds: float = 10.0) -> None:
+    ``seconds`` limits each run on ranks and each plain call. ``used`` collects the names that a check uses.
+    """
+
+    def __init__(
+        self, namespace: Mapping[str, Any], seconds: float = 10.0, used: dict[str, None] | None = None
+    ) -> None:
         self._namespace = namespace
         self._seconds = seconds
+        self._used = used if used is not None else {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -60,6 +66,7 @@ class LocalStudent:
         Raises:
             NotWritten: the name is not defined.
         """
+        self._used[name] = None
         if name not in self._namespace:
             raise as_wrong(Fault("Missing", name))
         return self._namespace[name]

@@ -175,12 +175,15 @@ class SwitchGroup(dist.ProcessGroup):
     # -- messages
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> SwitchWork:
+        _require_contiguous("send", tensors)
         return self._call(Kind.SEND, tensors, (), peer=peer, tag=tag)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int = 0) -> SwitchWork:
+        _require_contiguous("recv", tensors)
         return self._call(Kind.RECV, (), tensors, peer=peer, tag=tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> SwitchWork:
+        _require_contiguous("recv", tensors)
         return self._call(Kind.RECV_ANY, (), tensors, tag=tag)
 
     # -- not supported
@@ -228,6 +231,13 @@ class SwitchGroup(dist.ProcessGroup):
                 )
             sizes = [tensor.shape[0] // self.size()] * self.size()
         return list(tensor.detach().split(list(sizes)))
+
+
+def _require_contiguous(name: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse what gloo refuses. Its collectives accept any strides, its messages do not."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        cure = "send tensor.contiguous()" if name == "send" else "receive into a new tensor, then copy it"
+        raise SwitchError(f"{name}: input tensor has to be contiguous: {cure}")
 
 
 def _reduction(opts: Any, tensors: Sequence[Tensor]) -> tuple[str, Sequence[Tensor]]:

@@ -63,6 +63,8 @@ class Exchange:
         self.nudged = False
         self._nudge, self._name_file = nudge, name_file
         self._passed: list[dict[int, Call]] = [{} for _ in range(world)]
+        self._by_seq: list[dict[int, Call]] = [{} for _ in range(world)]
+        self._unwaited: list[list[Call]] = [[] for _ in range(world)]
         self._open: list[dict[int, tuple[CallRequest, Call]]] = [{} for _ in range(world)]
         self._issued = [0] * world
         self._of_kind: list[Counter[Kind]] = [Counter() for _ in range(world)]
@@ -116,6 +118,10 @@ class Exchange:
                 time.monotonic_ns(),
             )
 
+    def leave(self, rank: int, calls: Sequence[int]) -> None:
+        """Record that ``rank`` has not waited for these calls."""
+        self._unwaited[rank] = [self._by_seq[rank][seq] for seq in calls if seq in self._by_seq[rank]]
+
     def end(self, rank: int, raised: bool) -> None:
         """Record that ``rank`` makes no more calls."""
         view = self.views[rank]
@@ -126,6 +132,10 @@ class Exchange:
     def passed(self, rank: int) -> tuple[Call, ...]:
         """Return the completed calls of ``rank``, in the order in which the rank issued them."""
         return tuple(call for _, call in sorted(self._passed[rank].items()))
+
+    def unwaited(self, rank: int) -> tuple[str, ...]:
+        """Return a description of each asynchronous call for which ``rank`` has not waited."""
+        return tuple(f"{what(call)} ({where(call, self._name_file)})" for call in self._unwaited[rank])
 
     @property
     def failed(self) -> bool:
@@ -208,6 +218,7 @@ class Exchange:
         if request.seq in self._open[rank]:
             raise NotPlain("a call number used twice")
         self._open[rank][request.seq] = (request, call)
+        self._by_seq[rank][request.seq] = call
         if self._nudge is not None and self._nudge.hits(
             rank, request.kind, self._of_kind[rank][request.kind]
         ):

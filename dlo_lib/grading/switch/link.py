@@ -25,6 +25,7 @@ from torch import Tensor
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.grading.checks.codec import DTYPES, HEAD
+from dlo_lib.grading.switch.request import MAX_UNWAITED
 from dlo_lib.grading.switch.wire import flat, frame
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -50,6 +51,7 @@ class Link:
         self._line = line
         self._numbers = itertools.count(1)
         self._pending: dict[int, PendingCall] = {}
+        self._unwaited: set[int] = set()
         self._sources: dict[int, int] = {}
         self._sending = threading.Lock()
         self._changed = threading.Condition()
@@ -84,12 +86,20 @@ class Link:
             "sent": [_shape(tensor) for tensor in sent],
             "expected": [_shape(tensor) for tensor in into],
         }
-        return self._post("call", head, sent, into)
+        seq = self._post("call", head, sent, into)
+        if head["async"]:
+            self._unwaited.add(seq)
+        return seq
 
     def mark(self, name: str) -> None:
         """Wait until the judge has read this process's memory and recorded it under ``name``."""
         gc.collect()
         self.wait(self._post("mark", {"name": str(name)}, (), ()))
+
+    def report_unwaited(self) -> None:
+        """Report the asynchronous calls for which this rank has not waited."""
+        if self._unwaited:
+            self._send({"switch": "unwaited", "calls": sorted(self._unwaited)[:MAX_UNWAITED]}, ())
 
     def end(self, raised: bool) -> None:
         """Report that this rank makes no more calls."""
@@ -101,6 +111,7 @@ class Link:
         Raises:
             SwitchError: the switch has closed the connection.
         """
+        self._unwaited.discard(seq)
         if seq in self._pending:
             self._send({"switch": "wait", "seq": seq}, ())
             self._lead(seq)
@@ -115,7 +126,10 @@ class Link:
                     break
                 self._reading = True
             self._read()
-        return seq not in self._pending
+        if seq not in self._pending:
+            self._unwaited.discard(seq)
+            return True
+        return False
 
     def source(self, seq: int) -> int:
         """Return the global rank that sent a message, or -1 if the message has not arrived."""
@@ -125,6 +139,7 @@ class Link:
         """Return a future of call ``seq`` with the result ``value``, which completes even if no
         thread waits.
         """
+        self._unwaited.discard(seq)
         future: torch.futures.Future = torch.futures.Future()
         with self._changed:
             pending = self._pending.get(seq)

@@ -23,6 +23,7 @@ from dlo_lib.grading.switch.arithmetic import REDUCTIONS
 from dlo_lib.grading.switch.wire import Frame
 
 MAX_DIMS, MAX_TENSORS, MAX_NAME, MAX_TAG = 16, 10_000, 200, 1 << 31
+MAX_UNWAITED = 100  # calls without a wait that a rank reports
 COLLECTIVES = {kind.value: kind for kind in Kind if kind not in (Kind.NEW_GROUP, Kind.JOIN)}
 RECEIVED_IS_FULL = (Kind.ALL_GATHER, Kind.SCATTER, Kind.RECV, Kind.RECV_ANY)
 RECEIVED_IS_LOCAL = (Kind.SCATTER, Kind.REDUCE_SCATTER, Kind.RECV, Kind.RECV_ANY)
@@ -119,13 +120,20 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class Unwaited:
+    """The rank has not waited for these asynchronous calls."""
+
+    calls: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class ScenarioEnd:
     """The scenario has ended on this rank."""
 
     raised: bool
 
 
-Message = CallRequest | Wait | Mark | ScenarioEnd
+Message = CallRequest | Wait | Mark | Unwaited | ScenarioEnd
 
 
 def read(frame: Frame, rank: int, world: int) -> Message | None:
@@ -151,6 +159,8 @@ def _message(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Messa
             return Wait(_number(head["seq"], 1, 1 << 53))
         case "mark":
             return Mark(_number(head["seq"], 1, 1 << 53), _text(head["name"]))
+        case "unwaited":
+            return Unwaited(tuple(_number(seq, 1, 1 << 53) for seq in _items(head["calls"], MAX_UNWAITED)))
         case "end":
             return ScenarioEnd(_flag(head["raised"]))
         case "call":

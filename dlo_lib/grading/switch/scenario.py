@@ -28,7 +28,9 @@ def run_scenario(
     join(link, rank, world)
     scope: dict[str, Any] = {"torch": torch, "dist": dist, "mark": link.mark}
     exec(compile(scenario.source, f"<scenario {scenario.name}>", "exec"), scope)
-    return scope[scenario.name](student, rank, world, **inputs)
+    result = scope[scenario.name](student, rank, world, **inputs)
+    link.report_unwaited()
+    return result
 
 
 class DirectNames:
@@ -98,7 +100,8 @@ def finished_run(results: list[Any], service: SwitchServer, scenario: Scenario, 
     issued: dict[str, dict[int, int]] = {}
     for (name, rank), calls in service.marked.items():
         issued.setdefault(name, {})[rank] = calls
-    return Run(results, traffic, held, issued)
+    unwaited = tuple(service.exchange.unwaited(rank) for rank in range(len(results)))
+    return Run(results, traffic, held, issued, unwaited)
 
 
 def as_wrong(fault: Fault) -> Wrong:

@@ -18,7 +18,7 @@ from dlo_lib.comm.deadlock.vocabulary import NameFile
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange
-from dlo_lib.grading.switch.request import CallRequest, Mark, ScenarioEnd, Wait, read
+from dlo_lib.grading.switch.request import CallRequest, Mark, ScenarioEnd, Unwaited, Wait, read
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 from dlo_lib.text import tr
 
@@ -163,6 +163,8 @@ class SwitchServer:
             case Mark(seq, name):
                 self._mark(connection.rank, name)
                 self._send(Delivery(connection.rank, seq, ()))
+            case Unwaited(calls):
+                self.exchange.leave(connection.rank, calls)
             case ScenarioEnd(raised):
                 self._end(connection, raised)
             case None:

@@ -93,6 +93,7 @@ def by_kind(calls: list[tuple]) -> list[tuple]:
 def test_switch_and_tracer_record_the_same_calls(program):
     run = LocalStudent({"program": PROGRAMS[program]}, 120).ranks(runs, [{}] * 3)
     trace = run_ranks(traced, 3, program, trace=True).trace
+    assert run.unwaited == ((),) * 3
     for rank in range(3):
         at_switch, seen = (
             [told(call) for call in run.calls(rank)],

@@ -1,7 +1,8 @@
-"""One line in a notebook for a step that is not written yet, instead of an empty ``NotImplementedError``.
+"""One line in a notebook instead of a traceback, for a step that is not written yet and for a ``UserError``.
 
 The stub of a step raises ``NotImplementedError()``. *Run All* in an untouched notebook stops there, and a
-traceback without a message says nothing of what to do.
+traceback without a message says nothing of what to do. The message of a ``UserError`` says it all, and the
+lines of this library above it say nothing to a student.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import MutableMapping
 from types import TracebackType
 from typing import Any
 
+from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 
-def explain_missing_steps(namespace: MutableMapping[str, Any]) -> None:
-    """Explain stubs that raise in the cells of this notebook, whose ``globals()`` is ``namespace``.
+def shorten_tracebacks(namespace: MutableMapping[str, Any]) -> None:
+    """Explain stubs that raise in the cells of this notebook, whose ``globals()`` is ``namespace``, and show
+    only the message of a ``UserError``.
 
     Does nothing outside IPython.
     """
@@ -32,6 +35,9 @@ def explain_missing_steps(namespace: MutableMapping[str, Any]) -> None:
         trace: TracebackType,
         tb_offset: int | None = None,
     ) -> None:
+        if isinstance(error, UserError):
+            print(error, file=sys.stderr)
+            return
         frames = [frame for frame, _ in traceback.walk_tb(trace)]
         if error.args or not frames or frames[-1].f_globals is not namespace:
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
@@ -46,4 +52,4 @@ def explain_missing_steps(namespace: MutableMapping[str, Any]) -> None:
             file=sys.stderr,
         )
 
-    running.set_custom_exc((NotImplementedError,), explain)
+    running.set_custom_exc((NotImplementedError, UserError), explain)
