@@ -14,11 +14,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+COUNTED = ("step", "steps", "epoch", "epochs", "rank", "ranks", "trial", "trials")
+"""Labels of axes that have whole numbers only."""
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Create a figure of this size in inches; a notebook cell that returns it shows it once."""
     from dlo_lib.notebook_figure import NotebookFigure
 
     return NotebookFigure(figsize=(width, height), layout="constrained")
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Put the ticks of an axis that counts steps, epochs or ranks at whole numbers, unless they are chosen."""
+    from matplotlib.ticker import AutoLocator, MaxNLocator
+
+    for axis in (axes.xaxis, axes.yaxis):
+        counted = axis.get_label_text().partition("(")[0].strip() in COUNTED
+        if counted and isinstance(axis.get_major_locator(), AutoLocator):
+            axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
 def rows_of_ranks(axes: Axes, ranks: Sequence[int], legend: Sequence[Artist]) -> None:

@@ -3,7 +3,7 @@
 from matplotlib import pyplot
 from matplotlib.patches import Patch
 
-from dlo_lib.drawing import new_figure, rows_of_ranks
+from dlo_lib.drawing import new_figure, rows_of_ranks, whole_numbers
 
 
 def test_a_figure_is_shown_once_by_the_cell_that_returns_it():
@@ -19,3 +19,22 @@ def test_ranks_are_rows_with_the_first_on_top():
     assert bottom > 1 > 0 > top
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank 0", "rank 2"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["computing"]
+
+
+@pytest.mark.parametrize(
+    ("label", "whole"), [("step", True), ("ranks", True), ("step (s)", True), ("ms", False)]
+)
+def test_an_axis_that_counts_has_whole_numbers(label: str, whole: bool) -> None:
+    axes = new_figure(6, 3).subplots()
+    axes.plot([0, 1, 2], [0, 1, 2])
+    axes.set_xlabel(label)
+    whole_numbers(axes)
+    assert all(float(tick).is_integer() for tick in axes.get_xticks()) == whole
+
+
+def test_ticks_that_were_chosen_stay() -> None:
+    axes = new_figure(6, 3).subplots()
+    axes.set_xticks([0.5, 1.5], ["first", "second"])
+    axes.set_xlabel("step")
+    whole_numbers(axes)
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["first", "second"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dlo_lib.cluster.views import JobView, settings_text
-from dlo_lib.drawing import new_figure
+from dlo_lib.drawing import new_figure, whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.hardware import Gpu, gpu
 from dlo_lib.text import tr
@@ -69,6 +69,7 @@ def _curves(axes: Axes, runs: Runs, labels: dict[int, str], name: str, title: st
         points = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
         axes.plot(*zip(*points), label=labels[element], marker="." if len(points) < 3 else "")
     axes.set(xlabel=tr("step"), ylabel=title)
+    whole_numbers(axes)
 
 
 def _split(axes: Axes, runs: Runs, labels: dict[int, str]) -> None:

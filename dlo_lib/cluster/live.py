@@ -13,6 +13,7 @@ from typing import Any
 
 from dlo_lib.cluster.states import ElementStatus, State, summary
 from dlo_lib.cluster.views import JobView, settings_text
+from dlo_lib.drawing import whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.markup import render
 from dlo_lib.text import tr
@@ -114,6 +115,7 @@ def _losses(job: JobView) -> str:
     for label, points in curves.items():
         axes.plot(*zip(*points), label=label, marker="." if len(points) < 3 else "")
     axes.set(xlabel=tr("step"), ylabel=tr("loss (nats)"))
+    whole_numbers(axes)
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))

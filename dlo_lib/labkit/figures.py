@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.typing import ColorType
 
-from dlo_lib.drawing import new_figure
+from dlo_lib.drawing import new_figure, whole_numbers
 from dlo_lib.notebook_figure import NotebookFigure
 
 BLUE, VERMILLION, GREEN, WINE = "#13589A", "#C25000", "#0E8256", "#882255"
@@ -122,16 +122,20 @@ def panels(
 
 
 def finish(axes: Axes, grid: Literal["x", "y", "both"] | None = "y", **labels: Any) -> Figure:
-    """Call ``Axes.set`` with ``labels``, remove the frame, draw the grid; return the figure."""
+    """Call ``Axes.set`` with ``labels``, remove the frame, draw the grid; return the figure.
+
+    An axis of steps or ranks gets ticks at whole numbers only.
+    """
     axes.set(**labels)
+    whole_numbers(axes)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=False)
     if grid:
         axes.grid(visible=True, axis=grid, color=PALE, alpha=0.7, linewidth=0.8)
     axes.set_axisbelow(True)
-    whole = axes.get_figure(root=True)
-    assert whole is not None
-    return whole
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return figure
 
 
 PLACES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dlo_lib.drawing import new_figure
+from dlo_lib.drawing import new_figure, whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.optim.finder import RangeTest
 from dlo_lib.optim.schedules import LRSchedule, MomentumSchedule
@@ -48,6 +48,7 @@ def draw_schedules(schedules: Mapping[str, LRSchedule], steps: int) -> Figure:
     if with_momentum:
         panels[1].set(ylabel="momentum")
     panels[-1].set(xlabel="step")
+    whole_numbers(panels[-1])
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
