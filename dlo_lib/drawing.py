@@ -26,7 +26,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """Put the ticks of an axis that counts steps, epochs or ranks at whole numbers, unless they are chosen."""
+    """Put the ticks of an axis of steps, epochs or ranks at whole numbers, unless they are chosen."""
     from matplotlib.ticker import AutoLocator, MaxNLocator
 
     for axis in (axes.xaxis, axes.yaxis):
