@@ -70,7 +70,8 @@ def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Ma
     if theirs.kind is call.kind and (call.kind is Kind.SEND or theirs.peer != rank):
         chain = _chain(rank, views)
         if chain[-1] in chain[:-1] and all(views[other].waits_for.kind is call.kind for other in chain):  # type: ignore[union-attr]
-            return _why_ring(call.kind, " → ".join(map(str, chain)))
+            cycle = chain[chain.index(chain[-1]) :]
+            return _why_ring(call.kind, " → ".join(map(str, cycle)))
     if theirs.kind is call.kind and theirs.peer == rank:
         return tr(
             "Ranks {a} and {b} both call {kind} first and wait for each other. Let one of them {answer} "
@@ -95,17 +96,17 @@ def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Ma
     )  # fmt: skip
 
 
-def _why_ring(kind: Kind, chain: str) -> str:
+def _why_ring(kind: Kind, cycle: str) -> str:
     if kind is Kind.SEND:
         return tr(
-            "Every rank sends first and no rank receives: {chain}. "
-            "Let every second rank receive first, or use batch_isend_irecv.",
-            chain=chain,
+            "Each of these ranks sends first, and none of them receives: {cycle}. "
+            "Let each start its receive before it waits for its send: irecv and isend, or batch_isend_irecv.",
+            cycle=cycle,
         )
     return tr(
-        "Every rank receives first and no rank sends: {chain}. "
-        "Let one rank send first, or let all call isend before they receive.",
-        chain=chain,
+        "Each of these ranks receives first, and none of them sends: {cycle}. "
+        "Let each call isend before it receives, or batch_isend_irecv.",
+        cycle=cycle,
     )
 
 

@@ -160,7 +160,7 @@ MISTAKES: dict[Callable[[], None], str] = {
     reductions_differ: r"the ranks ask for different reductions.*MAX",
     roots_differ: r"the ranks name different roots.*from rank 0.*from rank 1",
     send_without_receive: r"Rank 0 waits for a recv that rank 1 will never make: it has finished",
-    all_ranks_send_first: r"Every rank sends first and no rank receives: 0 → 1",
+    all_ranks_send_first: r"Each of these ranks sends first, and none of them receives: 0 → 1",
     two_receive_first: r"Ranks 0 and 1 both call recv first and wait for each other",
     wrong_tag: r"Rank 0 uses tag 5 and rank 1 tag 6",
     message_sizes_differ: (

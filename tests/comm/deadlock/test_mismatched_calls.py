@@ -238,7 +238,7 @@ MISTAKES: dict[Callable[[], None], str] = {
     ),
     a_message_is_of_another_type: r"is sent as float32\[4\] and received as int32\[4\]",
     all_ranks_receive_first: (
-        r"Every rank receives first and no rank sends: 0 → |Ranks 0 and 1 both call recv first"
+        r"Each of these ranks receives first, and none of them sends: 0 → |Ranks 0 and 1 both call recv first"
     ),
     a_batch_of_messages_lacks_a_receive: (
         r"Rank 0 waits for a recv that rank 1 will never make|rank 1.*waits in send"

@@ -75,7 +75,17 @@ def test_calls_that_all_ranks_have_issued_are_no_dead_lock():
 def test_all_ranks_send_first():
     views = ranks(*(waiting(rank, call(Kind.SEND, peer=(rank + 1) % 3)) for rank in WORLD))
     assert stuck_ranks(views).keys() == {0, 1, 2}
-    assert "Every rank sends first and no rank receives: 0 → 1 → 2 → 0" in deadlock(views, stuck_ranks(views))
+    said = deadlock(views, stuck_ranks(views))
+    assert "Each of these ranks sends first, and none of them receives: 0 → 1 → 2 → 0" in said
+
+
+def test_a_rank_behind_a_cycle_is_not_part_of_it():
+    """0 sends to 1, while 1 and 2 send to each other."""
+    peers = {0: 1, 1: 2, 2: 1}
+    views = ranks(*(waiting(rank, call(Kind.SEND, peer=peers[rank])) for rank in WORLD))
+    said = deadlock(views, stuck_ranks(views))
+    assert "none of them receives: 1 → 2 → 1." in said
+    assert "0 →" not in said
 
 
 def test_a_send_whose_receive_was_issued_can_end():
