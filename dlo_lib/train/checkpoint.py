@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ MANIFEST = "checkpoint.json"
 OPTIMIZER = "optimizer.safetensors"
 SHARDED = "sharded"
 LATEST = "latest"
+STEP = re.compile(r"step-(\d+)")  # the name of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,14 @@ def _verified(folder: Path) -> Checkpoint:
 
 
 def _steps(out: Path) -> list[Path]:
-    """Return the folders of complete checkpoints, the oldest first."""
-    return sorted(folder_of(out).glob("step-*"), key=lambda folder: int(folder.name.removeprefix("step-")))
+    """Return the folders of complete checkpoints, the oldest first.
+
+    Copies with other names, such as ``step-000010.bak`` and ``step-best``, are the user's: they are not read
+    and not removed.
+    """
+    folders = {STEP.fullmatch(folder.name): folder for folder in folder_of(out).glob("step-*")}
+    found = {int(name[1]): folder for name, folder in folders.items() if name}
+    return [found[step] for step in sorted(found)]
 
 
 def _rank_file(rank: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 
 import pytest
@@ -293,3 +295,54 @@ def test_a_checkpoint_of_one_stage_is_read_by_the_others_on_any_number_of_ranks(
     state, weights = run_ranks(saved, 3)[0]
     for ranks in (1, 2, 4):
         run_ranks(read, ranks, state, weights)
+
+
+CLEAR = {
+    "model.zero_grad()": lambda model, optimizer: model.zero_grad(),
+    "model.zero_grad(set_to_none=False)": lambda model, optimizer: model.zero_grad(set_to_none=False),
+    "optimizer.zero_grad()": lambda model, optimizer: optimizer.zero_grad(),
+}
+
+
+@pytest.mark.parametrize("clear", CLEAR)
+def test_each_form_of_zero_grad_clears_as_without_a_wrapper(clear):
+    def steps(wrapped: bool) -> list[float]:
+        torch.manual_seed(0)
+        model: nn.Module = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if wrapped:
+            model = ShardedDDP(model, bucket_bytes=500)
+            optimizer = ShardedOptimizer(
+                model.parameters(), torch.optim.SGD, partition=model.partition, lr=0.1
+            )
+        seen = []
+        for _ in range(3):
+            CLEAR[clear](model, optimizer)
+            step(model)
+            optimizer.step()
+            seen.append(sum(param.sum().item() for param in model.parameters()))
+        with model.no_sync() if wrapped else contextlib.nullcontext():
+            step(model)  # its gradients are discarded
+        CLEAR[clear](model, optimizer)
+        step(model)
+        optimizer.step()
+        return [*seen, sum(param.sum().item() for param in model.parameters())]
+
+    alone = steps(wrapped=False)
+    for sums in run_ranks(steps, 2, True):
+        assert sums == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_checkpoint_does_not_know_about_sharded_ddp_and_a_copy_is_refused():
+    def states() -> None:
+        module = Net()
+        model = ShardedDDP(module)
+        assert list(model.state_dict()) == list(module.state_dict())
+        model.load_state_dict(
+            {name: torch.full_like(value, 3.0) for name, value in model.state_dict().items()}
+        )
+        assert module.layers[0].bias.tolist() == [3.0] * 9
+        with pytest.raises(UserError, match=r"copy its \.module"):
+            copy.deepcopy(model)
+
+    run_ranks(states, 1)

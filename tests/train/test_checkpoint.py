@@ -30,6 +30,16 @@ def test_the_newest_checkpoints_are_kept_and_latest_links_to_the_last(small_run)
     assert (config.out / "checkpoints" / "latest").resolve() == result.checkpoint.resolve()
 
 
+@pytest.mark.parametrize("name", ["step-000002.bak", "step-best", "step-"])
+def test_a_copy_of_a_checkpoint_with_another_name_is_left_alone(small_run, name):
+    config = small_run(checkpoint_every=1, keep=1, steps=2)
+    folder = train(config).checkpoint
+    shutil.copytree(folder, folder.with_name(name))
+    resumed = train(replace(config, steps=4, resume=True))
+    assert newest(config.out).folder == resumed.checkpoint
+    assert checkpoints(config.out) == sorted(["latest", "step-000004", name])
+
+
 def test_another_run_can_start_from_the_model_of_a_checkpoint(small_run):
     result = train(small_run("first"))
     model = load_checkpoint(result.out / "checkpoints" / "latest")

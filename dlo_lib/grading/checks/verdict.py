@@ -44,7 +44,7 @@ class QuestionVerdict:
         reference: whether the reference answers the question.
         later: title and points of the checks that run only in grading.
         sketch: whether the last hint of the question, its sketch, was opened.
-        unread: a sentence on a name whose cell could not be read when it was run last.
+        unread: a sentence on a name whose cell failed when it was run last.
     """
 
     question: str

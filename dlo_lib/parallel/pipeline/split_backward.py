@@ -5,7 +5,8 @@ computed immediately, the weight gradient later.
 
 The previous stage waits for the input gradient only. Until the weight gradient is computed, x and dL/dy are
 kept in memory. Modules other than ``nn.Linear``, such as norms and embeddings, compute all gradients in the
-first part; they are less than 1 % of the work.
+first part; they are less than 1 % of the work. So do linear layers whose weight is computed (``weight_norm``,
+``spectral_norm``, parametrizations) or has hooks, because autograd has to see their gradient.
 
 The weight gradient is accumulated by the matrix product itself. Autograd would instead add each gradient in a
 separate pass over all weights, for every micro-batch except the first. With few tokens in a micro-batch, this
@@ -65,6 +66,8 @@ class SplitBackward:
             self._deferred = None
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        if not all(map(_accumulates, (layer.weight, layer.bias))):
+            return nn.Linear.forward(layer, x)
         device = x.device.type
         if torch.is_autocast_enabled(device):  # cast as autocast does, and record the cast in autograd
             x = x.to(torch.get_autocast_dtype(device))
@@ -100,12 +103,19 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad_x = grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None
         if any(ctx.needs_input_grad[1:3]):
-            add = functools.partial(add_weight_gradients, ctx.layer, x.flatten(0, -2), grad.flatten(0, -2))
+            rows, grad_rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, grad))
+            add = functools.partial(add_weight_gradients, ctx.layer, rows, grad_rows)
             if ctx.split.deferred is None:
                 add()
             else:
                 ctx.split.deferred.add(add)
         return grad_x, None, None, None, None
+
+
+def _accumulates(param: Tensor | None) -> bool:
+    """Return True if nothing but accumulation happens to the gradient of ``param``: it is a leaf without
+    hooks."""
+    return param is None or (param.is_leaf and not param._backward_hooks)
 
 
 @torch.no_grad()

@@ -165,10 +165,19 @@ class GradReduceScatter(Generic[S]):
         if self._pass.interrupted:
             for pack in self._reducing[-1:]:
                 pack.wait_reduce_scatter()
-            for pack in self._packs:
-                pack.drop_grads()
-            self._unsent, self._reducing, self._absent = {}, [], []
+            self._drop()
             self._finalize_backward()
+
+    def discard(self) -> None:
+        """Discard the gradients that are packed and not averaged, as those of ``no_sync``."""
+        self.recover()
+        if not self._pass.running:
+            self._drop()
+
+    def _drop(self) -> None:
+        for pack in self._packs:
+            pack.drop_grads()
+        self._unsent, self._reducing, self._absent = {}, [], []
 
     def finish(self) -> None:
         """Average the gradients that are not averaged yet. After a pass that synchronises there are none."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -142,6 +142,8 @@ class Partition:
         self.buckets: list[ParamBucket] = []
         self.pieces: dict[nn.Parameter, Piece] = {}
         """The pieces that this rank owns, by parameter."""
+        self.discard_unaveraged: Callable[[], None] = lambda: None
+        """Called by ``zero_grad``: discards gradients that are not averaged yet, as those of ``no_sync``."""
         self._bucket_bytes, self._transport = bucket_bytes, transport
         self._known: set[nn.Parameter] = set()
         self._owned_bytes = [0] * self.ranks  # of whole parameters, by rank

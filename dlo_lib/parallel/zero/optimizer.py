@@ -249,6 +249,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         assert self.local is not None
         self.local.zero_grad(set_to_none=True)
+        self.partition.discard_unaveraged()
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the ``state_dict`` of the unsharded optimiser, on the CPU of every rank; called by every

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.protocol import MemoryObserver, ParamShard, process_group, whole_params
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
@@ -213,6 +214,7 @@ class ShardedDDP(nn.Module):
             device,
             find_unused=find_unused_parameters,
         )
+        self.partition.discard_unaveraged = self._grad_reduction.discard
         for bucket in self.buckets:
             for slot in bucket.trained:
                 hook: Callable[[Tensor], None] = functools.partial(
@@ -228,6 +230,15 @@ class ShardedDDP(nn.Module):
             for bucket in reversed(self.buckets):
                 self._grad_reduction.expect(bucket)
         return self.module(*args, **kwargs)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the shards, and those of ``no_sync`` that are not averaged yet."""
+        self.partition.discard_unaveraged()
+        for piece in self.partition.pieces.values():
+            if set_to_none:
+                piece.shard.grad = None
+            elif piece.shard.grad is not None:
+                piece.shard.grad.zero_()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside the context accumulate whole gradients on this rank, without a reduction.
@@ -246,6 +257,20 @@ class ShardedDDP(nn.Module):
         """
         pieces = (piece.shard for piece in self.partition.pieces.values())
         return clip_sharded_grad_norm_(pieces, max_norm, [self.group], self._device)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the ``state_dict`` of the module, without a prefix, so that it loads into an unwrapped
+        module."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> Any:
+        raise UserError(
+            "a ShardedDDP module cannot be copied or pickled, because it belongs to a process group: "
+            "copy its .module and wrap the copy",
+        )
 
     def shards(self) -> list[ParamShard]:
         """Return the parameters of the module, which are whole. Only the gradients and the optimiser state

@@ -50,10 +50,16 @@ EARLIER = [
     "lab.check('scale')",
     SCALE,
     "lab.check('scale')",
+    "class absmax_scale:\n    raise NotImplementedError('left')",
+    "lab.check('scale')",
+    SCALE + "\n1 / 0",
+    "lab.check('scale')",
 ]
 
 
-def test_a_cell_with_a_syntax_error_is_named_by_the_check(small: LabSource, tmp_path: Path) -> None:
+def test_a_check_names_a_cell_that_failed_and_left_the_earlier_definition(
+    small: LabSource, tmp_path: Path
+) -> None:
     folder = tmp_path / small.info.directory
     shutil.copytree(small.folder, folder)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in EARLIER])
@@ -61,11 +67,13 @@ def test_a_cell_with_a_syntax_error_is_named_by_the_check(small: LabSource, tmp_
         notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
     ).execute()
     texts = ["".join(str(output.get("data", "")) for output in cell.outputs) for cell in notebook.cells]
-    said = "The cell of `absmax_scale` was not run: SyntaxError in line 3."
-    assert said in texts[3]
+    said = "The last run of the cell of `absmax_scale` ended with"
+    assert f"{said} SyntaxError in line 3." in texts[3]
     assert "All checks pass" not in texts[3]
-    assert "was not run" not in texts[5]
-    assert "All checks pass" in texts[5]
+    assert f"{said} NotImplementedError in line 2." in texts[7]
+    for replaced in (texts[5], texts[9]):
+        assert said not in replaced
+        assert "All checks pass" in replaced
 
 
 @pytest.mark.parametrize(
@@ -79,8 +87,7 @@ def test_a_cell_with_a_syntax_error_is_named_by_the_check(small: LabSource, tmp_
     ],
 )
 def test_names_are_found_in_a_cell_that_cannot_be_read(cell: str, names: list[str]) -> None:
-    cells = FailedCells()
-    error = SyntaxError("bad")
-    error.lineno = 2
-    cells.record(SimpleNamespace(info=SimpleNamespace(raw_cell=cell), error_before_exec=error))
+    cells = FailedCells({})
+    cells.begin(SimpleNamespace(raw_cell=cell))
+    cells.end(SimpleNamespace(error_before_exec=SyntaxError("bad"), error_in_exec=None))
     assert [name for name in ("f", "A", "answers", "a", "b", "x") if cells.explain([name])] == names

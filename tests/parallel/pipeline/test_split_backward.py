@@ -74,3 +74,59 @@ def test_under_autocast_products_are_in_low_precision_and_gradients_in_fp32():
     part.run()
     assert split.weight.grad.dtype == torch.float32
     torch.testing.assert_close(split.weight.grad, plain.weight.grad, atol=0.1, rtol=1e-2)
+
+
+def hooked(layer: nn.Linear) -> nn.Linear:
+    layer.weight.register_hook(lambda gradient: 2 * gradient)
+    return layer
+
+
+IDIOMS = {
+    "weight_norm": lambda layer: nn.utils.parametrizations.weight_norm(layer),
+    "old weight_norm": lambda layer: nn.utils.weight_norm(layer),
+    "old spectral_norm": lambda layer: nn.utils.spectral_norm(layer),
+    "spectral_norm": lambda layer: nn.utils.parametrizations.spectral_norm(layer),
+    "hook": hooked,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("idiom", IDIOMS)
+def test_a_computed_or_hooked_weight_gets_the_gradient_of_autograd(idiom, after):
+    def build(split: bool) -> tuple[nn.Sequential, SplitBackward | None]:
+        layers = model().eval()  # spectral_norm changes its state in training
+        torch.manual_seed(2)
+        if not after:
+            layers[3] = IDIOMS[idiom](layers[3])
+        halves = SplitBackward(layers) if split else None
+        if after:
+            layers[3] = IDIOMS[idiom](layers[3])
+        return layers, halves
+
+    x = torch.randn(4, 5, dtype=torch.float64)
+    (whole, _), (split, halves) = build(split=False), build(split=True)
+    assert halves is not None
+    whole(x).square().sum().backward()
+    out, part = split(x), WeightPart()
+    with halves.defer_to(part):
+        out.square().sum().backward()
+    part.run()
+    compared = gradients(whole)
+    assert compared.keys() == gradients(split).keys()
+    for name, grad in compared.items():
+        assert grad is not None, name
+        torch.testing.assert_close(gradients(split)[name], grad, atol=1e-12, rtol=0)
+
+
+def test_an_input_of_one_dimension_is_one_row():
+    x = torch.randn(5, dtype=torch.float64)
+    whole, split = model(), model()
+    halves, part = SplitBackward(split), WeightPart()
+    whole(x).sum().backward()
+    out = split(x)
+    with halves.defer_to(part):
+        out.sum().backward()
+    part.run()
+    for name, grad in gradients(whole).items():
+        torch.testing.assert_close(gradients(split)[name], grad, atol=1e-12, rtol=0)
