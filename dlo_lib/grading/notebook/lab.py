@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.files import state_dir
 from dlo_lib.grading.checks.outcome import run_check, seed_for
 from dlo_lib.grading.checks.quiz import quiz_html, quiz_text
 from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
 from dlo_lib.grading.lab.modules import load_checks, read_in_grading
 from dlo_lib.grading.lab.references import use_reference
+from dlo_lib.grading.notebook.check_output import CheckOutput
 from dlo_lib.grading.notebook.failed_cells import failed_cells
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.grading.notebook.progress import Progress, read_progress
@@ -90,9 +92,10 @@ class Lab:
         seed = secrets.randbelow(10**6) if seed is None else seed
         namespace = {**self._namespace, **instead} if instead else self._namespace
         used: dict[str, None] = {}
+        output = CheckOutput(state_dir() / "output" / f"{self.info.directory}-{question}.txt")
         # Correct code may print warnings to stderr, for which nbgrader's execution would give a test cell 0
         # points.
-        with contextlib.redirect_stderr(sys.stdout):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             outcomes = [
                 run_check(
                     check,
@@ -113,6 +116,7 @@ class Lab:
             unread=self._failed.explain(used),
         )
         show(verdict.shown())
+        sys.stdout.write(output.shown())
         if not self._grading and not instead:
             progress = self._progress
             progress.earned[question], progress.possible[question] = verdict.earned, verdict.maximum

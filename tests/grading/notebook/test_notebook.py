@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.errors import UserError
+from dlo_lib.files import state_dir
 from dlo_lib.grading import Lab
 from dlo_lib.grading.lab.course import BUILT_FILES, IN_GRADING_FILE
 from dlo_lib.grading.lab.references import references_text
@@ -273,7 +274,6 @@ def test_standings_show_the_progress(
 
 def test_a_damaged_record_is_ignored(lab: Lab, run: Run, small: LabSource) -> None:
     lab.hint("scale")
-    from dlo_lib.files import state_dir
 
     (state_dir() / "progress" / "91_small.json").write_text('{"hints"')
     assert read_progress("91_small").hints == {}
@@ -286,3 +286,28 @@ def test_bad_names_get_the_nearest_ones(lab: Lab, tmp_path: Path) -> None:
         lab.use_reference("mean")
     with pytest.raises(UserError, match="in its folder"):
         Lab({}, tmp_path)
+
+
+def test_the_verdict_stands_above_a_short_output_of_the_students_code(
+    lab: Lab, run: Run, small: LabSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = small.solution("scale").source
+    run(source.replace("    return", "    print('called\\n' * 9999)\n    return", 1))
+    lab.check("scale")
+    said = capsys.readouterr().out
+    assert said.startswith("scale: ")
+    assert said.count("called") == 50
+    assert "more lines, all of them in" in said
+    assert str(state_dir() / "output" / "91_small-scale.txt") in said
+
+
+def test_what_ranks_print_is_shortened_too(
+    lab: Lab, run: Run, small: LabSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = small.solution("mean").source
+    run(source.replace("    return", "    print('from a rank\\n' * 999)\n    return", 1))
+    assert float(lab.check("mean")) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("mean: ")
+    assert 0 < said.count("from a rank") <= 50
+    assert "more lines, all of them in" in said
