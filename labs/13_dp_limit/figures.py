@@ -12,6 +12,7 @@ import torch
 from IPython.display import HTML
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from dlo_lib.hardware import Gpu
 from dlo_lib.labkit.figures import (
@@ -75,7 +76,7 @@ def replicas(held: dict[Part, int], ranks: int) -> Figure:
     hatches = {Part.ACTIVATIONS: {"hatch": "//", "edgecolor": BACKGROUND}}
     handles = [Patch(facecolor=COLOURS[part], label=part.value, **hatches.get(part, {})) for part in parts]
     legend(ax, "right", handles=handles, reverse=True)
-    return finish(ax, ylabel="GiB", title="Data parallelism: the state is copied, the batch is divided")
+    return finish(ax, ylabel="GiB, the largest of each part", title="Data parallelism: the state is copied, the batch is divided")
 
 
 @styled
@@ -220,7 +221,7 @@ def activations(
         ax.set_xticks([1, 2, 4, 8])
         ax.set_ylim(bottom=0)
     right.set_xlim(right=10)
-    finish(left, title="activations of the blocks", xlabel="batch", ylabel="GiB")
+    finish(left, title="activations", xlabel="batch", ylabel="GiB")
     return finish(right, title="logits and loss", xlabel="batch", ylabel="GiB")
 
 
@@ -269,7 +270,7 @@ def ranks(predicted: dict[int, int], measured: dict[int, int], floor: int, gpus:
     (ax,) = panels(width=10, height=4.8)
     worlds = list(predicted)
     peaks = [held / GIB for held in predicted.values()]
-    ax.plot(worlds, peaks, "-o", color=COLOURS[Part.LOGITS_AND_LOSS], label="peak of a rank (yours)")
+    ax.plot(worlds, peaks, "-o", color=COLOURS[Part.LOGITS_AND_LOSS], label="peak of a rank, by step_peak")
     found = [held / GIB for held in measured.values()]
     ax.plot(list(measured), found, "s", color=BLACK, fillstyle="none", markersize=11, label="measured")
     mark_predicted(ax, {f"{world} ranks": float(world) for world in worlds}, expected)
@@ -309,6 +310,7 @@ def training(
         speed.bar(index, rate, 0.55, color=style.colour)
         speed.text(index, rate, f"{rate:,.0f}", ha="center", va="bottom")
     loss.legend()
+    loss.xaxis.set_major_locator(MaxNLocator(integer=True))
     speed.margins(y=0.1)
 
     place, ticks, labels = 0.0, [], []
@@ -333,6 +335,6 @@ def training(
     legend(held, "right", reverse=True)
     held.margins(y=0.08)
     speed.set_xticks(range(len(curves)), [str(world) for world in curves])
-    finish(loss, title="loss (nats per byte)", xlabel="step")
-    finish(speed, title="throughput, tokens/s", xlabel="ranks")
-    return finish(held, title="peak of each rank, MiB", xlabel="ranks (one bar each)")
+    finish(loss, title="loss", xlabel="step", ylabel="nats per byte")
+    finish(speed, title="throughput", xlabel="ranks", ylabel="tokens/s")
+    return finish(held, title="peak of each rank", xlabel="ranks (one bar each)", ylabel="MiB")

@@ -7,9 +7,9 @@
 #
 # You need no GPU. The measurements run the real training step on *fake tensors*: they have shapes, dtypes and sizes, but no data.
 #
-# Builds on lab 11 (DDP). The core part takes about 95 minutes. Each exercise has a check that answers at once;
-# `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
-# `lab.use_reference("name")` lets you continue without its points.
+# Builds on lab 11 (DDP). The core exercises and the quiz take about 95 minutes; with the text and the demos
+# plan 1 h 50. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer,
+# then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: memory footprint (*empreinte mémoire*), optimiser state (*état de l'optimiseur*), mixed precision
 # (*précision mixte*), data parallelism (*parallélisme de données*), training step (*pas d'apprentissage*).
@@ -77,7 +77,8 @@ plot_memory(first, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}, bat
 weights = first.peak_by_part[Part.WEIGHTS]
 print(f"weights {weights / GIB:.1f} GiB, peak {first.peak_bytes / GIB:.1f} GiB: {first.peak_bytes / weights:.1f} times the weights")
 for phase, held in first.peak_by_phase.items():
-    print(f"  largest during {phase.value:10} {held / GIB:6.1f} GiB")
+    when = "after the step" if phase is Phase.END else f"during {phase.value}"
+    print(f"  largest {when:16} {held / GIB:6.1f} GiB")
 found_first = {"largest during backward": Phase.BACKWARD, "largest during the optimiser's step": Phase.OPTIMIZER}
 print(predictions.compared(expected_first, {name: first.peak_by_phase[phase] / GIB for name, phase in found_first.items()}, "{:.1f} GiB".format))
 
@@ -89,6 +90,7 @@ print(predictions.compared(expected_first, {name: first.peak_by_phase[phase] / G
 # - What is in memory when the step begins?
 # - What grows during forward and shrinks during backward? What grows while it shrinks?
 # - What is the block on top at the end?
+# - Which names in the legend do you not know yet? (Step 5 explains *cast weights* and *logits and loss*.)
 
 # %% [markdown] id="idea"
 # ## The idea: every rank holds everything
@@ -97,6 +99,9 @@ print(predictions.compared(expected_first, {name: first.peak_by_phase[phase] / G
 # their gradients (an all-reduce), and all take the same optimiser step. So every rank holds the whole
 # **state** (weights, gradients, optimiser state). Only the **activations**, which belong to the sequences of
 # a rank, are divided.
+#
+# The figure stacks the *largest* size of each part. They are not all in memory at one moment (step 5), so a bar
+# is higher than the peak.
 
 # %% id="show_idea" tags=["demo"]
 figures.replicas(first.peak_by_part, ranks=4)
@@ -201,8 +206,8 @@ lab.check("state")
 # depend on the optimiser step.
 
 # %% id="show_state" tags=["demo"]
-predicted = {step: state_bytes(config, "adamw", step) for step in ("for-loop", "foreach", "fused")}
-figures.optimizer_steps(predicted, {step: measured(step=step).peak_by_phase for step in predicted})
+state_of_steps = {step: state_bytes(config, "adamw", step) for step in ("for-loop", "foreach", "fused")}
+figures.optimizer_steps(state_of_steps, {step: measured(step=step).peak_by_phase for step in state_of_steps})
 
 # %% [markdown] id="state_lesson"
 # One argument of the optimiser (`fused=True`) saves 12 GiB in the optimiser's step: with `foreach`, the peak
@@ -242,7 +247,8 @@ figures.saved_by_block(probe, tokens=20)
 # %% [markdown] id="block_exercise"
 # Read the table. Some rows are fp32 (4 bytes), others bf16 (2 bytes). The copies of *weights* do not grow
 # with the batch: they are not activations, and step 5 counts them. All other rows are a number of bytes **per
-# token**.
+# token**. Every row has its own memory, also rows that look the same: a tensor that autograd saves twice has only
+# one row.
 #
 # Compute the sum for any configuration. Leave out the rows below one percent (one number per head or per
 # token), and `cos` and `sin` of the rotary positions, because the whole model shares them.
@@ -292,7 +298,9 @@ lab.check("activations")
 
 # %% [markdown] id="activations_after"
 # At batch 1 the state is nine tenths of the total, so a total that agrees says little about activations.
-# Compare **part by part**: lines are your prediction, markers are measured at true size.
+# Compare **part by part**: lines are your prediction for the end of forward; markers are measured at true size, and
+# are the largest value of each part in the whole step. The right plot also shows 2 and 3 times your logits: the
+# markers should lie on 3, and step 5 explains why.
 
 # %% id="show_activations" tags=["demo"]
 points = [(batch, checkpointing, measured(batch, checkpointing=checkpointing)) for batch in (1, 4) for checkpointing in (False, True)]
@@ -302,10 +310,10 @@ figures.activations(
 )
 
 # %% [markdown] id="activations_lesson"
-# The figure shows two results. Checkpointing divides the activations of the blocks by more than ten (the
-# measurement is a little above your line, because one block at a time is recomputed in full). It does not
-# change the logits: with a vocabulary of 128,256 they exceed all that a checkpointed model keeps of its
-# blocks.
+# The figure shows two results. Checkpointing divides what is kept at the end of forward by twelve (your lines). The
+# measured peak of the activations is divided by almost nine only, because backward recomputes one block at a time
+# in full, beside the inputs of all blocks. Checkpointing does not change the logits: with a vocabulary of 128,256
+# they exceed all that a checkpointed model keeps of its blocks.
 
 # %% [markdown] id="peak_text"
 # ## 5 · The peak of the step
@@ -317,14 +325,16 @@ figures.activations(
 #
 # | moment | gradients | temporaries | weights in bf16 | activations | logits (fp32 tensors) |
 # |---|---|---|---|---|---|
-# | `"loss"`: the loss has just been computed | none yet | | all matrices | all | 2½: bf16 logits, their fp32 copy, log-probabilities |
+# | `"loss"`: the loss has just been computed | none yet | | all matrices, with and without checkpointing | all | 2½: bf16 logits, their fp32 copy, log-probabilities |
 # | `"loss gradient"`: backward has just begun | none yet | | all matrices; with checkpointing only the output projection's | all | 3: log-probabilities, their gradient, the logits' gradient |
 # | `"last gradient"`: backward reaches the embedding | all, and a copy: see below | | | | |
 # | `"optimizer step"` | all | the step's | | | |
 #
 # **Weights in bf16.** Autocast makes a bf16 copy of every matrix that multiplies: attention, MLP, output
-# projection (also a tied one), not the norms and not the embedding's look-up. The copies stay until backward
-# has used them. A checkpointed block frees its copies and makes them again when it is recomputed.
+# projection (also a tied one), not the norms and not the embedding's look-up. Autocast remembers the copies until
+# its `with` block ends, which is after the loss. So at `"loss"` all copies are in memory, **with and without
+# checkpointing**. Then only those stay that autograd has saved for backward: all of them without checkpointing. A
+# checkpointed block has saved none; it makes its copies again when it is recomputed.
 #
 # **The last gradient.** A *tied* embedding gets one gradient from each of its two uses, and a third tensor
 # holds their sum: **two more** tensors of its size at that moment. When it is *not* tied, DDP copies the
@@ -375,8 +385,8 @@ SETTINGS = {
     "fused, checkpointing": {"step": "fused", "checkpointing": True},
     "fused, buckets copied": {"step": "fused", "bucket_view": False},
 }
-predicted = {name: step_peak(config, 1, SEQ, **chosen) for name, chosen in SETTINGS.items()}
-figures.moments(predicted, {name: measured(1, **chosen).peak_bytes for name, chosen in SETTINGS.items()})
+moments_of = {name: step_peak(config, 1, SEQ, **chosen) for name, chosen in SETTINGS.items()}
+figures.moments(moments_of, {name: measured(1, **chosen).peak_bytes for name, chosen in SETTINGS.items()})
 
 # %% [markdown] id="fits_text"
 # ## 6 · Does it fit?
@@ -403,7 +413,7 @@ def fits(config: LlamaConfig, card, batch: int, seq: int, **settings) -> bool:
 lab.check("fits")
 
 # %% id="show_fits" tags=["demo"]
-figures.fitting({name: max(moments.values()) for name, moments in predicted.items()}, gpus())
+figures.fitting({name: max(moments.values()) for name, moments in moments_of.items()}, gpus())
 
 # %% [markdown] id="fits_lesson"
 # Batch 1 is the smallest batch. On V100s and on the A100-40 no row fits: with AdamW, none of these settings
@@ -481,9 +491,10 @@ def ranks_needed(config: LlamaConfig, card, global_batch: int, seq: int, **setti
 lab.check("ranks")
 
 # %% [markdown] id="ranks_after"
-# The figure shows the memory of each rank for a global batch of 64 sequences, from 8 to 512 ranks (the
-# measurement simulates the other ranks). Above 64 ranks the global batch has to grow, because a rank takes at
-# least one sequence. How many GiB does a rank need with 8, with 64 and with 512 ranks?
+# The figure shows the memory of each rank for a global batch of 64 sequences, from 8 to 512 ranks: computed by your
+# `step_peak` for all of them, and measured for 8, 64 and 512 (one rank runs, the others are simulated).
+# Above 64 ranks the global batch has to grow, because a rank takes at least one sequence. How many GiB does a rank
+# need with 8, with 64 and with 512 ranks?
 
 # %% id="predict_ranks" tags=["prediction"]
 expected_ranks = {"8 ranks": None, "64 ranks": None, "512 ranks": None}
@@ -493,10 +504,11 @@ WORLDS = (8, 16, 32, 64, 128, 256, 512)
 per_rank = {world: math.ceil(64 / world) for world in WORLDS}
 state = state_bytes(config, "adamw", "fused")
 peaks = {world: max(step_peak(config, batch, SEQ, step="fused").values()) for world, batch in per_rank.items()}
-print(predictions.compared(expected_ranks, {f"{world} ranks": peaks[world] / GIB for world in (8, 64, 512)}, "{:.1f} GiB".format))
+measured_ranks = {world: measured(per_rank[world], world_size=world).peak_bytes for world in (8, 64, 512)}
+print(predictions.compared(expected_ranks, {f"{world} ranks": held / GIB for world, held in measured_ranks.items()}, "{:.1f} GiB".format))
 figures.ranks(
     peaks,
-    {world: measured(per_rank[world], world_size=world).peak_bytes for world in (512,)},
+    measured_ranks,
     floor=sum(state.values()),
     gpus=gpus(),
     expected=expected_ranks,
@@ -511,7 +523,8 @@ figures.ranks(
 #
 # **Optional · 15 min · ●●○**
 #
-# You can skip this exercise: no later cell needs it, and lab 15 states the formula again.
+# You can skip the code: no later cell needs it, and lab 15 states the formula again. But read up to the two numbers
+# that the next cell prints, because the quiz asks about them.
 #
 # Data parallelism can also compute the wrong gradient. DDP **averages** the gradients: it divides their sum
 # by the number of ranks. Which loss must each rank use so that the result is the gradient of the mean loss
@@ -553,9 +566,10 @@ lab.check("loss")
 # %% [markdown] id="real_text"
 # ## 10 · For real: DDP on 1, 2 and 4 ranks
 #
-# So far the other ranks were simulated. Now a small Llama trains with DDP in real processes, on a real text
+# So far the other ranks were simulated. Now a small Llama, `tiny`, trains with DDP in real processes, on a real text
 # (the sources of the Python that runs this notebook). The ranks use GPUs if there is one for each, else the
-# CPU. Each rank also counts the memory of one step, with the same counter as before, but on real tensors.
+# CPU. Then each rank counts the memory of one step of a second, wider model, `small`, with the same counter as before,
+# but on real tensors.
 #
 # The global batch is 16 sequences. Predict three ratios: a part of the memory of a rank at its peak, with 4
 # ranks, divided by the same part with 1 rank.
@@ -606,15 +620,15 @@ for world in (1, 2, 4):
         curves[world] = read_metrics(out)
 
 # %% id="show_training" tags=["demo"]
-predicted = {world: max(step_peak(small, GLOBAL_BATCH // world, SMALL_SEQ).values()) for world in memory}
+small_peaks = {world: max(step_peak(small, GLOBAL_BATCH // world, SMALL_SEQ).values()) for world in memory}
 at_peak = {world: by_rank[0] for world, by_rank in memory.items()}
 ratios = {name: at_peak[4][part.value] / at_peak[1][part.value] for name, part in (("optimiser state", Part.OPTIMIZER_STATE), ("activations", Part.ACTIVATIONS))}
 print(predictions.compared(expected_real, ratios | {"peak": sum(at_peak[4].values()) / sum(at_peak[1].values())}, "{:.2f}".format))
-figures.training(curves, memory, predicted)
+figures.training(curves, memory, small_peaks)
 
 # %% [markdown] id="real_lesson"
 # - **Loss:** the three curves are equal. The same global batch gives the same gradients for any number of
-#   ranks, because the loss is weighted as in step 9.
+#   ranks, because they are those of the mean loss over all tokens of all ranks.
 # - **Throughput:** without GPUs each rank computes on one core. More ranks than free cores cannot help, so
 #   this plot shows no scaling law. On GPUs, one per rank, throughput is the reason to use data parallelism.
 # - **Memory:** activations and logits are divided by the number of ranks; weights and optimiser state are
@@ -628,6 +642,7 @@ figures.training(curves, memory, predicted)
 # for both cases: with `dry_run` it returns the script for SLURM; without SLURM it runs the job on this
 # machine, here with the *same options*, two processes and a small model. It returns immediately; the results
 # are read from the job's metrics, not from its log. A second identical call finds the same job.
+# In the dashboard, the peak memory without a GPU is that of the whole process, with Python and PyTorch.
 #
 # Before you submit a job, use your functions to choose the GPU.
 
@@ -637,7 +652,7 @@ from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "ddp", "--precision", "bf16", "--optimizer-step", "fused", "--batch", "1"]
 large = ["--model", MODEL, "--seq", str(SEQ), "--steps", "100"]
-little = ["--model", "tiny", "--seq", "64", "--steps", "4", "--log-every", "2"]
+little = ["--model", "tiny", "--seq", "64", "--steps", "40", "--log-every", "5"]
 
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
@@ -667,7 +682,9 @@ from dataclasses import replace
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from dlo_lib.labkit.side_by_side import Form, lines_of, table
+from dlo_lib.labkit.figures import ms, size
+from dlo_lib.labkit.side_by_side import lines_of
+from dlo_lib.text import columns
 
 
 def tracked_peak(config, batch, seq, checkpointing=False, **options) -> int:
@@ -698,18 +715,18 @@ def formula_peak(config, batch, seq, step) -> int:
 
 
 smaller = replace(small, num_layers=1)
-rows = []
+rows = [("", "time to obtain it", "peak", "lines of code")]
 for name, function, settings in (
     ("your formulas", formula_peak, {"step": "fused"}),
     ("measure_memory", lambda *sizes, **chosen: measure_memory(*sizes, **chosen).peak_bytes, {"fused": True, "parallel": "none"}),
     ("MemTracker", tracked_peak, {"fused": True}),
 ):
     peak, seconds = timed(function, smaller, GLOBAL_BATCH, SMALL_SEQ, **settings)
-    rows.append(Form(name, seconds=seconds, memory=peak, lines=lines_of(tracked_peak) if function is tracked_peak else None))
-print(table(rows))
+    rows.append((name, ms(seconds), size(peak), str(lines_of(tracked_peak) or "-") if function is tracked_peak else "-"))
+print(columns(rows))
 
 # %% [markdown] id="standard_lesson"
-# The column of times is the time to *obtain* the number. `MemTracker` looks at every live tensor after each
+# `MemTracker` looks at every live tensor after each
 # operation, so it is slow for large models. At true size it is stored here, not run: for Llama 3.2 3B, batch 1 × 2048
 # (torch 2.13, two CPU cores, 23 November 2026, several minutes for each), it gave 60.3 GiB with `foreach` and
 # 54.0 GiB with `fused`. That run kept a reference to the bf16 logits, which have 0.5 GiB: the figures of step 5 are 59.8 and 53.5 GiB.

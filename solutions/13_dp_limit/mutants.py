@@ -76,8 +76,14 @@ MUTANTS = [
     Mutant(
         "The bf16 copies of checkpointed blocks are kept into backward",
         "check_checkpointed",
-        says="drops the bf16 copies",
+        says="has dropped the bf16 copies",
         replace={"(0 if checkpointing else blocks_in_bf16)": "blocks_in_bf16"},
+    ),
+    Mutant(
+        "The bf16 copies of checkpointed blocks are dropped before the loss",
+        "check_checkpointed",
+        says='at "loss" you count',
+        replace={'"loss": always + blocks_in_bf16': '"loss": always + (0 if checkpointing else blocks_in_bf16)'},
     ),
     # -- fits
     Mutant(
@@ -137,6 +143,19 @@ MUTANTS = [
                 low, high = (middle, high) if fits(middle) else (low, middle)
             return low
         """,
+    ),
+    Mutant(
+        "The upper bound moves below the batch that does not fit",
+        "check_exact",
+        says="not beside it",
+        replace={"too_large = middle": "too_large = middle - 1"},
+    ),
+    Mutant(
+        "The smallest batch that does not fit is returned for large batches",
+        "check_exact",
+        says="which does not fit",
+        replace={"return largest": "return largest if largest < 16 else too_large"},
+        question="largest",
     ),
     Mutant(
         "The doubling begins at 1024",

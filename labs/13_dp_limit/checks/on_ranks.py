@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near
 
-from .scenarios import one_gradient, search
+from .scenarios import one_gradient, search, search_each
 from .twins import IGNORED, card, drawn, measured, sharing
 
 # -- largest
@@ -21,10 +21,18 @@ def found(student, t, limit: int, budget: int) -> int:
 @check("largest", points=2)
 def check_exact(student, t):
     "The answer is exact"
-    power = 2 ** t.integer(2, 4)
-    for limit in (1, power - 1, power, power + 1, t.integer(18, 60)):
-        got = found(student, t, limit, budget=200)
-        t.that(got == limit, "batches up to {limit} fit, but your answer is {got}", limit=limit, got=got)
+    limits = [*range(1, 71), t.integer(71, 150)]
+    (answers,) = student.ranks(search_each, [{"limits": limits, "budget": 200}]).results
+    for limit, answer in zip(limits, t.items(answers, len(limits), "the answers of largest_batch")):
+        got = t.number(answer, "largest_batch(fits)")
+        if got < limit:
+            message = (
+                "batches up to {limit} fit, but your answer is {got}. Keep the largest batch known to fit and the smallest known "
+                "*not* to fit: one of them moves to the middle itself, not beside it, until the two are neighbours"
+            )
+        else:
+            message = "batches up to {limit} fit, but your answer is {got}, which does not fit: return the largest batch known to fit"
+        t.that(got == limit, message, limit=limit, got=got)
 
 
 @check("largest", points=1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import entry, near
+from dlo_lib.labkit.compare import entry, near, wrong_if
 from dlo_lib.models import LlamaConfig
 from dlo_lib.optim import Phase
 from dlo_lib.profiling import Part
 
-from .twins import card, drawn, measured, peak_case, when_largest
+from .twins import card, counted, drawn, measured, peak_case, when_largest
 
 # -- peak
 
@@ -107,17 +107,31 @@ def check_bucket_copies(student, t):
 
 @check("peak", points=1)
 def check_checkpointed(student, t):
-    "The start of backward, with checkpointing"
+    "The loss and its gradient, with checkpointing"
     config, batch, seq = peak_case(t, num_layers=2)
     got = moment(student, t, "loss gradient", config, batch, seq, step="fused", checkpointing=True)
     kept = moment(student, t, "loss", config, batch, seq, step="fused", checkpointing=True)
     report = measured(config, batch, seq, checkpointing=True)
-    want = when_largest(report, Part.LOGITS_AND_LOSS, Phase.BACKWARD) - report.peak_by_phase[Phase.LOSS]
+    at_loss, at_gradient = report.peak_by_phase[Phase.LOSS], when_largest(report, Part.LOGITS_AND_LOSS, Phase.BACKWARD)
+    parts = counted(config)
+    of_blocks = 2 * (parts["attention"] + parts["mlp"])  # the bf16 copies
+    dropped = (
+        'with checkpointing, at "loss" you count {mine:,} bytes, measured {right:,}: all bf16 copies are still there, '
+        "because autocast remembers them until its `with` block ends, after the loss"
+    )
+    wrong_if(t, kept, at_loss, {dropped: at_loss - of_blocks}, rtol=0.008, mine=kept, right=at_loss)
+    stayed = (
+        'with checkpointing, at "loss gradient" you count {mine:,} bytes, measured {right:,}: a checkpointed model has dropped the '
+        "bf16 copies of its blocks after the loss; only that of the output projection stays"
+    )
+    wrong_if(t, got, at_gradient, {stayed: at_gradient + of_blocks}, rtol=0.008, mine=got, right=at_gradient)
     fp32_logits = 4 * batch * seq * config.vocab_size
     t.that(
-        bool(abs(got - kept - want) <= 0.05 * fp32_logits),
-        "Between the loss and its gradient a checkpointed model drops the bf16 copies of its blocks; "
-        "only that of the output projection stays.",
+        bool(abs(got - kept - (at_gradient - at_loss)) <= 0.05 * fp32_logits),
+        'with checkpointing, your count grows by {got:,} bytes from "loss" to "loss gradient", measured {want:,}: half a logits '
+        "tensor more, and the bf16 copies of the blocks less",
+        got=got - kept,
+        want=at_gradient - at_loss,
     )
 
 

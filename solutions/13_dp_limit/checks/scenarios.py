@@ -23,6 +23,26 @@ def search(student, rank, world, limit, budget):
 
 
 @scenario
+def search_each(student, rank, world, limits, budget):
+    """The answer for each limit, with at most ``budget`` calls of ``fits`` for each."""
+
+    def answer(limit):
+        asked = []
+
+        def fits(batch):
+            asked.append(batch)
+            if type(batch) is not int or batch < 1:
+                raise ValueError(f"fits was called with {batch!r}: call it with integers from 1 upwards")
+            if len(asked) > budget:
+                raise RuntimeError(f"fits was called more than {budget} times: double until it does not fit, then halve the gap")
+            return batch <= limit
+
+        return student.largest_batch(fits)
+
+    return [answer(limit) for limit in limits]
+
+
+@scenario
 def one_gradient(student, rank, world, inputs, targets, weight):
     weight = weight.clone().requires_grad_()
     loss = student.rank_loss(inputs @ weight, targets)
