@@ -84,12 +84,11 @@ def ring(ranks: int = 4) -> Figure:
     """Draw reduce-scatter and all-gather on a ring: the shares that each rank has of each chunk, step by step."""
     every = panels(ranks, 2, width=11, height=5.4)
     for place, (axes, step) in enumerate(zip(every, _ring_steps(ranks), strict=True)):
-        _hands(axes, step.holds, step.arrived, fits=24 // ranks)
+        _hands(axes, step.holds, step.arrived, fits=24 // ranks if ranks < 6 else 2)
         axes.set_title(step.title)
         if place % ranks:
             axes.set_yticklabels([])
-        if place >= ranks:
-            axes.set_xlabel("chunk")
+        axes.set_xlabel("chunk")
     return axes.get_figure()
 
 
@@ -157,7 +156,8 @@ def _hands(
             colour = COMPLETE if shares == everyone else SHADES[min(len(shares), 3)]
             look = {"facecolor": colour, "edgecolor": figures.BACKGROUND, "linewidth": 2}
             axes.add_patch(Rectangle((chunk - 0.5, rank - 0.5), 1, 1, **look))
-            text = "sum" if shares == everyone else "+".join(map(str, sorted(shares)))
+            complete = "sum" if fits > 4 else "Σ"
+            text = complete if shares == everyone else "+".join(map(str, sorted(shares)))
             if len(text) > fits:
                 text = f"{len(shares)} of {ranks}" if fits >= len("5 of 6") else f"{len(shares)}/{ranks}"
             weight = "bold" if shares == everyone else "normal"

@@ -8,9 +8,10 @@
 # You should know tensors, and that a program can run as several processes, each with memory that the others
 # cannot read. You need no GPU: the ranks are processes on this machine (gloo).
 #
-# The core takes about 95 minutes; three optional sections follow the quiz. Each exercise has a check that answers at once;
-# `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
-# `lab.use_reference("name")` lets you continue without the points of that step.
+# The core exercises take about 100 minutes; with the text and the demos plan two hours. Three optional sections
+# follow the quiz. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
+# pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
+# that step.
 #
 # Words: rank (*rang*), collective operation (*opération collective*), broadcast (*diffusion*), reduction
 # (*réduction*), dead-lock (*interblocage*), latency (*latence*), bandwidth (*bande passante*), process group (*groupe de processus*).
@@ -92,10 +93,13 @@ for world in (4, 64, 512):
 # **ring**: each rank adds its share of the chunk and sends the partial sum to the next rank. All N partial
 # sums travel at the same time, so every link is used in every step, and all ranks do the same work.
 #
-# The figure shows four ranks. A cell lists the ranks whose shares its partial sum contains; a frame marks
-# what has just arrived. After three steps each rank has *one complete chunk*: this is a **reduce-scatter**.
-# After three more steps every rank has all complete chunks: this is an **all-gather**. Both together are an
-# **all-reduce**. The slider changes the number of ranks.
+# The figure shows four ranks. A cell lists the ranks whose shares its partial sum contains, by number and not in
+# the order of the additions. A frame marks what has just arrived. (Where there is little room, `3/6` stands for
+# the shares of three of six ranks, and `Σ` for the sum.)
+#
+# After three steps each rank has *one complete chunk*: this is a **reduce-scatter**. After three more steps every
+# rank has all complete chunks: this is an **all-gather**. Both together are an **all-reduce**. The slider changes
+# the number of ranks.
 
 # %% id="show_idea" tags=["demo"]
 explore(figures.ring, ranks=[2, 3, 4, 5, 6])
@@ -109,7 +113,7 @@ explore(figures.ring_messages, ranks=[2, 3, 4, 5, 6], step=range(11))
 # %% [markdown] id="pi_text"
 # ## 1 · First contact: π with many ranks
 #
-# **Core · 8 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Before you write collectives, use one. Draw random points in the unit square. The fraction of points with
 # *x² + y² ≤ 1* estimates π/4. Each rank has drawn its own points; **all** ranks need the estimate from
@@ -203,7 +207,7 @@ lab.check("exchange")
 # %% [markdown] id="scatter_text"
 # ## 3 · Reduce-scatter
 #
-# **Core · 22 min · ●●●**
+# **Core · 24 min · ●●●**
 #
 # This is the upper row of the figure. With N ranks, `tensor.tensor_split(N)` cuts a tensor of *any* size into
 # N chunks. If N does not divide the size, the first chunks have one element more, and some may be empty. At
@@ -239,7 +243,7 @@ lab.check("scatter")
 # %% [markdown] id="gather_text"
 # ## 4 · All-gather
 #
-# **Core · 10 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # This is the lower row. Rank *r* has chunk *r* of a tensor of `size` elements, cut as above; at the end every
 # rank has the whole tensor. There is no addition: in each step a rank sends the chunk that it received last,
@@ -249,7 +253,7 @@ lab.check("scatter")
 
 # %% nbgrader={"grade_id": "gather", "solution": true}
 def ring_all_gather(chunk: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the whole tensor of `size` elements, of which rank r has chunk r."""
+    """Return the whole tensor of `size` elements, of which rank r has chunk r, in the dtype of `chunk`."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     whole = chunk.new_empty(size)
@@ -266,7 +270,7 @@ lab.check("gather")
 # %% [markdown] id="ring_text"
 # ## 5 · All-reduce
 #
-# **Core · 5 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Combine the two. This function accepts a tensor of **any shape, dtype and strides** (a transposed matrix is
 # not contiguous) and of any size, for example one element on four ranks. The argument stays unchanged.
@@ -296,7 +300,7 @@ for world in WORLDS:
     trace = run_ranks(lambda: float(ring_all_reduce(torch.ones(SIZE)).sum()), world, trace=True).trace
     sent[world] = [trace.bytes(Kind.SEND, rank) / (4 * SIZE) for rank in range(world)]
 busiest["your ring"] = {world: 2 * max(shares) for world, shares in sent.items()}  # a rank receives what it sends
-print(compared(predicted_bytes, {f"{world} ranks": max(shares) for world, shares in sent.items()}))
+print(compared(predicted_bytes, {f"{world} ranks": max(sent[world]) for world in (2, 6)}))
 figures.bytes_sent(sent, busiest)
 
 # %% [markdown] id="ring_after"
@@ -308,7 +312,7 @@ figures.bytes_sent(sent, busiest)
 # %% [markdown] id="broadcast_text"
 # ## 6 · Trees
 #
-# **Core · 15 min · ●●○**
+# **Core · 18 min · ●●○**
 #
 # The ring has a cost: 2 (N-1) messages, one after the other. For one number on 512 ranks, moving four bytes
 # takes 1022 times the latency of a message. There a **tree** is better: each rank that has the data sends it
@@ -376,15 +380,15 @@ for name, trace in traces.items():
 # %% [markdown] id="cost_text"
 # ## 7 · A model with two parameters
 #
-# **Core · 8 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # How long does a message of *m* bytes take? A good approximation is
 #
 # $$\alpha + \beta\, m$$
 #
 # α is the **latency** (the seconds that every message costs), 1/β the **bandwidth** of a link (bytes per
-# second). The time of an algorithm is the time of the messages that *follow one another*; messages at the
-# same time count once.
+# second). The time of an algorithm is the time of the messages that *follow one another*. A rank sends one
+# message at a time; messages of several ranks at the same time count once.
 #
 # Write the cost of an all-reduce of B bytes (`size`) on N ranks for your ring and for your tree (a reduce,
 # then a broadcast). The number of ranks need not be a power of two; one rank costs nothing.
@@ -409,11 +413,13 @@ lab.check("cost")
 # few MB. A collective is complete when its *slowest* rank is, so each measurement is the maximum over ranks.
 # Of several tries we take the fastest, because other programs disturbed it least.
 #
-# **Predict first**, with your function if you like: how many times as long as the tree does your ring take on
-# four ranks, for 64 bytes and for 1 MiB? (Say α = 100 µs and 1/β = 1 GB/s.)
+# **Predict first**, with your function if you like: how many times as long as the tree does your ring take, on
+# two ranks for 1 MiB, and on four ranks for 64 bytes and for 1 MiB? (Say α = 100 µs and 1/β = 1 GB/s.) The model
+# assumes that each rank has a core. On a machine with fewer than four cores, expect that on four ranks the ring
+# takes several times as long as the model says.
 
 # %% id="predict_ratio" tags=["prediction"]
-predicted_ratio = {"64 bytes": None, "1 MiB": None}  # seconds of the ring / seconds of the tree
+predicted_ratio = {"2 ranks, 1 MiB": None, "4 ranks, 64 bytes": None, "4 ranks, 1 MiB": None}  # seconds of the ring / seconds of the tree
 
 # %% id="run_measure" tags=["demo"]
 SIZES = [64 * 4**power for power in range(20) if 64 * 4**power <= LARGEST]
@@ -450,18 +456,21 @@ for world in (2, 4):
     for name, size in by_rank[0]:
         slowest = [max(tries) for tries in zip(*(seconds[name, size] for seconds in by_rank))]
         timings.append((name, size, world, min(slowest)))
+measured = {(name, size, world): seconds for name, size, world, seconds in timings}
+MIB = min(1 << 20, SIZES[-1])
 ratio = {
-    words: next(t for n, s, w, t in timings if (n, s, w) == ("ring", size, 4)) / next(t for n, s, w, t in timings if (n, s, w) == ("tree", size, 4))
-    for words, size in {"64 bytes": 64, "1 MiB": min(1 << 20, SIZES[-1])}.items()
+    words: measured["ring", size, world] / measured["tree", size, world]
+    for words, size, world in (("2 ranks, 1 MiB", MIB, 2), ("4 ranks, 64 bytes", 64, 4), ("4 ranks, 1 MiB", MIB, 4))
 }
-print(compared(predicted_ratio, ratio))
+print(compared(predicted_ratio, ratio), f"\n{os.cpu_count()} cores")
 figures.timed(timings)
 
 # %% [markdown] id="measure_lesson"
 # Small tensors cost α for each message, so the tree wins; large tensors cost β for each byte, so the ring wins.
-# If all ranks share a few cores, the messages of one step of the ring take turns, and the ring is slower than
-# the model says: on four ranks it may win only at the largest size. The times are minima of several tries; on a
-# busy machine the curves can still cross elsewhere.
+# Two ranks on two cores come closest to the model. If four ranks share fewer cores, the messages of one step of
+# the ring take turns, and the ring is slower than the model says: it may win only at the largest size, or not at
+# all. The times are minima of several tries. A single point far above its neighbours is another program at work:
+# run the cell again.
 #
 # ## 8 · The collectives of PyTorch, on groups of ranks
 #
@@ -481,6 +490,7 @@ figures.timed(timings)
 # adds this chunk over the **nodes**, then the ranks of a node exchange their chunks.
 
 # %% id="groups"
+# Given: run this cell. A later cell uses it.
 def make_groups(inside: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Return the group of this rank's node, of `inside` ranks, and the group of the ranks with its place on every node."""
     rank, world, own = dist.get_rank(), dist.get_world_size(), []
@@ -576,7 +586,7 @@ print(side_by_side.table(forms))
 # | backend | where | used for |
 # |---|---|---|
 # | **gloo** | CPU tensors, over TCP | labs, tests, control messages |
-# | **NCCL** | GPUs: NVLink inside a node; InfiniBand or Omni-Path between nodes, driven by CPU proxy threads (with GPUDirect RDMA the data bypass CPU memory) | training; each rank needs a separate GPU |
+# | **NCCL** | GPUs: NVLink inside a node; InfiniBand or Omni-Path between nodes | training; each rank needs a separate GPU |
 # | **MPI** | where an MPI library is installed and PyTorch is built with it | rarely used |
 #
 # NCCL has rings *and* trees. It detects the links of the machine at the start, and chooses the algorithm for

@@ -128,6 +128,12 @@ MUTANTS = [
     ),
     # -- gather
     Mutant(
+        "The whole tensor has the default dtype, not that of the chunk",
+        "check_gather",
+        says="create it with chunk.new_empty(size)",
+        replace={"whole = chunk.new_empty(size)": "whole = torch.empty(size)"},
+    ),
+    Mutant(
         "Chunks are padded to one size, and the padding stays between them",
         "check_gather_odd",
         says="does not divide",

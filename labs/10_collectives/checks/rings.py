@@ -172,9 +172,8 @@ def same_received(t, run: Run, values: Sequence[Tensor], to: Sequence[int]) -> N
         source = to.index(rank)
         want, where = values[source], {"rank": rank, "world": run.world, "to": to[rank], "source": source}
         mistakes = {
-            "`incoming` is unchanged on rank {rank} of {world}: the tensor of rank {source} must be received into it": torch.zeros_like(
-                want
-            ),
+            "`incoming` is unchanged on rank {rank} of {world}: receive the tensor of rank {source} into it, and return only after the "
+            "`wait()` of the receive": torch.zeros_like(want),
             "rank {rank} of {world} has the tensor of rank {to}, to which it sends: it receives from rank {source}": values[to[rank]],
         }
         wrong_if(t, got, want, mistakes, **where)
@@ -197,7 +196,7 @@ def check_exchange(student, t):
 
 @check("exchange", points=1, seconds=40)
 def check_any_pattern(student, t):
-    "Any pattern: even ranks send to even ranks, odd ranks to odd ranks"
+    "Any pattern: 0 and 2 send to each other, 1 and 3 too (an order by the number of the rank fits one pattern only)"
     values, to = drawn(t, 4, t.integer(3, 9)), shift(4, 2)
     same_received(t, routed(student, values, to), values, to)
 
@@ -213,7 +212,8 @@ def same_chunks(t, run: Run, values: Sequence[Tensor], what: str) -> None:
         after, before = (rank + 1) % world, (rank - 1) % world
         where = {"rank": rank, "world": world, "after": after, "before": before}
         mistakes = {
-            "rank {rank} of {world} returns its own share of the chunk: nothing was added": share,
+            "rank {rank} of {world} returns chunk {rank} with its own share only. Nothing was added to this chunk; if your loop adds, "
+            "another chunk is complete here: the sum of chunk {rank} should start on rank {after} and end here": share,
             "rank {rank} of {world} returns the partial sum that arrived last, without its own share": want[rank] - share,
             "rank {rank} of {world} has chunk {after} of the sum, it should have chunk {rank}: follow chunk {rank} in the figure": want[
                 after
@@ -226,6 +226,14 @@ def same_chunks(t, run: Run, values: Sequence[Tensor], what: str) -> None:
         }
         wrong_if(t, got, want[rank], mistakes, rtol=1e-4, atol=1e-6, **where)
         t.close(got, want[rank], what, rank=rank, world=world, size=total.numel())
+    messages_only(t, run)
+
+
+def right_before(t, run: Run, values: Sequence[Tensor]) -> None:
+    """Check the chunk of every rank, for a check that tests something else; the cause is in the message of the checks of the sum."""
+    for rank, (result, want) in enumerate(zip(run.results, chunks_of(values))):
+        message = "not tested yet: the chunk of rank {rank} of {world} is not the sum, see the first checks of this question"
+        t.that(same(pair(t, result, rank)[0], want), message, rank=rank, world=run.world)
     messages_only(t, run)
 
 
@@ -262,7 +270,7 @@ def check_scatter_input(student, t):
     "The argument stays unchanged"
     values = drawn(t, 2, 2 * t.integer(2, 5))
     run = run_on(student, scattered, values)
-    same_chunks(t, run, values, "the chunk of rank {rank}")
+    right_before(t, run, values)
     unchanged(t, run, values)
 
 
@@ -273,7 +281,7 @@ def check_scatter_traffic(student, t):
     size = world * t.integer(3, 6)
     values = drawn(t, world, size)
     run = run_on(student, scattered, values)
-    same_chunks(t, run, values, "the chunk of rank {rank}")
+    right_before(t, run, values)
     most = values[0].nbytes * (world - 1) // world
     for rank in range(world):
         t.that(
@@ -315,6 +323,9 @@ def same_whole(t, run: Run, whole: Tensor, what: str) -> None:
     for rank, got in enumerate(run.results):
         alone = torch.zeros_like(whole)
         alone.tensor_split(world)[rank].copy_(chunks[rank])
+        if isinstance(got, Tensor):
+            message = "the whole tensor on rank {rank} of {world} is {got}, the chunk is {want}: create it with chunk.new_empty(size)"
+            t.that(got.dtype == whole.dtype, message, rank=rank, world=world, got=got.dtype, want=whole.dtype)
         mistakes = {
             "rank {rank} of {world} has its own chunk only, the rest is 0": alone,
             "rank {rank} of {world} has its own chunk {world} times: send on what arrived last": torch.cat([chunks[rank]] * world),
