@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,6 +19,7 @@ from dlo_lib.labkit.figures import (
     BLUE,
     KIB,
     LIMIT,
+    MIB,
     MUTED,
     RANKS,
     SMALL,
@@ -80,7 +82,7 @@ def _plan(ax: Axes, nbytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> 
         ax.barh(0, free - start, left=start, color=VERMILLION, edgecolor=BACKGROUND, hatch="//")
         if free - start > 0.9:
             box = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1}
-            ax.text((start + free) / 2, 0, str(number), ha="center", va="center", fontsize=SMALL, bbox=box)
+            ax.text((start + free) / 2, 0, ascii_uppercase[number], ha="center", va="center", fontsize=SMALL, bbox=box)
     ax.axvline(layers, color=MUTED, ls="--", lw=1.2)
     ax.text(free + 0.3, 0, f"waiting {free - layers:.1f} ms", va="center", color=LIMIT)
     ax.set_yticks([0, 1], ["messages", "backward of layer"])
@@ -114,26 +116,29 @@ def messages(seconds: Mapping[int, float], predicted: predictions.Predicted) -> 
 def waiting(seconds: Mapping[int, float], after_backward: float, predicted: predictions.Predicted) -> Figure:
     """Communication that backward does not hide, by bucket size; predictions in ms."""
     (ax,) = panels(width=8, height=3.6)
-    limits = [limit / KIB for limit in seconds]
+    limits = [limit / MIB for limit in seconds]
     milliseconds = [1e3 * second for second in seconds.values()]
     ax.plot(limits, milliseconds, "o-", color=BLUE, label="buckets, during backward")
     ax.axhline(1e3 * after_backward, color=LIMIT, ls="--", label="one message a parameter, after backward")
-    predictions.mark_predicted(ax, {f"{limit:g} KiB": limit for limit in limits}, predicted)
+    predictions.mark_predicted(ax, {f"{limit:g} MiB": limit for limit in limits}, predicted)
     log_ticks(ax, "x", limits)
     ax.set_ylim(bottom=min(0, *milliseconds))
     ax.legend()
-    title = "communication that is not hidden (2 ranks, 24 layers of 64 KiB, 2 ms each)"
-    return finish(ax, xlabel="bucket size, KiB", ylabel="ms beyond backward", title=title)
+    title = "communication that is not hidden (2 ranks, 12 layers of 1 MiB, 4 ms each)"
+    return finish(ax, xlabel="bucket size, MiB", ylabel="ms beyond backward", title=title)
 
 
 def what_waiting_shows(seconds: Mapping[int, float]) -> str:
     """Return whether the measurement agrees with the text: the largest bucket hides nothing."""
     best, largest = min(seconds, key=lambda limit: seconds[limit]), max(seconds)
     if seconds[largest] >= 1.2 * seconds[best]:
-        return f"The best bucket here has {best // KIB} KiB; one bucket for all gradients waits {1e3 * (seconds[largest] - seconds[best]):.1f} ms longer."
+        return f"The best bucket here has {best // MIB} MiB; one bucket for all gradients waits {1e3 * (seconds[largest] - seconds[best]):.1f} ms longer."
+    smallest = min(seconds)
+    more = 1e3 * (seconds[smallest] - seconds[largest])
     return (
-        "This measurement disagrees with the text: one bucket for all gradients should wait longest. "
-        "Other programs use the cores of this machine; run the cell again when it is less busy."
+        "This measurement disagrees with the text: one bucket for all gradients waits no longer than the others. "
+        f"A bucket for each layer waits {more:+.1f} ms compared with it. If this stays so when you run the cell again, a message costs "
+        "more here than it can hide; with larger layers or a slower link, several buckets win."
     )
 
 

@@ -9,8 +9,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo).
 #
-# Builds on lab 10 (collectives). The core takes about 95 minutes; two optional sections follow the quiz. Each
-# exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
+# Builds on lab 10 (collectives). The core exercises take about 100 minutes; with the text and the demos plan two
+# hours. Two optional sections follow the quiz. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 # If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: data parallelism (*parallélisme de données*), replica (*réplique*), gradient accumulation (*accumulation de gradient*), overlap
@@ -35,7 +35,7 @@ from dlo_lib.launch import run_ranks
 STEPS = int(os.environ.get("DLO_STEPS", 40))  # of each training
 REPEATS = int(os.environ.get("DLO_REPEATS", 7))  # of each timing
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the training by hand at the end
-KIB = 1024
+KIB, MIB = 1 << 10, 1 << 20
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -95,7 +95,12 @@ figures.drift(run_ranks(four_trainings, 4, False), run_ranks(four_trainings, 4, 
 #
 # If all replicas start equal and step with the same average, they stay equal to the last bit: no weights are
 # sent after the start. Backward produces gradients from the last layer to the first. A gradient that is ready
-# can be sent while the others are still being computed:
+# can be sent while the others are still being computed.
+#
+# The figure is a *model* of the machine: backward takes 1 ms a layer, and a message takes α = 1 ms plus 1 ms for
+# each 64 KiB. Numbers are layers, letters are messages. Above, one message with all gradients follows backward;
+# below, four messages with three gradients each begin during backward. Communication to the right of the dashed
+# line is waiting time.
 
 # %% id="show_idea" tags=["demo"]
 twelve = [64 * KIB] * 12
@@ -109,7 +114,7 @@ figures.plans(
 # %% [markdown] id="replicate_text"
 # ## 1 · Equal replicas
 #
-# **Core · 10 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Write `replicate`: all ranks get the values of rank 0, in place. The state of a model is more than its
 # weights. `module.parameters()` are the tensors that an optimiser can train. `module.buffers()` are the other
@@ -134,7 +139,7 @@ lab.check("replicate")
 # %% [markdown] id="average_text"
 # ## 2 · The average, after backward
 #
-# **Core · 10 min · ●○○**
+# **Core · 9 min · ●○○**
 #
 # The simple form: after backward, replace each gradient by its average over the ranks, in place. Use one
 # all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`).
@@ -160,7 +165,8 @@ lab.check("average")
 # %% [markdown] id="average_after"
 # The result is right, but the method is slow for two reasons. First, the number of messages. The cell after
 # next sends the same 2 MiB of gradients in more and more all-reduces. **Predict first:** how many times as
-# long as one all-reduce of 2 MiB do 16 all-reduces take, and 256?
+# long as one all-reduce of 2 MiB do 16 all-reduces take, and 256? (Use α and β of your fit of lab 10, or say that
+# an all-reduce of B bytes takes 0.2 ms + B / (1 GB/s).)
 
 # %% id="predict_messages" tags=["prediction"]
 predicted_messages = {"16 messages": None, "256 messages": None}  # times as long as one message
@@ -184,11 +190,12 @@ def time_of_messages(total: int, counts: list[int]) -> dict[int, float]:
 
 by_count = run_ranks(time_of_messages, 2, 2**19, [1, 4, 16, 64, 256], explain=False)[0]
 print(compared(predicted_messages, {f"{count} messages": by_count[count] / by_count[1] for count in (16, 256)}))
+print(f"each further message costs {1e3 * (by_count[256] - by_count[1]) / 255:.2f} ms here")
 figures.messages(by_count, predicted_messages)
 
 # %% [markdown] id="buckets_text"
 # Every message costs a fixed time α, however short it is (lab 10). Llama 3.2 1B has 146 parameter tensors,
-# and 33 of them are norms of 8 kB in fp32: a separate message for a norm spends most of its time in α.
+# and 33 of them are norms of 8 KiB in fp32: a separate message for a norm spends most of its time in α.
 # Second, nothing is sent while backward computes.
 #
 # ## 3 · Buckets
@@ -219,9 +226,8 @@ def assign_buckets(nbytes: list[int], limit: int) -> list[list[int]]:
 lab.check("buckets")
 
 # %% [markdown] id="buckets_after"
-# The figure shows your buckets for 24 layers, with three limits, in a *model* of the machine: backward takes
-# 1 ms a layer, a message takes α = 1 ms plus 1 ms for each 64 KiB. Communication to the right of the dashed
-# line is waiting time.
+# The figure shows your buckets for 24 layers of 32 KiB, with three limits, in the model of the machine of "The
+# idea".
 
 # %% id="show_buckets" tags=["demo"]
 layers = [32 * KIB] * 24
@@ -233,24 +239,27 @@ figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limi
 #
 # ## 4 · Communicate while backward runs
 #
-# **Core · 30 min · ●●●**
+# **Core · 41 min · ●●●**
 #
 # After `parameter.register_post_accumulate_grad_hook(function)`, PyTorch calls `function(parameter)` when the
 # parameter's `.grad` is complete. This hook can *start* an all-reduce with
 # `dist.all_reduce(flat, async_op=True)`. The call returns a *work* immediately, and backward continues.
-# `finish()` calls `work.wait()` later.
+# `finish()` calls `work.wait()` later. (A lambda in a loop needs `i=i` among its arguments; otherwise every hook
+# uses the last `i`.)
 #
 # Complete the class. Its rules:
 #
-# - **One all-reduce for each bucket**, of a flat tensor with all its gradients. It starts in the hook of the gradient that completes the bucket.
+# - **One all-reduce for each bucket**, of a flat tensor with all its gradients, divided by the number of ranks before
+#   the sum as in section 2. It starts in the hook of the gradient that completes the bucket.
 # - **Strictly in the order of `self.buckets`**, on every rank. A bucket that is complete too early waits for
 #   those before it. (All-reduces are matched across ranks by their order only. If rank 0 starts with the
 #   bucket of layer 3 and rank 1 with that of layer 2, layer 3 is added to layer 2 without an error.)
-# - `finish()` is called after every backward pass. It starts the buckets that have not started: a parameter
-#   that this rank **did not use** has no gradient and counts as zeros. It waits for all buckets, writes the
-#   averages into `.grad`, and resets the state for the next pass.
+# - `finish()` is called after every backward pass outside `no_sync`. It starts the buckets that have not started: a
+#   parameter whose `.grad` is None, because this rank **did not use** it, counts as zeros. It waits for all buckets,
+#   writes the averages into `.grad` (also where it was None), and resets the state for the next pass.
 # - While `self.sync` is False (inside `no_sync`), hooks do nothing: gradients accumulate on this rank. The next
-#   pass outside `no_sync` adds its gradients, and the sums are averaged.
+#   pass outside `no_sync` adds its gradients, and the sums are averaged. A parameter that this last pass does not
+#   use still has the gradient of the passes before it.
 #
 # All parameters have the same dtype. Frozen parameters are left out.
 
@@ -317,19 +326,19 @@ lab.check("overlap")
 
 # %% [markdown] id="overlap_after"
 # Does communication overlap with backward? With a GPU, the CPU is free while kernels run. Here both ranks
-# compute on the same few cores, so the layers of the next cells *sleep* for 2 ms each in backward instead of
-# computing. Every millisecond beyond the sleep is communication that is not hidden.
+# compute on the same few cores, so the layers of the next cells *sleep* for 4 ms each in backward instead of
+# computing. Every millisecond beyond the sleep is communication that is not hidden, or a copy into a bucket.
 #
-# There are 24 layers of 64 KiB. **Predict first:** how many milliseconds does communication add to the 48 ms
-# of backward, with a bucket for each layer (64 KiB), with six buckets (256 KiB), and with one bucket (2048
-# KiB)? One all-reduce of 2 MiB took as long as the first point of the figure above.
+# There are 12 layers of 1 MiB. **Predict first:** how many milliseconds does communication add to the 48 ms of
+# backward, with a bucket for each layer (1 MiB), with four buckets (3 MiB), and with one bucket (12 MiB)? The
+# figure of section 2 gives the time of an all-reduce of 2 MiB, and the line above it the cost of a message.
 
 # %% id="predict_waiting" tags=["prediction"]
-predicted_waiting = {"64 KiB": None, "256 KiB": None, "2048 KiB": None}  # ms
+predicted_waiting = {"1 MiB": None, "3 MiB": None, "12 MiB": None}  # ms
 
 # %% id="run_overlap" tags=["demo"]
 class Sleeping(torch.autograd.Function):
-    """The identity; its backward sleeps for 2 ms, while the processor is free."""
+    """The identity; its backward sleeps for 4 ms, while the processor is free."""
 
     @staticmethod
     def forward(ctx, x):
@@ -337,16 +346,16 @@ class Sleeping(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        time.sleep(0.002)
+        time.sleep(0.004)
         return grad
 
 
 class SlowNet(nn.Module):
-    """24 layers of 64 KiB."""
+    """12 layers of 1 MiB."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(128, 128, bias=False) for _ in range(24))
+        self.layers = nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(12))
 
     def forward(self, x):
         for layer in self.layers:
@@ -354,7 +363,7 @@ class SlowNet(nn.Module):
         return x
 
 
-LIMITS = [64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, 1024 * KIB, 2048 * KIB]
+LIMITS = [limit * MIB for limit in (1, 2, 3, 4, 6, 12)]
 
 
 def backward_pass(model: nn.Module, x: torch.Tensor, form: str) -> float:
@@ -374,7 +383,7 @@ def backward_pass(model: nn.Module, x: torch.Tensor, form: str) -> float:
 def waiting_times() -> dict[int | str, float]:
     """Seconds that communication adds to a backward pass, for each limit and for one message a parameter after backward."""
     torch.set_num_threads(1)
-    x = torch.randn(4, 128)
+    x = torch.randn(4, 512)
     models = {"none": SlowNet(), "after backward": SlowNet()} | {limit: DataParallel(SlowNet(), limit) for limit in LIMITS}
     fastest = dict.fromkeys(models, float("inf"))
     for repeat in range(REPEATS + 1):  # all forms in turn, so that a busy moment disturbs them equally
@@ -387,31 +396,33 @@ def waiting_times() -> dict[int | str, float]:
 
 waiting = run_ranks(waiting_times, 2, explain=False)[0]
 after_backward = waiting.pop("after backward")
-print(compared(predicted_waiting, {f"{limit // KIB} KiB": 1e3 * seconds for limit, seconds in waiting.items()}, "{:.1f} ms".format))
+print(compared(predicted_waiting, {f"{limit // MIB} MiB": 1e3 * seconds for limit, seconds in waiting.items()}, "{:.1f} ms".format))
 print(figures.what_waiting_shows(waiting))
 figures.waiting(waiting, after_backward, predicted_waiting)
 
 # %% [markdown] id="overlap_lesson"
 # The rightmost point has one bucket for all gradients: it is sent after backward, so nothing is hidden. The
-# leftmost point has one bucket a layer: as much as possible is hidden behind the sleep, but α is paid 24
-# times. Compare with the figure of your buckets above. Each point is the minimum of several repeats; on a
-# busy machine points still move, and the line above the figure says when the picture disagrees with this
-# text.
+# leftmost point has one bucket a layer: as much as possible is hidden behind the sleep, but α is paid 12
+# times. No point reaches 0, because each gradient is copied into its bucket. Compare with the figure of your
+# buckets above. Each point is the minimum of several repeats; on a busy machine points still move, and the line
+# above the figure says when the picture disagrees with this text.
 #
-# The tracer shows one such pass in time. Each rank computes (here: sleeps) while its all-reduces are in
-# flight. The file opens in <https://ui.perfetto.dev>.
+# The tracer shows one such pass in time, with four buckets. Each rank computes (here: sleeps) while its
+# all-reduces are in flight. A thin line before a bar: this rank has called, the other has not. The cell also
+# writes a file beside this notebook, which opens in <https://ui.perfetto.dev>.
 
 # %% id="show_trace" tags=["demo"]
 def one_pass() -> None:
     torch.set_num_threads(1)
-    model = DataParallel(SlowNet(), 256 * KIB)
-    backward_pass(model, torch.randn(4, 128), "buckets")
+    model = DataParallel(SlowNet(), 3 * MIB)
+    backward_pass(model, torch.randn(4, 512), "buckets")
 
 
 trace = run_ranks(one_pass, 2, trace=True, explain=False).trace
 print("written:", trace.to_perfetto("overlap_trace.json"))
 first = min(event.issued for event in trace.select("all_reduce"))
-trace.plot(start=max(0.0, first - 0.012))
+title = f"one backward pass: {trace.count('all_reduce', rank=0)} all-reduces a rank, {trace.hidden('all_reduce'):.0%} of their time hidden"
+trace.plot(title, start=max(0.0, first - 0.015))
 
 # %% [markdown] id="accumulate_text"
 # ## 5 · Gradient accumulation
@@ -464,14 +475,14 @@ for name, each in traces.items():
 # %% [markdown] id="sampler_text"
 # ## 6 · Whose samples?
 #
-# **Core · 8 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # In each epoch, one rank should see each sample, once. Write the *sampler*: it returns the indices of the
 # samples of this rank in this epoch.
 #
 # - All ranks must run the same number of steps, because otherwise some ranks wait forever. So every rank gets
 #   the same number of samples: when `world` does not divide `length`, repeat a few (fewer than `world` in
-#   total).
+#   total). With fewer samples than ranks, one sample may be repeated several times.
 # - The order is new in every epoch and depends on `seed` and `epoch` only: every rank computes the *same*
 #   permutation and takes its share, without a message.
 # - Use a separate generator (`torch.Generator().manual_seed(...)`). `torch.manual_seed` would change the
@@ -502,7 +513,7 @@ figures.shares([[rank_samples(22, rank, 4, epoch) for rank in range(4)] for epoc
 #
 # ## 7 · A metric over all ranks
 #
-# **Core · 7 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # Compute the accuracy over the samples of all ranks. Ranks may have unequal numbers of samples, and one may
 # have none. The mean of the ranks' accuracies would give more weight to the samples of a rank that has few.
@@ -640,13 +651,23 @@ print(side_by_side.table(forms))
 # Both send the same bytes; a collective does not care who calls it. What differs:
 #
 # - Your class copies every gradient into a flat tensor and back out as a view of it. `DistributedDataParallel`
-#   lets backward write into the bucket itself.
+#   lets backward write into the bucket itself. On two ranks on CPUs these copies are a small part of the step, so
+#   the times hardly differ.
 # - The first step of `DistributedDataParallel` sends one bucket; from the second step on the buckets follow
 #   the order of arrival. It fills a bucket until the limit is *reached*, so buckets may exceed `bucket_cap_mb`.
 # - A parameter that a rank does not use needs `find_unused_parameters=True`, which walks through the graph in
 #   each step. Without it, the next step raises an error. Try
 #   `lab.check("overlap", instead={"DataParallel": Standard})`: three checks fail. Why is none of them a wrong
 #   gradient?
+#
+# <details><summary>Answer</summary>
+#
+# The three checks expect the behaviour of *your* class. When PyTorch's wrapper is built, it compares the shapes of
+# the parameters over the ranks (all_gather), and its first step has one bucket, which cannot start before the last
+# gradient. The third check leaves a parameter out, which needs `find_unused_parameters=True`. The gradients that it
+# returns are right.
+#
+# </details>
 
 # %% [markdown] id="quiz_text"
 # ## 10 · Quiz

@@ -9,7 +9,6 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
 from .checks.replicas import bucket_case
-from .checks.samples import epoch_of
 
 
 @check("buckets", points=1)
@@ -20,17 +19,6 @@ def check_only_large(student, t):
     t.that(
         [len(bucket) for bucket in got] == [1] * count,
         "Gradients that are all larger than the limit need one bucket each, and no other bucket.",
-    )
-
-
-@check("sampler", points=1)
-def check_fewer_than_ranks(student, t):
-    "Fewer samples than ranks"
-    length, world = t.integer(2, 3), t.integer(7, 8)
-    got = epoch_of(student, t, length, world, 0, t.integer(0, 9))
-    t.that(
-        all(len(own) == 1 for own in got),
-        "With fewer samples than ranks, every rank still needs one sample: repeat them as often as needed.",
     )
 
 

@@ -246,6 +246,19 @@ MUTANTS = [
         """,
     ),
     Mutant(
+        "The average is divided after the sum, which overflows in fp16",
+        "check_averaged",
+        says="divide before the all-reduce, not after it",
+        replace={
+            "flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()": """
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            """,
+            "self.trained[i].grad = average.view_as(self.trained[i])": """
+            self.trained[i].grad = average.view_as(self.trained[i]) / dist.get_world_size()
+            """,
+        },
+    ),
+    Mutant(
         "From the third step on, every bucket is reduced twice",
         "check_averaged",
         says="a bucket is reduced more than once",
@@ -304,6 +317,20 @@ MUTANTS = [
             self.arrived.add(i)
             if not self.sync:
                 return
+            """,
+        },
+    ),
+    Mutant(
+        "Zeros are sent for a parameter that the last pass did not use, although it has a gradient of earlier passes",
+        "check_no_sync",
+        says="Only a .grad that is None counts as zeros",
+        replace={
+            "members = [self.trained[i] for i in self.buckets[len(self.works)]]": """
+            bucket = self.buckets[len(self.works)]
+            members = [self.trained[i] for i in bucket]
+            """,
+            "gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in members]": """
+            gradients = [p.grad if i in self.arrived else torch.zeros_like(p) for i, p in zip(bucket, members)]
             """,
         },
     ),
@@ -407,7 +434,7 @@ MUTANTS = [
     Mutant(
         "The permutation is extended once by its beginning, which is not enough for few samples",
         "check_fewer_than_ranks",
-        says="repeat them as often as needed",
+        says="repeat the samples as often as needed",
         replace={
             """
             each = -(-length // world)

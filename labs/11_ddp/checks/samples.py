@@ -58,6 +58,15 @@ def check_everyone_once(student, t):
 
 
 @check("sampler", points=1)
+def check_fewer_than_ranks(student, t):
+    "Fewer samples than ranks: each rank has one"
+    length, world = t.integer(2, 3), t.integer(7, 8)
+    counts = [len(own) for own in epoch_of(student, t, length, world, 0, t.integer(0, 9))]
+    message = "with length={length} and world={world} the ranks see {counts} samples: every rank needs one, so repeat the samples as often as needed"
+    t.that(all(count == 1 for count in counts), message, length=length, world=world, counts=counts)
+
+
+@check("sampler", points=1)
 def check_shuffled(student, t):
     "The order is random and changes with the epoch and the seed"
     length, world, seed = t.integer(40, 60), 2, t.integer(0, 9)

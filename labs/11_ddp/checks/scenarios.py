@@ -71,24 +71,44 @@ def steps_of(student, rank, world, weights, batches, limit, order=None, unused=N
 
 
 @scenario
-def held_back(student, rank, world, weights, batches, limit):
-    """A backward pass inside ``no_sync``, a barrier, and one outside: the gradients after the first and after ``finish``."""
+def half_step(student, rank, world, slopes, limit):
+    """A step of a model in fp16 whose gradients are ``slopes``: the gradients after ``finish``."""
+
+    class Slopes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros_like(slope)) for slope in slopes])
+
+        def forward(self, slopes):
+            return sum((weight * slope).sum() for weight, slope in zip(self.weights, slopes))
+
+    net = Slopes()
+    model = student.DataParallel(net, limit)
+    model(slopes).backward()
+    model.finish()
+    return [parameter.grad for parameter in net.parameters()]
+
+
+@scenario
+def held_back(student, rank, world, weights, batches, limit, without):
+    """A backward pass inside ``no_sync``, a barrier, and one outside, which leaves out the branches ``without``: the gradients after the
+    first and after ``finish``."""
 
     class Branches(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.weights = torch.nn.ParameterList([torch.nn.Parameter(weight.clone()) for weight in weights])
 
-        def forward(self, x):
-            return sum(torch.tanh(x @ weight).sum(1) for weight in self.weights)
+        def forward(self, x, without):
+            return sum(torch.tanh(x @ weight).sum(1) for i, weight in enumerate(self.weights) if i not in without)
 
     net = Branches()
     model = student.DataParallel(net, limit)
     with model.no_sync():
-        model(batches[0]).square().mean().backward()
+        model(batches[0], ()).square().mean().backward()
     silent = [parameter.grad.clone() for parameter in net.parameters()]
     dist.barrier()
-    model(batches[1]).square().mean().backward()
+    model(batches[1], without).square().mean().backward()
     model.finish()
     return silent, [parameter.grad for parameter in net.parameters()]
 

@@ -12,7 +12,7 @@ from dlo_lib.labkit.traffic import passes_only
 from dlo_lib.text import tr
 
 from .replicas import DIVIDED_TWICE, SUMMED, explained
-from .scenarios import accumulated, held_back, steps_of
+from .scenarios import accumulated, half_step, held_back, steps_of
 
 ROWS = 5
 UNUSED = {"NoneType": "a parameter that this rank did not use has no gradient: put zeros into its bucket"}
@@ -138,12 +138,21 @@ def same_gradients(
 
 @check("overlap", points=3, seconds=40)
 def check_averaged(student, t):
-    "Gradients are the averages over all ranks, in every step"
+    "Gradients are the averages over all ranks, in every step, also in fp16"
     for world in (1, 3):
         weights = branches(t, t.integer(4, 6))
         frozen = (t.integer(1, 2),)
         run, batches = run_steps(student, t, weights, world, limit=300, steps=3, frozen=frozen)
         same_gradients(t, run, weights, batches, 300, frozen=frozen)
+    slopes = [[t.uniform(35000, 50000) + t.normal(4) for _ in range(2)] for _ in range(2)]
+    run = explained(student, half_step, [{"slopes": [slope.half() for slope in own], "limit": 1000} for own in slopes], UNUSED)
+    for rank, result in enumerate(run.results):
+        for i, got in enumerate(t.items(result, 2, "the gradients of rank {rank}", rank=rank)):
+            got = t.tensor(got, "the gradient of parameter {i}, in fp16,", i=i)
+            message = "the sum of fp16 gradients is infinite, although their average fits: divide before the all-reduce, not after it"
+            t.that(bool(torch.isfinite(got).all()), message)
+            want = (slopes[0][i] + slopes[1][i]) / 2
+            t.close(got.float(), want, "the gradient of parameter {i} on rank {rank}, in fp16,", rtol=2e-3, i=i, rank=rank)
 
 
 @check("overlap", points=1, seconds=20)
@@ -228,12 +237,22 @@ def check_unused(student, t):
 
 @check("overlap", points=2, seconds=20)
 def check_no_sync(student, t):
-    "Inside no_sync nothing is sent, and the gradients of the next pass are added"
+    "Inside no_sync nothing is sent, and the gradients of the next pass are added, also where it uses fewer parameters"
+    after_no_sync(student, t, [(), ()])
+    after_no_sync(student, t, [(t.integer(0, 3),)] * 2)
+
+
+def after_no_sync(student, t, without: list[tuple[int, ...]]) -> None:
+    """A pass inside ``no_sync`` and one outside, in which each rank leaves out the branches ``without``."""
     weights, limit, world = branches(t, t.integer(4, 6)), 700, 2
     batches = [[t.normal(4, ROWS, dtype=torch.float64) for _ in range(world)] for _ in range(2)]
-    inputs = [{"weights": weights, "batches": [batch[rank] for batch in batches], "limit": limit} for rank in range(world)]
+    inputs = [
+        {"weights": weights, "batches": [batch[rank] for batch in batches], "limit": limit, "without": without[rank]}
+        for rank in range(world)
+    ]
     run = explained(student, held_back, inputs, UNUSED)
-    first, second = (mean_gradients(weights, batch, [()] * world) for batch in batches)
+    first, second = mean_gradients(weights, batches[0], [()] * world), mean_gradients(weights, batches[1], without)
+    kept = [mean_gradients(weights, [batches[0][rank]], [()]) for rank in range(world)]
     for rank in range(world):
         calls = [call.kind for call in run.calls(rank) if call.kind in (Kind.ALL_REDUCE, Kind.BARRIER)]
         early = calls.index(Kind.BARRIER)
@@ -241,10 +260,10 @@ def check_no_sync(student, t):
         t.that(early == 0, message, early=early)
     for rank, result in enumerate(run.results):
         silent, after = t.items(result, 2, "the result of rank {rank}", rank=rank)
-        alone = mean_gradients(weights, [batches[0][rank]], [()])
         for i in range(len(weights)):
-            where = {"i": i, "rank": rank}
-            t.close(silent[i], alone[i], "the gradient of parameter {i} on rank {rank} inside no_sync,", atol=1e-10, **where)
+            missing = [other for other in range(world) if i in without[other]]
+            where = {"i": i, "rank": rank, "missing": missing[0] if missing else -1}
+            t.close(silent[i], kept[rank][i], "the gradient of parameter {i} on rank {rank} inside no_sync,", atol=1e-10, **where)
             want = first[i] + second[i]
             mistakes = {
                 "parameter {i} on rank {rank} has only the gradient of the pass inside no_sync(): its bucket was sent before the gradient of the "
@@ -253,6 +272,15 @@ def check_no_sync(student, t):
                     i
                 ],
             }
+            if missing:
+                lost = (
+                    "rank {missing} sends zeros for parameter {i}, which its last pass did not use: its .grad still holds the gradient of the "
+                    "pass inside no_sync(). Only a .grad that is None counts as zeros"
+                )
+                mistakes = {lost: want - sum(kept[other][i] for other in missing) / world}
+            t.that(
+                after[i] is not None, "parameter {i} has no gradient on rank {rank} after a pass inside no_sync() and one outside", **where
+            )
             wrong_if(t, after[i], want, mistakes, rtol=1e-5, atol=1e-10, **where)
             what = "the gradient of parameter {i} on rank {rank}, after a pass inside no_sync() and one outside,"
             t.close(after[i], want, what, atol=1e-10, **where)
