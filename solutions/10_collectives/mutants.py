@@ -57,6 +57,16 @@ MUTANTS = [
                 dist.send(outgoing, to)
         """,
     ),
+    Mutant(
+        "The send is started and never waited for",
+        "check_exchange_waits",
+        says="never waits for its send",
+        answer="""
+        def exchange(outgoing, to, incoming, source):
+            dist.isend(outgoing, to)
+            dist.recv(incoming, source)
+        """,
+    ),
     # -- scatter
     Mutant(
         "The chunk is a view of a copy of the whole tensor, which stays in memory with it",

@@ -186,12 +186,19 @@ def shift(world: int, distance: int) -> list[int]:
     return [(rank + distance) % world for rank in range(world)]
 
 
-@check("exchange", points=2, seconds=30)
+@check("exchange", points=1, seconds=30)
 def check_exchange(student, t):
     "All ranks of a ring send at the same time"
     for world in (2, 3):
         values, to = drawn(t, world, t.integer(3, 9)), shift(world, 1)
         same_received(t, routed(student, values, to), values, to)
+
+
+@check("exchange", points=1, seconds=30)
+def check_exchange_waits(student, t):
+    "It returns when its send and its receive are done"
+    run = routed(student, drawn(t, 2, t.integer(3, 9)), shift(2, 1))
+    t.that(run.forgotten_wait() == "", "`exchange` returns before its messages are done.")
 
 
 @check("exchange", points=1, seconds=40)
