@@ -17,6 +17,11 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 
 FIRST_PORT = 8888
+NOT_FOR_STUDENTS = {
+    # It compares visible points with all points, so it says of a right solution that it fails.
+    "@jupyter/nbgrader:validate-assignment": True,
+    "@jupyter/nbgrader:create-assignment": True,
+}
 QUIET = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
 
 
@@ -149,4 +154,6 @@ def write_jupyter_config(labs: Path, exchange: ClassExchange) -> Path:
     write_text(folder / "nbgrader_config.py", "\n".join([*lines, ""]))
     # JupyterLab asks for consent to fetch news, and a class may have no network.
     write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(QUIET))
+    page = json.dumps({"disabledExtensions": NOT_FOR_STUDENTS})
+    write_text(folder / "labconfig" / "page_config.json", page)
     return folder
