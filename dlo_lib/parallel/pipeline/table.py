@@ -55,6 +55,7 @@ COMPUTE = frozenset({F, B, I, W})
 SENDS = frozenset({ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD})
 RECEIVES = frozenset({ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD})
 _CELL = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W)(\d+)")
+_COMBINED = re.compile(r"\((.*)\)OVERLAP_F_B")  # PyTorch's DualPipeV runs these actions one after the other
 # Idle cells, and PyTorch's actions for FSDP
 _IGNORED = re.compile(r"\s*|\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
@@ -137,7 +138,7 @@ class Schedule:
 
 def read_csv(text: str, placement: Sequence[int] | None = None, name: str = "from a file") -> Schedule:
     """Return the schedule in ``text``, which has a line for each rank. Empty cells and the actions of FSDP
-    are ignored.
+    are ignored. A combined cell of PyTorch, ``(0F5;1B3)OVERLAP_F_B``, is read as its actions in order.
 
     Args:
         placement: the rank of each stage; by default, the rank whose line contains the forwards of the stage.
@@ -146,7 +147,15 @@ def read_csv(text: str, placement: Sequence[int] | None = None, name: str = "fro
         UserError: a cell is not an action, or a stage has no forward.
     """
     lines = csv.reader(io.StringIO(text))
-    rows = tuple(tuple(Action.parse(cell) for cell in line if not _IGNORED.fullmatch(cell)) for line in lines)
+    rows = tuple(
+        tuple(
+            Action.parse(part)
+            for cell in line
+            for part in (_COMBINED.sub(r"\1", cell.strip()).split(";") if cell else ())
+            if not _IGNORED.fullmatch(part)
+        )
+        for line in lines
+    )
     micro_batches = 1 + max((action.micro_batch for row in rows for action in row), default=-1)
     return Schedule(name, tuple(placement) if placement is not None else _owners(rows), micro_batches, rows)
 

@@ -101,3 +101,18 @@ def test_every_receive_has_its_send_and_comes_before_its_use():
             assert Action(ActionKind.SEND_FORWARD, action.stage - 1, action.micro_batch) in cells
             row = written_out.rows[written_out.placement[action.stage]]
             assert row.index(action) < row.index(Action(F, action.stage, action.micro_batch))
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 11)])
+def test_combined_cells_of_pytorchs_dualpipe_v_are_read_in_order(ranks, micro_batches):
+    text = pytorchs("ScheduleDualPipeV", ranks, micro_batches, 2)
+    assert "OVERLAP_F_B" in text
+    theirs = read_csv(text, in_a_v(ranks))
+    validate(theirs)
+    assert theirs.micro_batches == micro_batches
+    assert str(read_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1").rows[0][1]) == "0F1"
+
+
+def test_a_broken_combined_cell_is_refused():
+    with pytest.raises(UserError, match=r'"0X1" is no action'):
+        read_csv("0F0,(0X1;0B0)OVERLAP_F_B")
