@@ -7,6 +7,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from numbers import Integral
 
 EXIT_BAD_INPUT = 2
 
@@ -28,6 +29,18 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UserError:
     near = nearest(name, names)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UserError(f'unknown {kind} "{name}": {hint}Known: {", ".join(names) or "none"}')
+
+
+def require_count(name: str, value: object, least: int = 1) -> None:
+    """Check that ``value`` is a whole number, at least ``least``; numpy's integers count, True does not.
+
+    Raises:
+        UserError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{name} is {value!r}: it should be a whole number, at least {least}")
+    if value < least:
+        raise UserError(f"{name} is {value}: use at least {least}")
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

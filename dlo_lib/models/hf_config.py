@@ -45,7 +45,7 @@ def config_from_hf(table: dict[str, Any]) -> LlamaConfig:
         raise UserError(
             f"config.json has no {error.args[0]}: copy it again from the source of the checkpoint"
         ) from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, UserError) as error:
         raise UserError(f"config.json has inconsistent sizes: {error}") from error
 
 

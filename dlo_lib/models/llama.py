@@ -11,13 +11,16 @@ Papers: Llama 3 (arXiv:2407.21783), GQA (arXiv:2305.13245), SwiGLU (arXiv:2002.0
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from dlo_lib.errors import UserError, require_count
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,14 @@ class LlamaConfig:
     initializer_std: float = 0.02
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int":
+                require_count(field.name, value, least=0 if field.name == "num_layers" else 1)
+            elif field.type == "float" and (isinstance(value, bool) or not isinstance(value, Real)):
+                raise UserError(f"{field.name} is {value!r}: it should be a number")
+            elif field.type == "bool" and not isinstance(value, bool):
+                raise UserError(f"{field.name} is {value!r}: it should be True or False")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.errors import UserError, require_count, unknown_name
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
@@ -105,8 +105,12 @@ class StepSettings:
                 parallelism.
         """
         for name, size in (("batch", batch), ("seq", seq), ("world_size", world_size)):
-            if size < 1:
-                raise UserError(f"{name} is {size}: use at least 1")
+            require_count(name, size)
+        for name, flag in (("checkpointing", checkpointing), ("bucket_view", bucket_view)):
+            if not isinstance(flag, bool):
+                raise UserError(f"{name} is {flag!r}: it should be True or False")
+        if not isinstance(fused, (bool, OptimizerStep)):
+            raise UserError(f"fused is {fused!r}: it should be True, False or an OptimizerStep")
         if optimizer not in OPTIMIZERS:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         kind = named(Precision, "precision", precision)
