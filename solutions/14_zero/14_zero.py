@@ -9,8 +9,9 @@
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
 # Builds on labs 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about 95
-# minutes. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer,
-# then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
+# minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
+# `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")`
+# lets you continue without its points.
 #
 # Words: shard (*fragment*), optimiser state (*état de l'optimiseur*), padding (*remplissage*), offload (*déchargement*),
 # master weights (*poids maîtres*).
@@ -73,23 +74,22 @@ figures.copies(at_64[0], 64)
 # %% [markdown] id="idea"
 # ## The idea
 #
-# | stage | divided over the N ranks | bytes at rest (fp32, AdamW) | sent by a rank and step |
-# |---|---|---|---|
-# | 0 (DDP) | nothing | 16 Ψ | 2 B f |
-# | 1 | optimiser state | 8 Ψ + 8 Ψ/N | 2 B f + B f with DDP, B f + B f with reduce-scatter |
-# | 2 | and gradients | 4 Ψ + 12 Ψ/N | B f + B f |
-# | 3 | and parameters | 16 Ψ/N | B f + 2 B f |
+# | stage | divided over the N ranks | bytes at rest (fp32, AdamW) |
+# |---|---|---|
+# | 0 (DDP) | nothing | 16 Ψ |
+# | 1 | optimiser state | 8 Ψ + 8 Ψ/N |
+# | 2 | and gradients | 4 Ψ + 12 Ψ/N |
+# | 3 | and parameters | 16 Ψ/N |
 #
-# Ψ is the number of parameters, B their bytes, f = (N-1)/N. An all-reduce *is* a reduce-scatter followed by
-# an all-gather (lab 10): stage 2 runs the optimiser's step between the two halves. It sends as many bytes as
-# DDP.
+# Ψ is the number of parameters. An all-reduce *is* a reduce-scatter followed by an all-gather (lab 10): stage 2
+# runs the optimiser's step between the two halves. What each stage sends, you will predict after step 6.
 
 # %% [markdown] id="state_text"
 # ## 1 · What is left on a rank
 #
 # **Core · 5 min · ●○○**
 #
-# Write the third column of the table as a function, for any optimiser: `moments` is the number of values that
+# Write the last column of the table as a function, for any optimiser: `moments` is the number of values that
 # it keeps for each parameter (AdamW 2, momentum 1, plain SGD 0). All numbers are fp32. (Real shards are
 # rounded up; here keep the fractions.)
 
@@ -111,7 +111,8 @@ lab.check("state")
 
 # %% [markdown] id="state_after"
 # This is the well-known figure of the ZeRO paper, for this model and at true size: bars are measured in one
-# training step for each stage, on one of 64 ranks; diamonds are your function.
+# training step for each stage, on one of 64 ranks; diamonds are your function. In the last rows the parts are too
+# thin to see: compare the two numbers.
 
 # %% id="show_state" tags=["demo"]
 psi = sum(parameters_by_part(model_config(MODEL)).values())
@@ -171,7 +172,7 @@ lab.check("pieces")
 # %% [markdown] id="stage1_text"
 # ## 3 · Stage 1: the optimiser's state
 #
-# **Core · 18 min · ●●○**
+# **Core · 15 min · ●●○**
 #
 # DDP has averaged the gradients on every rank, and then all ranks compute the same update from the same
 # moments. Instead:
@@ -180,7 +181,7 @@ lab.check("pieces")
 #   `make_optimizer(pieces)` returns it. It can be any optimiser that updates each number separately.
 # - in `step`, give each piece its piece of the gradient, run the optimiser's step, and send the updated
 #   pieces to all ranks: copy the new values into the parameters **in place** (`parameter.data.copy_`). Leave
-#   a parameter whose gradient is `None` unchanged.
+#   a parameter whose gradient is `None` unchanged, also when it had a gradient in an earlier step.
 #
 # Each updated number is sent once. The optimiser creates its moments in its first step, so a rank never holds
 # more than 1/N of them.
@@ -221,7 +222,7 @@ lab.check("stage1")
 #
 # **Optional · 8 min · ●○○**
 #
-# Exercise 5 does not need this one.
+# Exercise 5 does not need the code; read the text, because the quiz asks about it.
 #
 # Gradient clipping divides by the norm of **all** gradients. In stages 2 and 3 a rank has only its pieces.
 # Compute the norm of the whole from `pieces`, a list of this rank's pieces of gradients. All ranks must get
@@ -243,7 +244,7 @@ lab.check("norm")
 # %% [markdown] id="stage2_text"
 # ## 5 · Stage 2: the gradients
 #
-# **Core · 18 min · ●●○**
+# **Core · 16 min · ●●○**
 #
 # Stage 1 does not use (N-1)/N of the result of the all-reduce. A **reduce-scatter** gives each rank only the
 # sum of its piece, for half the bytes. If it runs *during* backward, a gradient is whole only for a moment.
@@ -280,7 +281,7 @@ lab.check("stage2")
 # %% [markdown] id="stage3_text"
 # ## 6 · Stage 3: the parameters
 #
-# **Core · 22 min · ●●●**
+# **Core · 25 min · ●●●**
 #
 # Now a rank keeps only pieces of the parameters. Before a layer computes, its weight is gathered. Where does
 # its gradient go? The gather is a *function* of the pieces: its backward maps the gradient of the whole
@@ -294,7 +295,8 @@ lab.check("stage2")
 # - autograd writes the gradient into `weight_piece.grad`;
 # - **the whole weight must not outlive the computation.** Autograd would keep it for backward, because
 #   `F.linear` saves its weight. With `torch.utils.checkpoint.checkpoint(function, *tensors,
-#   use_reentrant=False)`, autograd saves only the arguments and runs `function` again in backward.
+#   use_reentrant=False)`, autograd saves only the arguments and runs `function` again in backward. So pass the
+#   piece as an argument, not the whole weight.
 
 # %% nbgrader={"grade_id": "stage3", "solution": true}
 class Gather(torch.autograd.Function):
@@ -422,10 +424,15 @@ for stage in STAGES:
 print(compared(traffic_guess, traffic, "{:.2f} B f".format))
 
 # %% [markdown] id="same_text"
+# | stage | sent by a rank and step |
+# |---|---|
+# | 0 (DDP) | 2 B f: an all-reduce is a reduce-scatter (B f) and an all-gather (B f) |
+# | 1 | 2 B f + B f with DDP's all-reduce, as here; B f + B f with the reduce-scatter of stage 2 |
+# | 2 | B f + B f: as many bytes as DDP |
+# | 3 | B f + 2 B f |
+#
 # Stage 3 sends 1.5 times the bytes of DDP. For this price, the training state (weights, gradients, optimiser
-# state) can be N times as large; activations are not divided. (Stage 1 here uses DDP's all-reduce and then
-# sends the updates: as many bytes as stage 3. With the reduce-scatter of stage 2 it would cost as much as
-# stage 2.)
+# state) can be N times as large; activations are not divided.
 #
 # ## 7 · For real: the same training
 #
@@ -441,8 +448,9 @@ for stage, ranks in runs.items():
 figures.losses({stage: [sum(step) / 4 for step in zip(*(losses for losses, _, _ in ranks))] for stage, ranks in runs.items()})
 
 # %% [markdown] id="memory_text"
-# The curves are equal: sharding changes storage and communication, not the computation. (Differences come
-# only from the order of additions.)
+# The curves are equal: sharding changes storage and communication, not the computation. Here even the weights are
+# equal bit by bit, because with these sizes all stages add in the same order. On GPUs, or with other sizes, the order
+# of additions differs: expect "equal up to rounding", about 1e-7.
 #
 # And the memory? In the same runs each rank counted the bytes of state in memory after the last backward.
 # This is the figure of the ZeRO paper again, now for **your** three stages on real ranks.
@@ -460,7 +468,7 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 # %% [markdown] id="offload_text"
 # ## 8 · Offload
 #
-# **Core · 15 min · ●●○**
+# **Core · 17 min · ●●○**
 #
 # The optimiser's state is needed once a step, so it need not be in the memory of the GPU. ZeRO-Offload keeps it
 # in CPU memory, and the CPU computes the update. The GPU keeps pieces of weights and gradients in 16 bits; the
@@ -508,9 +516,12 @@ lab.check("offload")
 # %% [markdown] id="offload_after"
 # Each step now has three parts that DDP does not have: gradients go to the CPU (2 Ψ/N bytes), weights return
 # (2 Ψ/N bytes), and the CPU computes the update. The cell measures the third part with your class, on the cores
-# of this machine, and scales it to the 3.2 billion parameters of the model on 1, 8 and 64 ranks.
+# of this machine, and scales it to the 3.2 billion parameters of the model on 1, 8 and 64 ranks. (Here each rank
+# has the cores of this machine for itself; on a node, 8 ranks share the cores.)
 #
-# **Predict, then measure.** How many seconds does this CPU need for the update of a rank's share?
+# **Predict, then measure.** How many seconds does this CPU need for the update of a rank's share? The memory limits
+# it, not the arithmetic: a step reads and writes about 40 bytes a parameter (master, moments, gradient and piece), and
+# a few cores move 10 to 30 GB/s.
 
 # %% id="predict_update" tags=["prediction"]
 update_guess = {"1 rank": None, "8 ranks": None, "64 ranks": None}  # seconds
@@ -556,7 +567,7 @@ figures.offload(tokens, [6 * psi * count / (0.4 * 312e12) for count in tokens], 
 # the time of a step with and without writing the file to the disk. Your class does not change.
 
 # %% id="run_infinity" tags=["demo"]
-def stepping(in_a_file: bool, to_disk: bool, repeats: int = 4) -> tuple[int | None, float]:
+def stepping(in_a_file: bool, to_disk: bool, repeats: int = 8) -> tuple[int | None, float]:
     """Private bytes of this process for the state, and the shortest step."""
     before = alive.private_bytes()
     piece, made, times = nn.Parameter(torch.zeros(NUMBERS, dtype=torch.bfloat16)), [], []
@@ -581,23 +592,24 @@ for name, chosen in {"in memory": (False, False), "in a file": (True, False), "i
 
 # %% [markdown] id="infinity_lesson"
 # The state has 12 bytes a parameter, and the process no longer holds them. While the file fits into the free
-# memory of the machine, the kernel keeps its pages there, so a step is about as fast as before. The last line
-# is what remains when it does not fit: each step writes 12 bytes a parameter, and also reads them. This is why
-# ZeRO-Infinity divides the state over the disks of *all* nodes, and reads the next piece while it updates this
+# memory of the machine, the kernel keeps its pages there, so a step takes about as long as before. (The first line can
+# be up to twice as long: there a step may get new pages for its temporary gradients from the system; after the move it
+# reuses those that the state has left.) The last line is what remains when it does not fit: each step writes 12 bytes
+# a parameter, and also reads them. This is why ZeRO-Infinity divides the state over the disks of *all* nodes, and reads the next piece while it updates this
 # one.
 #
 # ## 9 · What ZeRO does not divide
 #
 # The cell measures the peak of a whole step of ZeRO-3, on one of 64 ranks, without and with activation
-# checkpointing. (About 30 s.)
+# checkpointing. Each bar is at its own peak, and the label says when that is. (About 30 s.)
 
 # %% id="show_rest" tags=["demo"]
 SEQ = 2048
-peaks = {
-    name: measure_memory(MODEL, 1, SEQ, checkpointing=on, parallel="zero3", world_size=64).at_peak
+reports = {
+    name: measure_memory(MODEL, 1, SEQ, checkpointing=on, parallel="zero3", world_size=64)
     for name, on in (("ZeRO-3", False), ("ZeRO-3, checkpointing", True))
 }
-figures.rest(peaks)
+figures.rest(reports)
 
 # %% id="show_checkpoints" tags=["demo"]
 config = model_config(MODEL)
@@ -618,8 +630,16 @@ print(f"one buffer with all gradients: {4 * psi / GIB:.2f} GiB; buckets of 25 Mi
 #   tensor then does not fit although enough bytes are free. DeepSpeed copies the long-lived ones into one
 #   region. In PyTorch, try `PYTORCH_ALLOC_CONF=expandable_segments:True` first.
 #
-# Why is the activation bar nearly gone with checkpointing, but the whole peak not as small as the state? (Which
-# unit is the largest, and when is it whole?)
+# Why has the second bar no activations, and why is it not as small as the state? (Which unit is the largest, and when
+# is it whole?)
+#
+# <details><summary>Answer</summary>
+#
+# With checkpointing the peak is another moment, the end of backward: the activations of all blocks are gone by then.
+# The last unit of backward is the largest one, the tied embedding (1.5 GiB in fp32). It is whole, and so is its
+# gradient; no number of ranks divides them.
+#
+# </details>
 #
 # ## 10 · At scale
 #
@@ -633,7 +653,7 @@ from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "zero2", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
+little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
 
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(script), sep="\n")
@@ -644,7 +664,8 @@ print(at_scale.steps(job))
 # %% [markdown] id="standard_text"
 # ## 11 · The same with what you will use on Monday
 #
-# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the check of step 3.
+# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the visible checks of step 3, which have 8
+# points; the ninth point of your class is that of grading.
 
 # %% id="check_standard" tags=["demo"]
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -723,6 +744,13 @@ print(table(forms))
 #
 # Read the file for a job of 16 GPUs. How many backward passes does a step have? How many bytes has a full bucket
 # of gradients in bf16? What happens with the same file on 48 GPUs?
+#
+# <details><summary>Answers</summary>
+#
+# A step has 256 / (4 × 16) = 4 backward passes. A full bucket has 5·10⁸ elements of 2 bytes, so 10⁹ bytes. On 48 GPUs,
+# 256 / (4 × 48) is not a whole number: DeepSpeed refuses to start.
+#
+# </details>
 
 # %% [markdown] id="quiz_text"
 # ## 13 · Quiz

@@ -24,7 +24,7 @@ from dlo_lib.labkit.figures import (
     panels,
     styled,
 )
-from dlo_lib.profiling import Part
+from dlo_lib.profiling import MemoryReport, Part
 from dlo_lib.profiling.plot import COLOURS
 
 UNITS = {"GiB": GIB, "KiB": KIB}
@@ -69,11 +69,11 @@ def stages(
             mark += predicted[stage][name] / size
             label = "your function" if row == 0 and name == "weights" else None
             ax.plot(mark, row, "D", color=BLACK, ms=6, mfc=BACKGROUND, label=label)
-        text = f"{left:.2f} {unit}" if left < 10 else f"{left:.1f} {unit}"
-        ax.text(max(left, mark) + longest / 80, row, text, va="center")
+        text = f"{left:.2f} {unit}, yours {mark:.2f}"
+        ax.text(max(left, mark) + longest / 60, row, text, va="center")
     ax.set_yticks(range(len(measured)), [NAMES[stage] for stage in measured])
     ax.invert_yaxis()
-    ax.margins(x=0.12)
+    ax.margins(x=0.3)
     ax.legend(loc="lower right")
     return finish(ax, None, xlabel=f"{unit} of state on one of {ranks} ranks")
 
@@ -130,9 +130,10 @@ def offload(
 
 
 @styled
-def rest(peaks: Mapping[str, Mapping[Part, int]]) -> Figure:
-    """The peak of a step by part."""
-    (ax,) = panels(width=10, height=2.6)
+def rest(reports: Mapping[str, MemoryReport]) -> Figure:
+    """The peak of a step by part, each at its own moment."""
+    (ax,) = panels(width=10, height=2.8)
+    peaks = {f"{name},\nat the {_moment(report)}": report.at_peak for name, report in reports.items()}
     parts = [part for part in Part if any(peak.get(part, 0) > 0.01 * GIB for peak in peaks.values())]
     for row, peak in enumerate(peaks.values()):
         left = 0.0
@@ -147,3 +148,11 @@ def rest(peaks: Mapping[str, Mapping[Part, int]]) -> Figure:
     ax.margins(x=0.12)
     legend(ax, "right")
     return finish(ax, None, xlabel="GiB on one of 64 ranks, at the peak of a step")
+
+
+def _moment(report: MemoryReport) -> str:
+    """The phase of the peak, and in which half of the phase it is."""
+    index = report.begin + int(report.total[report.begin :].argmax())
+    phase = report.events[index].phase
+    inside = [place for place, event in enumerate(report.events) if event.phase is phase]
+    return f"{'start' if index < inside[len(inside) // 2] else 'end'} of {phase.value}"

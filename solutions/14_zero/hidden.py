@@ -11,7 +11,7 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
 from .checks.scenarios import norms
-from .checks.stages import same_offloaded, same_parameters
+from .checks.stages import same_parameters
 from .checks.state import pieces
 from .checks.twins import ADAMW, norm_case
 
@@ -40,12 +40,6 @@ def check_empty_pieces(student, t):
     for got in student.ranks(norms, case).results:
         number = t.tensor(got, "the norm where one rank has empty pieces").flatten().to(want.dtype)
         t.close(number, want[None], "the norm where one rank has empty pieces", rtol=1e-5)
-
-
-@check("offload", points=1)
-def check_piece_without_gradient(student, t):
-    "A piece without gradient"
-    same_offloaded(student, t, without=t.integer(0, 1))
 
 
 # -- quiz

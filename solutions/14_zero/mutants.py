@@ -116,6 +116,52 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "A piece keeps its gradient until it gets a new one",
+        "check_missing_gradient",
+        says="moved by the *old* gradient",
+        replace={
+            """
+            piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)
+            """: """
+            if parameter.grad is not None:
+                piece.grad = piece_of(parameter.grad, self.rank, self.world)
+            """,
+            """
+            if piece.grad is not None:
+                parameter.data.copy_(whole(piece.data, parameter.shape))
+            piece.grad = None
+            """: """
+            if piece.grad is not None:
+                parameter.data.copy_(whole(piece.data, parameter.shape))
+            """,
+        },
+    ),
+    Mutant(
+        "Small parameters are updated on every rank and not sent",
+        "check_updates_travel",
+        says="computes updates that belong to others",
+        answer="""
+        class ShardedOptimizer:
+            def __init__(self, parameters, make_optimizer):
+                self.parameters, self.places = list(parameters), []
+                for parameter in self.parameters:
+                    own = (0, 1) if 4 <= parameter.numel() < 1000 else (dist.get_rank(), dist.get_world_size())
+                    self.places.append(own)
+                self.pieces = [nn.Parameter(piece_of(p, *own)) for p, own in zip(self.parameters, self.places)]
+                self.optimizer = make_optimizer(self.pieces)
+
+            def step(self):
+                for parameter, piece, own in zip(self.parameters, self.pieces, self.places):
+                    piece.grad = None if parameter.grad is None else piece_of(parameter.grad, *own)
+                self.optimizer.step()
+                for parameter, piece, own in zip(self.parameters, self.pieces, self.places):
+                    if piece.grad is not None:
+                        alone = own == (0, 1)
+                        new = piece.data.view(parameter.shape) if alone else whole(piece.data, parameter.shape)
+                        parameter.data.copy_(new)
+        """,
+    ),
+    Mutant(
         "The last piece is forgotten when there are more than two ranks",
         "check_same_update",
         says="on rank 0 of 3",
@@ -290,7 +336,39 @@ MUTANTS = [
             return F.linear(x, Gather.apply(weight_piece, shape))
         """,
     ),
+    Mutant(
+        "The whole weight is gathered first and is an argument of the checkpoint",
+        "check_weights_are_freed",
+        says="gather inside the function",
+        answer="""
+        def sharded_linear(x, weight_piece, shape):
+            weight = Gather.apply(weight_piece, shape)
+            return torch.utils.checkpoint.checkpoint(F.linear, x, weight, use_reentrant=False)
+        """,
+    ),
     # -- offload
+    Mutant(
+        "The masters are read back from the pieces before each step",
+        "check_offloaded",
+        says="read back from the rounded pieces",
+        replace={
+            'master.grad = None if piece.grad is None else piece.grad.to("cpu").float()': """
+            master.data.copy_(piece.data)
+            master.grad = None if piece.grad is None else piece.grad.to("cpu").float()
+            """,
+        },
+    ),
+    Mutant(
+        "The masters are read back from the pieces after each step",
+        "check_offloaded",
+        says="read back from the rounded pieces",
+        replace={
+            "piece.data.copy_(master.data)": """
+            piece.data.copy_(master.data)
+            master.data.copy_(piece.data)
+            """
+        },
+    ),
     Mutant(
         "The optimiser updates copies of the pieces in 16 bits",
         "check_offloaded",
@@ -320,7 +398,7 @@ MUTANTS = [
     Mutant(
         "A missing gradient counts as zeros in the masters",
         "check_piece_without_gradient",
-        says="piece",
+        says="A piece without gradient has changed",
         replace={
             'None if piece.grad is None else piece.grad.to("cpu").float()': """
             torch.zeros_like(master) if piece.grad is None else piece.grad.to("cpu").float()

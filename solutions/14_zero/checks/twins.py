@@ -47,11 +47,15 @@ def unsharded(weights: list[Tensor], steps: list[list[Tensor | None]], name: str
 ADAMW = {"name": "AdamW", "options": {"lr": 0.05, "weight_decay": 0.1}}
 
 
-def steps_case(t, without: int | None = None, sizes: list[tuple[int, int]] | None = None) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-    """Weights of odd sizes and the gradients of three steps; ``without``: a parameter without gradients."""
+def steps_case(
+    t, without: int | None = None, sizes: list[tuple[int, int]] | None = None, missing: tuple[int, ...] = (0, 1, 2)
+) -> tuple[list[Tensor], list[list[Tensor | None]]]:
+    """Weights of odd sizes and the gradients of three steps; ``without``: a parameter without gradient in the steps ``missing``."""
     shapes = sizes or [(t.integer(2, 6), t.integer(2, 6)) for _ in range(3)]
     weights = [t.normal(*shape, dtype=torch.float64) for shape in shapes]
-    steps = [[None if i == without else t.normal(*weight.shape, dtype=torch.float64) for i, weight in enumerate(weights)] for _ in range(3)]
+    steps: list[list[Tensor | None]] = [[t.normal(*weight.shape, dtype=torch.float64) for weight in weights] for _ in range(3)]
+    for step in missing if without is not None else ():
+        steps[step][without] = None
     return weights, steps
 
 
@@ -114,6 +118,19 @@ def linear_case(t, world: int) -> tuple[list[dict], Tensor]:
     case = [{"x": t.normal(4, shape[1], dtype=torch.float64), "grad": t.normal(4, shape[0], dtype=torch.float64)} for _ in range(world)]
     mean = sum(own["grad"].T @ own["x"] for own in case) / world
     return [{**own, "weight": weight} for own in case], mean
+
+
+@twin
+def read_back(values: list[Tensor], steps: list[list[Tensor]], name: str, options: dict) -> list[Tensor]:
+    """Masters that are copied from the rounded pieces before each step."""
+    masters = [torch.nn.Parameter(value.float()) for value in values]
+    optimizer = getattr(torch.optim, name)(masters, **options)
+    for grads in steps:
+        for master, grad in zip(masters, grads):
+            master.data.copy_(master.data.bfloat16())
+            master.grad = grad.float()
+        optimizer.step()
+    return [master.detach() for master in masters]
 
 
 def offload_case(t, without: int | None = None, steps: int = 12) -> tuple[list[Tensor], list[list[Tensor | None]]]:
