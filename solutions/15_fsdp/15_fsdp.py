@@ -9,10 +9,10 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 98 minutes; four optional
-# exercises at the end take 45 more. Each exercise has a check that answers at once; `lab.hint("name")` gives a
-# nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without
-# its points.
+# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 98 minutes; with the text, the
+# given code and the demos plan 2 h 20. Four optional exercises at the end take 45 minutes more. Each exercise has a
+# check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
+# `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: shard (*fragment*), unit (*unité*), to gather (*rassembler*), to free (*libérer*), padding (*remplissage*), hook (*crochet*).
 
@@ -65,7 +65,8 @@ figures.unit_sizes(
 )
 
 # %% [markdown] id="why_after"
-# A block is the compromise. Parameters that are gathered together are a **unit** (*unité*): one unit for each
+# A block is the compromise: little more is whole than with each weight alone, for far fewer gathers. (1.5 GiB of the
+# first two bars is the embedding, which is one weight.) Parameters that are gathered together are a **unit** (*unité*): one unit for each
 # block, and one, the **root**, for the parameters outside the blocks (embedding, last norm, output
 # projection).
 #
@@ -87,11 +88,11 @@ figures.planned(3)
 from dlo_lib.labkit.explore import explore
 
 
-def one_moment(blocks: int = 4, moment: int = 0):
-    return figures.moment(blocks, moment)
+def one_moment(moment: int = 0):
+    return figures.moment(4, moment)
 
 
-explore(one_moment, blocks=[2, 3, 4, 6], moment=range(45))
+explore(one_moment, moment=range(31))
 
 # %% [markdown] id="formulas"
 # With Ψ parameters, N ranks, B_p and B_g the bytes of all parameters and of all gradients (padding included),
@@ -102,7 +103,7 @@ explore(one_moment, blocks=[2, 3, 4, 6], moment=range(45))
 # | DDP | 16 Ψ | 2 B_g f |
 # | FSDP, blocks freed after forward | 16 Ψ/N | 2 B_p f + B_g f (the root only once: B_p f + B_g f) |
 #
-# So FSDP sends 1.5 times the bytes of DDP. You will measure both columns with your code.
+# You will measure both columns with your code.
 
 # %% [markdown] id="cuts_text"
 # ## 1 · Rows
@@ -123,18 +124,26 @@ figures.cuts({"q": (6, 8), "k": (3, 8), "up": (10, 8)}, world=4)
 # On the right, **each parameter is sharded on its first dimension**. PyTorch's `fully_shard` (FSDP2) does this,
 # and so do you. (Optional exercises 9 and 10 build the flat buffer and count what rows cost in padding.)
 #
-# **Core · 10 min · ●●○**
+# **Core · 14 min · ●●○**
 #
 # - `own_rows(length, rank, world)`: the rows of this rank, of a parameter with `length` rows, as (start,
 #   stop). With c = ceil(length / world), rank r has rows r·c to (r+1)·c, as far as they exist; both are
 #   `length` for a rank without any.
 # - `shard_views(row, shapes, rank, world)`: a rank keeps one vector of a unit, its **row** of the packed
-#   unit: its part of the first parameter padded to c rows, then its part of the second, and so on. Return for
+#   unit: its part of the first parameter padded to c rows, then its part of the second padded to its c rows, and so on.
+#   So a part begins at the same place on every rank. Return for
 #   each parameter the part without padding, as a **view** of shape (own rows, ...). They are views because
 #   the optimiser updates the row through them. A tensor without dimensions, shape `()`, is one row of one number
 #   and keeps the shape (own rows,).
 #   (`math.prod(shape[:1])` rows of `math.prod(shape[1:])` numbers is right for it too, because an empty product
 #   is 1.)
+#
+# Two matrices on 2 ranks: A has 5 rows (c = 3), B has 4 (c = 2). The dots are a row of padding:
+#
+# ```
+# rank 0's row  [ A0 A1 A2 | B0 B1 ]
+# rank 1's row  [ A3 A4 .. | B2 B3 ]
+# ```
 
 # %% nbgrader={"grade_id": "rows", "solution": true}
 def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
@@ -201,12 +210,12 @@ def unpack(packed: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Te
 # no memory:
 #
 # ```python
-# whole.untyped_storage().resize_(0)                       # free: the tensor stays, its memory is released
-# whole.untyped_storage().resize_(4 * whole.numel())       # allocate again, in bytes, with arbitrary contents
-# whole.data.copy_(value)                                  # .data: otherwise autograd reports a changed tensor
+# whole.untyped_storage().resize_(0)                                      # free: the tensor stays, its memory is released
+# whole.untyped_storage().resize_(whole.numel() * whole.element_size())   # allocate again; in bytes: not every unit is fp32
+# whole.data.copy_(value)                                                 # .data: otherwise autograd reports a changed tensor
 # ```
 #
-# Keep this order: a copy into a tensor without memory ends the process (*killed by SIGSEGV*).
+# Fill this storage; do not give the tensor another one (`whole.data = value`). Keep this order: a copy into a tensor without memory ends the process (*killed by SIGSEGV*).
 #
 # `put(unit, True)` registers the whole parameters in the modules, `put(unit, False)` the shards.
 
@@ -450,7 +459,7 @@ def trained_shards(units: list[Unit]) -> list[nn.Parameter]:
 
 
 # %% [markdown] id="forward_after"
-# **Core · 13 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # - `before_forward(unit, args)` gathers the unit and returns its inputs, a tuple: floating-point tensors of
 #   `args` are cast to `unit.compute_dtype`, everything else is unchanged (tokens are integers).
@@ -489,8 +498,8 @@ lab.check("forward")
 #   it to `pending`.
 # - `watch_inputs(unit, args, pending)` returns the inputs, a tuple. On each tensor that requires a gradient it
 #   registers a hook, which removes the unit from `pending`, reduces its gradients and frees it. Inputs that
-#   require no gradient (in Llama, the cosines of positions) need no hook. A unit without such an input stays in
-#   `pending`: exercise 8 ends its backward.
+#   require no gradient (in Llama, the cosines of positions) need no hook. In this lab a block has at most one input that
+#   requires a gradient. A unit without such an input stays in `pending`: exercise 8 ends its backward.
 #
 # Note: the output of block 1 *is* the input of block 2. Hooks of one tensor are called in the order of their
 # registration: "before backward" of block 1 would run before "after backward" of block 2, and three units
@@ -543,7 +552,8 @@ lab.check("backward")
 # this backward.
 #
 # Write `queue_end(pending)`, which `add_hooks` calls when the backward of the root begins: at the end of backward,
-# reduce and free all units that are left in `pending`, the last first, and empty the list.
+# reduce and free all units that are left in `pending`, and empty the list. (Their order is free: it is the same on all
+# ranks.)
 
 # %% nbgrader={"grade_id": "end", "solution": true}
 def queue_end(pending: list[Unit]) -> None:
@@ -563,7 +573,8 @@ lab.check("end")
 
 # %% [markdown] id="hooks_after"
 # Does the step run as planned? The cell runs one step of a Llama of 4 blocks on two ranks. The upper figure
-# shows the communication, the lower one when each unit of rank 0 is whole, from the times that `put` records.
+# shows the communication, the lower one when each unit of rank 0 is whole, from the times that `put` records. The
+# gathers of the upper figure are those of the root, of blocks 1, 2, 3, 4 in forward, and of blocks 4, 3, 2, 1 in backward.
 
 # %% id="run_timeline" tags=["demo"]
 from dlo_lib.launch import run_ranks
@@ -573,8 +584,8 @@ SMALL = LlamaConfig(
 )
 
 
-def one_step() -> list[list[tuple[int, bool]]]:
-    """The history of each unit in the second step of two."""
+def one_step() -> tuple[list[list[tuple[int, bool]]], int]:
+    """The history of each unit in the second step of two, and when this step began."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Llama(SMALL)
@@ -584,14 +595,15 @@ def one_step() -> list[list[tuple[int, bool]]]:
         for unit in units:
             unit.history.clear()
         dist.barrier()
+        began = time.monotonic_ns()
         logits = model(tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    return [unit.history for unit in units]
+    return [unit.history for unit in units], began
 
 
 ranks = run_ranks(one_step, 2, trace=True)
-histories, trace = ranks[0], ranks.trace
-begin, end = ((histories[0][i][0] - trace.began) / 1e9 for i in (0, -1))
+(histories, began), trace = ranks[0], ranks.trace
+begin, end = ((moment - trace.began) / 1e9 for moment in (began, histories[0][-1][0]))
 trace.to_perfetto("trace.json")  # open it at https://ui.perfetto.dev
 trace.plot("One step on 2 ranks", begin - 0.002, end + 0.002)
 
@@ -606,12 +618,13 @@ figures.measured_whole(histories)
 # state of AdamW.
 #
 # **Predict, then measure.** How many times the bytes of one rank does a rank of 2 and of 4 hold? And how many
-# times the bytes of DDP does a step send, in fp32 and when blocks are gathered in bf16 (gradients in fp32)?
-# Replace each `None` by your number. The cell is not graded.
+# times the bytes of DDP does a step send: in fp32; when units are gathered in bf16 (gradients in fp32); and in fp32
+# with 4 micro-batches, where DDP communicates once, after the last? Replace each `None` by your number. The cell is not
+# graded.
 
 # %% id="predict_measured" tags=["prediction"]
 memory_guess = {"2 ranks": None, "4 ranks": None}  # times the bytes of one rank
-bytes_guess = {"fp32": None, "gathered in bf16": None}  # times the bytes of DDP
+bytes_guess = {"fp32": None, "gathered in bf16": None, "fp32, 4 micro-batches": None}  # times the bytes of DDP
 
 # %% id="run_memory" tags=["demo"]
 from dlo_lib.labkit.predictions import compared
@@ -668,12 +681,13 @@ figures.resting({world: held for world, (held, _) in resting.items()}, {world: 1
 # ranks.
 
 # %% id="run_bytes" tags=["demo"]
-def sent_by_fsdp(compute_dtype=None) -> None:
-    """One forward and backward."""
+def sent_by_fsdp(compute_dtype=None, micro_batches: int = 1) -> None:
+    """Forward and backward of each micro-batch."""
     torch.manual_seed(0)
     model = Llama(SMALL)
     shard_model(model, Block, compute_dtype)
-    one_backward(model, 0)
+    for number in range(micro_batches):
+        one_backward(model, number)
 
 
 def padded_bytes(module: nn.Module, world: int) -> int:
@@ -685,22 +699,22 @@ whole_small = Llama(SMALL, device="meta")
 f, in_all, in_blocks = 3 / 4, padded_bytes(whole_small, 4), sum(padded_bytes(block, 4) for block in whole_small.layers)
 ddp = 2 * f * sum(4 * weight.numel() for weight in whole_small.parameters())
 times_ddp = {}
-for name, dtype, share in (("fp32", None, 1), ("gathered in bf16", torch.bfloat16, 0.5)):
-    trace = run_ranks(sent_by_fsdp, 4, dtype, trace=True).trace
+for name, dtype, share, count in (("fp32", None, 1, 1), ("gathered in bf16", torch.bfloat16, 0.5, 1), ("fp32, 4 micro-batches", None, 1, 4)):
+    trace = run_ranks(sent_by_fsdp, 4, dtype, count, trace=True).trace
     gathered, reduced = trace.ring_bytes("all_gather", rank=0), trace.ring_bytes("reduce_scatter", rank=0)
-    formula = share * f * (in_all + in_blocks) + f * in_all
+    formula = count * (share * f * (in_all + in_blocks) + f * in_all)
     times_ddp[name] = (gathered + reduced) / ddp
-    print(f"{name:16}: {gathered + reduced:12,.0f} bytes, formula {formula:12,.0f}")
+    print(f"{name:21}: {gathered + reduced:12,.0f} bytes, formula {formula:12,.0f}")
 print(compared(bytes_guess, times_ddp))
 
 # %% [markdown] id="bytes_after"
 # In fp32 the ratio is a little less than 1.5, because the root is gathered once; it approaches 1.5 as the
-# share of the blocks grows. Gathering in bf16 reduces it to about the bytes of DDP, without a loss in the
-# optimiser, which keeps fp32.
+# share of the blocks grows. Gathering in bf16 reduces it to about the bytes of DDP, and the optimiser still keeps fp32.
+# With micro-batches your FSDP gathers and reduces for each of them, DDP once for all. ("Go further" has the cure.)
 #
 # **The same training.** One rank is the plain model. The cell compares it with three ranks, which have uneven
 # shards, and with four: do they learn the same? They run in float64, so that only a mistake makes a difference,
-# and once in mixed precision, with fp32 shards.
+# and once in mixed precision, with fp32 shards. (About 20 s.)
 
 # %% id="run_training" tags=["demo"]
 from dataclasses import replace
@@ -733,7 +747,8 @@ figures.losses(curves)
 # ## At scale
 #
 # The next cell runs one step at true size, on fake tensors, with the library's FSDP, for one rank of up
-# to 512. The diamonds are 16 Ψ/N; FSDP does not divide the part above them.
+# to 512. The diamonds are 16 Ψ/N: weights, optimiser state and the rows of the gradients that a rank owns. FSDP does not
+# divide what is above them. (About 25 s.)
 
 # %% id="show_scale" tags=["demo"]
 from dlo_lib.profiling import measure_memory
@@ -746,7 +761,7 @@ reports = {world: measure_memory(MODEL, 1, 2048, checkpointing=True, parallel="f
 figures.true_size({world: report.at_peak for world, report in reports.items()}, numbers)
 
 # %% [markdown] id="scale_lesson"
-# One rank alone would need more than 48 GiB. Eight ranks save most of it; from 64 to 512 ranks there is
+# One rank alone would need more than 48 GiB (16 Ψ; it is not in the figure). Eight ranks save most of it; from 64 to 512 ranks there is
 # little left to save. The rest is not divided by the number of ranks: the units that are whole, and their
 # whole gradients during backward. (The tied embedding is by far the largest.) More ranks then give speed, not
 # memory. (Activation checkpointing is already on. Lab 16 continues with prefetch, `reshard_after_forward`,
@@ -762,7 +777,7 @@ from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "fsdp", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
+little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()

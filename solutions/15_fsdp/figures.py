@@ -12,6 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.timeline import COMPUTING, KINDS
@@ -122,7 +123,8 @@ def moment(blocks: int, at: int) -> Figure:
         axes.barh(row, 0.25, 0.7, color=ROOT if row == 0 else BLOCK)
         if row in whole:
             axes.barh(row, 0.75, 0.7, left=0.25, color=ROOT if row == 0 else BLOCK, alpha=0.35)
-        gradients = row == unit and what in ("backward", "reduce")
+        own = row == unit and what in ("backward", "reduce")
+        gradients = own or (row == 0 and row in whole and at > 3 * blocks)  # the root's: those of the output projection come first
         text = "whole, with its whole gradients" if gradients else "whole" if row in whole else "only this rank's rows"
         axes.text(1.03, row, text, va="center", color=BLACK if row in whole else MUTED)
     axes.text(0.27, unit, what, va="center", color=BLACK, fontweight="bold")
@@ -241,25 +243,28 @@ def losses(curves: Mapping[str, Sequence[float]]) -> Figure:
         width = max(1.5, 6 - 1.4 * index)  # equal curves lie on each other
         axes.plot(range(1, len(values) + 1), values, **style.line(), lw=width, alpha=0.85, label=name)
     axes.legend()
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return finish(axes, xlabel="step", ylabel="loss, mean over all targets")
 
 
 @styled
 def true_size(peaks: Mapping[int, Mapping[Part, int]], parameters: int) -> Figure:
-    """The memory at the peak of a step, by part, for growing numbers of ranks; the line is 16 Psi / N."""
+    """The memory at the peak of a step, by part, for growing numbers of ranks; the diamond is 16 Psi / N."""
     (axes,) = panels()
-    parts = [part for part in Part if any(peak.get(part, 0) > 0.01 * GIB for peak in peaks.values())]
-    for column, peak in enumerate(peaks.values()):
+    divided = (Part.WEIGHTS, Part.OPTIMIZER_STATE)
+    others = [part for part in Part if part not in (*divided, Part.GRADIENTS)]
+    others = [part for part in others if any(peak.get(part, 0) > 0.01 * GIB for peak in peaks.values())]
+    for column, (world, peak) in enumerate(peaks.items()):
+        own = min(peak[Part.GRADIENTS], 4 * parameters / world)
+        stack = [(part.value, peak[part], COLOURS[part], None) for part in divided]
+        stack.append(("gradients, own rows", own, COLOURS[Part.GRADIENTS], None))
+        stack.append(("gradients, whole", peak[Part.GRADIENTS] - own, COLOURS[Part.GRADIENTS], "//"))
+        stack += [(part.value, peak.get(part, 0), COLOURS[part], None) for part in others]
         bottom = 0.0
-        for part in parts:
-            size = peak.get(part, 0) / GIB
-            look = {
-                "color": COLOURS[part],
-                "edgecolor": BACKGROUND,
-                "label": part.value if column == 0 else None,
-            }
-            axes.bar(column, size, 0.6, bottom=bottom, **look)
-            bottom += size
+        for name, size, colour, hatch in stack:
+            look = {"color": colour, "edgecolor": BACKGROUND, "hatch": hatch, "label": name if column == 0 else None}
+            axes.bar(column, size / GIB, 0.6, bottom=bottom, **look)
+            bottom += size / GIB
         axes.text(column, bottom, f"{bottom:.1f}", ha="center", va="bottom")
     formula = [16 * parameters / world / GIB for world in peaks]
     axes.plot(range(len(peaks)), formula, "D", color=BLACK, mfc=BACKGROUND, label="16 Ψ/N")

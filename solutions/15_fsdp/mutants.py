@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "The first ranks get one row more, as numpy.array_split cuts",
         "check_own_rows",
-        says="the rows of rank",
+        says="numpy.array_split",
         replace={
             """
             rows = -(-length // world)
@@ -75,6 +75,12 @@ MUTANTS = [
             views.append(row[offset : offset + (stop - start) * inner].view(stop - start, *shape[1:]))
             """,
         },
+    ),
+    Mutant(
+        "A part begins after the rows of the part before it, without their padding",
+        "check_views",
+        says="every part is padded to c rows",
+        replace={"offset += -(-length // world) * inner": "offset += (stop - start) * inner"},
     ),
     Mutant(
         "The parts are copies: what an optimiser does to them is lost",
@@ -136,6 +142,18 @@ MUTANTS = [
                 whole.copy_(value)
             """,
         },
+    ),
+    Mutant(
+        "The storage has 4 bytes for each number, whatever the dtype",
+        "check_storage",
+        says="whole.element_size()",
+        replace={"whole.numel() * whole.element_size()": "4 * whole.numel()"},
+    ),
+    Mutant(
+        "The whole tensors get another storage",
+        "check_same_tensors",
+        says="another storage than before",
+        replace={"whole.data.copy_(value)": "whole.data = value.clone()"},
     ),
     # -- reshard
     Mutant(
@@ -250,6 +268,12 @@ MUTANTS = [
         "check_units",
         says="differs in",
         replace={"isinstance(module, kind)": 'type(module).__name__ == "Block"'},
+    ),
+    Mutant(
+        "The names of block 10 also begin with those of block 1",
+        "check_units",
+        says="a prefix needs its dot",
+        replace={'(name + ".", module)': "(name, module)"},
     ),
     Mutant(
         "Tied embeddings are two parameters",
@@ -421,6 +445,17 @@ MUTANTS = [
             unshard(unit)
             reshard(unit)
             """,
+        },
+    ),
+    Mutant(
+        "What is left is reduced, and stays in the list",
+        "check_step_bytes",
+        says="still has units of the first",
+        replace={
+            """
+            while pending:
+                unit = pending.pop()
+            """: "for unit in list(pending):",
         },
     ),
     Mutant(

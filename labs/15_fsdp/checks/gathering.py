@@ -13,7 +13,7 @@ from dlo_lib.labkit.compare import near
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import passes_exactly, passes_only
 
-from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced
+from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced, stored
 from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of
 
 # -- unshard
@@ -59,7 +59,7 @@ def shifted(copies: list[list[Tensor]], nudge: Nudge) -> list[Tensor]:
     return from_ranks(marks)
 
 
-@check("unshard", points=3, seconds=40)
+@check("unshard", points=2, seconds=40)
 def check_whole_values(student, t):
     "The parameters are whole, on every rank"
     for world in (1, 2, 3, 4):
@@ -100,12 +100,39 @@ def check_compute_dtype(student, t):
     passes_exactly(t, run, want, message)
 
 
+@check("unshard", points=1, seconds=20)
+def check_storage(student, t):
+    "The whole parameters have the memory of their dtype"
+    for dtype, compute in ((torch.float32, "bfloat16"), (torch.float64, None)):
+        tensors = [t.normal(2 * t.integer(1, 3), t.integer(2, 4), dtype=dtype), t.normal(t.integer(2, 5), dtype=dtype)]
+        want = [tensor if compute is None else tensor.to(getattr(torch, compute)) for tensor in tensors]
+        for got in student.ranks(stored, [{"tensors": tensors, "compute": compute}] * 2).results:
+            wholes, sizes = t.items(got, 2, "parameters and sizes")
+            for i, (size, right) in enumerate(zip(t.items(sizes, len(want), "the sizes"), want)):
+                t.that(
+                    size == right.nbytes,
+                    "the storage of whole parameter {i}, in {dtype}, has {size} bytes, but its numbers have {right}: resize_ takes bytes, "
+                    "whole.numel() * whole.element_size()",
+                    i=i,
+                    dtype=str(right.dtype),
+                    size=size,
+                    right=right.nbytes,
+                )
+            for i, (mine, right) in enumerate(zip(t.items(wholes, len(want), "the parameters"), want)):
+                t.close(mine, right, "parameter {i}", i=i, atol=0, rtol=0)
+
+
 @check("unshard", points=2, seconds=20)
 def check_same_tensors(student, t):
     "Backward uses the weight tensors of forward"
     weight = t.normal(2 * t.integer(1, 3), t.integer(2, 4))
     xs = [t.normal(3, len(weight)) for _ in range(2)]
     for x, got in zip(xs, student.ranks(kept_for_backward, [{"weight": weight, "x": x} for x in xs]).results):
+        message = (
+            "after unshard a whole parameter has another storage than before: resize its own storage, and fill it with "
+            "whole.data.copy_(value)"
+        )
+        t.that(got != "moved", message)
         t.that(got != "inplace", "backward refuses a whole weight that was changed after forward: fill it through .data")
         message = "backward needs the tensors of forward, and they have no memory: fill the tensors of unit.wholes, and make no new ones"
         t.that(got != "storage", message)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
+from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.traffic import passes_exactly
 from dlo_lib.models import llama
 
@@ -102,13 +103,18 @@ def check_padding_of_scalars(student, t):
 @check("rows", points=2)
 def check_own_rows(student, t):
     "Every rank has ceil(length / N) rows, as far as they exist"
-    for world in (1, 2, 3, 4):
-        length = t.integer(4, 13)
+    for world, length in [(4, 10), *((world, t.integer(4, 13)) for world in (1, 2, 3, 4))]:
         for rank in range(world):
             want = rows_of(torch.arange(length), rank, world)
             start, stop = t.items(student.own_rows(length, rank, world), 2, "own_rows(length, rank, world)")
             t.that(type(start) is int and type(stop) is int, "own_rows should return integers")
             got = list(range(length))[start:stop]
+            even = torch.tensor_split(torch.arange(length), world)[rank].tolist()
+            message = (
+                "rank {rank} of {world} has {mine} of {length} rows, {right} would be right: these are parts as even as possible, as "
+                "numpy.array_split makes them. Here every rank has ceil(length / N) rows, and the last ones have what is left"
+            )
+            t.that(got == want.tolist() or got != even, message, rank=rank, world=world, mine=len(got), length=length, right=len(want))
             t.equal(got, want.tolist(), "the rows of rank {rank} of {world}, of {length}", rank=rank, world=world, length=length)
 
 
@@ -120,8 +126,17 @@ def check_views(student, t):
     shapes = [tensor.shape for tensor in tensors]
     for rank, row in enumerate(rows):
         got = t.items(student.shard_views(row, shapes, rank, 2), len(shapes), "shard_views(row, ...)")
+        packed = short = 0  # where a part begins, and where it would begin without padding
         for i, tensor in enumerate(tensors):
-            t.close(got[i], rows_of(tensor, rank, 2), "part {i} of the row of rank {rank}", i=i, rank=rank, atol=0, rtol=0)
+            part = rows_of(tensor, rank, 2)
+            message = (
+                "part {i} of the row of rank {rank} begins at number {short} in your code, expected {packed}: every part is padded to "
+                "c rows, so the next one begins c x width later on every rank"
+            )
+            wrong = row[short : short + part.numel()].view(part.shape)
+            wrong_if(t, got[i], part, {message: wrong}, atol=0, rtol=0, i=i, rank=rank, short=short, packed=packed)
+            t.close(got[i], part, "part {i} of the row of rank {rank}", i=i, rank=rank, atol=0, rtol=0)
+            packed, short = packed + padded_size(tensor.shape, 2), short + part.numel()
     plus = t.uniform(1, 2)
     ((views, after),) = student.ranks(
         written_through, [{"shapes": [list(shape) for shape in shapes], "row": rows[0], "plus": plus}]
@@ -153,9 +168,9 @@ def check_ranks_without_rows(student, t):
 # -- units
 
 
-def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message: str) -> None:
+def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message: str, layers: int | None = None) -> None:
     """Modules and names are those expected."""
-    sizes = {**TINY, "num_layers": t.integer(2, 4), "tied_embeddings": tied}
+    sizes = {**TINY, "num_layers": layers or t.integer(2, 4), "tied_embeddings": tied}
     want = expected_units(sizes, ties, getattr(llama, kind))
     (found,) = student.ranks(cut, [{"sizes": sizes, "ties": ties, "kind": kind}]).results
     t.that(type(found) is list and len(found) == len(want), "there should be {want} units. " + message, want=len(want))
@@ -175,6 +190,8 @@ def check_units(student, t):
     "The root and the blocks, for two kinds of block"
     for kind in ("Block", "MLP"):
         same_units(student, t, [], kind, False, "Each block is a unit, and the root has the parameters outside the blocks")
+    message = "With more than 10 blocks, the names of block 10 also begin with layers.1: a prefix needs its dot, layers.1."
+    same_units(student, t, [], "Block", False, message, layers=11 + t.integer(0, 1))
 
 
 @check("units", points=2, seconds=20)

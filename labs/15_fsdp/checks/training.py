@@ -147,19 +147,19 @@ def layers_case(t, world: int, blocks: int, dtype: torch.dtype = torch.float64) 
     return tensors[0], tensors[1:], [t.normal(2, 3, dtype=dtype) for _ in range(world)]
 
 
-def order_run(student, t, world: int, blocks: int, parts: list[str] | None):
-    """A step of layers on ranks, compared with one process; the run, and the bytes of the packed root and blocks."""
+def order_run(student, t, world: int, blocks: int, parts: list[str] | None, times: int = 1):
+    """``times`` forwards and backwards of layers on ranks, compared with one process; the run, and the bytes of the packed root and blocks."""
     first, weights, xs = layers_case(t, world, blocks)
-    run = student.ranks(layers_in_order, [{**layers_args(first, weights, parts), "x": x} for x in xs])
+    run = student.ranks(layers_in_order, [{**layers_args(first, weights, parts, times=times), "x": x} for x in xs])
     outputs, grads = layered(first, weights, xs)
     for rank, (got, shards) in enumerate(run.results):
-        t.close(t.items(got, 1, "the outputs")[0], outputs[rank], "the output of rank {rank}", rank=rank, rtol=1e-9)
+        t.close(t.items(got, times, "the outputs")[-1], outputs[rank], "the output of rank {rank}", rank=rank, rtol=1e-9)
         for i, (mine, right) in enumerate(zip(t.items(shards, blocks + 1, "the gradients"), grads)):
             if parts != ["forward"]:
                 what = "the gradient of {unit} on rank {rank} of {world}"
                 unit = _unit(i)
                 t.that(mine is not None, what + " is missing", unit=unit, rank=rank, world=world)
-                t.close(mine, rows_of(right, rank, world), what, unit=unit, rank=rank, world=world, rtol=1e-9, atol=1e-12)
+                t.close(mine, rows_of(times * right, rank, world), what, unit=unit, rank=rank, world=world, rtol=1e-9, atol=1e-12)
     return run, [packed_bytes([tensor.shape], world, 8) for tensor in (first, *weights)]
 
 
@@ -318,7 +318,7 @@ def check_mixed_precision(student, t):
 
 @check("end", points=2, seconds=30)
 def check_step_bytes(student, t):
-    "A step sends the bytes of the formula"
+    "A step sends the bytes of the formula, and so does the next one"
     world, blocks = 2, t.integer(2, 3)
     run, (root, *others) = order_run(student, t, world, blocks, None)
     for rank in range(world):
@@ -327,6 +327,16 @@ def check_step_bytes(student, t):
         t.that(got == root + 2 * sum(others), message, rank=rank, got=got, want=root + 2 * sum(others))
         message = "rank {rank} reduce-scattered {sent} bytes; each unit once makes {want}"
         t.that(sent == root + sum(others), message, rank=rank, sent=sent, want=root + sum(others))
+    run, (root, *others) = order_run(student, t, world, blocks, None, times=2)
+    for rank in range(world):
+        got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
+        message = (
+            "In two steps rank {rank} reduce-scattered {sent} bytes; each unit once a step makes {want}. The first step is right: in the "
+            "second, pending still has units of the first. Remove each unit that is reduced from the list"
+        )
+        t.that(sent == 2 * (root + sum(others)), message, rank=rank, sent=sent, want=2 * (root + sum(others)))
+        message = "In two steps rank {rank} gathered {got} bytes; twice those of one step are {want}"
+        t.that(got == 2 * (root + 2 * sum(others)), message, rank=rank, got=got, want=2 * (root + 2 * sum(others)))
 
 
 @check("end", points=2, seconds=40)

@@ -35,13 +35,28 @@ def gathered(student, rank, world, tensors, compute, times):
 
 
 @scenario
+def stored(student, rank, world, tensors, compute):
+    """The parameters in their modules after ``unshard``, None if one has too little memory; and the bytes of the storage of each."""
+    module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
+    names = [[str(i)] for i in range(len(tensors))]
+    unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
+    student.unshard(unit)
+    sizes = [parameter.untyped_storage().nbytes() for parameter in module.parameters()]
+    enough = all(size >= parameter.nbytes for size, parameter in zip(sizes, module.parameters()))
+    return [parameter.detach() for parameter in module.parameters()] if enough else None, sizes
+
+
+@scenario
 def kept_for_backward(student, rank, world, weight, x):
     """A layer whose weight is freed between forward and backward: the gradients of the input and of the whole weight, or a word of the
     error of backward."""
     module = torch.nn.ParameterList([torch.nn.Parameter(weight)])
     unit = student.make_unit(module, module, [["0"]])
     x.requires_grad_()
+    own = [whole.untyped_storage()._cdata for whole in unit.wholes]
     student.unshard(unit)
+    if [whole.untyped_storage()._cdata for whole in unit.wholes] != own:
+        return "moved"
     out = torch.tanh(x @ module[0])
     for whole in unit.wholes:
         whole.untyped_storage().resize_(0)
@@ -93,7 +108,14 @@ def reduced(student, rank, world, tensors, passes, frozen, compute, reduce):
     for grads in passes:
         for whole, grad in zip(unit.wholes, grads):
             whole.grad = grad
-        student.reduce_gradients(unit)
+        try:
+            student.reduce_gradients(unit)
+        except AttributeError as error:
+            if "'NoneType'" in str(error) and any(grad is None for i, grad in enumerate(grads) if i not in frozen):
+                raise RuntimeError(
+                    f"{error}: the gradient of a trained parameter is None, because this rank did not use it; it counts as zeros"
+                ) from None
+            raise
     return [shard.grad for shard in unit.shards]
 
 
