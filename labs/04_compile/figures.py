@@ -50,7 +50,7 @@ def idea() -> Figure:
     reads = [2, 1, 1, 2, 1, 2]
     for axes, title in ((left, "one by one: through memory each time"), (right, "fused: once in, once out")):
         axes.axis("off")
-        axes.set(xlim=(-0.2, 6.2 if axes is left else 4.2), ylim=(-0.25, 2.2), title=title)
+        axes.set(xlim=(-0.2, 6.2 if axes is left else 4.2), ylim=(-0.25, 2.2), xticks=[], yticks=[], title=title)
         width = 6 if axes is left else 4
         axes.add_patch(FancyBboxPatch((0, 1.6), width - 0.1, 0.4, boxstyle="round,pad=0.05", color=PALE))
         axes.text(width / 2, 1.8, "memory", ha="center", va="center")

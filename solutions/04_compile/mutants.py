@@ -176,14 +176,14 @@ MUTANTS = [
     Mutant(
         "CUDA graphs are used although launches are not the limit",
         "check_mode",
-        says="CUDA graphs where they can work, and help",
+        says="without patience only if launches are the limit",
         replace={"if cuda_graphs and launches_limit else": "if cuda_graphs else"},
     ),
     # -- state
     Mutant(
         "The index stays a Python number, so each block has a graph",
         "check_blocks_share",
-        says="a Python number that differs between blocks",
+        says="a Python number that differs between blocks is a constant",
         replace={
             'self.register_buffer("depth", torch.tensor(1.0 + index))': "self.index = index",
             "return x + torch.tanh(x @ self.weight) / self.depth": """
@@ -194,7 +194,7 @@ MUTANTS = [
     Mutant(
         "The counter stays a Python number, so each step has a graph",
         "check_blocks_share",
-        says="or changes, is a constant of its graph",
+        says="`calls` is a Python number that changes with each call",
         replace={'self.register_buffer("calls", torch.tensor(0))': "self.calls = 0"},
     ),
     Mutant(
@@ -343,11 +343,18 @@ MUTANTS = [
         "check_never",
         says="expected None",
         replace={
+            "if compiled_seconds >= eager_seconds:": "if compiled_seconds == eager_seconds:",
+        },
+    ),
+    Mutant(
+        "A step that is not faster is never paid, although there was no compilation to pay",
+        "check_never",
+        says="without a compilation, 0 steps already take no longer",
+        replace={
             """
-            if compile_seconds == 0 and compiled_seconds <= eager_seconds:
+            if compile_seconds == 0:
                 return 0
-            if compiled_seconds >= eager_seconds:
-            """: "if compiled_seconds == eager_seconds:",
+            """: "",
         },
     ),
     Mutant(
@@ -362,9 +369,11 @@ MUTANTS = [
         says="break_even(",
         answer="""
         def break_even(compile_seconds, eager_seconds, compiled_seconds):
+            if compile_seconds == 0:
+                return 0
             if compiled_seconds >= eager_seconds:
-                return 0 if compile_seconds == 0 and compiled_seconds == eager_seconds else None
-            return int(compile_seconds / (eager_seconds - compiled_seconds)) if compile_seconds else 0
+                return None
+            return int(compile_seconds / (eager_seconds - compiled_seconds))
         """,
     ),
     # -- quiz

@@ -86,7 +86,7 @@ def check_an_operand_twice(student, t):
 
 @check("traffic", points=1)
 def check_kept_results(student, t):
-    "An intermediate result that backward needs is written"
+    "Each of `outputs` is written, also one that backward needs; an input that no operation uses is not read"
     operations, outputs = [("a", ["x", "bias"]), ("b", ["a", "y"]), ("c", ["b", "a"])], ["a", "c"]
     rows, width = t.integer(3, 30), t.integer(3, 30)
     sizes = dict.fromkeys(("x", "y", "a", "b", "c"), rows * width) | {"bias": width, "unused": t.integer(5, 50)}
@@ -242,23 +242,23 @@ def check_mode(student, t):
     for gpu, fixed, launches, patient in t.shuffled(list(itertools.product((False, True), repeat=4))):
         got = student.mode_for(gpu, fixed, launches, patient)
         call = f"mode_for(gpu={gpu}, fixed_shapes={fixed}, launches_limit={launches}, patient={patient})"
-        t.that(type(got) is str and got in MODES, "{call} is {got}: return one of the four modes", call=call, got=got)
+        t.that(type(got) is str and got in MODES, "{call} returned {got}: return one of the four modes", call=call, got=got)
         with_graphs = got in ("reduce-overhead", "max-autotune")
-        t.that(not with_graphs or gpu, "{call} is {got}: CUDA graphs need a GPU.", call=call, got=got)
-        t.that(not with_graphs or fixed, "{call} is {got}: CUDA graphs need fixed shapes.", call=call, got=got)
+        t.that(not with_graphs or gpu, "{call} returned {got}: CUDA graphs need a GPU.", call=call, got=got)
+        t.that(not with_graphs or fixed, "{call} returned {got}: CUDA graphs need fixed shapes.", call=call, got=got)
         t.that(
             got.startswith("max") is patient,
-            "{call} is {got}: only with patience a mode may take minutes, and then it should.",
+            "{call} returned {got}: only with patience a mode may take minutes, and then it should.",
             call=call,
             got=got,
         )
         needed = gpu and fixed and (launches or patient)
-        t.that(
-            with_graphs is needed,
-            "{call} is {got}: CUDA graphs where they can work, and help or cost nothing that matters.",
-            call=call,
-            got=got,
+        want = MODES[2 * patient + needed]
+        message = (
+            "{call} returned {got}, expected {want}: on a GPU with fixed shapes, CUDA graphs are used with patience always, "
+            "without patience only if launches are the limit"
         )
+        t.that(with_graphs is needed, message, call=call, got=got, want=want)
 
 
 # -- 5 · state
@@ -271,10 +271,13 @@ def check_blocks_share(student, t):
     x, weights = t.normal(4, width), [t.normal(width, width) for _ in range(number)]
     run = student.ranks(compiled_twice, [{"x": x, "weights": weights}])
     recorded = Recorded.read(run.results[0])
-    message = (
-        "{number} blocks, called twice, needed {graphs} graphs: a Python number that differs between blocks, or changes, is a constant "
-        "of its graph. One graph is enough if these numbers are tensors"
-    )
+    needed = "{number} blocks, called twice, needed {graphs} graphs: "
+    if type(run.results[0]) is dict and run.results[0].get("plain") is True:
+        message = (
+            needed + "`calls` is a Python number that changes with each call, and a constant of its graph. Make it a tensor (a buffer)"
+        )
+        t.that(len(recorded.graphs) == 1, message, number=number, graphs=len(recorded.graphs))
+    message = needed + "a Python number that differs between blocks is a constant of its graph. One graph is enough if it is a tensor"
     t.that(len(recorded.graphs) == 1, message, number=number, graphs=len(recorded.graphs))
     t.that(len(recorded.calls) == 2 * number, "the graph ran {calls} times, not once per call", calls=len(recorded.calls))
     other = t.normal(4, width)
@@ -458,8 +461,9 @@ def check_best_mode(student, t):
 
 @check("break_even", points=1)
 def check_never(student, t):
-    "A step that is not faster, and a compilation that costs nothing"
+    "A step that is not faster: None; a compilation that costs nothing: 0"
     step = t.integer(1, 8) / 8
     as_soon(student, t, t.integer(1, 9) / 8, step, step)
     as_soon(student, t, t.integer(1, 9) / 8, step, step + 0.125)
-    as_soon(student, t, 0.0, step + 0.125, step)
+    for compiled in (step, step + 0.125, step + 0.25):
+        as_soon(student, t, 0.0, step + 0.125, compiled)

@@ -123,11 +123,10 @@ def llama_case(t) -> tuple[Llama, dict]:
 def lengths_recorded(student, t) -> tuple[Recorded, int, int]:
     batch, width = t.integer(2, 4), t.integer(2, 5)
     lengths = t.shuffled([5, 7, 11, 13])
-    return (
-        Recorded.read(student.ranks(compiled_on_lengths, [{"batches": [t.normal(batch, n, width) for n in lengths]}]).results[0]),
-        batch,
-        width,
-    )
+    found = student.ranks(compiled_on_lengths, [{"batches": [t.normal(batch, n, width) for n in lengths]}]).results[0]
+    if type(found) is dict and "marked" in found:
+        t.that(False, "mark_length returned {kind}: it must return the batch", kind=found["marked"].replace("NoneType", "None"))
+    return Recorded.read(found), batch, width
 
 
 # -- measures
@@ -170,4 +169,6 @@ def as_soon(student, t, compile_seconds: float, eager: float, compiled: float) -
         steps += 1
     got = student.break_even(compile_seconds, eager, compiled)
     call = f"break_even({compile_seconds:g}, {eager:g}, {compiled:g})"
+    free = "{call} is {got}: without a compilation, 0 steps already take no longer, so it is 0"
+    t.that(bool(compile_seconds) or (type(got) is int and got == 0), free, call=call, got=got)
     t.equal(got, steps if steps <= most else None, call)
