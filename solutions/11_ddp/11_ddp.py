@@ -657,15 +657,15 @@ print(side_by_side.table(forms))
 #   the order of arrival. It fills a bucket until the limit is *reached*, so buckets may exceed `bucket_cap_mb`.
 # - A parameter that a rank does not use needs `find_unused_parameters=True`, which walks through the graph in
 #   each step. Without it, the next step raises an error. Try
-#   `lab.check("overlap", instead={"DataParallel": Standard})`: three checks fail. Why is none of them a wrong
-#   gradient?
+#   `lab.check("overlap", instead={"DataParallel": Standard})`: four checks fail. Which of them
+#   concern the gradients, and which only the traffic?
 #
 # <details><summary>Answer</summary>
 #
-# The three checks expect the behaviour of *your* class. When PyTorch's wrapper is built, it compares the shapes of
-# the parameters over the ranks (all_gather), and its first step has one bucket, which cannot start before the last
-# gradient. The third check leaves a parameter out, which needs `find_unused_parameters=True`. The gradients that it
-# returns are right.
+# Two checks expect the traffic of *your* class. When PyTorch's wrapper is built, it compares the shapes of the
+# parameters over the ranks (all_gather), and the buckets of its first step are not yours. The two others leave a
+# parameter out. Without `find_unused_parameters=True` the bucket of this parameter never starts, so its gradients are
+# not averaged, and the next step raises the error. With it, both pass.
 #
 # </details>
 
