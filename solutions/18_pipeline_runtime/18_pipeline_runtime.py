@@ -3,15 +3,15 @@
 #
 # **What you will do.** You run the table of a schedule, as in lab 17, on real processes. You write the forward
 # and backward of one stage, the order of its messages and the loop of one rank. You cause a dead-lock on
-# purpose. Then you split the backward, run pipelines side by side, and do the same with PyTorch. Optional: the
-# best cut of a model into stages, and PipeDream, which trains without flushes. The criterion is always the same: the gradients of all ranks must be **those of one process with
-# the whole model and the whole batch**.
+# purpose. Then you run pipelines side by side, and do the same with PyTorch. Optional: a backward in two parts, the
+# best cut of a model into stages, and PipeDream, which trains without flushes. The criterion is always the same:
+# the gradients of all ranks must be **those of one process with the whole model and the whole batch**.
 #
 # You need no GPU: ranks are processes on this machine (gloo). The models are small, so that every gradient
 # can be compared.
 #
-# This lab builds on lab 17 (schedules). Its core exercises take about 95 minutes. Each exercise has a check that answers at
-# once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
+# This lab builds on lab 17 (schedules). Its core exercises take about 100 minutes; with the text and the demos plan
+# a little more than two hours. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
 # `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: pipeline parallelism (*parallélisme de pipeline*), stage (*étage*), micro-batch (*micro-lot*), dead-lock (*interblocage*),
@@ -32,7 +32,6 @@ from dlo_lib.parallel.pipeline.table import Action
 
 STEPS = int(os.environ.get("DLO_STEPS", 60))  # of the training near the end
 MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 20))  # of a forward, where ranks sleep instead of computing
-GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 lab = Lab(globals())
 
 
@@ -85,9 +84,7 @@ figures.one_rank()
 # %% [markdown] id="loss_text"
 # ## 1 · The loss of a micro-batch
 #
-# **Core · 12 min · ●○○**
-#
-# This includes the pages above.
+# **Core · 10 min · ●○○**
 #
 # Gradients **add up**: `backward()` of every micro-batch adds to `.grad`. So the losses on which backward is
 # called must add up to the loss of the whole batch: the mean over all its valid targets (those that are not
@@ -143,15 +140,15 @@ lab.check("loss")
 # %% [markdown] id="stage_text"
 # ## 2 · One stage
 #
-# **Core · 15 min · ●●○**
+# **Core · 18 min · ●●○**
 #
 # In one process autograd runs backward through the whole model. Here the graph is cut at every rank. Each
 # stage does its part, for micro-batch `i`:
 #
-# - **forward**: `x` comes from another rank and has no graph. Make it a *leaf* that requires a gradient
+# - **forward**: `x` comes from another rank and has no graph. Make a *leaf* of it that requires a gradient
 #   (tokens cannot, because they are integers), run the stage, **keep** what backward needs, and return the
-#   output *without* its graph. On the last rank `loss` is a function: apply it to the output, and treat the
-#   loss as the output.
+#   output *without* its graph. `x` belongs to the caller: make the leaf from `x.detach()`. On the last rank
+#   `loss` is a function of the output: keep and return `loss(output)` in place of the output.
 # - **backward**: `grad` is the gradient of the output, from the next rank (`None` on the last rank, where the
 #   output is a scalar). Run backward through the stage; the gradients of the parameters add up in `.grad`.
 #   Return the gradient of `x`.
@@ -233,7 +230,7 @@ figures.planned(my_rows(4, 8), forward=1, backward=2)
 # %% [markdown] id="order_text"
 # ## 4 · Messages, and a dead-lock
 #
-# **Core · 20 min · ●●●**
+# **Core · 24 min · ●●●**
 #
 # Data must pass between the cells. There are four more kinds of cells:
 #
@@ -251,6 +248,8 @@ figures.planned(my_rows(4, 8), forward=1, backward=2)
 # order and runs them on real ranks, for AFAB and for your table. **What do you expect?**
 
 # %% id="run_dead_lock" tags=["demo"]
+import re
+
 from dlo_lib.launch import DeadLock, run_ranks
 
 
@@ -292,10 +291,11 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
     try:
         print(f"{name}: messages of each rank", run_ranks(messages_only, 3, as_they_come(rows)))
     except DeadLock as lock:
-        print(f"{name}:", lock)
+        print(f"{name}:", re.sub(r" Let [^.]*\.", "", str(lock)))  # without the cure: it serves one table only
 
 # %% [markdown] id="order_exercise"
-# Read the explanation. Which two ranks wait, in which calls? Write the two rows side by side: after the
+# Read the explanation. Which two ranks wait *for each other*? (A third one only waits behind them.) Write the two
+# rows side by side: after the
 # warm-up, rank 0 *sends* the activations of the next micro-batch, while rank 1 *sends* a gradient. Each send
 # waits for a receive that comes after the other send. AFAB has all its forwards first, so messages never
 # cross.
@@ -307,6 +307,9 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
 # Write the messages in an order that never dead-locks. Some rules work for one schedule only ("odd ranks
 # receive first"). Find a rule for **every table** that can run at all. Keep the computations of each rank in
 # their order.
+#
+# Begin with this thought: one process could run all cells of all ranks, one after the other. It takes any rank
+# whose next cell has its input. What do both ranks of a message know about this order?
 
 # %% nbgrader={"grade_id": "order", "solution": true}
 def with_messages(rows: list[list[str]]) -> list[list[str]]:
@@ -345,7 +348,7 @@ for row in with_messages(my_rows(2, 3)):
 # %% [markdown] id="loop_text"
 # ## 5 · The loop
 #
-# **Core · 13 min · ●●○**
+# **Core · 16 min · ●●○**
 #
 # Now the loop of one rank. It is independent of the model: `forward(i, x)` and `backward(i, grad)` do the work,
 # as in step 2. The loop runs the cells of its row one by one, and passes each its input. The three kinds of
@@ -355,11 +358,12 @@ for row in with_messages(my_rows(2, 3)):
 #   micro-batch. `backward(i, grad)` returns the gradient to send; on the last rank `grad` is `None`.
 # - `inputs` are the micro-batches on the first rank, and `None` on the others. There `shapes[i]` is the shape
 #   of what arrives for micro-batch `i`. Micro-batches may have different sizes, and stages different widths.
-#   A gradient has the shape of its output.
+#   A gradient has the shape of its output. All of them have the default dtype.
 # - `before` and `after` are the neighbouring ranks, `None` where there is none.
 # - Return the sum of the losses on the last rank, and 0 on the others.
 #
-# Hold a tensor only as long as it is needed.
+# Hold a tensor only as long as it is needed. This includes received gradients, and the gradient of the inputs on
+# the first rank, which no rank receives.
 
 # %% nbgrader={"grade_id": "loop", "solution": true}
 def run_row(row: list[str], forward, backward, inputs, shapes, before: int | None, after: int | None):
@@ -399,14 +403,15 @@ lab.check("loop")
 # %% [markdown] id="step_text"
 # ## 6 · A step
 #
-# **Core · 8 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # Put the parts together: a step of this rank, from the micro-batches to the gradients of its stage.
 #
 # - `row` is the row of this rank, with its messages.
 # - Every rank is given `inputs` and `targets`, the micro-batches of this pipeline. Only the first rank uses the
 #   inputs, and only the last one the targets.
-# - `every_target` has the targets of the whole batch. In step 8 it has also those of other pipelines.
+# - `every_target` has the targets of the whole batch. Where several pipelines share a batch (step 7), it also has
+#   those of the others. The loss is divided by all of them.
 
 # %% nbgrader={"grade_id": "step", "solution": true}
 def pipeline_step(
@@ -414,7 +419,7 @@ def pipeline_step(
 ) -> float:
     """Run a step of this rank, which sets the gradients of `stage`.
 
-    Returns the loss of the batch on the last rank, 0 on the others.
+    Returns what these micro-batches add to the loss of the batch on the last rank, 0 on the others.
     """
     ### BEGIN SOLUTION
     kept = {}
@@ -505,7 +510,8 @@ print("messages of all ranks:", results.trace.to_perfetto("pipeline_trace.json")
 # measures.
 #
 # **Predict:** how long does the step take, in milliseconds, by the plan and in your loop? A forward sleeps
-# `MILLISECONDS`, a backward twice as long; there are 4 ranks and 8 micro-batches.
+# `MILLISECONDS`, a backward twice as long; there are 4 ranks and 8 micro-batches. You can compute the plan. For
+# your loop there is no rule yet: guess.
 
 # %% id="predict_measured" tags=["prediction"]
 step_predicted = {"planned": None, "your loop": None}  # milliseconds
@@ -594,10 +600,134 @@ def by_the_library(ranks: int, micro_batches: int, unit: float):
 overlapped = run_ranks(by_the_library, 4, 4, 8, MILLISECONDS / 1000)[0]
 figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapped": overlapped}, MILLISECONDS / 1000)
 
-# %% [markdown] id="split_text"
-# ## 7 · The backward in two parts
+# %% [markdown] id="hybrid_text"
+# ## 7 · With data parallelism
 #
-# **Core · 10 min · ●●○**
+# **Core · 14 min · ●●○**
+#
+# The ranks form a grid: 2 × 2 ranks are two pipelines of two stages.
+#
+# | | stage 0 | stage 1 |
+# |---|---|---|
+# | pipeline 0 | rank 0 | rank 1 |
+# | pipeline 1 | rank 2 | rank 3 |
+#
+# Each pipeline takes half of the micro-batches. Activations and gradients of activations pass along a
+# **row**. After the last backward of the step, the ranks of a **column**, which hold the same stage, add
+# their gradients.
+#
+# - `stage_group` returns the process group of the column of this rank. `dist.new_group` is collective: every
+#   rank must call it for **every** group, in the same order, also for those in which it is not. It is slow
+#   too, so a program creates its groups once, before the first step, and never inside `hybrid_step`.
+# - `hybrid_step` runs in every step. `step(before, after)` does the work of the row of this rank, with the
+#   neighbours that you pass (numbers of ranks, not of stages). The loss is divided by the valid targets of *all* pipelines (`every_target` of
+#   step 6), so add the gradients; do not average them.
+
+# %% nbgrader={"grade_id": "hybrid", "solution": true}
+def stage_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
+    """Return the group of the ranks that hold the same stage as this rank, of world / stages pipelines."""
+    ### BEGIN SOLUTION
+    groups = [dist.new_group(list(range(each, world, stages))) for each in range(stages)]
+    return groups[rank % stages]
+    ### END SOLUTION
+
+
+def hybrid_step(step, parameters: list[nn.Parameter], rank: int, stages: int, group: dist.ProcessGroup) -> None:
+    """Run a step on this rank; then each .grad is that of the micro-batches of all pipelines.
+
+    group: that of stage_group.
+    """
+    ### BEGIN SOLUTION
+    place = rank % stages
+    step(rank - 1 if place > 0 else None, rank + 1 if place < stages - 1 else None)
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, group=group)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_hybrid", "grade": true}
+lab.check("hybrid")
+
+# %% [markdown] id="hybrid_after"
+# The next cell runs the six micro-batches of the MLP of step 6 on two pipelines of two stages, and compares
+# with one process.
+
+# %% id="run_hybrid" tags=["demo"]
+def two_by_two() -> list[torch.Tensor]:
+    """Return the gradients of this rank."""
+    torch.set_default_dtype(torch.float64)
+    rank, stages = dist.get_rank(), 2
+    pipeline, place = divmod(rank, stages)
+    mine = slice(pipeline * 3, pipeline * 3 + 3)
+    stage = stages_of(stages)[place]
+
+    rows, shapes = with_messages(my_rows(stages, 3)), shapes_into(stage, micro_inputs[mine])
+
+    def step(before, after):
+        pipeline_step(stage, rows[place], micro_inputs[mine], micro_targets[mine], micro_targets, shapes, before, after)
+
+    group = stage_group(rank, 4, stages)  # once, before the first step
+    hybrid_step(step, list(stage.parameters()), rank, stages, group)
+    return [parameter.grad for parameter in stage.parameters()]
+
+
+for rank, grads in enumerate(run_ranks(two_by_two, 4)):
+    expected = true_grads[: len(grads)] if rank % 2 == 0 else true_grads[-len(grads) :]
+    difference = largest_difference(grads, expected)
+    verdict = "right" if difference < 1e-12 else "not the gradients of one process: is the loss divided by every_target?"
+    print(f"rank {rank}: largest difference to one process {difference:.1e}, {verdict}")
+
+# %% [markdown] id="hybrid_lesson"
+# `DistributedDataParallel` around each stage does the same, with two differences. It divides by the number of
+# replicas, so multiply the loss by that number. And it all-reduces after every micro-batch, so run all
+# micro-batches except the last under `no_sync()`.
+
+# %% [markdown] id="scale_text"
+# ## 8 · At scale
+#
+# The pipeline of the library trains a Llama with any of these schedules, on a cluster with one process for
+# each GPU. The cell shows the script that `cluster.submit` writes for SLURM. (Lab 17 runs the same options on this
+# machine, with a small model.)
+
+# %% id="run_at_scale" tags=["demo"]
+from dlo_lib import cluster
+from dlo_lib.labkit import at_scale
+
+flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
+large = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
+print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
+
+# %% [markdown] id="scale_lesson"
+# Which links should a pipeline use? Count what a rank sends for each token, forward and backward. A pipeline
+# sends the activations and their gradients, at the cuts. Tensor parallelism cuts every layer over *t* ranks, and
+# adds their results: a rank sends *8(t - 1)/t* times the hidden size in *every block* (lab 19 derives this).
+#
+# **Predict:** how many numbers for each token does an *inner* rank send in a pipeline of 4 ranks, and how many a
+# rank with tensor parallelism over 4 ranks? The model is Llama 3.2 3B: hidden size 3,072, 28 blocks.
+
+# %% id="predict_wire" tags=["prediction"]
+wire_predicted = {"pipeline": None, "tensor parallelism": None}  # numbers for each token
+
+# %% id="show_wire" tags=["demo"]
+from dlo_lib.models import model_config
+
+config, ranks = model_config("llama-3.2-3b"), 4
+sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
+print(predictions.compared(wire_predicted, sent, "{:,.0f}".format).replace("measured", "counted "))
+
+# %% [markdown] id="wire_lesson"
+# So use pipeline parallelism *between* nodes, where links are slow, and tensor parallelism inside a node.
+
+# %% [markdown] id="optional_text"
+# The four exercises below (9 to 12) are optional: no later part needs them, and you can continue with 13. Exercise
+# 12 is compared with exercise 11. Exercise 11 answers the opening question in another way: a pipeline without a
+# bubble.
+
+# %% [markdown] id="split_text"
+# ## 9 · The backward in two parts
+#
+# **Optional · 12 min · ●●○**
 #
 # Zero-bubble schedules (lab 17) cut the backward in two. For a linear layer *y = x Wᵀ + b*:
 #
@@ -671,132 +801,6 @@ with torch.no_grad():  # outside backward(), autograd would record this work
         later.pop()()
 print(f"weight part: differs from autograd by {largest_difference([parameter.grad for parameter in layers.parameters()], true):.1e}")
 figures.schedules([one_f_one_b(4, 8), zb_h1(4, 8)])
-
-# %% [markdown] id="hybrid_text"
-# ## 8 · With data parallelism
-#
-# **Core · 10 min · ●●○**
-#
-# The ranks form a grid: 2 × 2 ranks are two pipelines of two stages.
-#
-# | | stage 0 | stage 1 |
-# |---|---|---|
-# | pipeline 0 | rank 0 | rank 1 |
-# | pipeline 1 | rank 2 | rank 3 |
-#
-# Each pipeline takes half of the micro-batches. Activations and gradients of activations pass along a
-# **row**. After the last backward of the step, the ranks of a **column**, which hold the same stage, add
-# their gradients.
-#
-# - `stage_group` returns the process group of the column of this rank. `dist.new_group` is collective: every
-#   rank must call it for **every** group, in the same order, also for those in which it is not. It is slow
-#   too, so a program creates its groups once, before the first step, and never inside `hybrid_step`.
-# - `hybrid_step` runs in every step. `step(before, after)` does the work of the row of this rank, with the
-#   neighbours that you pass. The loss is divided by the valid targets of *all* pipelines (`every_target` of
-#   step 6), so add the gradients; do not average them.
-
-# %% nbgrader={"grade_id": "hybrid", "solution": true}
-def stage_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
-    """Return the group of the ranks that hold the same stage as this rank, of world / stages pipelines."""
-    ### BEGIN SOLUTION
-    groups = [dist.new_group(list(range(each, world, stages))) for each in range(stages)]
-    return groups[rank % stages]
-    ### END SOLUTION
-
-
-def hybrid_step(step, parameters: list[nn.Parameter], rank: int, stages: int, group: dist.ProcessGroup) -> None:
-    """Run a step on this rank; then each .grad is that of the micro-batches of all pipelines.
-
-    group: that of stage_group.
-    """
-    ### BEGIN SOLUTION
-    place = rank % stages
-    step(rank - 1 if place > 0 else None, rank + 1 if place < stages - 1 else None)
-    for parameter in parameters:
-        dist.all_reduce(parameter.grad, group=group)
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_hybrid", "grade": true}
-lab.check("hybrid")
-
-# %% [markdown] id="hybrid_after"
-# The next cell runs the six micro-batches of the MLP of step 6 on two pipelines of two stages, and compares
-# with one process.
-
-# %% id="run_hybrid" tags=["demo"]
-def two_by_two() -> list[torch.Tensor]:
-    """Return the gradients of this rank."""
-    torch.set_default_dtype(torch.float64)
-    rank, stages = dist.get_rank(), 2
-    pipeline, place = divmod(rank, stages)
-    mine = slice(pipeline * 3, pipeline * 3 + 3)
-    stage = stages_of(stages)[place]
-
-    rows, shapes = with_messages(my_rows(stages, 3)), shapes_into(stage, micro_inputs[mine])
-
-    def step(before, after):
-        pipeline_step(stage, rows[place], micro_inputs[mine], micro_targets[mine], micro_targets, shapes, before, after)
-
-    group = stage_group(rank, 4, stages)  # once, before the first step
-    hybrid_step(step, list(stage.parameters()), rank, stages, group)
-    return [parameter.grad for parameter in stage.parameters()]
-
-
-for rank, grads in enumerate(run_ranks(two_by_two, 4)):
-    expected = true_grads[: len(grads)] if rank % 2 == 0 else true_grads[-len(grads) :]
-    print(f"rank {rank}: largest difference to one process {largest_difference(grads, expected):.1e}")
-
-# %% [markdown] id="hybrid_lesson"
-# `DistributedDataParallel` around each stage does the same, with two differences. It divides by the number of
-# replicas, so multiply the loss by that number. And it all-reduces after every micro-batch, so run all
-# micro-batches except the last under `no_sync()`.
-
-# %% [markdown] id="scale_text"
-# ## 9 · At scale
-#
-# The pipeline of the library trains a Llama with any of these schedules, on a cluster with one process for
-# each GPU. `cluster.submit` works on a cluster and on this machine: with `dry_run` it returns the script for
-# SLURM; without SLURM it runs the *same options* on this machine, with two processes and a small model. A
-# second call with the same arguments finds the same job.
-
-# %% id="run_at_scale" tags=["demo"]
-from dlo_lib import cluster
-from dlo_lib.labkit import at_scale
-
-flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
-large = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
-print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
-job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
-print("Here, 2 ranks of the small model:")
-print(at_scale.steps(job))
-
-# %% [markdown] id="scale_lesson"
-# Which links should a pipeline use? Count what a rank sends for each token, forward and backward. A pipeline
-# sends the activations and their gradients, at the cuts. Tensor parallelism over *t* ranks (lab 19) sends
-# *8(t - 1)/t* times the hidden size in *every block*.
-#
-# **Predict:** how many numbers for each token does a rank send, in a pipeline of 4 ranks and with tensor
-# parallelism over 4 ranks? The model is Llama 3.2 3B: hidden size 3,072, 28 blocks.
-
-# %% id="predict_wire" tags=["prediction"]
-wire_predicted = {"pipeline": None, "tensor parallelism": None}  # numbers for each token
-
-# %% id="show_wire" tags=["demo"]
-from dlo_lib.models import model_config
-
-config, ranks = model_config("llama-3.2-3b"), 4
-sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
-print(predictions.compared(wire_predicted, sent, "{:,.0f}".format))
-
-# %% [markdown] id="wire_lesson"
-# So use pipeline parallelism *between* nodes, where links are slow, and tensor parallelism inside a node.
-
-# %% [markdown] id="optional_text"
-# The three exercises below are optional: no later part needs them. Exercise 12 is compared with exercise 11.
 
 # %% [markdown] id="partition_text"
 # ## 10 · Cut the model
@@ -887,6 +891,9 @@ lab.check("delayed")
 # learning rate do the delays matter less?
 
 # %% id="run_delayed" tags=["demo"]
+from dlo_lib.parallel.pipeline.simulate import simulate
+
+
 def chain(seed: int, stages: int = 8, width: int = 16) -> list[torch.Tensor]:
     """Return one matrix for each stage."""
     generator = torch.Generator().manual_seed(seed)
@@ -1041,7 +1048,7 @@ def torch_step(stage, row, inputs, targets, every_target, shapes, before, after)
 lab.check("step", instead={"pipeline_step": torch_step})
 
 # %% [markdown] id="standard_mesh_text"
-# The groups of step 8 come from a `DeviceMesh`, a grid of ranks with named dimensions.
+# The groups of step 7 come from a `DeviceMesh`, a grid of ranks with named dimensions.
 
 # %% id="standard_mesh" tags=["demo"]
 def mesh_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:

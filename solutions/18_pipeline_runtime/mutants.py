@@ -146,6 +146,23 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The argument itself is made a leaf, in place",
+        "check_input_unchanged",
+        says="so make the leaf from x.detach()",
+        question="stage",
+        replace={
+            """
+            x = x.detach().requires_grad_(x.is_floating_point())
+            output = stage(x)
+            if loss is not None:
+                output = loss(output)
+            """: """
+            x.requires_grad_(x.is_floating_point())
+            output = stage(x) if loss is None else loss(stage(x))
+            """,
+        },
+    ),
+    Mutant(
         "Every input requires a gradient, also tokens",
         "check_first_and_last",
         says="asks for the gradient of tokens",
@@ -230,7 +247,7 @@ MUTANTS = [
     Mutant(
         "A receive is just before a computation, a send right after it, so two neighbours send first",
         "check_no_dead_lock",
-        says="each waits for the other",
+        says="Two neighbours must have their messages in the same order",
         answer="""
         def with_messages(rows):
             written, last = [], len(rows) - 1
@@ -245,6 +262,27 @@ MUTANTS = [
                     if 0 <= to_rank <= last:
                         cells.append(f"{rank}SEND_{kind}{i}")
                 written.append(cells)
+            return written
+        """,
+    ),
+    Mutant(
+        "All sends come at the end of the row",
+        "check_no_dead_lock",
+        says="for the gradient of an output that it sends later",
+        answer="""
+        def with_messages(rows):
+            written, last = [], len(rows) - 1
+            for rank, row in enumerate(rows):
+                cells, sends = [], []
+                for cell in row:
+                    _, kind, i = parse(cell)
+                    from_rank, to_rank = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
+                    if 0 <= from_rank <= last:
+                        cells.append(f"{rank}RECV_{kind}{i}")
+                    cells.append(cell)
+                    if 0 <= to_rank <= last:
+                        sends.append(f"{rank}SEND_{kind}{i}")
+                written.append(cells + sends)
             return written
         """,
     ),
@@ -319,12 +357,26 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "What was received stays in its dict to the end of the step",
+        "Received activations stay in their dict to the end of the step",
         "check_memory_of_the_loop",
-        says="Free what was received",
+        says="free what was received after its use",
+        replace={"arrived.pop(i)": "arrived[i]"},
+    ),
+    Mutant(
+        "Received gradients stay in their dict to the end of the step",
+        "check_memory_of_the_loop",
+        says="Rank 1 also receives gradients",
+        replace={"else gradients.pop(i)": "else gradients[i]"},
+    ),
+    Mutant(
+        "The first rank keeps the gradient of its input, which no rank receives",
+        "check_memory_of_the_loop",
+        says="No rank receives the gradient of its input",
         replace={
-            "arrived.pop(i)": "arrived[i]",
-            "else gradients.pop(i)": "else gradients[i]",
+            """
+            if before is not None:
+                input_gradients[i] = gradient
+            """: "input_gradients[i] = gradient",
         },
     ),
     Mutant(
@@ -352,8 +404,14 @@ MUTANTS = [
     Mutant(
         "The loss of the batch is divided by the number of micro-batches once more",
         "check_whole_step",
-        says="that of the whole batch is",
+        says="to the mean over the targets in every_target",
         replace={"loss_part(output, targets[i], every_target)": "loss_part(output, targets[i], every_target) / len(targets)"},
+    ),
+    Mutant(
+        "The loss is divided by the targets of this pipeline only",
+        "check_whole_step",
+        says="`every_target` has those of the whole batch",
+        replace={"loss_part(output, targets[i], every_target)": "loss_part(output, targets[i], targets)"},
     ),
     # -- split
     Mutant(
@@ -403,6 +461,16 @@ MUTANTS = [
         "check_delay",
         says="there is only version 0",
         replace={"max(0, t - delay)": "(t - delay) % len(versions)"},
+    ),
+    Mutant(
+        "The step starts from the old weights",
+        "check_delay",
+        says="but the newest are updated",
+        replace={
+            "[weight - lr * grad for weight, grad in zip(versions[-1], gradients_of(old, t))]": """
+            [weight - lr * grad for weight, grad in zip(old, gradients_of(old, t))]
+            """,
+        },
     ),
     # -- stash
     Mutant(
@@ -493,6 +561,16 @@ MUTANTS = [
             "dist.all_reduce(parameter.grad, group=group)": """
             dist.all_reduce(parameter.grad, group=group)
             parameter.grad /= dist.get_world_size(group)
+            """,
+        },
+    ),
+    Mutant(
+        "The neighbours are numbers of stages, not of ranks",
+        "check_hybrid_gradients",
+        says="numbers of ranks, not of stages",
+        replace={
+            "step(rank - 1 if place > 0 else None, rank + 1 if place < stages - 1 else None)": """
+            step(place - 1 if place > 0 else None, place + 1 if place < stages - 1 else None)
             """,
         },
     ),

@@ -61,8 +61,8 @@ def messages_of(ranks: int, micro_batches: int, rank: int) -> set[Action]:
     return {Action(kind, rank, i) for kind in there if there[kind] for i in range(micro_batches)}
 
 
-def stuck_at(rows: tuple[tuple[Action, ...], ...]) -> list[str]:
-    """Run sends and receives that wait for each other; return the cells at which ranks wait forever."""
+def stuck_at(rows: tuple[tuple[Action, ...], ...]) -> dict[int, list[Action]]:
+    """Run sends and receives that wait for each other; return the messages that are left on each rank that waits forever."""
     left = [[action for action in reversed(row) if action.kind not in (F, B)] for row in rows]
     moved = True
     while moved:
@@ -75,7 +75,24 @@ def stuck_at(rows: tuple[tuple[Action, ...], ...]) -> list[str]:
                     row.pop()
                     other.pop()
                     moved = True
-    return [str(row[-1]) for row in left if row]
+    return {rank: row[::-1] for rank, row in enumerate(left) if row}
+
+
+def why_stuck(rows: tuple[tuple[Action, ...], ...], left: dict[int, list[Action]]) -> list[str]:
+    """Return for each rank the cells around the one at which it waits, and at the end the cause."""
+    lines = []
+    for rank, (cell, *_) in left.items():
+        at = rows[rank].index(cell)
+        around = [str(each) for each in rows[rank][max(0, at - 3) : at]], [str(each) for each in rows[rank][at + 1 : at + 3]]
+        lines.append(" ".join([f"rank {rank}:", *(["..."] if at > 3 else []), *around[0], f"[{cell}]", *around[1]]))
+    for rank, (cell, *later) in left.items():
+        own = cell._replace(kind=ActionKind.SEND_FORWARD)
+        if cell.kind is ActionKind.RECEIVE_BACKWARD and own in later:
+            why = f"Rank {rank} waits at {cell} for the gradient of an output that it sends later ({own})"
+            break
+    else:
+        why = "Two neighbours must have their messages in the same order"
+    return [*lines, why]
 
 
 # -- models and batches
@@ -123,22 +140,35 @@ def step(student, make, weights: Stages, inputs: list[Tensor], targets: list[Ten
     return student.ranks(one_step, given, nudge)
 
 
-def together(student, weights: Stages, inputs: list[Tensor], targets: list[Tensor]) -> Run:
+def together(student, weights: Stages, inputs: list[Tensor], targets: list[Tensor], every_target: list[Tensor]) -> Run:
     """Run pipeline_step with one rank for each stage; every rank gets the inputs and targets."""
-    rows = rows_of(one_f_one_b, len(weights), len(inputs))
-    given = [{**of_a_rank(rows, weights, inputs, targets, rank), "inputs": inputs, "targets": targets} for rank in range(len(weights))]
-    return student.ranks(whole_rank, given)
+    rows, same = rows_of(one_f_one_b, len(weights), len(inputs)), {"inputs": inputs, "targets": targets, "every_target": every_target}
+    return student.ranks(whole_rank, [{**of_a_rank(rows, weights, inputs, targets, rank), **same} for rank in range(len(weights))])
 
 
-def hybrid(student, weights: Stages, inputs: list[Tensor], targets: list[Tensor], replicas: int, steps: int = 1) -> Run:
-    """Run ``steps`` equal steps of ``replicas`` pipelines, each with its share of the micro-batches."""
+def in_the_grid(rank: int, stages: int) -> list[int | None]:
+    """Return the neighbours of a rank in its pipeline."""
+    return [rank - 1 if rank % stages > 0 else None, rank + 1 if rank % stages < stages - 1 else None]
+
+
+def hybrid(student, weights: Stages, inputs: list[Tensor], targets: list[Tensor], replicas: int, steps: int = 1, own: bool = False) -> Run:
+    """Run ``steps`` equal steps of ``replicas`` pipelines, each with its share of the micro-batches.
+
+    The messages go to the neighbours that hybrid_step passes if ``own``, otherwise to the right ones.
+    """
     stages, each = len(weights), len(inputs) // replicas
     rows, total = rows_of(one_f_one_b, stages, each), sum(map(len, targets))
     given = []
     for rank in range(replicas * stages):
         mine = slice(rank // stages * each, (rank // stages + 1) * each)
         given.append(
-            {**of_a_rank(rows, weights, inputs[mine], targets[mine], rank % stages), "total": total, "stages": stages, "steps": steps}
+            {
+                **of_a_rank(rows, weights, inputs[mine], targets[mine], rank % stages),
+                "total": total,
+                "stages": stages,
+                "steps": steps,
+                "neighbours": None if own else in_the_grid(rank, stages),
+            }
         )
     return student.ranks(side_by_side, given)
 

@@ -15,12 +15,14 @@ def through_stages(student, rank, world, weights, inputs, grads, order):
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         layer.weight.data = weight
         stages.append(torch.nn.Sequential(layer, torch.nn.Tanh()))
-    outputs, input_grads, attached = {}, {}, False
+    outputs, input_grads, attached, changed = {}, {}, False, False
     for kind, i in order:
         if kind == "F":
             middle = student.stage_forward(stages[0], kept[0], i, inputs[i])
-            outputs[i] = student.stage_forward(stages[1], kept[1], i, middle)
+            given = middle.detach()
+            outputs[i] = student.stage_forward(stages[1], kept[1], i, given)
             attached = attached or middle.requires_grad or outputs[i].requires_grad
+            changed = changed or inputs[i].requires_grad or given.requires_grad
         else:
             grad = student.stage_backward(kept[1], i, grads[i])
             if grad is None:
@@ -31,6 +33,7 @@ def through_stages(student, rank, world, weights, inputs, grads, order):
         "inputs": [input_grads[i] for i in range(len(inputs))],
         "weights": [stage[0].weight.grad for stage in stages],
         "attached": attached,
+        "changed": changed,
         "lost": False,
     }
 
@@ -60,7 +63,7 @@ def long_row(student, rank, world, weight, inputs):
     grad = torch.ones(len(inputs[0]), weight.shape[0])
     for i in range(len(inputs) + 1):
         if i < len(inputs):
-            total += float(student.stage_forward(stage, kept, i, inputs[i]).detach().sum())
+            total += float(student.stage_forward(stage, kept, i, inputs[i].clone()).detach().sum())
         if i > 0:
             student.stage_backward(kept, i - 1, grad)
         mark("after a turn")
@@ -97,7 +100,7 @@ def one_step(student, rank, world, rows, weights, inputs, targets, shapes, total
 
 
 @scenario
-def whole_rank(student, rank, world, rows, weights, inputs, targets, shapes):
+def whole_rank(student, rank, world, rows, weights, inputs, targets, every_target, shapes):
     """Run a step of one rank by pipeline_step, on a stage of linear layers."""
     torch.set_default_dtype(weights[0][0].dtype)
     stage = torch.nn.Sequential()
@@ -107,12 +110,25 @@ def whole_rank(student, rank, world, rows, weights, inputs, targets, shapes):
         stage.extend([layer, torch.nn.Tanh()])
     row = student.with_messages(rows)[rank]
     before, after = (rank - 1 if rank > 0 else None), (rank + 1 if rank < world - 1 else None)
-    loss = student.pipeline_step(stage, row, inputs, targets, targets, shapes, before, after)
+    loss = student.pipeline_step(stage, row, inputs, targets, every_target, shapes, before, after)
     return {"loss": loss, "grads": [parameter.grad for parameter in stage.parameters()]}
 
 
 @scenario
-def side_by_side(student, rank, world, steps, stages, rows, weights, inputs, targets, shapes, total):
+def neighbours(student, rank, world, stages):
+    """Run hybrid_step with a step that computes nothing; return the neighbours that it is given."""
+    parameter, passed = torch.nn.Parameter(torch.zeros(2)), []
+    parameter.grad = torch.ones(2)
+
+    def step(before, after):
+        passed.append([before, after])
+
+    student.hybrid_step(step, [parameter], rank, stages, student.stage_group(rank, world, stages))
+    return {"passed": passed, "grad": parameter.grad}
+
+
+@scenario
+def side_by_side(student, rank, world, steps, stages, rows, weights, inputs, targets, shapes, total, neighbours=None):
     """Run a step of one rank of several pipelines of ``stages`` ranks each."""
     torch.set_default_dtype(weights[0][0].dtype)
     stage, kept = torch.nn.Sequential(), {}
@@ -134,6 +150,7 @@ def side_by_side(student, rank, world, steps, stages, rows, weights, inputs, tar
         return student.stage_backward(kept, i, grad)
 
     def step(before, after):
+        before, after = neighbours or (before, after)
         student.run_row(student.with_messages(rows)[rank % stages], forward, backward, inputs, shapes, before, after)
 
     group = student.stage_group(rank, world, stages)

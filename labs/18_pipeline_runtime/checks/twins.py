@@ -117,14 +117,19 @@ def whole_layer(xs: list[Tensor], grads: list[Tensor], weight: Tensor, bias: Ten
 
 
 @twin
-def delayed_twin(weights: list[Tensor], goals: list[Tensor], lr: float, delays: list[int], steps: int) -> list[Tensor]:
-    """Compute w_s(t+1) = w_s(t) - lr * gradient_s at the versions max(0, t - delay_r) of each stage r."""
+def delayed_twin(
+    weights: list[Tensor], goals: list[Tensor], lr: float, delays: list[int], steps: int, from_old: bool = False
+) -> list[Tensor]:
+    """Compute w_s(t+1) = w_s(t) - lr * gradient_s at the versions max(0, t - delay_r) of each stage r.
+
+    With ``from_old``, a mistake, the step starts from the version of the gradient.
+    """
     versions = [[weight] for weight in weights]
     for now in range(steps):
         used = [stage[now - delay] if now > delay else stage[0] for stage, delay in zip(versions, delays)]
         total = sum(weight.sum() for weight in used)
         for stage, weight in zip(versions, used):
-            stage.append(stage[-1] - lr * (weight - goals[now] + 0.1 * total))
+            stage.append((weight if from_old else stage[-1]) - lr * (weight - goals[now] + 0.1 * total))
     return [stage[-1] for stage in versions]
 
 

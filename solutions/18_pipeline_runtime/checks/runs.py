@@ -18,6 +18,7 @@ from .cases import (
     any_table,
     asynchronously,
     hybrid,
+    in_the_grid,
     messages_of,
     model_of,
     order_cases,
@@ -25,8 +26,12 @@ from .cases import (
     step,
     stuck_at,
     together,
+    why_stuck,
 )
+from .scenarios import neighbours
 from .twins import IGNORED, asynchronous_twin, whole_step
+
+LIMITS = (8, 9, 7)  # tensors of an activation that rank 0, 1 and 2 of 3 may hold beside the inputs of the batch
 
 # -- 4 · the order of messages
 
@@ -39,13 +44,20 @@ def written(student, t, rows: Rows) -> Schedule:
 
 
 def stuck(student, t, rows: Rows) -> list[str]:
-    """Return the cells at which ranks wait forever."""
+    """Return where ranks wait forever, and why; empty if none does."""
     schedule = written(student, t, rows)
     passed = sum(action.kind not in (F, B) for row in schedule.rows for action in row)
     wanted = 4 * schedule.micro_batches * (len(rows) - 1)  # two directions, a send and a receive
     t.that(passed == wanted, "with {ranks} ranks there are {got} sends and receives, but {want} are needed: every message must be in the rows",
            ranks=len(rows), got=passed, want=wanted)  # fmt: skip
-    return stuck_at(schedule.rows)
+    left = stuck_at(schedule.rows)
+    return why_stuck(schedule.rows, left) if left else []
+
+
+def joined(name: str, lines: list[str]) -> tuple[str, dict[str, str]]:
+    """Return a template of these lines, and its values: a long value would be cut in the message."""
+    values = {f"{name}{number}": line for number, line in enumerate(lines)}
+    return " | ".join("{" + key + "}" for key in values), values
 
 
 @check("order", points=2)
@@ -79,21 +91,23 @@ def check_each_message_once(student, t):
 def check_no_dead_lock(student, t):
     "Blocking messages never dead-lock: AFAB, 1F1B, and tables without a pattern"
     for rows in order_cases(t):
-        cells = stuck(student, t, rows)
+        where = stuck(student, t, rows)
+        places, values = joined("place", where)
         t.that(
-            not cells,
-            "dead-lock with {ranks} ranks and {m} micro-batches: the ranks are at {cells}, and each waits for the other. "
-            "Two neighbours must have their messages in the same order",
-            ranks=len(rows), m=len(rows[0]) // 2, cells=", ".join(cells),
+            not where,
+            "dead-lock with {ranks} ranks and {m}. In brackets is the cell at which a rank waits forever. " + places,
+            ranks=len(rows), m=f"{len(rows[0]) // 2} micro-batch" + "es" * (len(rows[0]) > 2), **values,
         )  # fmt: skip
     for _ in range(30):
         rows = any_table(t, t.integer(2, 5), t.integer(3, 6))
-        cells = stuck(student, t, rows)
+        where = stuck(student, t, rows)
+        table, cells = joined("row", [" ".join(row) for row in rows])
+        places, values = joined("place", where)
         t.that(
-            not cells,
-            "AFAB and 1F1B run, but another table dead-locks: {rows}. The ranks are at {cells}. "
-            "A rule such as \"odd ranks receive first\" works for one schedule only",
-            rows=" | ".join(" ".join(row) for row in rows), cells=", ".join(cells),
+            not where,
+            "AFAB and 1F1B run, but another table dead-locks: " + table + ". In brackets is the cell at which a rank waits forever. " + places
+            + ". A rule such as \"odd ranks receive first\" works for one schedule only",
+            **cells, **values,
         )  # fmt: skip
 
 
@@ -157,18 +171,25 @@ def check_received_is_used(student, t):
 @check("loop", points=2, seconds=60)
 def check_memory_of_the_loop(student, t):
     "The loop frees what it has used"
-    ranks, micro_batches, size, width = 2, 12, 2048, 128
+    ranks, micro_batches, size, width = 3, 12, 2048, 128
     weights = [[(t.normal(width, width) / 11, t.normal(width))] for _ in range(ranks)]
     inputs, targets = [t.normal(size, width) for _ in range(micro_batches)], [t.integers(0, width - 1, size) for _ in range(micro_batches)]
     run = step(student, one_f_one_b, weights, inputs, targets)
     t.close(run.results[-1]["loss"], whole_step(weights, inputs, targets)[0], "the loss", rtol=1e-3)
-    unit, held = 4 * size * width, run.memory(1, "at work")  # rank 0 holds the inputs of all
-    t.that(
-        held <= 9 * unit,
-        "rank 1 holds {held} MB before a forward; a micro-batch has {unit} MB and one is in flight. "
-        "Free what was received after its use, and what was computed after its send",
-        held=held // 2**20, unit=unit // 2**20,
-    )  # fmt: skip
+    unit = 4 * size * width
+    causes = {
+        2: "It receives activations and sends gradients: free what was received after its use, and what was computed after its send",
+        1: "The last rank frees its activations. Rank 1 also receives gradients: free each when its backward has used it",
+        0: "No rank receives the gradient of its input: do not keep it",
+    }
+    for rank, cause in causes.items():
+        most, held = LIMITS[rank] + (micro_batches if rank == 0 else 0), run.memory(rank, "at work")
+        t.that(
+            held <= most * unit,
+            "rank {rank} of 3 holds {held} MB before a forward; an activation has {unit} MB, and at most {n} of {m} micro-batches are in flight. "
+            + cause,
+            rank=rank, held=held // 2**20, unit=unit // 2**20, n=ranks - rank, m=micro_batches,
+        )  # fmt: skip
 
 
 # -- 12 · PipeDream: weight stashing
@@ -232,25 +253,31 @@ def check_whole_step(student, t):
         weights, micro_batches, size = model_of(t, ranks), ranks + t.integer(1, 3), t.integer(3, 5)
         inputs, targets = samples_of(t, weights, [size] * micro_batches)
         targets[0][: t.integer(1, 2)] = IGNORED
-        run = together(student, weights, inputs, targets)
-        loss, grads = whole_step(weights, inputs, targets)
-        padding = sum(int((target == IGNORED).sum()) for target in targets)
-        share = (size * micro_batches - padding) / (size * micro_batches)
+        every = [*samples_of(t, weights, [size] * micro_batches)[1], *targets]  # those of another pipeline come first
+        every[0][:1] = IGNORED
+        run = together(student, weights, inputs, targets, every)
+        alone, grads = whole_step(weights, inputs, targets)
+        valid, valid_of_all = (sum(int((target != IGNORED).sum()) for target in each) for each in (targets, every))
+        loss, grads = alone * valid / valid_of_all, [[grad * (valid / valid_of_all) for grad in stage] for stage in grads]
         sizes = {"ranks": ranks, "m": micro_batches}
         of_last = t.number(run.results[-1]["loss"], "what pipeline_step returns on the last rank")
         t.number(run.results[0]["loss"], "what pipeline_step returns on the first rank")
         known = {
-            "world size {ranks}, {m} micro-batches: the loss of the last rank is divided by all targets, not by those that are not -100": loss * share,
+            "world size {ranks}, {m} micro-batches: the loss is divided by the targets of this pipeline (`targets`). "
+            "`every_target` has those of the whole batch": alone,
+            "world size {ranks}, {m} micro-batches: the loss of the last rank is divided by all targets, not by those that are not -100":
+                alone * valid / (2 * size * micro_batches),
             "world size {ranks}, {m} micro-batches: the loss of the last rank is that of one micro-batch divided by its targets, added up":
                 sum(whole_step(weights, [x], [y])[0] for x, y in zip(inputs, targets)),
         }  # fmt: skip
         wrong_if(t, of_last, loss, known, **sizes)
-        t.that(near(of_last, loss), "world size {ranks}, {m} micro-batches: the last rank returns the loss {got:g}, that of the whole batch is {want:g}",
+        t.that(near(of_last, loss), "world size {ranks}, {m} micro-batches: the last rank returns the loss {got:g}; "
+               "its micro-batches add {want:g} to the mean over the targets in every_target",
                got=of_last, want=loss, **sizes)  # fmt: skip
         same_gradients(t, run, grads, "after pipeline_step (world size {ranks}, {m} micro-batches)", **sizes)
 
 
-# -- 8 · with data parallelism
+# -- 7 · with data parallelism
 
 
 @check("hybrid", points=2, seconds=60)
@@ -259,9 +286,18 @@ def check_hybrid_gradients(student, t):
     for stages, replicas in ((2, 2), (1, 3)):
         weights = model_of(t, stages)
         inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(3 * replicas)])
-        run = hybrid(student, weights, inputs, targets, replicas)
-        _, grads = whole_step(weights, inputs, targets)
         sizes = {"replicas": replicas, "stages": stages}
+        dry = student.ranks(neighbours, [{"stages": stages}] * (replicas * stages))
+        for rank, result in enumerate(dry.results):
+            t.that(
+                result["passed"] == [in_the_grid(rank, stages)],
+                "{replicas} pipelines of {stages} stages: hybrid_step on rank {rank} should call step({want}) once, your calls are {got}. "
+                "The neighbours are numbers of ranks, not of stages",
+                rank=rank, want=", ".join(map(str, in_the_grid(rank, stages))),
+                got=", ".join("step({}, {})".format(*each) for each in result["passed"]) or "none", **sizes,
+            )  # fmt: skip
+        run = hybrid(student, weights, inputs, targets, replicas, own=True)
+        _, grads = whole_step(weights, inputs, targets)
         for rank, result in enumerate(run.results):
             t.that(
                 not near(result["grads"], [right / replicas for right in grads[rank % stages]]),

@@ -106,7 +106,7 @@ def through(student, t, order: list[tuple[str, int]]) -> tuple[dict, dict, dict]
     return case, got, one_graph(case["weights"], case["inputs"], case["grads"])
 
 
-@check("stage", points=2, seconds=20)
+@check("stage", points=1, seconds=20)
 def check_stage_gradients(student, t):
     "The gradients of two successive stages are those of the whole model"
     _, got, want = through(student, t, [("F", 0), ("B", 0)])
@@ -114,6 +114,18 @@ def check_stage_gradients(student, t):
     for i, (mine, right) in enumerate(zip(got["weights"], want["weights"])):
         t.close(mine, right, "the gradient of the weights of stage {i}", i=i, atol=1e-10)
     t.close(got["inputs"][0], want["inputs"][0], "what stage_backward returns, the gradient of the input", atol=1e-10)
+
+
+@check("stage", points=1, seconds=20)
+def check_input_unchanged(student, t):
+    "The argument x is not changed"
+    _, got, want = through(student, t, [("F", 0), ("B", 0)])
+    t.close(got["outputs"][0], want["outputs"][0], "the output", atol=1e-10)
+    t.that(
+        got["changed"] is False,
+        "stage_forward has changed its argument x: requires_grad_() works in place. The tensor belongs to the caller, "
+        "so make the leaf from x.detach()",
+    )
 
 
 @check("stage", points=1, seconds=20)
@@ -146,7 +158,7 @@ def check_stage_memory(student, t):
     t.close(run.results[0], float(sum(torch.tanh(x @ weight.T).sum() for x in inputs)), "the sum of all outputs", rtol=1e-3, atol=1.0)
     unit, held = 4 * size * width, run.memory(0, "after a turn")
     t.that(
-        held <= (micro_batches + 9) * unit,
+        held <= (micro_batches + 11) * unit,
         "{held} MB are held; a micro-batch has {unit} MB, the inputs have {inputs} MB, and at most two micro-batches are in flight. "
         "Take out of `kept` what backward has used",
         held=held // 2**20, unit=unit // 2**20, inputs=micro_batches * unit // 2**20,
@@ -220,7 +232,7 @@ def check_no_more_bubble(student, t):
         )  # fmt: skip
 
 
-# -- 7 · the split backward
+# -- 9 · the split backward
 
 
 def split_run(student, t, micro_batches: int) -> tuple[dict, tuple[list[Tensor], Tensor, Tensor]]:
@@ -350,6 +362,9 @@ def check_delay(student, t):
         for by, words in mistakes.items():
             wrong = {**case, "delays": [max(0, delay + by) if by else 0 for delay in delays]}
             known["with delays {delays} your weights are " + words] = delayed_twin(**wrong)
+        known[
+            "with delays {delays} your step starts from the old weights: the gradient is one of old weights, but the newest are updated"
+        ] = delayed_twin(**case, from_old=True)
         wrong_if(t, got, delayed_twin(**case), known, rtol=1e-9, delays=delays)
         message = "with delays {delays}, weights {stage} (before step `delay` there is only version 0)"
         for stage, (mine, right) in enumerate(zip(got, delayed_twin(**case))):
