@@ -3,15 +3,15 @@
 #
 # **What you will do.** A model is cut into stages, one for each rank. You write the **order** in which each
 # rank does its work. You begin with the naive order, which keeps one rank out of four busy, and continue with
-# AFAB (GPipe), 1F1B, interleaved 1F1B and zero bubble. You derive the cost of each in time and memory. Then
-# you write the rule by which a scheduler makes such tables, and compare with PyTorch's own schedules on real
-# ranks. A contest is optional: the smallest bubble under a memory cap.
+# AFAB (GPipe), 1F1B, interleaved 1F1B and zero bubble. You derive the cost of each in time and memory, and
+# compare with PyTorch's own schedules on real ranks. Optional: the rule by which a scheduler makes such tables, and
+# a contest for the smallest bubble under a memory cap.
 #
 # You need no GPU: a schedule is a **table**, and a simulator computes when each of its cells runs. Lab 18
 # runs your tables on real ranks.
 #
-# The core exercises take about 90 minutes, the optional contest 25 more. Each exercise has a check that answers at once; `lab.hint("name")` shows a
-# nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
+# The core exercises take about 95 minutes; with the text and the demos plan two hours. The optional exercises take 40
+# minutes more. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
 # continue without its points.
 #
 # Words: pipeline parallelism (*parallélisme de pipeline*), stage (*étage*), micro-batch (*micro-lot*), schedule (*ordonnancement*), bubble
@@ -58,7 +58,8 @@ def most_held(rows: list[list[str]], for_weights: float = 0.0) -> float:
 #
 # The batch is cut too, into **micro-batches**. A cell of the table is one action, in PyTorch's notation:
 # `2F5` is the forward of **stage 2** on **micro-batch 5**, and `2B5` is its backward. A row lists the actions
-# of one rank, in order. Stages, micro-batches and ranks are counted from 0.
+# of one rank, in order. Stages, micro-batches, ranks and the cells of a row are counted from 0. In formulas, *p* is
+# the number of ranks, *m* that of micro-batches, *v* that of stages per rank, and *r* is one of the ranks.
 #
 # Here is one micro-batch on four ranks. A backward takes twice as long as a forward. The table has no times:
 # a rank runs its cells one after the other, and each cell begins as soon as its inputs are there. The
@@ -75,7 +76,7 @@ figures.show(timed(one), "one micro-batch: forward through the stages, then back
 # %% [markdown] id="naive_text"
 # ## 1 · The naive table
 #
-# **Core · 8 min · ●○○**
+# **Core · 7 min · ●○○**
 #
 # Without a pipeline the micro-batches run **one after the other**: the forward and the backward of
 # micro-batch 0, then those of micro-batch 1, ...
@@ -99,8 +100,9 @@ print(f"each rank computes {run.busy[0]:g} of {run.makespan:g} units of time: {1
 figures.show(run, "naive: in the white areas a rank waits")
 
 # %% [markdown] id="naive_after"
-# In the white areas a rank waits: this is the **bubble**. With p ranks, each works 1/p of the time. Four GPUs
-# are no faster than one; they only add memory.
+# In the white areas a rank waits: this is the **bubble**. The title of the figure gives it in percent of the *ideal
+# time*, the time that a rank computes: a rank that works a quarter of the time waits three times as long, 300 %.
+# Four GPUs are no faster than one; they only add memory.
 #
 # - Which cell could begin earlier if the row allowed it?
 # - What would rank 0 have to keep in memory meanwhile?
@@ -108,7 +110,7 @@ figures.show(run, "naive: in the white areas a rank waits")
 # %% [markdown] id="afab_text"
 # ## 2 · AFAB: all forwards, all backwards
 #
-# **Core · 4 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # In GPipe, rank 0 does not wait for the gradient of micro-batch 0. It runs all its forwards, one after the
 # other; then all backwards follow. After the last backward the optimiser makes one step for all
@@ -135,8 +137,8 @@ figures.show(timed(afab_rows(RANKS, MICRO_BATCHES)), "AFAB", memory=True)
 # The bubble has two parts, filling and draining, and does not grow with the number of micro-batches. The
 # memory does: at the peak of its curve a rank holds all of them.
 #
-# With more micro-batches the bubble is a smaller part of the step. The bubble is given as a part of the
-# **ideal time** (the time that a rank computes). In the drawing above you can count it.
+# With more micro-batches the ideal time grows and the bubble does not, so its *share* of the ideal time falls. In
+# the drawing above you can count it.
 #
 # **Predict:** how large is the bubble of AFAB on 4 ranks, in percent of the ideal time, with 2, 8 and 32
 # micro-batches? Replace `None` by numbers; the cell is not graded.
@@ -228,7 +230,7 @@ except UserError as error:
 # %% [markdown] id="interleaved_text"
 # ## 4 · Interleaved 1F1B: several thinner stages per rank
 #
-# **Core · 18 min · ●●●**
+# **Core · 22 min · ●●●**
 #
 # Filling takes p − 1 forwards *of one stage*. Thinner stages make it shorter: give each rank **v stages**,
 # each with 1/v of its layers. Stage s is on rank s mod p, so a micro-batch visits every rank v times.
@@ -240,6 +242,9 @@ except UserError as error:
 # - **backwards**: the same groups, the stages of the rank in *descending* order;
 # - **warm-up**: (v − 1)·p + 2·(p − r − 1) forwards, at most all m·v; then one forward and one backward in
 #   turns, then the remaining backwards.
+#
+# The factor 2 is there for the messages. With p − r − 1 the bubble would be the same if messages were free. In
+# reality each message would be waited for.
 #
 # With one stage per rank, plain 1F1B needs half that warm-up: this function is for v ≥ 2.
 #
@@ -303,15 +308,15 @@ figures.sending(
 )
 
 # %% [markdown] id="interleaved_after"
-# The bubble is halved. The price is more memory than 1F1B and **more than v times the messages**: 2m(vp − 1)
-# instead of 2m(p − 1), so (vp − 1)/(p − 1) times as many. The part above v is the way from the last rank to
+# The bubble is halved. The price is more memory than 1F1B (its longer warm-up hides the messages) and **more than v
+# times the messages**: 2m(vp − 1) instead of 2m(p − 1), so (vp − 1)/(p − 1) times as many. The part above v is the way from the last rank to
 # the first. Where sending takes time, thin stages lose a part of the gain: the second figure measures it.
 # Here a receiver waits for every message; a runtime that receives ahead of time hides part of that.
 
 # %% [markdown] id="memory_text"
 # ## 5 · What a rank holds
 #
-# **Core · 8 min · ●●○**
+# **Core · 12 min · ●●○**
 #
 # Now write it as a formula. The unit is the activations of one micro-batch on **all layers of a rank**; with
 # v stages per rank, a stage holds 1/v of it. You need no simulator: read a row from the left, +1 for a
@@ -319,7 +324,7 @@ figures.sending(
 
 # %% nbgrader={"grade_id": "memory", "solution": true}
 def held(schedule: str, ranks: int, micro_batches: int, per_rank: int, rank: int) -> float:
-    """Return the peak of what `rank` holds.
+    """Return the peak of what `rank` holds, for any number of micro-batches, also for one.
 
     schedule: "naive", "AFAB", "1F1B", "ZB-H1" (as 1F1B: see step 6) or "interleaved".
     For "interleaved", per_rank >= 2 and micro_batches is a multiple of ranks.
@@ -342,7 +347,7 @@ figures.held_by_rank({name: [held(name, 8, 32, 2 if name == "interleaved" else 1
 # %% [markdown] id="zb_text"
 # ## 6 · ZB-H1: cut the backward in two
 #
-# **Core · 10 min · ●●○**
+# **Core · 15 min · ●●○**
 #
 # The backward of a layer y = W x computes two things from the gradient of y:
 #
@@ -407,17 +412,18 @@ figures.show(zb_h2, "ZB-H2: a parallelogram", memory=True, for_weights=0.5)
 # %% [markdown] id="zb_h2_after"
 # No rank waits *inside* its row. Yet the step is no shorter than with ZB-H1: ranks begin and end one after
 # the other. ZB-H2 is faster only if rank 0 may begin the **next step** while rank 3 still works, so the
-# optimiser must not wait for all ranks. (The paper checks the gradient norm afterwards, and undoes a step
-# whose norm was too large.)
+# optimiser must not wait for all ranks. (The authors of ZB-H2, Qi et al. 2023, check the gradient norm afterwards,
+# and undo a step whose norm was too large.)
 
 # %% [markdown] id="bubble_text"
 # ## 7 · The bubble, on paper
 #
-# **Core · 10 min · ●●○**
+# **Core · 14 min · ●●○**
 #
 # How long does a rank wait in one step? F, I and W are the costs of one micro-batch on all layers of a rank;
 # a whole backward takes I + W; sending is free. Take a drawing and add up the white of **rank 0**, or of the
-# **last rank**: the sum is the same. For interleaved, `ranks` divides `micro_batches`; for ZB-H1, there are
+# **last rank**: the sum is the same. For ZB-H1 draw a table in which the three parts differ:
+# `figures.show(timed(zb_h1_rows(4, 8), 1, 1.5, 0.5), "")`. For interleaved, `ranks` divides `micro_batches`; for ZB-H1, there are
 # at least as many micro-batches as ranks, and W is no longer than F or I.
 
 # %% nbgrader={"grade_id": "bubble", "solution": true}
@@ -467,7 +473,7 @@ for name, (rows, per_rank) in tables.items():
 #   so that one can hide the messages of the other.
 
 # %% id="show_zb_v" tags=["demo"]
-half = Costs(0.5, 0.5, 0.5)
+half = Costs(forward=0.5, input_gradient=0.5, weight_gradient=0.5)  # of one stage: a rank has two
 figures.show(simulate(schedules.zb_v(4, 8), half), "ZB-V", memory=True)
 
 # %% id="show_dualpipe_v" tags=["demo"]
@@ -490,7 +496,9 @@ figures.trade(runs, for_weights=0.5)
 # %% [markdown] id="start_text"
 # ## 9 · From a table to a scheduler
 #
-# **Core · 12 min · ●●○**
+# **Optional · 15 min · ●●○**
+#
+# Exercises 9 and 10 are optional: you can continue with 11.
 #
 # So far you copied the order of a table from a paper. A program can find an order too: it simulates the ranks,
 # and at each step it runs the cell that **can start first**. For this it needs one rule: when can a cell
@@ -572,6 +580,7 @@ def greedy_rows(
 #
 # - With one chunk, lower the cap from 8 to 1. At which cap does the bubble begin to grow?
 # - With two chunks and a cap of 1, no table appears. Which cells wait for each other?
+# - With one chunk and a cap of 4, what is the bubble beside that of ZB-H1, (p − 1)/(3m) of the ideal time?
 
 # %% id="show_explore" tags=["demo"]
 def scheduled(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_cap: float = 4):
@@ -582,6 +591,12 @@ def scheduled(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_ca
 
 
 explore(scheduled, ranks=[2, 3, 4, 6, 8], micro_batches=[2, 4, 8, 16], chunks=[1, 2, 4], memory_cap=[1, 1.5, 2, 3, 4, 6, 8])
+
+# %% [markdown] id="explore_after"
+# With four ranks and one chunk the bubble grows below a cap of 4: 12 % of the ideal time at 4, 29 % at 3. At 4 it is
+# that of ZB-H1: the scheduler finds this table by itself. With two chunks and a cap of 1, rank 0 fills its memory
+# with forwards of its first stage. The forward of its second stage finds no memory, and no backward can run before
+# it.
 
 # %% [markdown] id="contest_text"
 # ## 10 · The contest: the smallest bubble under a memory cap
@@ -690,8 +705,9 @@ for name, run in large.items():
 
 # %% [markdown] id="job_text"
 # `cluster.submit` works on a cluster and on this machine. With `dry_run` it returns the script for SLURM,
-# here with a pipeline on each of two nodes. Without SLURM it runs the same options on this machine, with two
-# processes and a small model. A second call with the same arguments finds the same job.
+# here with a pipeline on each of two nodes; its paths are those of this machine. Without SLURM it runs the same
+# options on this machine, with two processes and a small model, in about 15 seconds. A second call with the same
+# arguments finds the same job.
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
@@ -703,9 +719,9 @@ little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
 script = cluster.submit("dlo_lib.train", [*full, *flags], gpus=8, site="jean-zay-h100", account="abc", dry_run=True)
 print("For SLURM, 2 nodes of 4 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
-print("Here, a pipeline of 2 ranks:")
+print("Here, a pipeline of 2 ranks (four steps are too few for the loss to fall):")
 for line in job.metrics():
-    print(f"  step {line.step}: loss {line.loss:.3f}, {line.tokens_per_second:,.0f} tokens/s")
+    print(f"  step {line.step}: {line.tokens_per_second:,.0f} tokens/s")
 
 # %% [markdown] id="standard_text"
 # ## 12 · The same with `torch.distributed.pipelining`
@@ -747,7 +763,7 @@ lab.check("interleaved", instead={"interleaved_rows": lambda ranks, micro_batche
 # `Schedule1F1B` run the same stages as your 1F1B table, which `dlo_lib.parallel.pipeline.runtime` runs.
 #
 # **Predict:** how long does a step take, in milliseconds? A forward takes `MILLISECONDS`, there are 2 ranks
-# and 8 micro-batches. Use your formula of step 7.
+# and 8 micro-batches. Your formula of step 7 gives the time that a rank waits; add the time that it computes.
 
 # %% id="predict_step" tags=["prediction"]
 step_predicted = {"your 1F1B, dlo_lib's runtime": None, "torch ScheduleGPipe": None, "torch Schedule1F1B": None}  # milliseconds
@@ -792,8 +808,8 @@ figures.planned_and_measured(timed(table, unit, unit, unit), {name: measured_run
 # Memory is what rank 0 keeps for its backwards, from the order of its actions in the run. The times are the
 # fastest of three steps: the first step of PyTorch's schedules also sends the shapes.
 #
-# The measured steps are longer than the plan, because messages and Python take time. 1F1B is not faster than
-# GPipe: the bubble is the same, and its messages wait for each other more often. What it saves is memory.
+# The measured steps are longer than the plan, because messages and Python take time. 1F1B is about as fast as
+# GPipe, because the bubble is the same. What it saves is memory.
 #
 # PyTorch's classes have limits that your tables do not have. `Schedule1F1B` refuses fewer micro-batches than
 # ranks, and all micro-batches need one shape. `ScheduleInterleaved1F1B`, `ScheduleInterleavedZeroBubble`,

@@ -69,7 +69,7 @@ def bubble_law(ratios: Mapping[int, Mapping[int, float]], predicted: Predicted) 
     guesses = {name: guess / 100 if isinstance(guess, (int, float)) else guess for name, guess in predicted.items()}
     mark_predicted(axes, {name: int(name.split()[0]) for name in predicted}, guesses)
     axes.legend()
-    title = "Twice the micro-batches halve the bubble"
+    title = "Twice the micro-batches halve the share of the bubble"
     return finish(axes, "both", xlabel="micro-batches", ylabel="bubble / ideal time", title=title)
 
 

@@ -9,20 +9,8 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 from dlo_lib.grading.checks.schedules import carried_out
 
-from .checks.schedules import made_mostly, same_held
+from .checks.schedules import made_mostly
 from .checks.twins import shared, three
-
-# -- 5 · memory
-
-
-@check("memory", points=1)
-def check_held_few(student, t):
-    "With few micro-batches a rank holds at most all of them"
-    ranks = t.integer(4, 6)
-    lesson = "A rank never holds more than the m micro-batches that there are."
-    for name in ("1F1B", "ZB-H1"):
-        same_held(student, t, name, ranks, t.integer(1, 2), 1, lesson)
-
 
 # -- 6 · ZB-H1
 

@@ -134,10 +134,10 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "Backwards go through the stages of a rank in the order of the forwards",
+        "Backwards go through three stages of a rank in the order of the forwards",
         "check_interleaved_bubble",
-        says="cannot be carried out",
-        replace={"reversed(stages)": "stages"},
+        says="Backwards go from the last stage to the first",
+        replace={"reversed(stages)": "(reversed(stages) if per_rank == 2 else stages)"},
     ),
     Mutant(
         "All forwards come first, with every micro-batch in memory",
@@ -150,10 +150,27 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "The warm-up is that of plain 1F1B",
+        "With three stages per rank the warm-up is that of plain 1F1B",
         "check_interleaved_bubble",
         says="cannot be carried out",
-        replace={"min(len(forwards), (per_rank - 1) * ranks + 2 * (ranks - rank - 1))": "ranks - rank - 1"},
+        replace={
+            "warm_up = min(len(forwards), (per_rank - 1) * ranks + 2 * (ranks - rank - 1))": """
+            warm_up = min(len(forwards), (per_rank - 1) * ranks + 2 * (ranks - rank - 1))
+            warm_up = warm_up if per_rank == 2 else ranks - rank - 1
+            """,
+        },
+    ),
+    Mutant(
+        "The extra warm-up is half of Megatron's, which is enough only for free messages",
+        "check_messages_are_hidden",
+        says="the extra forwards hide the messages",
+        replace={"(per_rank - 1) * ranks + 2 * (ranks - rank - 1)": "(per_rank - 1) * ranks + (ranks - rank - 1)"},
+    ),
+    Mutant(
+        "With many micro-batches the backwards go through the stages in the order of the forwards",
+        "check_interleaved_memory",
+        says="what it holds is tested when it runs",
+        replace={"reversed(stages)": "(stages if micro_batches > 4 * ranks else reversed(stages))"},
     ),
     # -- memory
     Mutant(

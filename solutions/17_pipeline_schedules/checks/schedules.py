@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.schedules import (
     SLACK,
@@ -22,7 +23,7 @@ from dlo_lib.grading.checks.schedules import (
 )
 from dlo_lib.labkit.compare import Mistakes, near, wrong_if
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
-from dlo_lib.parallel.pipeline.table import B, F, I, Schedule, W, in_a_loop
+from dlo_lib.parallel.pipeline.table import Action, B, F, I, Schedule, W, in_a_loop
 
 from .twins import StartCase, contest_case, groups, known, many, shared, short_1f1b, size, start_cases, three
 
@@ -56,9 +57,18 @@ def as_fast(student, t, function: str, name: str, costs: tuple[float, float, flo
     no_slower(t, carried_out(t, schedule, of_a_stage, call), simulate(known(name, *sizes), of_a_stage), call, lesson)
 
 
+def can_run(t, schedule: Schedule, call: str) -> None:
+    """Check that the table can run: what a table holds that never ends says nothing."""
+    try:
+        simulate(schedule, Costs())
+    except UserError:
+        t.that(False, "{call} cannot be carried out: what it holds is tested when it runs", call=call)
+
+
 def as_small(student, t, function: str, name: str, sizes: tuple[int, ...], lesson: str) -> None:
     """Check that the table holds no more than the library's ``name``."""
     schedule, call = made_mostly(student, t, function, *sizes)
+    can_run(t, schedule, call)
     holds_no_more(t, schedule, most_held(known(name, *sizes)), call, lesson)
 
 
@@ -139,11 +149,28 @@ def check_1f1b_memory(student, t):
 # -- 4 · interleaved
 
 
-@check("interleaved", points=4)
+def backwards_descend(t, schedule: Schedule, call: str) -> None:
+    """Check that the backward of a later stage comes first; every table that can run has this order."""
+    for rank, row in enumerate(schedule.rows):
+        first: dict[int, Action] = {}
+        for action in row:
+            if action.kind is B:
+                earlier = first.setdefault(action.micro_batch, action)
+                t.that(
+                    earlier.stage >= action.stage,
+                    "{call}, rank {rank}: {earlier} comes before {later}, whose gradient it needs. "
+                    "Backwards go from the last stage to the first: take the stages of a rank in descending order",
+                    call=call, rank=rank, earlier=str(earlier), later=str(action),
+                )  # fmt: skip
+
+
+@check("interleaved", points=3)
 def check_interleaved_bubble(student, t):
     "Every action once, and 1/v of the bubble for v stages per rank"
     for per_rank in (2, 3):
-        complete(t, *made(student, t, "interleaved_rows", *groups(t), per_rank), "FB")
+        schedule, call = made(student, t, "interleaved_rows", *groups(t), per_rank)
+        complete(t, schedule, call, "FB")
+        backwards_descend(t, schedule, call)
     lesson = (
         "Forwards take the stages of a rank in ascending order, backwards in descending order, p micro-batches "
         "at a time. The warm-up has (v - 1) p + 2 (p - r - 1) forwards; each turn has one more."
@@ -152,11 +179,39 @@ def check_interleaved_bubble(student, t):
         as_fast(student, t, "interleaved_rows", "interleaved", (1.0, t.uniform(0.9, 1.1), 1.0), (*groups(t), per_rank), lesson)
 
 
+def warm_up_of(row: tuple[Action, ...]) -> int:
+    """Return the number of forwards before the first turn of a forward and a backward."""
+    first = next((place for place, action in enumerate(row) if action.kind is not F), len(row))
+    return max(0, first - 1)
+
+
+@check("interleaved", points=1)
+def check_messages_are_hidden(student, t):
+    "The warm-up is long enough to hide messages that take time"
+    for _ in range(2):
+        ranks, send = t.integer(3, 4), t.uniform(0.08, 0.12)
+        sizes = (ranks, ranks * t.integer(3, 4), 2)
+        schedule, call = made_mostly(student, t, "interleaved_rows", *sizes)
+        can_run(t, schedule, call)
+        costs = Costs(0.5, 0.5, 0.5, send)
+        run, best = carried_out(t, schedule, costs, call), simulate(known("interleaved", *sizes), costs)
+        got, want = warm_up_of(schedule.rows[0]), warm_up_of(best.schedule.rows[0])
+        t.that(
+            bool(run.makespan <= best.makespan * (1 + SLACK)) or got >= want,
+            "{call}: the warm-up of rank 0 has {got} forwards, Megatron's {want}. With free messages the bubble is the same. "
+            "If a message takes {send:.2f}, your step takes {slow:.4g} instead of {fast:.4g}: the extra forwards hide the messages, "
+            "because a forward and its backward are then further apart",
+            call=call, got=got, want=want, send=send, slow=run.makespan, fast=best.makespan,
+        )  # fmt: skip
+        if got <= want:  # a longer warm-up fails the check of memory
+            no_slower(t, run, best, call, f"Here a message takes {send:.2f}.")
+
+
 @check("interleaved", points=2)
 def check_interleaved_memory(student, t):
     "No rank holds every micro-batch"
     lesson = "After the warm-up one backward follows each forward, of any stage."
-    as_small(student, t, "interleaved_rows", "interleaved", (*groups(t, fewest=4), 2), lesson)
+    as_small(student, t, "interleaved_rows", "interleaved", (*groups(t, fewest=5), 2), lesson)
 
 
 # -- 5 · memory
@@ -186,6 +241,15 @@ def check_held_1f1b(student, t):
     "1F1B and ZB-H1"
     for name in ("1F1B", "ZB-H1"):
         same_held(student, t, name, *size(t), 1, "Count the warm-up and the forward of the first turn. They depend on the rank.")
+
+
+@check("memory", points=1)
+def check_held_few(student, t):
+    "With few micro-batches a rank holds at most all of them"
+    ranks = t.integer(4, 6)
+    lesson = "A rank never holds more than the m micro-batches that there are."
+    for name in ("1F1B", "ZB-H1"):
+        same_held(student, t, name, ranks, t.integer(1, 2), 1, lesson)
 
 
 @check("memory", points=2)
