@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from dlo_lib.labkit.figures import (
@@ -34,14 +35,38 @@ def show(run: Simulation, name: str, *, memory: bool = False, for_weights: float
     bubble = f"bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
     title = f"{name}\n{sizes}; time {run.makespan:.4g}, {bubble}"
     if not memory:
-        return draw(run, title=title)
-    figure = draw(run, activations=1 / per_rank, for_weights=for_weights / per_rank, title=title)
+        return _paler(draw(run, title=title), run)
+    figure = _paler(draw(run, activations=1 / per_rank, for_weights=for_weights / per_rank, title=title), run)
     below = figure.axes[-1]
     for line, style in zip(below.lines, RANKS):
         line.set(color=style.colour, linestyle=style.dashes, linewidth=1.8)
     if below.get_legend():
         legend(below, "right")
     return figure
+
+
+def _paler(figure: Figure, run: Simulation) -> Figure:
+    """Draw the later stages of each rank in a paler colour, not with a frame."""
+    table, axes = run.schedule, figure.axes[0]
+    if table.stages == table.ranks:
+        return figure
+    for later in axes.collections[1::2]:  # each rank has two: its first stage, and the later ones
+        later.set(facecolor=[_mixed(colour) for colour in later.get_facecolor()], edgecolor=BACKGROUND, linewidth=0.5)
+    for rank, (row, spans) in enumerate(zip(table.rows, run.spans)):
+        first = min((action.stage for action in row), default=0)
+        middles = {sum(span) / 2 for action, span in zip(row, spans) if action.stage != first}
+        for text in axes.texts:
+            if text.get_position()[1] == rank and text.get_position()[0] in middles:
+                text.set_color(BLACK)
+    sample = axes.get_legend()
+    sample.legend_handles[-1].set(facecolor=_mixed(to_rgba(BLACK)), edgecolor="none")
+    sample.get_texts()[-1].set_text("paler: a later stage\nof the rank")
+    return figure
+
+
+def _mixed(colour: Sequence[float]) -> tuple[float, ...]:
+    """Return the colour, mixed with the background."""
+    return tuple(0.45 * part + 0.55 * ground for part, ground in zip(colour[:3], to_rgba(BACKGROUND)))
 
 
 @styled
