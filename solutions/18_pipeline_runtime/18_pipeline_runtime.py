@@ -714,7 +714,7 @@ from dlo_lib.models import model_config
 
 config, ranks = model_config("llama-3.2-3b"), 4
 sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
-print(predictions.compared(wire_predicted, sent, "{:,.0f}".format).replace("measured", "counted "))
+print(predictions.compared(wire_predicted, sent, "{:,.0f}".format).replace("measured", "counted ", 1).replace("measured", "counted"))
 
 # %% [markdown] id="wire_lesson"
 # So use pipeline parallelism *between* nodes, where links are slow, and tensor parallelism inside a node.
