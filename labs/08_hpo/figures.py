@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import trainings
 from matplotlib.axes import Axes
+from matplotlib.dates import date2num
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from torch import Tensor
 
 from dlo_lib.labkit.figures import (
@@ -122,7 +123,8 @@ def curves(pool: Sequence[Sequence[float]], rates: Sequence[float]) -> Figure:
 
     colours = ScalarMappable(LogNorm(*trainings.LEARNING_RATE), "plasma")
     left, right = panels(2, width=11)
-    for losses, rate in zip(pool, rates):
+    order = sorted(zip(pool, rates), key=lambda each: math.inf if math.isnan(each[0][-1]) else each[0][-1], reverse=True)
+    for losses, rate in order:  # the best curves lie on top
         left.plot(range(1, len(losses) + 1), losses, color=colours.to_rgba(rate), lw=0.8, alpha=0.7)
     left.set(xscale="log", yscale="log")
     log_ticks(left, "x", [1, 3, 9, 27], base=10)
@@ -170,12 +172,17 @@ def optuna_timeline(study: Any) -> Figure:
     from matplotlib import pyplot
     from optuna.visualization.matplotlib import plot_timeline
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pyplot.rc_context():  # Optuna changes the style
         warnings.simplefilter("ignore")  # Optuna warns that these plots are experimental
-        figure = plot_timeline(study).figure
-    figure.set_size_inches(9, 3.8)
-    pyplot.close(figure)
-    return figure
+        axes = plot_timeline(study)
+    axes.set_facecolor("none")
+    start = date2num(min(trial.datetime_start for trial in study.trials))
+    most = 86400 * (axes.get_xlim()[1] - start)
+    seconds = [tick for tick in MaxNLocator(6).tick_values(0, most) if 0 <= tick <= most]
+    axes.set_xticks([start + tick / 86400 for tick in seconds], [f"{tick:g}" for tick in seconds], rotation=0, ha="center")
+    axes.figure.set_size_inches(9, 3.8)
+    pyplot.close(axes.figure)
+    return finish(axes, "x", xlabel="seconds since the first trial began", ylabel="trial")
 
 
 def _plain_numbers(axes: Axes, which: str) -> None:

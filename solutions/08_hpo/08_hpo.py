@@ -6,8 +6,8 @@
 # them on a loss landscape given by a formula, then on real trainings of a small network. Compare them as
 # experiments should be compared: at the same cost, with many repeats and an interval.
 #
-# You need no GPU. The core exercises take about 95 minutes; the two optional ones (ASHA, population-based
-# training) 30 more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
+# You need no GPU. The core exercises take about 100 minutes; with the text and the demos plan two hours and a
+# quarter. The two optional ones (ASHA, population-based training) take 30 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
 # pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
 # that step.
 #
@@ -52,13 +52,13 @@ figures.landscape({"grid": grid, "random": scattered})
 
 # %% [markdown] id="why_after"
 # The learning rate matters much, the weight decay little, but this is not known before the search. A grid
-# spends its 16 trainings on only 4 learning rates (Bergstra and Bengio, 2012). Whether random search is
-# really better *here* is a question for a measurement, in step 2.
+# spends its 16 trainings on only 4 learning rates, random search on 16 (Bergstra and Bengio, 2012). This does
+# not yet prove that random search finds a lower loss on *this* landscape: step 2 measures it.
 
 # %% [markdown] id="scale_text"
 # ## 1 · Sample on the right scale
 #
-# **Core · 5 min · ●○○**
+# **Core · 3 min · ●○○**
 #
 # Take learning rates from 0.0001 to 3: if they are sampled uniformly, only one in a thousand is below 0.003.
 # If the *order of magnitude* of a hyperparameter matters, sample it on a **logarithmic scale**: as many
@@ -82,7 +82,7 @@ lab.check("scale")
 # %% [markdown] id="interval_text"
 # ## 2 · Which one is better? Repeat the experiment
 #
-# **Core · 10 min · ●●○**
+# **Core · 12 min · ●●○**
 #
 # One search proves nothing: random search may be lucky. So repeat both methods, with seed 0, 1, 2, ... and
 # compare **seed by seed**. Is the mean difference real? The **bootstrap** answers without a formula of
@@ -142,14 +142,18 @@ verdict("random", "grid", found)
 figures.best_losses(found, "best of 16 trainings")
 
 # %% [markdown] id="interval_after"
-# The cell derives the sentence above from your interval. All comparisons in this lab are made this way. "No
-# difference can be seen" is also a result: the dots overlap, and a single run of each method would still have
-# named a winner.
+# The cell derives the printed sentence from your interval. All comparisons in this lab are made this way. "No
+# difference can be seen" is also a result: the dots overlap, and a single run of each method would have named a
+# winner by chance.
+#
+# Why is the grid not worse here? The valley is tilted: each of the four rows of the grid meets it at another
+# learning rate, so the 16 trainings try more than 4 positions across the valley. And random positions leave gaps
+# too. With a valley that is not tilted, random search is better by 0.5.
 
 # %% [markdown] id="process_text"
 # ## 3 · A model of the landscape: the Gaussian process
 #
-# **Core · 12 min · ●●●**
+# **Core · 15 min · ●●●**
 #
 # Random search does not use its results. After ten trainings we know something about the landscape, and a
 # **Gaussian process** expresses it: at each point a mean and an *uncertainty*. The closer two points are, the
@@ -163,6 +167,9 @@ figures.best_losses(found, "best of 16 trainings")
 # $n$ is the variance of the measurement noise, $I$ the identity. The kernel is given. Use
 # `torch.linalg.solve` or a Cholesky factor. Rounding can make $\sigma^2$ slightly negative: clamp it to 0
 # before the square root.
+#
+# `new` holds M points at once. The standard deviation of each is needed, but no covariance between two of them:
+# $\sigma^2$ is the *diagonal* of the matrix that the formula gives for M points.
 
 # %% id="kernel"
 def kernel(a: Tensor, b: Tensor, length: float) -> Tensor:
@@ -187,7 +194,7 @@ lab.check("process")
 # %% [markdown] id="improvement_text"
 # ## 4 · Expected Improvement
 #
-# **Core · 10 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # Where should we measure next? At the lowest mean (**exploit**), or where the uncertainty is large
 # (**explore**)? Jones, Schonlau and Welch (1998) combine both in one number. The next value is normally
@@ -259,11 +266,13 @@ lab.check("length")
 # %% [markdown] id="next_text"
 # ## 6 · Where to measure next
 #
-# **Core · 8 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # Combine the three functions. The process assumes values with mean 0 and standard deviation 1, which losses
-# do not have: **standardise** them first. Then choose the length from `LENGTHS`, predict at the candidates,
-# and return the index of the candidate with the largest EI. Give `best` in the same units as the predictions.
+# do not have: **standardise** them first. (The standard deviation may divide by N, `std(correction=0)`, or by
+# N − 1, torch's default: the check accepts both.) Then choose the length from `LENGTHS`, predict at the
+# candidates, and return the index of the candidate with the largest EI. Give `best` in the same units as the
+# predictions.
 
 # %% nbgrader={"grade_id": "next", "solution": true}
 LENGTHS, NOISE = [0.05, 0.1, 0.2, 0.4, 0.8], 1e-4
@@ -464,6 +473,9 @@ verdict("successive halving", "Hyperband", found)
 figures.best_losses(found, f"best final loss for {budget} epochs", log=True)
 
 # %% [markdown] id="budget_after"
+# All repeats draw from one pool of trainings, so the dots stand in columns: many repeats find the same trial. The
+# interval is therefore a statement about *this pool*. For a statement about the methods, repeat with other pools.
+#
 # You have measured how well early losses predict final ones in this pool. If a good trial starts slowly
 # (small learning rate, long warm-up, strong regularisation), halving from few epochs discards it. Hyperband's
 # brackets with few trials are the cost of protection against this.
@@ -471,16 +483,16 @@ figures.best_losses(found, f"best final loss for {budget} epochs", log=True)
 # %% [markdown] id="prune_text"
 # ## 10 · Pruning: stop trials that fall behind
 #
-# **Core · 10 min · ●●○**
+# **Core · 11 min · ●●○**
 #
-# A simpler rule needs no rungs. The **median rule**: after each epoch, compare the trial's *best loss so far*
-# with the losses of earlier trials at *the same epoch*. Stop the trial if it is above their median. There is
-# no judgement in the first `warmup` epochs, nor while fewer than `enough` earlier trials have reached this
+# A simpler rule needs no rungs. The **median rule**: after each epoch, compare the trial's **best** loss so far
+# with the losses that earlier trials had at **the same epoch**. Stop the trial if it is above their median. There
+# is no judgement in the first `warmup` epochs, nor while fewer than `enough` earlier trials have reached this
 # epoch.
 #
-# Epochs count from 1: `losses[e - 1]` is the loss after epoch e. `others` are the losses of earlier trials; a
-# stopped trial has a shorter list. A NaN loss stops the trial, also during warm-up. With an even number of
-# values, the median is the mean of the two in the middle. The losses of `others` are finite.
+# Epochs count from 1: `losses[e - 1]` is the loss after epoch e. `others` are the losses of earlier trials, all
+# finite; a stopped trial has a shorter list. With an even number of values, the median is the mean of the two in
+# the middle. A NaN loss of the trial itself stops it, also during warm-up.
 
 # %% nbgrader={"grade_id": "prune", "solution": true}
 def should_stop(losses: list[float], others: list[list[float]], warmup: int, enough: int) -> bool:
@@ -548,6 +560,8 @@ print(compared(predicted_share, {"epochs trained": 100 * sum(spent) / len(spent)
 # 4. If a loss is NaN, raise `optuna.TrialPruned()` immediately, without reporting it: Optuna's pruners compare
 #    the *best* loss so far, so one good epoch would protect a diverged trial.
 # 5. Return the last loss.
+#
+# The first check takes some seconds: it loads Optuna in a new process.
 
 # %% nbgrader={"grade_id": "objective", "solution": true}
 def objective(trial, space: dict[str, tuple[float, float]], train) -> float:
@@ -603,9 +617,12 @@ for name, pruner in {
     )
 
 # %% [markdown] id="objective_question"
+# Pruning saves epochs, and in a real training epochs are the time. Here a whole training takes a tenth of a second,
+# so Optuna's own work hides the gain in seconds.
+#
 # The two studies propose different trials as soon as the first one is pruned, because TPE learns from what it
-# sees. So the two best losses are one repeat of two searches: which cell above would show whether the difference
-# is real?
+# sees. So the two best losses are one repeat of two searches, whether they are equal or not: which cell above
+# would show whether pruning changes the result?
 
 # %% [markdown] id="asha_text"
 # ## 12 · ASHA: no worker waits
@@ -653,13 +670,14 @@ from dlo_lib.hpo.table import Begin, Promote, idle
 class YourAsha:
     """A policy that calls your function with the table of trials."""
 
-    def __init__(self):
+    def __init__(self, promotion):
+        self.promotion = promotion
         self.levels = [epochs for _, epochs in rungs(27, 1, EPOCHS, 3)]
 
     def decide(self, table):
         reported = [{row.number: row.loss(level) for row in table if row.is_through(level)} for level in self.levels]
         gone = [[row.number for row in table if row.has_begun(level)] for level in self.levels[1:]] + [[]]
-        go_on = promotion(reported, gone, 3)
+        go_on = self.promotion(reported, gone, 3)
         if go_on is not None:
             return Promote(go_on[0], self.levels[go_on[1] + 1])
         return Begin(1, EPOCHS) if len(table) < 27 else idle(table)
@@ -677,7 +695,7 @@ def propose(table):
 slow = [1 + 2 * float(v) for v in places[:, 1]]
 runs = {
     name: simulate(policy, from_pool, propose, workers=8, cost=lambda row: slow[row.params["trial"]])
-    for name, policy in {"successive halving": SuccessiveHalving(27, 1, EPOCHS), "ASHA, your promotions": YourAsha()}.items()
+    for name, policy in {"successive halving": SuccessiveHalving(27, 1, EPOCHS), "ASHA, your promotions": YourAsha(promotion)}.items()
 }
 for name, run in runs.items():
     best = min(row.reports[EPOCHS] for row in run.table if EPOCHS in row.reports)
@@ -731,17 +749,17 @@ lab.check("population")
 MEMBERS, QUANTILE = 6, 0.25
 
 
-def train_population(seed: int, changes: bool) -> tuple[list[float], list[list[float]], list[list[int]]]:
+def train_population(seed: int, generation=None) -> tuple[list[float], list[list[float]], list[list[int]]]:
     generator = torch.Generator().manual_seed(seed)
     rates = [from_place(float(u), *trainings.LEARNING_RATE, log=True) for u in torch.rand(MEMBERS, generator=generator)]
     decay, networks = torch.full((MEMBERS,), 1e-4), trainings.Networks.begin(MEMBERS, seed)
     history, families = [rates], []
     for epoch in range(EPOCHS):
         networks, losses = trainings.train_epoch(networks, data, torch.tensor(rates), decay, seed=1000 * seed + epoch)
-        if changes and epoch % 3 == 2 and epoch < EPOCHS - 1:
+        if generation is not None and epoch % 3 == 2 and epoch < EPOCHS - 1:
             picks = torch.randint(max(1, int(QUANTILE * MEMBERS)), (MEMBERS,), generator=generator).tolist()
             ups = (torch.rand(MEMBERS, generator=generator) < 0.5).tolist()
-            parents, rates = new_generation(losses.tolist(), rates, QUANTILE, picks, ups, *trainings.LEARNING_RATE)
+            parents, rates = generation(losses.tolist(), rates, QUANTILE, picks, ups, *trainings.LEARNING_RATE)
             networks = networks.copies(parents)
             history.append(rates)
             families.append(parents)
@@ -754,9 +772,9 @@ def lowest(losses: list[float]) -> float:
 
 found = {"population": [], "random": []}
 for seed in range(REPEATS):
-    losses, history, families = train_population(seed, changes=True)
+    losses, history, families = train_population(seed, new_generation)
     found["population"].append(lowest(losses))
-    found["random"].append(lowest(train_population(seed, changes=False)[0]))
+    found["random"].append(lowest(train_population(seed)[0]))
 verdict("population", "random", found)
 figures.population(history, families, losses, every=3)
 
@@ -811,9 +829,10 @@ print(f"best: trial {best.number}, learning rate {best.params['learning_rate']:.
 draw_trials(table)
 
 # %% [markdown] id="dashboard_text"
-# The file is an Optuna study, so Optuna's tools can read it: its plots (here the lifetime of each trial,
-# which includes the wait for a promotion) and a dashboard. A thread of this kernel serves the dashboard and
-# ends with the kernel.
+# The file is an Optuna study, so Optuna's tools can read it: its plots and a dashboard. The plot shows the
+# lifetime of each trial, which includes its waits: trial 0 waited after its worker had left, others for a promotion.
+# *PRUNED* means here: not promoted. A thread of this kernel serves the dashboard and ends with the kernel. Run the
+# last of the three cells, which stops the dashboard, only when you have seen it.
 
 # %% id="show_optuna" tags=["demo"]
 figures.optuna_timeline(Search.join(journal).study)
@@ -870,13 +889,15 @@ lab.check("prune", instead={"should_stop": should_stop_by_optuna})
 # is judged (`warmup + 1`). A NaN does not stop a trial that was good before. And in a study only **completed**
 # trials are compared, whereas your rule also uses the curves of stopped trials.
 #
-# The table compares the Bayesian search of section 6 with Optuna's TPE and with its Gaussian process: the time to
-# propose the 28th trial (the minimum of three), and the lines that you write and maintain. Optuna's Gaussian process
+# The table compares the Bayesian search of section 6 with Optuna's TPE and with its Gaussian process. A *step* is
+# here one proposal, of the 28th trial (the minimum of three); the last column has the lines that you write and maintain. Optuna's Gaussian process
 # fits its kernel and maximises its acquisition function numerically, so a proposal takes longer than yours; beside a
 # training of minutes this is little.
 
 # %% id="monday_table" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # a missing optional package of the Gaussian process gives a warning
 
 
 def proposal_of(sampler) -> float:
@@ -907,7 +928,7 @@ print(table(forms))
 # %% [markdown] id="quiz_text"
 # ## 17 · Quiz
 #
-# **Core · 5 min · ●○○**
+# **Core · 4 min · ●○○**
 #
 # Answer with the letter, for example `{"q1": "a", ...}`. The check here tests whether every question has an
 # answer; right answers count in grading.

@@ -69,6 +69,17 @@ MUTANTS = [
         replace={".clamp(min=0).sqrt()": ".sqrt()"},
     ),
     Mutant(
+        "The standard deviation is that of measurements without noise",
+        "check_doubt",
+        says="The noise is missing in K",
+        replace={
+            "return weights.T @ values, (1 - (across * weights).sum(0)).clamp(min=0).sqrt()": """
+            exact = torch.linalg.pinv(kernel(points, points, length)) @ across
+            return weights.T @ values, (1 - (across * exact).sum(0)).clamp(min=0).sqrt()
+            """,
+        },
+    ),
+    Mutant(
         "The variance is returned, not its root",
         "check_doubt",
         says="take its square root",
@@ -142,6 +153,12 @@ MUTANTS = [
             )
             return int(expected_improvement(mean, std, float(values.min())).argmax())
         """,
+    ),
+    Mutant(
+        "`best` is the lowest loss itself, the predictions are standardised",
+        "check_units",
+        says="`best` is in the units of the losses",
+        replace={"float(scaled.min())": "float(values.min())"},
     ),
     # -- halving
     Mutant(

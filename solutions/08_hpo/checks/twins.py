@@ -31,30 +31,36 @@ def improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
 
 
 @twin
-def improvements(points: Tensor, values: Tensor, candidates: Tensor) -> Tensor:
-    """EI at ``candidates``, given standardised ``values``, with the most probable of LENGTHS."""
-    told = likelihoods(points, values, tuple(LENGTHS), NOISE)
-    mean, std = predicted(points, values, candidates, LENGTHS[told.index(max(told))], NOISE)
-    return expected_improvement(mean, std, float(values.min()))
+def standing(points: Tensor, values: Tensor, candidates: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation at ``candidates`` with the most probable of LENGTHS, for ``values`` standardised by N - ``correction``."""
+    scaled = standardised(values, correction)
+    told = likelihoods(points, scaled, tuple(LENGTHS), NOISE)
+    return predicted(points, scaled, candidates, LENGTHS[told.index(max(told))], NOISE)
 
 
 @twin
-def standing(points: Tensor, values: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation at ``candidates``, with the most probable of LENGTHS."""
-    told = likelihoods(points, values, tuple(LENGTHS), NOISE)
-    return predicted(points, values, candidates, LENGTHS[told.index(max(told))], NOISE)
+def improvements(points: Tensor, values: Tensor, candidates: Tensor, correction: int) -> Tensor:
+    """EI at ``candidates``, for ``values`` standardised by N - ``correction``."""
+    return expected_improvement(*standing(points, values, candidates, correction), float(standardised(values, correction).min()))
 
 
 # -- known mistakes
 
 
-def flooded(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor]:
-    """The mean if the noise is added to every entry of the kernel."""
+@twin
+def other_units(points: Tensor, values: Tensor, candidates: Tensor, correction: int) -> Tensor:
+    """EI at ``candidates`` if only ``best`` is not standardised."""
+    return expected_improvement(*standing(points, values, candidates, correction), float(values.min()))
+
+
+def flooded(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+    """Mean and deviation if the noise is added to every entry of the kernel."""
 
     def kernel(a: Tensor, b: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
 
-    return (kernel(new, points) @ torch.linalg.pinv(kernel(points, points) + noise) @ values,)
+    across, inverse = kernel(new, points), torch.linalg.pinv(kernel(points, points) + noise)
+    return across @ inverse @ values, (1 - (across @ inverse * across).sum(1)).clamp(min=0).sqrt()
 
 
 def density_of(mean: Tensor, std: Tensor, best: float) -> Tensor:
@@ -80,4 +86,9 @@ def wavy(t, points: Tensor) -> Tensor:
     """Standardised values of a smooth function at ``points``."""
     directions = t.normal(points.shape[1], dtype=torch.float64)
     values = torch.sin(t.uniform(2, 6) * (points @ directions) + t.uniform(0, 6)) + t.uniform(-1, 1) * points[:, 0]
-    return (values - values.mean()) / values.std(correction=0)
+    return standardised(values, 0)
+
+
+def standardised(values: Tensor, correction: int) -> Tensor:
+    """Values with mean 0 and standard deviation 1, the squares divided by N - ``correction``."""
+    return (values - values.mean()) / values.std(correction=correction)
