@@ -43,7 +43,7 @@ def tested(
     legend(left, "below", ncols=2)
     right.plot(list(reset), list(reset.values()), **METHODS[2].line(marked=True))
     for axes, title in (
-        (left, "one run with a growing rate"),
+        (left, "a growing rate, the mean of several orders"),
         (right, "a restart and a few steps for each rate"),
     ):
         axes.set_xscale("log")
@@ -55,8 +55,8 @@ def tested(
 def schedules(factors: Mapping[str, Sequence[float]], momenta: Sequence[float] = ()) -> Figure:
     """Plot the factors over the steps, and the momentum of OneCycle in a separate panel."""
     left, *right = panels(2 if momenta else 1, width=11 if momenta else 9, height=4.2)
-    for (name, line), style in zip(factors.items(), METHODS):
-        left.plot(line, **style.line(), label=name)
+    for number, ((name, line), style) in enumerate(zip(factors.items(), METHODS)):
+        left.plot(line, **style.line(), linewidth=max(1.2, 4.2 - 0.6 * number), label=name)  # thinner on top: lines coincide
     legend(left, "below", ncols=2 if momenta else 4)
     for axes in right:
         axes.plot(momenta, color=BLACK)

@@ -12,5 +12,5 @@ ANSWERS = {
     "q2": Answer("c", "the order of magnitude of the rate matters, so each decade needs the same number of steps"),
     "q3": Answer("d", "you can stop, decay or continue without planning the end"),
     "q4": Answer("a", "a gradient acts 1 / (1 - momentum) times in total: a lower momentum limits the step while the rate is high"),
-    "q5": Answer("b", "at the end of a cycle the rate is lowest and the model has converged; at a high rate it is worse"),
+    "q5": Answer("c", "far above the noise scale the mean gradient has little noise left, which a larger batch could reduce"),
 }

@@ -286,6 +286,31 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "load_state_dict sets the rates by a call of step(), so the run is one step ahead",
+        "check_resume",
+        says="must not call step()",
+        replace={
+            """
+            self.done, self.peaks = state["done"], list(state["peaks"])
+            self._set()
+            """: """
+            self.done, self.peaks = state["done"], list(state["peaks"])
+            self.step()
+            """,
+        },
+    ),
+    Mutant(
+        "The constructor does not set the rates",
+        "check_groups",
+        says="has to set each to peak × factor(0)",
+        replace={
+            """
+            self.peaks = [group["lr"] for group in optimizer.param_groups]
+            self._set()
+            """: 'self.peaks = [group["lr"] for group in optimizer.param_groups]',
+        },
+    ),
+    Mutant(
         "The factor multiplies the rate of the previous step, not the peak",
         "check_follow",
         says="Multiply the peak.",

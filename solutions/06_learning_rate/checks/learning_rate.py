@@ -104,12 +104,9 @@ def check_range_weights_back(student, t):
     "The weights are restored"
     case = test_case(t)
     _, weight = t.items(student.ranks(tested, [case]).results[0], 2, "the result")
-    t.close(
-        weight,
-        case["weight"],
-        "a weight after the test. The test must not change the model: copy the values first (clone), and restore them",
-        rtol=0,
-    )
+    off = (t.tensor(weight, "the weight after the test", shape=case["weight"].shape) - case["weight"]).abs().max()
+    message = "The test has changed a weight of the model by {off:.2g}: copy the values first (clone), and restore them at the end."
+    t.that(bool(off < CLOSE), message, off=float(off))
 
 
 @scenario
@@ -137,7 +134,11 @@ def norm_case(t, training: bool) -> dict:
 def check_buffers_back(student, t):
     "The running means are restored"
     before, after, *_ = t.items(student.ranks(tested_with_norm, [norm_case(t, True)]).results[0], 4, "the result")
-    t.close(after, before, "the running mean of a batch norm after the test. A model has buffers besides its parameters", rtol=0)
+    off = (t.tensor(after, "the running mean after the test", shape=before.shape) - before).abs().max()
+    message = (
+        "The test has changed the running mean of a batch norm by {off:.2g}. A model has buffers besides its parameters: restore them."
+    )
+    t.that(bool(off < CLOSE), message, off=float(off))
 
 
 @check("range_test", points=1, seconds=30)
@@ -257,7 +258,9 @@ def warmed(student, t, warm: int, steps: int, which: Iterable[int], lesson: str)
 def check_rise(student, t):
     "A linear rise from 0"
     warm = t.integer(3, 8)
-    warmed(student, t, warm, warm + t.integer(5, 12), range(warm), "The rise starts at 0 and would reach 1 at step `warm`.")
+    warmed(
+        student, t, warm, warm + t.integer(5, 12), range(warm), "The rise starts at 0: before step `warm` the factor of step s is s / warm."
+    )
 
 
 @check("warmup", points=2)
@@ -389,7 +392,7 @@ def check_empty_phases(student, t):
 
 @scenario
 def followed(student, rank, world, table, peaks, steps):
-    """The learning rates of all groups, at the start and after each step."""
+    """The learning rates of all groups, at the start and after each step; ``table`` has more factors than steps."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": peak} for peak in peaks]
     optimizer = torch.optim.SGD(groups, lr=1.0)
     follow = student.Follow(optimizer, lambda step: table[step])
@@ -411,29 +414,39 @@ def rows(t, found: object, count: int, groups: int) -> list[list[float]]:
 @check("follow", points=2, seconds=30)
 def check_follow(student, t):
     "After each step the rate is the peak times the factor of that step"
-    table, peak = [t.uniform(0.2, 0.9) for _ in range(t.integer(4, 8))], t.uniform(0.01, 0.5)
-    case = {"table": table, "peaks": [peak], "steps": len(table) - 1}
-    found = rows(t, student.ranks(followed, [case]).results[0], len(table), 1)
+    steps, peak = t.integer(3, 7), t.uniform(0.01, 0.5)
+    further = [t.uniform(0.2, 0.9) for _ in range(steps + 3)]
+    table = further[: steps + 1]
+    found = rows(t, student.ranks(followed, [{"table": further, "peaks": [peak], "steps": steps}]).results[0], steps + 1, 1)
     flat, running = [row[0] for row in found], peak * table[0]
     compound = [running := running * factor if step else running for step, factor in enumerate(table)]
     late = [peak * table[max(0, step - 1)] for step in range(len(table))]
+    early = [peak * further[step + 1] for step in range(len(table))]
     mistakes = {
         "Each step multiplies the current rate, so the factors of all earlier steps count too. Multiply the peak.": compound,
         "The rate changes one step late: after k calls of step() it is that of factor(k), the factor of the *next* step.": late,
+        "The rate changes one step early: after k calls of step() it is that of factor(k), not of factor(k + 1).": early,
         "The rate is the factor alone: multiply it by the peak.": table,
-        "The rate never changes.": [peak * table[0]] * len(table),
+        "step() does not change the rate.": [flat[0]] * len(table),
     }
-    wrong_if(t, flat, [peak * factor for factor in table], mistakes)
-    for step, (got,) in enumerate(found):
-        message = "after {step} steps the rate is {got:.4g}, expected {want:.4g}. Multiply the peak, not the current rate."
+    want = [peak * factor for factor in table]
+    wrong_if(t, flat[1:], want[1:], {message: wrong[1:] for message, wrong in mistakes.items()})  # the start is another check
+    for step, (got,) in list(enumerate(found))[1:]:
+        message = "after {step} calls of step() the rate is {got:.4g}, expected {want:.4g}: the peak times factor({step})."
         t.that(bool(abs(got - peak * table[step]) < CLOSE), message, step=step, got=got, want=peak * table[step])
 
 
 @check("follow", points=1, seconds=30)
 def check_groups(student, t):
-    "Each parameter group has its own peak"
+    "The constructor sets each parameter group to its own peak times factor(0)"
     peaks, factor = [t.uniform(0.01, 0.5) for _ in range(3)], t.uniform(0.2, 0.9)
-    (got,) = rows(t, student.ranks(followed, [{"table": [factor], "peaks": peaks, "steps": 0}]).results[0], 1, 3)
+    table = [factor, t.uniform(0.2, 0.9)]
+    (got,) = rows(t, student.ranks(followed, [{"table": table, "peaks": peaks, "steps": 0}]).results[0], 1, 3)
+    mistakes = {
+        "The constructor leaves the rates unchanged: it has to set each to peak × factor(0).": peaks,
+        "The constructor already uses factor(1): the first step has factor(0).": [peak * table[1] for peak in peaks],
+    }
+    wrong_if(t, got, [peak * factor for peak in peaks], mistakes)
     for number, (rate, peak) in enumerate(zip(got, peaks)):
         message = "group {number} starts with {got:.4g}, expected {want:.4g}: its own peak times factor(0)"
         t.that(bool(abs(rate - peak * factor) < CLOSE), message, number=number, got=rate, want=peak * factor)
@@ -472,14 +485,21 @@ def resume_of(student, t, other_peaks: bool) -> tuple[object, list[list[float]],
     """What a run stored, its rates after the resume, and the case."""
     before, after, peaks = t.integer(2, 4), t.integer(2, 4), [t.uniform(0.01, 0.5) for _ in range(2)]
     others = [t.uniform(0.01, 0.5) for _ in range(2)] if other_peaks else peaks
-    table = [t.uniform(0.2, 0.9) for _ in range(before + after + 1)]
+    table = [t.uniform(0.2, 0.9) for _ in range(before + after + 3)]  # two more, for a run that is ahead
     case = {"table": table, "peaks": peaks, "other_peaks": others, "before": before, "after": after}
     stored, seen = t.items(student.ranks(resumed, [case]).results[0], 2, "the result")
     return stored, rows(t, seen, after + 1, 2), case
 
 
-def at(case: dict, step: int) -> list[float]:
-    return [peak * case["table"][step] for peak in case["peaks"]]
+def at(case: dict, step: int, peaks: str = "peaks", extra: float = 1.0) -> list[float]:
+    return [extra * peak * case["table"][step] for peak in case[peaks]]
+
+
+CURRENT = "The saved peaks are the current rates, which already contain a factor: save the peaks of the constructor."
+
+
+def shown(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.4g}" for rate in rates)
 
 
 @check("follow", points=2, seconds=30)
@@ -490,11 +510,13 @@ def check_resume(student, t):
     mistakes = {
         "After load_state_dict the groups still have the first rates of the run: set them at once, not in the next step().": at(case, 0),
         "The resume counts one step too many: load_state_dict must not call step().": at(case, case["before"] + 1),
+        CURRENT: at(case, case["before"], extra=case["table"][case["before"]]),
+        "load_state_dict multiplies the current rate of the group: multiply the peak.": at(case, case["before"], extra=case["table"][0]),
     }
     wrong_if(t, first, want, mistakes)
     for step, row in enumerate(seen, case["before"]):
         message = "{step} steps after the start of the first run, the resumed one has the rates {got}, expected {want}"
-        t.that(near(row, at(case, step)), message, step=step, got=row, want=at(case, step))
+        t.that(near(row, at(case, step)), message, step=step, got=shown(row), want=shown(at(case, step)))
 
 
 @check("follow", points=1, seconds=30)
@@ -502,8 +524,15 @@ def check_saved_peaks(student, t):
     "The peaks are those of the saved run"
     _, seen, case = resume_of(student, t, other_peaks=True)
     message = "The new optimiser was created with other rates, and these are now the peaks: save the peaks and load them."
+    general = "{step} steps after the start of the first run, the resumed one has the rates {got}, expected {want}"
     for step, row in enumerate(seen[1:], case["before"] + 1):
-        t.that(near(row, at(case, step)), message)
+
+        def has(peaks: str, row=row, step=step) -> bool:
+            return any(near(row, at(case, step + shift, peaks)) for shift in (-1, 0, 1))  # the count is another check
+
+        t.that(has("peaks") or not has("other_peaks"), message)
+        wrong_if(t, row, at(case, step), {CURRENT: at(case, step, extra=case["table"][case["before"]])})
+        t.that(has("peaks"), general, step=step, got=shown(row), want=shown(at(case, step)))
 
 
 @check("follow", points=1, seconds=30)
