@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from dlo_lib.labkit.figures import BACKGROUND, BLACK, METHODS, RANKS, finish, legend, log_ticks, panels, styled
+from dlo_lib.labkit.figures import (
+    BACKGROUND,
+    BLACK,
+    METHODS,
+    RANKS,
+    finish,
+    legend,
+    log_ticks,
+    panels,
+    styled,
+)
 from dlo_lib.labkit.predictions import Predicted, mark_predicted
 from dlo_lib.parallel.pipeline.draw import draw, draw_actions
 from dlo_lib.parallel.pipeline.simulate import Simulation
