@@ -742,6 +742,9 @@ for name in ("256, sqrt", "256, linear"):
 figures.spread(same_epochs, f"{EPOCHS} epochs: {STEPS} steps of 64 images, {EPOCHS * (len(DATA.train) // 256)} of 256")
 
 # %% [markdown] id="batch_steps"
+# In our run, with eight seeds, the sqrt rule beats the same peak by 9 points. The runs of the linear rule differ so
+# much from seed to seed that no difference to the same peak can be seen.
+#
 # A larger rate replaces only a part of the missing steps: three epochs of 256 images are 15 steps, and no rule gives
 # the accuracy of 63 steps of 64 images. On a data set of a million images the larger batch still leaves thousands of
 # steps; there the question is only whether it is below the noise scale.
