@@ -268,7 +268,7 @@ MUTANTS = [
     Mutant(
         "All sends come at the end of the row",
         "check_no_dead_lock",
-        says="for the gradient of an output that it sends later",
+        says="for the gradient of an output sent only later",
         answer="""
         def with_messages(rows):
             written, last = [], len(rows) - 1

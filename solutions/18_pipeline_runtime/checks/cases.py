@@ -85,10 +85,10 @@ def why_stuck(rows: tuple[tuple[Action, ...], ...], left: dict[int, list[Action]
         at = rows[rank].index(cell)
         around = [str(each) for each in rows[rank][max(0, at - 3) : at]], [str(each) for each in rows[rank][at + 1 : at + 3]]
         lines.append(" ".join([f"rank {rank}:", *(["..."] if at > 3 else []), *around[0], f"[{cell}]", *around[1]]))
-    for rank, (cell, *later) in left.items():
+    for cell, *later in left.values():
         own = cell._replace(kind=ActionKind.SEND_FORWARD)
         if cell.kind is ActionKind.RECEIVE_BACKWARD and own in later:
-            why = f"Rank {rank} waits at {cell} for the gradient of an output that it sends later ({own})"
+            why = f"{cell} waits for the gradient of an output sent only later, in {own}"
             break
     else:
         why = "Two neighbours must have their messages in the same order"

@@ -121,7 +121,7 @@ def neighbours(student, rank, world, stages):
     parameter.grad = torch.ones(2)
 
     def step(before, after):
-        passed.append([before, after])
+        passed.append([str(before), str(after)])
 
     student.hybrid_step(step, [parameter], rank, stages, student.stage_group(rank, world, stages))
     return {"passed": passed, "grad": parameter.grad}
