@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,26 @@ class MemoryObserver(Protocol):
 
     def gradients(self, tensors: Iterable[Tensor]) -> None:
         """``tensors`` hold gradients."""
+
+
+class WholeModule(nn.Module):
+    """A wrapper whose ``module`` is whole on every rank, so that a checkpoint does not depend on it."""
+
+    module: nn.Module
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the ``state_dict`` of the module, without a prefix, so that it loads into an unwrapped
+        module."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __getstate__(self) -> Any:
+        raise UserError(
+            f"a {type(self).__name__} module cannot be copied or pickled, because it belongs to a process "
+            "group: copy its .module and wrap the copy",
+        )
 
 
 def whole_params(module: nn.Module) -> list[ParamShard]:

@@ -40,13 +40,19 @@ from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.ddp.comm_hooks import CommHook, sum_hook
 from dlo_lib.parallel.ddp.join import JoinContext, JoinPhase
 from dlo_lib.parallel.ddp.reducer import GradAllReduce, PassEnd, broadcast_ints
-from dlo_lib.parallel.protocol import MemoryObserver, ParamShard, process_group, whole_params
+from dlo_lib.parallel.protocol import (
+    MemoryObserver,
+    ParamShard,
+    WholeModule,
+    process_group,
+    whole_params,
+)
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 
 MIB = 2**20
 
 
-class DDP(nn.Module):
+class DDP(WholeModule):
     """Averages the gradients of ``module`` over ``group`` at the end of every backward pass.
 
     Args:
@@ -241,20 +247,6 @@ class DDP(nn.Module):
         if step is None and context.last is not None:
             tensors = [*self.module.parameters(), *self.module.buffers()]
             broadcast_packed(tensors, self.group, self._bucket_bytes, context.last.active[0])
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the ``state_dict`` of the module, without a prefix, so that it loads into an unwrapped
-        module."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def __getstate__(self) -> Any:
-        raise UserError(
-            "a DDP module cannot be copied or pickled, because it belongs to a process group: "
-            "copy its .module and wrap the copy",
-        )
 
     def _check_same_module(self, trained: list[str]) -> None:
         tensors = [*self.module.parameters(), *self.module.buffers()]

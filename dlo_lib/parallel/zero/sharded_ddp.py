@@ -28,9 +28,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
-from dlo_lib.parallel.protocol import MemoryObserver, ParamShard, process_group, whole_params
+from dlo_lib.parallel.protocol import (
+    MemoryObserver,
+    ParamShard,
+    WholeModule,
+    process_group,
+    whole_params,
+)
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter
@@ -147,7 +152,7 @@ class FlatGradPack:
             slot.arrived = False
 
 
-class ShardedDDP(nn.Module):
+class ShardedDDP(WholeModule):
     """Data parallelism that reduces each averaged gradient to the rank that updates its parameter.
 
     Create the optimiser afterwards:
@@ -257,20 +262,6 @@ class ShardedDDP(nn.Module):
         """
         pieces = (piece.shard for piece in self.partition.pieces.values())
         return clip_sharded_grad_norm_(pieces, max_norm, [self.group], self._device)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the ``state_dict`` of the module, without a prefix, so that it loads into an unwrapped
-        module."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def __getstate__(self) -> Any:
-        raise UserError(
-            "a ShardedDDP module cannot be copied or pickled, because it belongs to a process group: "
-            "copy its .module and wrap the copy",
-        )
 
     def shards(self) -> list[ParamShard]:
         """Return the parameters of the module, which are whole. Only the gradients and the optimiser state
