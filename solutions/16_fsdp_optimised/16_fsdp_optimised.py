@@ -37,7 +37,7 @@ lab = Lab(globals())
 #
 # The FSDP of lab 15 does this for each block: gather, wait, compute, free; in backward the same, then average the
 # gradient, and wait. It is in the file `own_fsdp.py` of this folder, with your names (`Unit`, `reshard`, `pack`, ...):
-# open it now. Put your functions there if you wish. Its `add_hooks` calls five *moments*, and `Simple` fills them in.
+# open it now and read it, about a quarter of an hour. Put your functions there if you wish. Its `add_hooks` calls five *moments*, and `Simple` fills them in.
 #
 # Two ranks run one step of six layers tanh(x W), one layer a unit. What share of the step does a rank wait, on average?
 
@@ -285,8 +285,9 @@ lab.check("gather")
 # | `after_backward(units, k)` | free k, start to reduce k |
 # | `end_of_backward(units)` | wait for the reductions that are left |
 #
-# Before block k computes, wait for block k only, and in backward for no reduction: every other message overlaps with
-# computing. With `reshard_after_forward=False` every unit is still whole in backward, so `start_gather` does nothing there.
+# Before block k computes, wait for block k only. A reduction that has just started must not be waited for: every other
+# message overlaps with computing. At k = 0 no block precedes: `units[k - 1]` would be the *last* block, whose gather would
+# stay in transit into the next step, with the weights of this one. With `reshard_after_forward=False` every unit is still whole in backward, so `start_gather` does nothing there.
 
 # %% nbgrader={"grade_id": "prefetch", "solution": true}
 class Prefetch:
@@ -720,7 +721,7 @@ print(table(forms))
 # %% [markdown] id="standard_lesson"
 # On a CPU the time is mostly that of Python and of copies, and a loaded machine changes the order of the rows. The bytes do
 # not change: `reshard_after_forward=False` removes the second gather, and bf16 halves the gathers. (A CPU without bf16 units
-# computes slowly in bf16, so that row is about three times as slow here; a GPU computes faster in bf16.) Your lines do
+# computes slowly in bf16, so that row can be slower here; a GPU computes faster in bf16.) Your lines do
 # not count `own_fsdp.py`, which `fully_shard` replaces too.
 
 # %% [markdown] id="quiz_text"

@@ -53,5 +53,5 @@ ANSWERS = {
     "q2": Answer("d", "gradients and state stay sharded; a unit is whole from its forward to its backward"),
     "q3": Answer("a", "the second forward runs while the unit is whole for its backward"),
     "q4": Answer("c", "the 8 ranks of a node divide the state; replicas do not divide it further"),
-    "q5": Answer("b", "hooks must run around a graph, not inside it"),
+    "q5": Answer("b", "a gather for the next step would send the weights before their update"),
 }

@@ -174,9 +174,8 @@ def add_hooks(model: nn.Module, root: Unit | None, units: list[Unit], moments: A
             moments.before_forward(units, k)
             x = args[0]
             if torch.is_grad_enabled() and x.requires_grad:
-                x = x.view_as(
-                    x
-                )  # the output of a block is the input of the next: make it a separate tensor, so that hooks keep their order
+                # The output of a block is the input of the next. A tensor for each keeps the hooks in order.
+                x = x.view_as(x)
                 x.register_hook(lambda grad: moments.after_backward(units, k))
             return x, *args[1:]
 

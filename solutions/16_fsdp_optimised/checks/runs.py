@@ -181,6 +181,8 @@ def hybrid(student, rank, world, gradient, rows, columns):
     return {"piece": piece, "gradient": gradient}
 
 
+DEADLOCK = "DEAD-LOCK"  # begins the explanation of ranks that wait for each other
+
 # -- 4 · gather
 
 
@@ -254,8 +256,10 @@ def check_start_does_not_wait(student, t):
     try:
         run = student.ranks(gathered, case)
     except Wrong as stuck:
+        if DEADLOCK not in str(stuck):
+            raise
         said = tr("start_gather waits for its message: use async_op=True, keep the handle in unit.message, and wait in wait_gather.")
-        raise Wrong(f"{said}\n{stuck}", said) from stuck
+        raise Wrong(said, said) from stuck
     for got in run.results:
         for mine, right in zip(got["weights"], case[0]["weights"]):
             t.close(mine, right, "a weight")
@@ -284,10 +288,10 @@ def same_training(student, t, case: list[dict]) -> Run:
     for rank, got in enumerate(run.results):
         got = t.items(got, case[0]["steps"], "the outputs on rank {rank}", rank=rank)
         for step, output in enumerate(got):
-            where = {"rank": rank, "world": world, "step": step}
+            where = {"rank": rank, "world": world, "step": step + 1}
             mistakes = {
                 "the output of step {step} is that of gradients that are summed over the ranks, not averaged": summed[step][rank],
-                "the output of step {step} is that of step 0: the weights have not changed, so no gradient has arrived": want[0][rank],
+                "the output of step {step} is that of step 1: the weights have not changed, so no gradient has arrived": want[0][rank],
             }
             if step > 0:
                 wrong_if(t, output, want[step][rank], mistakes, **where)
@@ -384,10 +388,12 @@ def check_messages_travel(student, t):
     try:
         run = student.ranks(trained, case)
     except Wrong as stuck:
+        if DEADLOCK not in str(stuck):
+            raise
         said = tr(
             "A rank waits too early for a message: before block k computes, wait for block k only; wait for reductions at the end of backward."
         )
-        raise Wrong(f"{said}\n{stuck}", said) from stuck
+        raise Wrong(said, said) from stuck
     t.close(t.items(run.results[0], 1, "the outputs")[0], want[0][0], "the output on rank 0", atol=1e-9)
 
 
