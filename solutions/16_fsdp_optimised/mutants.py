@@ -287,6 +287,22 @@ MUTANTS = [
         replace={".grad = None if": ".grad = torch.zeros_like(master) if"},
     ),
     Mutant(
+        "The gradient of the last step stays in the master and is applied again",
+        "check_without_gradient",
+        says="after 4 steps",
+        replace={
+            'master.grad = None if parameter.grad is None else parameter.grad.to("cpu", torch.float32)': """
+            if parameter.grad is not None:
+                master.grad = parameter.grad.to("cpu", torch.float32)
+            """,
+            """
+            if master.grad is not None:
+                parameter.data.copy_(master.data)
+                master.grad = None
+            """: "parameter.data.copy_(master.data)",
+        },
+    ),
+    Mutant(
         "The gradients stay on the device after the step",
         "check_gradients_gone",
         says="still has its .grad",

@@ -474,9 +474,15 @@ def check_computed_twice(student, t):
 
 
 def offload_case(t, dtype: str, steps: int, without: int | None = None) -> dict:
-    """Draw weights around 1, and gradients whose steps are too small for bf16 weights."""
+    """Draw weights around 1, and gradients whose steps are too small for bf16 weights.
+
+    Every second step, from the second on, has no gradient of parameter ``without``.
+    """
     weights = [1 + t.uniform(0.0, 0.5) * t.normal(t.integer(3, 6), t.integer(3, 6)).abs() for _ in range(3)]
-    grads = [[None if i == without else t.normal(*weight.shape).abs() + 0.1 for i, weight in enumerate(weights)] for _ in range(steps)]
+    grads = [
+        [None if i == without and step % 2 else t.normal(*weight.shape).abs() + 0.1 for i, weight in enumerate(weights)]
+        for step in range(steps)
+    ]
     return {"weights": weights, "steps": grads, "dtype": dtype, "lr": 1e-3}
 
 
@@ -508,7 +514,7 @@ def check_gradients_gone(student, t):
 
 @check("offload", points=1, seconds=20)
 def check_without_gradient(student, t):
-    "A parameter without gradient does not change"
+    "A parameter without gradient does not change, also if it had one in the step before"
     same_weights(student, t, offload_case(t, "float32", 4, without=t.integer(0, 2)))
 
 
