@@ -87,8 +87,7 @@ def test_reference_notebook_runs(
     faults = recorded_faults(tmp_path, monkeypatch)
     # the released one, with the solutions in
     notebook = nbformat.read(build_notebook(source_folder(lab)), as_version=4)
-    client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()  # raises what a cell raises, with its traceback, and ends the kernel in any case
+    execute(notebook, tmp_path)
     ran = [
         cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()
     ]
@@ -98,6 +97,22 @@ def test_reference_notebook_runs(
     assert figures or not (tmp_path / "figures.py").exists()
     found = [f"{figure['text'].split('. ')[0]}: {fault}" for figure in figures for fault in figure["faults"]]
     assert not found, "\n".join(found)
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Run all cells. Raises what a cell raises, with its traceback, and ends the kernel in any case.
+
+    A kernel ends at once if another process takes one of the ports that were chosen for it: try again.
+    """
+    for attempt in range(3):
+        client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}})
+        try:
+            client.execute()
+        except RuntimeError as error:
+            if attempt == 2 or "Kernel died before replying" not in str(error):
+                raise
+        else:
+            return
 
 
 def recorded_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
