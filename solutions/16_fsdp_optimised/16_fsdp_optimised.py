@@ -8,8 +8,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and Llama 3.2 is measured at true size on fake tensors.
 #
-# This lab builds on labs 13 (memory) and 15 (FSDP); the core part takes about 95 minutes. Each exercise
-# has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you
+# This lab builds on labs 13 (memory) and 15 (FSDP); the core exercises take about 95 minutes; with the text,
+# the file `own_fsdp.py` and the demos plan two hours and a half. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you
 # are stuck at a step, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: shard (*fragment*), prefetch (*préchargement*), overlap (*recouvrement*), activation checkpointing (*recalcul des activations*), graph break (*rupture de graphe*).
