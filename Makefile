@@ -26,7 +26,7 @@ lint: setup-dev ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-compat: setup-dev ## a part of the suite on the oldest supported PyTorch and on the newest, each in an environment of its own
+compat: setup-dev ## a part of the suite on the oldest supported PyTorch and on the newest, each in a separate environment
 	@exec $(BIN)/python deploy/compat.py $(ARGS)
 
 course: setup-dev ## every reference lab at full size

@@ -17,20 +17,21 @@ def render(template: str, **values: object) -> str:
     Raises:
         jinja2.UndefinedError: a value that the template uses is missing.
     """
-    return _environment().get_template(f"{template}.html.j2").render(**values)
+    return environment("dlo_lib").get_template(f"{template}.html.j2").render(**values)
 
 
 @cache
-def _environment() -> Environment:
+def environment(package: str) -> Environment:
+    """Return the environment of the templates in the folder ``templates`` of ``package``."""
     # Imported here, because the command line rarely needs it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
-        loader=PackageLoader("dlo_lib"),
+    made = Environment(
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["tr"] = tr
-    return environment
+    made.globals["tr"] = tr
+    return made

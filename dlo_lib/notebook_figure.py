@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from numbers import Number
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
@@ -65,9 +66,10 @@ def _plot_text(axes: Axes) -> str:
 
 def _line_texts(axes: Axes) -> Iterator[str]:
     for line in axes.lines:
-        points = list(zip(_values(line.get_xdata()), _values(line.get_ydata())))
-        if points and not _label(line).startswith("_"):
-            first, last = (f"{_number(y)} at {_number(x)}" for x, y in (points[0], points[-1]))
+        across, along = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        if along.size and not _label(line).startswith("_"):
+            ends = zip(across[[0, -1]].tolist(), along[[0, -1]].tolist())
+            first, last = (f"{_number(y)} at {_number(x)}" for x, y in ends)
             yield f"{_label(line)} from {first} to {last}"
 
 
@@ -78,10 +80,6 @@ def _bar_texts(axes: Axes) -> Iterator[str]:
             lengths = [bar.get_width() if long else bar.get_height() for bar in bars.patches]
             name = "" if _label(bars).startswith("_") else f"{_label(bars)}, "
             yield f"{name}{len(lengths)} bars from {_number(min(lengths))} to {_number(max(lengths))}"
-
-
-def _values(data: Any) -> Iterator[Any]:
-    return (value.item() if hasattr(value, "item") else value for value in data)
 
 
 def _label(artist: Line2D | BarContainer) -> str:

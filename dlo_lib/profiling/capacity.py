@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.errors import UserError, require_count
 from dlo_lib.hardware import Gpu
 from dlo_lib.hardware import gpu as find_gpu
 from dlo_lib.models import LlamaConfig
@@ -73,7 +73,6 @@ def ranks_needed(
     Raises:
         UserError: a name is unknown, or a size is below 1.
     """
-    if global_batch < 1:
-        raise UserError(f"global_batch is {global_batch}: use at least 1")
+    require_count("global_batch", global_batch)
     largest = largest_batch(lambda batch: step_fits(model, gpu, batch, seq, **settings))
     return -(-global_batch // largest) if largest else None

@@ -11,7 +11,7 @@ Paper: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B.
 
 from __future__ import annotations
 
-from dlo_lib.errors import UserError
+from dlo_lib.errors import UserError, require_count
 from dlo_lib.hardware import Gpu
 from dlo_lib.hardware import gpu as find_gpu
 from dlo_lib.models import LlamaConfig
@@ -46,8 +46,7 @@ def mfu(
             throughput is negative.
     """
     for name, size in (("seq", seq), ("num_devices", num_devices)):
-        if size < 1:
-            raise UserError(f"{name} is {size}: use at least 1")
+        require_count(name, size)
     if tokens_per_second < 0:
         raise UserError(f"tokens_per_second is {tokens_per_second}: use 0 or more")
     device = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)

@@ -44,7 +44,7 @@ class QuestionVerdict:
         reference: whether the reference answers the question.
         later: title and points of the checks that run only in grading.
         sketch: whether the last hint of the question, its sketch, was opened.
-        unread: a sentence on a name whose cell failed when it was run last.
+        failed_cell: a sentence on a name whose cell failed when it was run last.
     """
 
     question: str
@@ -54,7 +54,7 @@ class QuestionVerdict:
     reference: bool = False
     later: tuple[tuple[str, float], ...] = ()
     sketch: bool = False
-    unread: str = ""
+    failed_cell: str = ""
 
     @property
     def earned(self) -> float:
@@ -83,7 +83,7 @@ class QuestionVerdict:
     @property
     def advice(self) -> str:
         """The line with the next step, and whether the sketch was opened."""
-        step = self.unread or self._next_step
+        step = self.failed_cell or self._next_step
         return f"{step} {tr('The sketch was opened.')}" if self.sketch else step
 
     @property

@@ -12,11 +12,12 @@ import shlex
 from dataclasses import dataclass
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from dlo_lib.grading.classroom.pictures import Plots
 from dlo_lib.grading.judge.report import GRADED, GRADED_WARN, GRADER_ERROR, NO_ATTEMPT
+from dlo_lib.markup import environment
 from dlo_lib.text import language, tr
 
 CODE = re.compile(r"`([^`\n]+)`")
@@ -156,13 +157,6 @@ def to_markup(text: str) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("dlo_lib.grading.classroom"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["marked"] = to_markup
-    environment.globals["tr"] = tr
-    return environment
+    made = environment("dlo_lib.grading.classroom")
+    made.filters["marked"] = to_markup
+    return made

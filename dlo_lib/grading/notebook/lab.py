@@ -113,7 +113,7 @@ class Lab:
             not instead and self._uses_reference(question),
             () if instead else self._later.get(question, ()),
             sketch=not instead and self._opened_sketch(question),
-            unread=self._failed.explain(used),
+            failed_cell=self._failed.explain(used),
         )
         show(verdict.shown())
         sys.stdout.write(output.shown())

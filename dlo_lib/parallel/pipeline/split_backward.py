@@ -113,8 +113,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _accumulates(param: Tensor | None) -> bool:
-    """Return True if the gradient of ``param`` is only accumulated: it is a leaf without
-    hooks."""
+    """Return True if the gradient of ``param`` is only accumulated: it is a leaf without hooks."""
     return param is None or (param.is_leaf and not param._backward_hooks)
 
 

@@ -151,7 +151,7 @@ def read_csv(text: str, placement: Sequence[int] | None = None, name: str = "fro
         tuple(
             Action.parse(part)
             for cell in line
-            for part in (_COMBINED.sub(r"\1", cell.strip()).split(";") if cell else ())
+            for part in _COMBINED.sub(r"\1", cell.strip()).split(";")
             if not _IGNORED.fullmatch(part)
         )
         for line in lines
