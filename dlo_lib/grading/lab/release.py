@@ -46,7 +46,7 @@ from dlo_lib.grading.lab.source import (
 
 CURE = "run `make labs`"
 FIGURES = "figures.py"
-NEVER = ("hidden.py", "mutants.py")
+NEVER = ("hidden.py", "mutants.py", "INSTRUCTOR.md")
 LEFT_BY_TOOLS = ("__pycache__", ".ipynb_checkpoints")
 RELEASE_STEPS = (LockCells, ClearLabSolutions, ClearOutput, CheckCellMetadata, ComputeChecksums)
 

@@ -86,7 +86,7 @@ def test_labs_out_of_step_are_named(root: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["hidden.py", "mutants.py", "91_small.py"])
+@pytest.mark.parametrize("name", ["hidden.py", "mutants.py", "INSTRUCTOR.md", "91_small.py"])
 def test_files_that_students_must_not_have_are_leaks(root: Path, name: str) -> None:
     place = root / "labs" / "91_small" / name
     place.parent.mkdir(exist_ok=True)

@@ -132,6 +132,7 @@ def test_test_cells_are_locked_and_solutions_cannot_be_deleted(lab: LabInfo) -> 
 def test_nbgraders_own_release_has_the_same_bytes(lab: LabInfo, tmp_path: Path) -> None:
     course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
     build_source(lab)
+    (tmp_path / "solutions" / lab.directory / "INSTRUCTOR.md").write_text("# The answers\n")
     shutil.rmtree(tmp_path / "solutions" / lab.directory / "figures")  # what it would refuse, see below
     (tmp_path / "solutions" / lab.directory / "lab.toml").write_text(TOML.replace('"figures/*.svg"', ""))
     result = course.generate_assignment(lab.directory)
@@ -148,8 +149,9 @@ def test_nbgrader_refuses_to_release_what_the_allow_list_lacks(lab: LabInfo, tmp
     assert not (tmp_path / "course" / "release" / lab.directory).exists()
 
 
-@pytest.mark.parametrize("pattern", ["hidden.py", "mutants.py", "*.py", "**/*"])
+@pytest.mark.parametrize("pattern", ["hidden.py", "mutants.py", "INSTRUCTOR.md", "*.py", "**/*"])
 def test_what_students_must_never_have_cannot_be_listed(lab: LabInfo, course: Path, pattern: str) -> None:
+    (course / "solutions" / "07_sums" / "INSTRUCTOR.md").write_text("# The answers\n")
     (course / "solutions" / "07_sums" / "lab.toml").write_text(TOML.replace("figures/*.svg", pattern))
     with pytest.raises(UserError, match="must never be released"):
         release_lab(source_labs()[0])
