@@ -69,7 +69,7 @@ class Attempt:
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """Start ``world`` processes that have run the cells; kill them at the end."""
         self.worker()  # cells that end a process do so here, in one process
-        workers = [self.zygote.worker() for _ in range(world)]
+        workers = self.zygote.workers(world)
         try:
             deadline = deadline_after(self.seconds)
             for worker in workers:

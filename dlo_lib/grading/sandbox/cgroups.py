@@ -82,21 +82,40 @@ class HierarchyV1:
 
 
 class Group:
-    """The control group of one worker. ``finished``: its worker is closed, so the group can be removed."""
+    """The control group of one worker. ``finished``: its worker is closed, so the group can be removed, or
+    used for another worker.
+    """
 
     finished = False
 
     def __init__(self, hierarchy: Hierarchy, memory: int, tasks: int, pids: Iterable[int]) -> None:
-        self._hierarchy = hierarchy
+        self._hierarchy, self._limits = hierarchy, (memory, tasks)
         self._folders = hierarchy.make(f"dlo-{os.getpid()}-{secrets.token_hex(6)}", memory, tasks)
         for pid in pids:
-            for folder in self._folders:
-                (folder / "cgroup.procs").write_text(str(pid))
+            self._add(pid)
 
     @property
     def oom_killed(self) -> bool:
         """True if the kernel has killed a process of the group because of its memory."""
         return self._hierarchy.oom_killed(self._folders)
+
+    def restart(self, memory: int, tasks: int, pid: int) -> bool:
+        """Use a finished group for another worker; return False if it does not fit.
+
+        It fits if it has the same limits, if no process is left in it, and if the kernel has killed none.
+        Making and removing a group takes longer than the start of a worker.
+        """
+        if self._limits != (memory, tasks) or self.oom_killed:
+            return False
+        if any((folder / "cgroup.procs").read_bytes() for folder in self._folders):
+            return False
+        self._add(pid)
+        self.finished = False
+        return True
+
+    def _add(self, pid: int) -> None:
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> bool:
         """Remove the group; return False while processes are left in it."""

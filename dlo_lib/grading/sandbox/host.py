@@ -2,8 +2,8 @@
 attempt and each rank.
 
 The zygote starts inside the sandbox of this host, which shows it only the interpreter, the library and the
-lab's files. The judge receives a pidfd of each worker, a channel to it, and a socket to its supervisor. All
-these processes end with the judge.
+lab's files. The judge receives a pidfd of each worker, a channel to it, and a socket on which it learns how
+the worker ended. All these processes end with the judge.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 
 from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, remove_all
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
-from dlo_lib.grading.sandbox.limits import Limits, descendants
+from dlo_lib.grading.sandbox.limits import Limits
 from dlo_lib.grading.sandbox.lockdown import WORK
-from dlo_lib.grading.sandbox.supervisor import WorkerRequest
+from dlo_lib.grading.sandbox.start import WorkerRequest
 from dlo_lib.grading.sandbox.temporary_folders import locked_folder, remove_stale
 from dlo_lib.interpreter import trusted_python
 
@@ -152,48 +152,64 @@ class Zygote:
             RuntimeError: the zygote did not start or has ended, or the worker's file systems could not be
                 created.
         """
+        return self.workers(1, memory)[0]
+
+    def workers(self, number: int, memory: int = MEMORY) -> list[Worker]:
+        """Start ``number`` processes at once, as :meth:`worker` starts one."""
+        self.wait()
+        limits = replace(Limits(), memory=memory)
+        requested = [self._request(limits) for _ in range(number)]
+        started: list[Worker] = []
+        try:
+            while requested:
+                started.append(self._started(*requested.pop(0), limits))
+        except BaseException:
+            for worker in started:
+                worker.close()
+            for _, line, status in requested:
+                line.close()
+                status.close()  # the zygote ends the worker
+            raise
+        return started
+
+    def _request(self, limits: Limits) -> tuple[Path, socket.socket, socket.socket]:
+        """Ask the zygote for a worker; return its folder, and the judge's ends of its two sockets."""
+        folder = WORK if self.isolation.confines else Path(tempfile.mkdtemp(dir=self._folder))
+        line, its_line = socket.socketpair()
+        status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its_line, its_status, contextlib.suppress(OSError):  # the zygote has ended: status says so
+            request = WorkerRequest(str(folder), limits).to_json()
+            socket.send_fds(self._control, [request], [its_line.fileno(), its_status.fileno()])
+        return folder, line, status
+
+    def _started(self, folder: Path, line: socket.socket, status: socket.socket, limits: Limits) -> Worker:
         from dlo_lib.grading.sandbox.remote_worker import Worker  # slow: it imports torch
 
-        self.wait()
-        folder = WORK if self.isolation.confines else Path(tempfile.mkdtemp(dir=self._folder))
-        limits = replace(Limits(), memory=memory)
-        ours, theirs = socket.socketpair()
-        supervisor, their_supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with contextlib.suppress(OSError):
-                request = WorkerRequest(str(folder), limits).to_json()
-                socket.send_fds(self._control, [request], [theirs.fileno(), their_supervisor.fileno()])
-        finally:
-            theirs.close()
-            their_supervisor.close()
         message = b""
         handles: list[int] = []
-        if select.select([supervisor], [], [], START_SECONDS)[0]:
-            message, handles, *_ = socket.recv_fds(supervisor, 4096, 2)
-        if len(handles) != 2:
+        if select.select([status], [], [], START_SECONDS)[0]:
+            message, handles, *_ = socket.recv_fds(status, 4096, 2)
+        if not handles:
             reason = message.decode(errors="replace").removeprefix("no ") or "the zygote has ended"
             raise RuntimeError(f"the judge could not start a process: {reason}")
-        worker = Worker(
-            handles[0], handles[1], ours, supervisor, folder, memory, self._group(limits, handles[1])
-        )
+        handle, supervisor = handles if len(handles) == 2 else (handles[0], None)
+        group = self._group(limits, handle)
+        worker = Worker(handle, supervisor, line, status, folder, limits.memory, group)
         self._workers.add(worker)
         return worker
 
-    def _group(self, limits: Limits, supervisor: int) -> Group | None:
-        """Create the control group of a worker that has run no cell yet, and of its supervisor."""
+    def _group(self, limits: Limits, handle: int) -> Group | None:
+        """Return a control group that holds only a worker that has run no cell yet."""
         hierarchy = find_hierarchy() if self.isolation.confines else None
         if hierarchy is None:
             return None
-        self._groups = [group for group in self._groups if not (group.finished and group.remove())]
         from dlo_lib.grading.sandbox.remote_worker import pid_of
 
-        pid = pid_of(supervisor)
-        group = Group(
-            hierarchy,
-            limits.memory + limits.scratch + limits.shared_memory,
-            limits.tasks,
-            [pid, *descendants(pid)],
-        )
+        memory = limits.memory + limits.scratch + limits.shared_memory
+        for group in self._groups:
+            if group.finished and group.restart(memory, limits.tasks, pid_of(handle)):
+                return group
+        group = Group(hierarchy, memory, limits.tasks, [pid_of(handle)])
         self._groups.append(group)
         return group
 

@@ -96,13 +96,17 @@ def limit_growth(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
-def usage(supervisor: int, shared: int) -> Usage:
-    """Return the usage of all descendants of ``supervisor``; ``shared``: bytes each shares with the
-    zygote.
+def usage(root: int, shared: int, supervises: bool) -> Usage:
+    """Return the usage of a process and all its descendants, without the process itself if it ``supervises``
+    them.
+
+    ``shared``: bytes that each shares with the zygote.
     """
-    pids = list(descendants(supervisor))
+    pids = list(descendants(root)) if supervises else [root, *descendants(root)]
     memory = sum(max(0, resident_bytes(pid) - shared) for pid in pids)
-    cpu = _cpu_seconds(supervisor)[1] + sum(sum(_cpu_seconds(pid)) for pid in pids)
+    cpu = sum(sum(_cpu_seconds(pid)) for pid in pids)
+    if supervises:
+        cpu += _cpu_seconds(root)[1]  # of orphans that it has waited for
     return Usage(memory, cpu, sum(map(_starved_seconds, pids)))
 
 

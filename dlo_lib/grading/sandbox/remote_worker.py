@@ -39,11 +39,10 @@ class Worker:
     """A process that runs a student's code. ``folder`` is its working directory, as the process sees it.
 
     Args:
-        handle: pidfd of the process that all others end with: the worker's supervisor in a sandbox, otherwise
-            the worker.
-        supervisor: pidfd of the supervisor.
+        handle: pidfd of the worker.
+        supervisor: pidfd of its supervisor; None in a sandbox, which needs none.
         line: the judge's end of the channel to the worker.
-        status: the judge's end of the socket to the supervisor.
+        status: the judge's end of the socket on which the end of the worker is reported.
         folder: the working directory of the worker.
         memory: bytes it may hold beyond what it shares with the zygote.
         group: the control group of all processes of the worker, if the host has control groups.
@@ -52,7 +51,7 @@ class Worker:
     def __init__(
         self,
         handle: int,
-        supervisor: int,
+        supervisor: int | None,
         line: socket.socket,
         status: socket.socket,
         folder: Path,
@@ -64,9 +63,11 @@ class Worker:
         self.channel = Channel(line, limited=True)
         self.group = group
         self._handle, self._status, self._memory = handle, status, memory
-        self._supervisor = pid_of(supervisor)
-        os.close(supervisor)
-        self.pid = next(descendants(self._supervisor), 0)
+        self.pid = pid_of(handle)
+        self._root, self._supervised = self.pid, supervisor is not None
+        if supervisor is not None:
+            self._root = pid_of(supervisor)
+            os.close(supervisor)
         self._base = resident_bytes(self.pid)
         self._files = self._in_files()
         self._peak = 0
@@ -136,7 +137,7 @@ class Worker:
 
     def usage(self) -> Usage:
         """Return the resources that all processes of the worker have used so far."""
-        return usage(self._supervisor, self._base)
+        return usage(self._root, self._base, self._supervised)
 
     def held_bytes(self) -> int:
         """Return the bytes that the worker holds now, in its processes and in the files of a sandbox.
@@ -146,11 +147,12 @@ class Worker:
         return self.usage().memory + max(0, self._in_files() - self._files)
 
     def _in_files(self) -> int:
-        return scratch_bytes(self._supervisor) if self.folder == WORK else 0
+        return 0 if self._supervised else scratch_bytes(self._root)
 
     def processes(self) -> list[int]:
         """Return the process ids of the worker's processes, as the judge's pid namespace numbers them."""
-        return list(descendants(self._supervisor))
+        below = list(descendants(self._root))
+        return below if self._supervised else [self._root, *below]
 
     def charged_seconds(self) -> float:
         """Return the seconds since the last question, up to its answer, without those spent waiting for a
@@ -233,7 +235,7 @@ class Worker:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     def _exit_code(self) -> int:
-        """Return the exit code that the supervisor reports, or 0 if it reports none."""
+        """Return the exit code that is reported, or 0 if none is."""
         message = self._status.recv(4096) if select.select([self._status], [], [], 2)[0] else b""
         return int(json.loads(message)["code"]) if message else 0
 

@@ -4,9 +4,9 @@ milliseconds.
 While it waits for requests, the zygote collapses its memory into huge pages (``huge_pages``), which makes a
 fork three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
 it imports anything. A request is a datagram with two descriptors: the worker's end of the channel, and the
-supervisor's end of its socket to the judge. When the zygote or its parent ends, all workers end. It runs
-inside the sandbox of the host, if there is one, and sees no GPU, because a CUDA context does not survive a
-fork.
+end of a socket on which the judge learns how the worker started and ended. When the judge closes its end of
+that socket, the worker ends. When the zygote or its parent ends, all workers end. It runs inside the sandbox
+of the host, if there is one, and sees no GPU, because a CUDA context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from dlo_lib.grading.sandbox import lockdown, seccomp, supervisor
+from dlo_lib.grading.sandbox import lockdown, seccomp, start
 from dlo_lib.grading.sandbox.huge_pages import collapse
 
 
@@ -41,10 +42,11 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)
     seccomp.prepare()
     control = socket.socket(fileno=descriptor)
-    fork, start = os.fork, supervisor.start_plain
-    if settings["confined"]:
-        fork, start = lockdown.fork_into_namespaces, supervisor.start_confined
+    confined = settings["confined"]
+    fork = lockdown.fork_into_namespaces if confined else os.fork
+    start_worker = start.start_confined if confined else start.start_plain
     settings["workspace"] |= {"user": os.getuid(), "group": os.getgid()}
+    workers = _Workers()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -52,15 +54,18 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     gc.freeze()
     with contextlib.suppress(OSError):
         control.send(b"ready")
+    workers.poll.register(control, select.POLLIN)
+    workers.poll.register(woken, select.POLLIN)
     gathering, more = collapse(), True
     while True:
-        ready, _, _ = select.select([control.fileno(), woken], [], [], 0 if more else None)
+        ready = dict(workers.poll.poll(0 if more else None))
         if not ready:
             more = next(gathering, False)
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
-            _reap()
+            workers.reap()
+        workers.end_closed(ready)
         if control.fileno() in ready:
             message, descriptors, *_ = socket.recv_fds(control, 1 << 16, 2)
             if not message:  # the judge has ended: the supervisors see it too
@@ -73,12 +78,15 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for inherited in (descriptor, woken, wake):
+                for inherited in (descriptor, woken, wake, *workers.lines):
                     os.close(inherited)
                 channel, status = descriptors
-                start(supervisor.parse_request(message), channel, status, settings["workspace"])
-            for sent in descriptors:
-                os.close(sent)
+                start_worker(start.parse_request(message), channel, status, settings["workspace"])
+            os.close(descriptors[0])
+            if confined and pid > 0:
+                workers.add(pid, descriptors[1])
+            else:
+                os.close(descriptors[1])
 
 
 def _warm(modules: list[str], dynamo: bool) -> None:
@@ -99,10 +107,37 @@ def _warm(modules: list[str], dynamo: bool) -> None:
     worker.seed()  # last, because an import may draw random numbers
 
 
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+class _Workers:
+    """The confined workers that run, and the sockets on which the judge learns how they ended."""
+
+    def __init__(self) -> None:
+        self.poll = select.poll()
+        self.lines: dict[int, int] = {}  # descriptor of the socket → pid
+
+    def add(self, pid: int, line: int) -> None:
+        """Watch a worker that has just been forked."""
+        self.lines[line] = pid
+        self.poll.register(line, 0)  # only a hang-up
+
+    def end_closed(self, ready: Mapping[int, int]) -> None:
+        """Kill the workers whose judge has closed its end, or has ended."""
+        for line in ready.keys() & self.lines.keys():
+            os.kill(self.lines[line], signal.SIGKILL)  # not reaped yet, so the number is still the worker's
+            self.poll.unregister(line)  # reap() closes it
+
+    def reap(self) -> None:
+        """Report the workers that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                for line in [line for line, worker in self.lines.items() if worker == pid]:
+                    with contextlib.suppress(KeyError):  # the judge had closed its end
+                        self.poll.unregister(line)
+                    del self.lines[line]
+                    with socket.socket(fileno=line) as judge:
+                        start.report_end(judge, os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":
