@@ -81,33 +81,22 @@ class Trial:
         """
         name = tr(what, **values)
         self._claim(
-            _same(got, want),
-            tr("{what} is {got}, expected {want}", what=name, got=_short(got), want=_short(want)),
-            name,
+            _same(got, want), name, "{what} is {got}, expected {want}", got=_Short(got), want=_Short(want)
         )
 
     def number(self, got: Any, what: str, /, **values: object) -> float | int:
         """Check that ``got`` is a finite int or float; return it."""
         name = tr(what, **values)
-        self._claim(
-            type(got) in (int, float),
-            tr("{what} should be a number, not {got}", what=name, got=_short(got)),
-            name,
-        )
-        self._claim(
-            _finite(got), tr("{what} is {got}, not a finite number", what=name, got=_short(got)), name
-        )
+        self._claim(type(got) in (int, float), name, "{what} should be a number, not {got}", got=_Short(got))
+        self._claim(_finite(got), name, "{what} is {got}, not a finite number", got=_Short(got))
         return got
 
     def items(self, got: Any, length: int, what: str, /, **values: object) -> list[Any]:
         """Check that ``got`` is a list or tuple of ``length`` values; return them as a list."""
         name = tr(what, **values)
         good = type(got) in (list, tuple) and len(got) == length
-        self._claim(
-            good,
-            tr("{what} should be {length} values, not {got}", what=name, length=length, got=_short(got)),
-            name,
-        )
+        message = "{what} should be {length} values, not {got}"
+        self._claim(good, name, message, length=length, got=_Short(got))
         return list(got)
 
     def tensor(
@@ -122,20 +111,13 @@ class Trial:
     ) -> Tensor:
         """Check that ``got`` is a tensor, with ``shape`` and ``dtype`` if given; return it."""
         name = tr(what, **values)
-        self._claim(
-            type(got) is Tensor, tr("{what} should be a tensor, not {got}", what=name, got=_short(got)), name
-        )
+        self._claim(type(got) is Tensor, name, "{what} should be a tensor, not {got}", got=_Short(got))
         if shape is not None:
-            text = tr(
-                "{what} has shape {got}, expected {want}", what=name, got=tuple(got.shape), want=tuple(shape)
-            )
-            self._claim(tuple(got.shape) == tuple(shape), text, name)
+            has, wanted = tuple(got.shape), tuple(shape)
+            self._claim(has == wanted, name, "{what} has shape {got}, expected {want}", got=has, want=wanted)
         if dtype is not None:
-            self._claim(
-                got.dtype == dtype,
-                tr("{what} is {got}, expected {want}", what=name, got=got.dtype, want=dtype),
-                name,
-            )
+            message = "{what} is {got}, expected {want}"
+            self._claim(got.dtype == dtype, name, message, got=got.dtype, want=dtype)
         return got
 
     def close(
@@ -157,31 +139,24 @@ class Trial:
         if not isinstance(want, Tensor):
             self.number(got, name)
             near = abs(got - want) <= atol + rtol * abs(want)
-            self._claim(
-                bool(near),
-                tr("{what} is {got:.6g}, expected {want:.6g}", what=name, got=got, want=want),
-                name,
-            )
+            message = "{what} is {got:.6g}, expected {want:.6g}"
+            self._claim(bool(near), name, message, got=got, want=want)
             return
         self.tensor(got, name, shape=want.shape, dtype=want.dtype)
         finite = torch.isfinite(want)
-        self._claim(
-            bool(torch.isfinite(got)[finite].all()), tr("{what} holds NaN or infinity", what=name), name
-        )
-        self._claim(
-            _same_limits(got[~finite], want[~finite]),
-            tr("{what} differs where infinity or NaN is expected", what=name),
-            name,
-        )
+        self._claim(bool(torch.isfinite(got)[finite].all()), name, "{what} holds NaN or infinity")
+        same_limits = _same_limits(got[~finite], want[~finite])
+        self._claim(same_limits, name, "{what} differs where infinity or NaN is expected")
         error = (got[finite].double() - want[finite].double()).abs()
         largest = float(error.max()) if error.numel() else 0.0
         near = bool((error <= atol + rtol * want[finite].double().abs()).all())
-        self._claim(near, tr("{what} is off by up to {error:.3g}", what=name, error=largest), name)
+        self._claim(near, name, "{what} is off by up to {error:.3g}", error=largest)
 
-    def _claim(self, truth: bool, message: str, what: str) -> None:
+    def _claim(self, truth: bool, what: str, message: str, /, **values: object) -> None:
+        """Count a comparison; the message is made only if it fails."""
         self.compared += 1
         if not truth:
-            raise Wrong(message, tr("{what} is not right", what=what))
+            raise Wrong(tr(message, what=what, **values), tr("{what} is not right", what=what))
 
 
 def _finite(number: float) -> bool:
@@ -205,6 +180,16 @@ def _same(got: Any, want: Any) -> bool:
     if isinstance(want, dict):
         return got.keys() == want.keys() and all(_same(got[key], want[key]) for key in want)
     return bool(got == want)
+
+
+class _Short:
+    """A student's value in a message. Printing a tensor takes a millisecond, so it is done only then."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return _short(self._value)
 
 
 def _short(value: object) -> str:

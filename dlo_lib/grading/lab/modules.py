@@ -10,6 +10,7 @@ mean`` wherever it is. The checks of the quiz are made here, from its questions 
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import json
@@ -63,12 +64,24 @@ class LabChecks:
 
 def load_checks(folder: Path, hidden: Path | None = None) -> LabChecks:
     """Load the checks of the lab in ``folder``, and those of ``hidden.py`` in the folder
-    ``hidden`` if it is given.
+    ``hidden`` if it is given. They are loaded again only if a file has changed since.
 
     Raises:
         UserError: a file is absent or does not load, two checks have one name, or
             ``ANSWERS`` does not fit the quiz, or PyTorch is too old for the lab.
     """
+    files = _files_of(folder) if hidden is None else (*_files_of(folder), *_files_of(hidden))
+    return _load_checks(folder, hidden, files)
+
+
+def _files_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return the path, the time of the last change and the size of each file of a lab."""
+    files = sorted((*folder.glob("*.py"), *folder.glob("*.toml"), *folder.glob(f"{CHECKS_FOLDER}/*.py")))
+    return tuple((str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+
+
+@functools.lru_cache(maxsize=32)
+def _load_checks(folder: Path, hidden: Path | None, files: tuple[tuple[str, int, int], ...]) -> LabChecks:
     info = read_lab_info(folder)
     check_torch(oldest=info.torch, what=info.directory)
     quiz = {name: Question(row["text"], _options(row)) for name, row in info.quiz.items()}
