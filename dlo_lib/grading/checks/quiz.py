@@ -86,7 +86,7 @@ def quiz_right(
             given = _answers(student, t, name).get(question)
             right = answers[question]
             t.explain(f"{question}: {right.why}")
-            t.that(type(given) is str and given == right.option, f"{question}: {right.why}")
+            t.that(_letter(given) == right.option, f"{question}: {right.why}")
 
         return Check(
             check_right,
@@ -127,5 +127,10 @@ def _is_empty(answer: object) -> bool:
     return answer is None or (type(answer) is str and not answer.strip())
 
 
+def _letter(answer: object) -> str | None:
+    """Return the letter of an answer such as ``"B "``, or None if it is no text."""
+    return answer.strip().lower() if type(answer) is str else None
+
+
 def _is_option(answer: object, question: Question) -> bool:
-    return type(answer) is str and answer in question.options
+    return _letter(answer) in question.options

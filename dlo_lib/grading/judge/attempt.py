@@ -19,6 +19,7 @@ from dlo_lib.grading.checks.codec import NotPlain, unpack
 from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Origin, SubmissionCell
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
@@ -42,6 +43,7 @@ class Attempt:
     cut: bool = False  # a cell wrote too much
     broken_in: str = ""  # the cell that ended the process
     computed: float = 0.0  # seconds of CPU time of the student's processes that are closed
+    quiz: Any = None  # the answers, once a check has read them
     _worker: Worker | None = None
     _broken: Ended | NotPlain | None = None
 
@@ -129,8 +131,12 @@ class RemoteStudent:
         return lambda *args, **kwargs: self._ask(do="call", name=name, args=list(args), kwargs=kwargs)
 
     def get(self, name: str) -> Any:
-        """Return the value of a name."""
-        return self._ask(do="get", name=name)
+        """Return the value of a name; that of the quiz is read once."""
+        if name != QUIZ:
+            return self._ask(do="get", name=name)
+        if self._attempt.quiz is None:
+            self._attempt.quiz = self._ask(do="get", name=name)
+        return self._attempt.quiz
 
     def ranks(
         self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None

@@ -6,6 +6,9 @@ reference solutions of the steps it needs, and the student's answer to this ques
 cells below the question's test, the question is judged once more without them, because they ran later in the
 notebook. A check counts if it passes in any of these attempts. So a cell that crashes, hangs or exits costs
 only its own question, and each loss by time or memory has occurred twice, the second time alone.
+
+The quiz needs no other cell, and a second try would be a second answer. Its answers are read once; they are
+read again, all of them, only if they could not be read because a process had ended.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TypeVar
 from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.outcome import Outcome, Status, run_check, seed_for
+from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.judge.attempt import Attempt, RemoteStudent
 from dlo_lib.grading.judge.cells import Origin, Submission, SubmissionCell
 from dlo_lib.grading.judge.intake import Invalid, open_notebook, read_notebook
@@ -150,9 +154,13 @@ class Judge:
         for question in self.lab.questions:
             outcomes = together.get(question, {})
             for left_out in self._left_out_alone(question, submission):
-                if not all(outcome.passed for outcome in outcomes.values()):
+                if all(outcome.passed for outcome in outcomes.values()):
+                    break
+                if question != QUIZ:
                     alone = self.judge_alone(question, submission, outcomes, left_out)
                     outcomes = _best_outcomes(outcomes, alone)
+                elif any(outcome.status in ABNORMAL for outcome in outcomes.values()):
+                    outcomes = self.judge_alone(question, submission, left_out=left_out)
             questions[question] = self.question(question, submission, outcomes)
         notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
         text = "a cell that you added (`{cell}`) ended the process: it was left out"

@@ -23,7 +23,9 @@ class Answered:
         return self.answers
 
 
-@pytest.mark.parametrize(("answer", "status"), [("a", Status.OK), ("b", Status.WRONG)])
+@pytest.mark.parametrize(
+    ("answer", "status"), [("a", Status.OK), (" A ", Status.OK), ("b", Status.WRONG), (1, Status.WRONG)]
+)
 def test_the_reason_is_shown(answer, status):
     (check,) = quiz_right(QUIZ, ANSWERS, points=1)
     outcome = run_check(check, Answered(q1=answer), seed=0)

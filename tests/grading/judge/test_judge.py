@@ -175,6 +175,35 @@ def test_quiz_answers_are_graded_one_by_one(judge: Judge, reference: Notebook) -
     assert "8 bits" in messages(report, "quiz")
 
 
+@pytest.mark.parametrize(
+    "changing",
+    [
+        # another answer when the cell of an earlier question is the reference's, as it is when judged alone
+        'quiz = {"q1": "a", "q2": "a"} if "tried" in globals() else {"q1": "b", "q2": "b"}',
+        # other answers at each reading
+        """
+from dlo_lib.grading.sandbox import worker
+quiz, turns, look = {}, [], worker._lookup
+def _lookup(names, name):
+    if name != "quiz":
+        return look(names, name)
+    turns.append(name)
+    return dict.fromkeys(("q1", "q2"), "ab"[len(turns) % 2 == 0])
+worker._lookup = _lookup
+""",
+    ],
+    ids=["by the cells around", "by the reading"],
+)
+def test_a_quiz_has_one_try(judge: Judge, reference: Notebook, changing: str) -> None:
+    report = judge(answer(reference, scale="tried = True\ndef absmax_scale(x): return None", quiz=changing))
+    assert report.questions["quiz"].points <= 2, messages(report, "quiz")
+
+
+def test_a_quiz_is_read_again_after_a_cell_has_ended_the_process(judge: Judge, reference: Notebook) -> None:
+    report = judge(answer(reference, scale="import os; os._exit(1)"))
+    assert points(report) == FULL | {"scale": 0.0}
+
+
 # -- submissions that a grader must survive (the numbers are those of the list of inputs)
 
 
