@@ -1,6 +1,4 @@
-"""The student's form beside the standard library's: time of a step, memory, bytes and lines of code in one
-table.
-"""
+"""The student's form beside the standard library's: time, memory, bytes and lines of code in one table."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ class Form:
 
     Attributes:
         lines: lines of code that a user writes for it; see :func:`lines_of`.
-        seconds: the time of a step.
-        nbytes: payload that a rank passes to communication in a step.
-        memory: bytes at the peak of a step.
+        seconds: the time of what was measured, such as a step.
+        nbytes: payload that a rank passes to communication in it.
+        memory: bytes at its peak.
     """
 
     name: str
@@ -31,14 +29,17 @@ class Form:
     memory: float | None = None
 
 
-def table(forms: Iterable[Form]) -> str:
-    """Return the table, with a row for each form and a column for each quantity that was measured."""
+def table(forms: Iterable[Form], measured: str = "a step") -> str:
+    """Return the table, with a row for each form and a column for each quantity that was measured.
+
+    ``measured``: what takes the time, as the heading names it.
+    """
     from dlo_lib.labkit.figures import ms, size  # imports matplotlib, which workers of the judge do not need
 
     rows = list(forms)
     shown: list[tuple[str, list[str]]] = [("", [form.name for form in rows])]
     kinds: list[tuple[str, str, Callable[[float], str]]] = [
-        ("seconds", tr("time of a step"), ms),
+        ("seconds", tr("time of {measured}", measured=measured), ms),
         ("memory", tr("memory"), size),
         ("nbytes", tr("communicated"), size),
         ("lines", tr("lines of code"), "{:g}".format),

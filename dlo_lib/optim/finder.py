@@ -111,7 +111,7 @@ class RangeTest:
         end = (
             f"diverges at {self.lrs[-1]:.2g}"
             if self.diverged
-            else f"does not diverge up to {self.lrs[-1]:.2g}"
+            else f"its smoothed value stays bounded up to {self.lrs[-1]:.2g}"
         )
         reason = (
             f"the loss begins to fall at {self.lrs[begins]:.2g}, falls fastest at {self.lrs[steepest]:.2g}, "

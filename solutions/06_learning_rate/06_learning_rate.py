@@ -258,7 +258,7 @@ figures.tested(rates, losses, curve, FOUND, reset)
 # The library's `range_test` works with your optimiser; the runs below use it with SGD and momentum 0.9. Its figure
 # marks four rates: the loss *begins to fall* (a tenth of its whole fall), *falls fastest* (your steepest), *stops
 # falling* (your bottom), and between these two the **peak**, their geometric mean: the largest rate of the runs
-# below. The title judges the smoothed curve: "does not diverge" is possible although single losses leave the picture.
+# below. The title judges the smoothed curve: it can stay bounded although single losses leave the picture.
 
 # %% id="show_peak" tags=["demo"]
 from dlo_lib.optim import range_test as library_test

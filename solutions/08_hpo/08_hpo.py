@@ -923,7 +923,7 @@ ask = "study = optuna.create_study(sampler=sampler, pruner=pruner)\nstudy.optimi
 samplers = {"Optuna, TPE": optuna.samplers.TPESampler, "Optuna, Gaussian process": optuna.samplers.GPSampler}
 forms = [Form("yours", lines_of(posterior, expected_improvement, best_length, next_candidate), min(own_proposal() for _ in range(3)))]
 forms += [Form(name, lines_of(ask), min(proposal_of(kind(seed=0)) for _ in range(3))) for name, kind in samplers.items()]
-print(table(forms))
+print(table(forms, measured="a proposal"))
 
 # %% [markdown] id="quiz_text"
 # ## 17 · Quiz

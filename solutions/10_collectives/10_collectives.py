@@ -572,7 +572,7 @@ for name, (all_reduce, code) in FORMS.items():
     sent_bytes = trace.bytes(Kind.SEND, 0) or trace.ring_bytes(Kind.ALL_REDUCE, 0)
     forms.append(side_by_side.Form(name, lines=side_by_side.lines_of(*code), seconds=seconds, nbytes=sent_bytes))
 print(f"all-reduce of {LARGEST >> 10} KiB on 2 ranks")
-print(side_by_side.table(forms))
+print(side_by_side.table(forms, measured="an all-reduce"))
 
 # %% [markdown] id="standard_lesson"
 # Both send the same bytes (those of `dist.all_reduce` by the formula of the ring, which gloo uses for large

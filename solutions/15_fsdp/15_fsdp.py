@@ -1016,7 +1016,7 @@ for name, count in lines.items():
     three, two = (run_ranks(steps_of, 2, name, repeats, trace=True).trace for repeats in (2, 1))
     sent = sum(three.ring_bytes(kind, rank=0) - two.ring_bytes(kind, rank=0) for kind in ("all_gather", "reduce_scatter", "all_reduce"))
     forms.append(Form(name, count, seconds, sent, held))
-print(table(forms))
+print(table(forms, measured="forward and backward"))
 
 # %% [markdown] id="standard_lesson"
 # Bytes and memory of the two FSDP are equal up to padding and to the loss, which `one_backward` averages.
