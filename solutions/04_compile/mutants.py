@@ -257,6 +257,45 @@ MUTANTS = [
         """,
     ),
     Mutant(
+        "The bucket that saves most is added again and again",
+        "check_cheapest",
+        says="Compare each bucket's compilation with the padding it saves",
+        answer="""
+        def choose_buckets(counts, compile_seconds, token_seconds):
+            def cost(buckets):
+                padded = sum(n * min(each for each in buckets if each >= length) for length, n in counts.items())
+                return compile_seconds * len(buckets) + token_seconds * padded
+
+            if not compile_seconds:
+                return sorted(counts)
+            buckets = [max(counts)]
+            while True:
+                ways = [(cost([*buckets, length]), length) for length in counts if length not in buckets]
+                if not ways or min(ways)[0] >= cost(buckets):
+                    return buckets
+                buckets.append(min(ways)[1])
+        """,
+    ),
+    Mutant(
+        "Every length has a bucket, and the bucket that saves least is removed again and again",
+        "check_cheapest",
+        says="Compare each bucket's compilation with the padding it saves",
+        answer="""
+        def choose_buckets(counts, compile_seconds, token_seconds):
+            def cost(buckets):
+                padded = sum(n * min(each for each in buckets if each >= length) for length, n in counts.items())
+                return compile_seconds * len(buckets) + token_seconds * padded
+
+            buckets = sorted(counts)
+            while compile_seconds:
+                fewer = [[other for other in buckets if other != each] for each in buckets[:-1]]
+                if not fewer or min(map(cost, fewer)) >= cost(buckets):
+                    break
+                buckets = min(fewer, key=cost)
+            return buckets
+        """,
+    ),
+    Mutant(
         "The costs are correct, but at most ten buckets are used",
         "check_cheapest_of_many",
         says="Compare each bucket's compilation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from dlo_lib.grading.checks.graphs import Recorded
 from dlo_lib.models import Llama, LlamaConfig
 
 from .scenarios import compiled_on_lengths
-from .twins import cost
+from .twins import cheapest, cost
 
 SLACK = 1e-9
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
@@ -146,6 +146,15 @@ def padded_right(student, t, length: int, buckets: list[int]) -> None:
     t.that(
         bool(((got_tokens[:, length:] >= 0) & (got_tokens[:, length:] < 100)).all()), "{call}: the padding must be a valid token", call=call
     )
+
+
+def misleading_counts(t, greedy: Callable[[Mapping[int, int], float, float], float]) -> tuple[dict[int, int], float, float]:
+    """Draw lengths for which ``greedy`` costs at least 0.5 % more than the cheapest buckets."""
+    while True:
+        counts, compile_seconds = drawn_counts(t, 10, 60), t.uniform(2.0, 6.0)
+        case = counts, compile_seconds, 1.5 * compile_seconds / (30 * max(counts))
+        if greedy(*case) > 1.005 * cheapest(*case):
+            return case
 
 
 def as_cheap(student, t, counts: dict[int, int], compile_seconds: float, token_seconds: float, least: float) -> None:

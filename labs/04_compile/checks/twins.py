@@ -99,6 +99,30 @@ def cheapest_of_all(counts: dict[int, int], compile_seconds: float, token_second
     return min(cost((*chosen, longest), counts, compile_seconds, token_seconds) for chosen in choices)
 
 
+def added_one_by_one(counts: Mapping[int, int], compile_seconds: float, token_seconds: float) -> float:
+    """The cost when the bucket that saves most is added again and again, which is often not the least."""
+    buckets = [max(counts)]
+    while True:
+        found = cost(buckets, counts, compile_seconds, token_seconds)
+        rest = [length for length in counts if length not in buckets]
+        ways = [(cost([*buckets, length], counts, compile_seconds, token_seconds), length) for length in rest]
+        if not ways or min(ways)[0] >= found:
+            return found
+        buckets.append(min(ways)[1])
+
+
+def removed_one_by_one(counts: Mapping[int, int], compile_seconds: float, token_seconds: float) -> float:
+    """The cost when every length has a bucket first, and the bucket that saves least is removed again and again."""
+    buckets = sorted(counts)
+    while True:
+        found = cost(buckets, counts, compile_seconds, token_seconds)
+        fewer = [[other for other in buckets if other != each] for each in buckets[:-1]]
+        ways = [(cost(rest, counts, compile_seconds, token_seconds), rest) for rest in fewer]
+        if not ways or min(ways)[0] >= found:
+            return found
+        buckets = min(ways)[1]
+
+
 @twin
 def cheapest(counts: dict[int, int], compile_seconds: float, token_seconds: float) -> float:
     """The least cost for many lengths: a shortest path over the sorted lengths, whose edges are buckets."""

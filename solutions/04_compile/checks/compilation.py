@@ -23,6 +23,7 @@ from .cases import (
     listed,
     llama_case,
     mean_case,
+    misleading_counts,
     nearest,
     one_graph,
     padded_right,
@@ -38,6 +39,7 @@ from .scenarios import (
     compiled_twice,
 )
 from .twins import (
+    added_one_by_one,
     after_adamw,
     block,
     bytes_at_once,
@@ -48,6 +50,7 @@ from .twins import (
     drawn_operations,
     mean_of,
     pooled,
+    removed_one_by_one,
     routed,
 )
 
@@ -352,6 +355,9 @@ def check_cheapest(student, t):
         token_seconds = padded * compile_seconds / (30 * max(counts))
         least = cheapest_of_all(counts, compile_seconds, token_seconds)
         as_cheap(student, t, counts, compile_seconds, token_seconds, least)
+    for greedy in (added_one_by_one, removed_one_by_one):
+        counts, compile_seconds, token_seconds = misleading_counts(t, greedy)
+        as_cheap(student, t, counts, compile_seconds, token_seconds, cheapest(counts, compile_seconds, token_seconds))
 
 
 @check("buckets", points=2, seconds=20)
