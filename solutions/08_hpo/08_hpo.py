@@ -638,8 +638,8 @@ for name, pruner in {
 # 2. If there is no trial to promote, start a new trial on rung 0.
 #
 # `reported[k]` maps trials to their losses on rung k, and `promoted[k]` holds the trials that were promoted
-# from rung k. The top rung is the last one of `reported`: no trial is promoted from it. Of trials with equal
-# losses, the one with the lower index is better.
+# from rung k. The top rung is the last one of `reported`: no trial is promoted from it. All losses are finite. Of
+# trials with equal losses, the one with the lower index is better.
 
 # %% nbgrader={"grade_id": "asha", "solution": true}
 def promotion(reported: list[dict[int, float]], promoted: list[list[int]], eta: int) -> tuple[int, int] | None:

@@ -274,7 +274,19 @@ MUTANTS = [
         says="The trials on the last rung are complete",
         replace={"range(len(reported) - 2, -1, -1)": "range(len(reported) - 1, -1, -1)"},
     ),
+    Mutant(
+        "Of trials with equal losses the one that reported first is promoted",
+        "check_edges",
+        says="has the lowest index",
+        replace={"key=lambda trial: (reported[rung][trial], trial)": "key=reported[rung].__getitem__"},
+    ),
     # -- prune
+    Mutant(
+        "A trial as good as the median is stopped",
+        "check_median",
+        says="a trial above it stops",
+        replace={"return min(losses) > median": "return min(losses) >= median"},
+    ),
     Mutant(
         "A comparison with NaN is false, so a diverged trial is never stopped",
         "check_nan_stops",
@@ -383,6 +395,22 @@ MUTANTS = [
         },
     ),
     # -- population
+    Mutant(
+        "The members are sorted by the loss alone, which puts NaN anywhere",
+        "check_diverged_member",
+        says="has the loss NaN, so it is the worst",
+        replace={"ranked = survivors(losses, len(losses))": "ranked = sorted(range(len(losses)), key=losses.__getitem__)"},
+    ),
+    Mutant(
+        "Of members with equal losses the lower index is worse",
+        "check_diverged_member",
+        says="All losses are equal",
+        replace={
+            "ranked = survivors(losses, len(losses))": """
+            ranked = sorted(range(len(losses)), key=lambda i: (math.isnan(losses[i]), losses[i], -i))
+            """
+        },
+    ),
     Mutant(
         "All trials that are not among the best are replaced",
         "check_exploit",

@@ -453,7 +453,7 @@ def check_edges(student, t):
     top = told(t, trials[:9])
     got = student.promotion([{}, top], [[], []], 3)
     t.that(got is None, "The trials on the last rung are complete: no trial is promoted from it. You return {got}.", got=got)
-    rung = dict.fromkeys(trials[:6], t.uniform(0.1, 2.0))
+    rung = dict.fromkeys(sorted(trials[:6], reverse=True), t.uniform(0.1, 2.0))  # the lowest index is the last to report
     got = student.promotion([rung, {}], [[], []], 3)
     best = min(rung)
     ok = type(got) is tuple and whole(*got) and got == (best, 0)
@@ -483,12 +483,13 @@ def check_median(student, t):
         others += [[0.1] * t.integer(1, epochs - 1) for _ in range(3)]  # stopped before: they have no loss at this epoch
         middle = sorted(values)
         median = (middle[(count - 1) // 2] + middle[count // 2]) / 2
-        for losses, want in ((falling(t, median + 0.05, epochs), True), (falling(t, median - 0.05, epochs), False)):
+        cases = [(falling(t, median + 0.05, epochs), True), (falling(t, median - 0.05, epochs), False)]
+        for losses, want in cases + [(falling(t, median, epochs), False)] * (count % 2):
             got = stops(student, t, losses, t.shuffled(others), 1, count)
             t.that(
                 got is want,
                 "epoch {epochs}, {count} earlier trials reached it, their median there is {median:.3f}, this trial has {loss:.3f}: "
-                "should_stop is {got}. Compare with the median of the losses at the same epoch.",
+                "should_stop is {got}. Compare with the median of the losses at the same epoch; a trial above it stops.",
                 epochs=epochs, count=count, median=median, loss=losses[-1], got=got,
             )  # fmt: skip
 
@@ -551,6 +552,17 @@ def ranks_of(case: dict) -> tuple[list[int], list[int]]:
     return order[:few], order[-few:]
 
 
+def diverged_case(t) -> tuple[dict, int]:
+    """A case and its member with the loss NaN, which is not the last one if the members are sorted by the loss alone."""
+    while True:
+        case = population_case(t)
+        losses = case["losses"]
+        gone = t.integer(0, len(losses) - 1)
+        losses[gone] = math.nan
+        if gone not in sorted(range(len(losses)), key=losses.__getitem__)[-len(ranks_of(case)[1]) :]:
+            return case, gone
+
+
 def generation(student, t, case: dict) -> tuple[list, list]:
     parents, rates = t.items(student.new_generation(**case), 2, "new_generation(...)")
     size = len(case["losses"])
@@ -605,20 +617,25 @@ def check_bounds(student, t):
 
 @check("population", points=1)
 def check_diverged_member(student, t):
-    "A member that diverged is replaced"
+    "A member that diverged is replaced, and of equal losses the higher index is worse"
+    for _ in range(2):
+        case, gone = diverged_case(t)
+        best, _ = ranks_of(case)
+        want = best[case["picks"][gone]]
+        parents, _ = generation(student, t, case)
+        message = "Member {gone} has the loss NaN, so it is the worst and becomes a copy of member {want}. Its parent is {got}."
+        t.that(whole(parents[gone]) and parents[gone] == want, message, gone=gone, want=want, got=parents[gone])
     case = population_case(t)
-    gone = t.integer(0, len(case["losses"]) - 1)
-    case["losses"][gone] = math.nan
-    best, _ = ranks_of(case)
+    case["losses"] = [case["losses"][0]] * len(case["losses"])
+    best, worst = ranks_of(case)
     parents, _ = generation(student, t, case)
-    message = "Member {gone} has the loss NaN, so it is the worst and becomes a copy of member {want}. Its parent is {got}."
-    t.that(
-        whole(parents[gone]) and parents[gone] == best[case["picks"][gone]],
-        message,
-        gone=gone,
-        want=best[case["picks"][gone]],
-        got=parents[gone],
-    )
+    for member in worst:
+        want = best[case["picks"][member]]
+        message = "All losses are equal, so member {member} of {size} is among the worst and becomes a copy of member {want}. Its parent is {got}."
+        t.that(
+            whole(parents[member]) and parents[member] == want, message,
+            member=member, size=len(parents), want=want, got=parents[member],
+        )  # fmt: skip
 
 
 # -- objective
