@@ -40,7 +40,8 @@ from dlo_lib.profiling import measure_memory
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.train.metrics import peak_memory
 
-UNITS, WIDTH, ROWS_OF_X = 6, 512, 768
+UNITS, WIDTH, ROWS_OF_X = 6, 1024, 8
+COMPUTING = 0.015  # seconds of the forward of a layer; its backward takes twice as long
 STEPS = 4  # that are timed, after one that is not
 LLAMA = LlamaConfig(512, 128, 384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32)
 LIBRARY_LAYERS, LIBRARY_WIDTH = 6, 64
@@ -60,15 +61,29 @@ Sharding = Callable[[nn.Module, type[nn.Module]], None]
 # -- a stack of layers in the student's FSDP
 
 
+class _OnTheDevice(torch.autograd.Function):
+    """Waits as long as a GPU would compute. The cores are free meanwhile, as beside a GPU, so messages can move."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(COMPUTING)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        time.sleep(2 * COMPUTING)
+        return grad
+
+
 class Layer(nn.Module):
-    """tanh(x W)."""
+    """tanh(x W), which a simulated GPU computes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x @ self.weight)
+        return torch.tanh(_OnTheDevice.apply(x @ self.weight))
 
 
 def simple_form(model: nn.Module, kind: type[nn.Module]) -> None:
@@ -123,14 +138,24 @@ def asked_ahead(trace: Trace) -> tuple[int, int]:
     return len(gathers), sum(early(gather) for gather in gathers)
 
 
+def _last_step(trace: Trace, rank: int) -> tuple[list[Any], float]:
+    """Return the events of a rank after its last barrier, and the seconds from the barrier to the end of the last one."""
+    begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER, rank))
+    events = [event for event in trace.select(rank=rank) if event.issued >= begin]
+    return events, max(event.waited_until or event.issued for event in events) - begin
+
+
+def seconds_of_step(trace: Trace) -> float:
+    """Return the time of the last step, of the slower rank."""
+    return max(_last_step(trace, rank)[1] for rank in {event.rank for event in trace.events})
+
+
 def waiting(trace: Trace) -> float:
     """Return the share of the last step in which the process waits, mean over the ranks."""
     shares = []
     for rank in sorted({event.rank for event in trace.events}):
-        begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER, rank))
-        events = [event for event in trace.select(rank=rank) if event.issued >= begin]
-        end = max(event.waited_until or event.issued for event in events)
-        shares.append(sum(until - since for since, until in waits(events)) / (end - begin))
+        events, seconds = _last_step(trace, rank)
+        shares.append(sum(until - since for since, until in waits(events)) / seconds)
     return sum(shares) / len(shares)
 
 

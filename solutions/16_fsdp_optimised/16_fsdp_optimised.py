@@ -2,14 +2,14 @@
 # # 16 · FSDP, fast and small
 #
 # **What you will do.** The FSDP of lab 15 waits for every message. You make it fast: a plan first, then gathers
-# that start ahead and reductions that end late, in hooks, on the same units. You choose what stays whole between
-# forward and backward, write activation checkpointing, and use two kinds of links well. At the end you measure a
-# sweep (DDP, FSDP, FSDP with checkpointing), and PyTorch's `fully_shard` passes the same check as your form.
+# that start ahead and reductions that end late, in hooks, on the same units. You write activation checkpointing. At
+# the end PyTorch's `fully_shard` passes the same check as your form. Optional steps choose what stays whole between
+# forward and backward, use two kinds of links well (HSDP), and measure a sweep of DDP, FSDP and FSDP with checkpointing.
 #
 # You need no GPU: ranks are processes on this machine (gloo), and Llama 3.2 is measured at true size on fake tensors.
 #
-# This lab builds on labs 13 (memory) and 15 (FSDP); the core exercises take about 95 minutes; with the text,
-# the file `own_fsdp.py` and the demos plan two hours and a half. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you
+# This lab builds on labs 13 (memory) and 15 (FSDP); the core exercises take about 95 minutes, with the file
+# `own_fsdp.py`; with the demos plan two hours. The optional steps take an hour and a quarter more. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you
 # are stuck at a step, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: shard (*fragment*), prefetch (*préchargement*), overlap (*recouvrement*), activation checkpointing (*recalcul des activations*), graph break (*rupture de graphe*).
@@ -36,10 +36,9 @@ lab = Lab(globals())
 # ## Why: ranks that wait
 #
 # The FSDP of lab 15 does this for each block: gather, wait, compute, free; in backward the same, then average the
-# gradient, and wait. It is in the file `own_fsdp.py` of this folder, with your names (`Unit`, `reshard`, `pack`, ...):
-# open it now and read it, about a quarter of an hour. Put your functions there if you wish. Its `add_hooks` calls five *moments*, and `Simple` fills them in.
-#
-# Two ranks run one step of six layers tanh(x W), one layer a unit. What share of the step does a rank wait, on average?
+# gradient, and wait. Two ranks run one step of six layers tanh(x W), one layer a unit. A simulated GPU computes each
+# layer: forward takes 15 ms, backward 30 ms, and the processor is free meanwhile. The messages are real. What share of
+# the step does a rank wait, on average?
 
 # %% id="predict_wait" tags=["prediction"]
 expected_wait = {"simple": None, "prefetch": None}  # shares of the step between 0 and 1, before and after your work
@@ -63,7 +62,7 @@ figures.last_step(simple, "gather, wait, compute, free")
 # %% [markdown] id="plan_text"
 # ## 1 · A plan
 #
-# **Core · 12 min · ●●○**
+# **Core · 14 min · ●●○**
 #
 # A plan is a list of actions. Nothing runs yet: you can read, count and check a plan before any data moves.
 #
@@ -114,23 +113,25 @@ figures.plans({"reshard=True": plan(4), "reshard=False": plan(4, reshard=False)}
 # %% [markdown] id="policy_text"
 # ## 2 · What to keep between forward and backward
 #
-# **Core · 13 min · ●●○**
+# **Optional · 15 min · ●●○**
 #
-# PyTorch calls it `reshard_after_forward`. `True` frees a unit after forward, `False` keeps it whole. Between
-# them is a number g: **each rank keeps 1/g of the unit**. A group of g ranks of the same node then holds the
-# whole unit, so the second gather is short and never leaves the node.
+# No later core exercise needs this one.
 #
-# Write `gather_cost(units, world, keep)`. `units` are the bytes of the weights of each unit. `keep` is the
-# number of ranks that share a unit between forward and backward: `world` stands for `True`, 1 for `False`, g
-# for the number. The function returns two numbers, for one rank and step:
+# PyTorch calls this choice `reshard_after_forward`. `True` frees a unit after forward. `False` keeps it whole until its
+# backward. A number g is between them: after forward **each rank keeps 1/g of the unit**, so g ranks of a node hold
+# the whole unit together. The second gather has only these g ranks, and it stays inside the node.
 #
-# - **peak**: the most bytes of gathered weights held at once. A unit counts fully from the start of its
-#   gather until it is freed (your plan of step 1). From then until the gather of its backward, what the rank
-#   keeps beyond its shard counts: nothing with `keep == world`, otherwise 1/keep of the unit;
-# - **sent**: the bytes that a ring all-gather sends for all gathers together: B(n-1)/n for a unit of B bytes
-#   shared by n ranks.
+# Write `gather_cost(units, world, keep)`. `units` are the bytes of the weights of each unit. `keep` is the number of
+# ranks that hold a unit together between forward and backward: `world` for `True`, 1 for `False`, g for the number. The
+# function returns two numbers, for one rank and step:
 #
-# Remember the last unit: it stays whole with every policy.
+# - **peak**: the most bytes of gathered weights that the rank holds at once. While a unit computes in forward, the next
+#   one is already whole or in transit (your plan of step 1). Of each earlier unit the rank keeps 1/keep. With
+#   `keep == world` it keeps only its shard, which is not gathered and does not count;
+# - **sent**: the bytes that a ring all-gather sends, for all gathers together: B(n-1)/n for a unit of B bytes that n
+#   ranks share. The gather of forward has `world` ranks, the gather of backward `keep` ranks.
+#
+# The last unit stays whole with every policy, so it has no gather in backward.
 
 # %% nbgrader={"grade_id": "policy", "solution": true}
 def gather_cost(units: list[int], world: int, keep: int) -> tuple[float, float]:
@@ -164,7 +165,7 @@ figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in
 #
 # **Optional · 20 min · ●●●**
 #
-# No later exercise needs this one. Its figure is at the end of the section.
+# No later exercise needs this one. Its figure needs step 2 too.
 #
 # A message costs α seconds before the first byte, and β seconds for each byte. Small units mean many
 # messages, each with its α. Large units mean few messages, but two units must be whole at once, and the rank
@@ -222,9 +223,13 @@ figures.wrapping(sweep.wrapping_cases(MODEL, forward_time, gather_cost))
 # %% [markdown] id="execute_text"
 # ## 4 · A gather in two halves
 #
-# **Core · 12 min · ●●○**
+# **Core · 28 min · ●●○**
 #
-# `unshard` of lab 15 gathers and waits. Split it:
+# The FSDP of lab 15 is in the file `own_fsdp.py` of this folder, with your names (`Unit`, `reshard`, `pack`, ...): open
+# it and read it, about a quarter of an hour. Put your functions there if you wish. Its `add_hooks` calls five *moments*,
+# and `Simple` fills them in.
+#
+# Its `unshard` gathers and waits. Split it:
 #
 # - `start_gather(unit)` starts the all-gather of `unit.row` with `async_op=True`, and stores the buffer (world, S) and
 #   the handle as `unit.message`. It **does not wait**. If the unit is whole, or its message is in transit, it does
@@ -273,7 +278,7 @@ lab.check("gather")
 # %% [markdown] id="prefetch_text"
 # ## 5 · Prefetch
 #
-# **Core · 20 min · ●●●**
+# **Core · 25 min · ●●●**
 #
 # Now run your plan inside the hooks. `add_hooks` calls these methods for block k; `units` is the list of all blocks.
 #
@@ -342,17 +347,18 @@ def shard_fast(model: nn.Module, kind: type[nn.Module], reshard_after_forward: b
 lab.check("prefetch")
 
 # %% [markdown] id="prefetch_after"
-# The next cell runs the step of the beginning with your form. On a laptop, messages and computing share the cores, so
-# the *time* means little here. The **order** is the same on every machine: did the gather of unit k+1 start before
-# the process began to wait for unit k, or to compute it? (On a loaded machine a rank also waits for the other rank, which
-# no prefetch avoids: if the shares disagree with the counts, run the two traces again.)
+# The next cell runs the step of the beginning again, then with your form. The **order** is the same on every machine:
+# did the gather of unit k+1 start before the process began to wait for unit k, or to compute it? The **time** depends on
+# the machine. (On a loaded one a rank also waits for the other rank, which no prefetch avoids: if the times disagree
+# with the counts, run the cell again.)
 
 # %% id="show_overlap" tags=["demo"]
-ahead = run_ranks(sweep.traced_step, 2, shard_fast, trace=True).trace
+simple, ahead = (run_ranks(sweep.traced_step, 2, form, trace=True).trace for form in (sweep.simple_form, shard_fast))
 for name, trace in (("simple", simple), ("prefetch", ahead)):
     gathers, early = sweep.asked_ahead(trace)
     largest = trace.max_in_flight("all_gather", rank=0) / (4 * sweep.WIDTH**2)
-    print(f"{name:8} {early} of {gathers} gathers started ahead; at most {largest:.0f} in transit at once")
+    took = 1e3 * sweep.seconds_of_step(trace)
+    print(f"{name:8} {took:.0f} ms a step; {early} of {gathers} gathers started ahead; at most {largest:.0f} in transit at once")
 print(predictions.compared(expected_wait, {"simple": sweep.waiting(simple), "prefetch": sweep.waiting(ahead)}, "{:.0%}".format))
 ahead.to_perfetto("prefetch.json")  # open it on https://ui.perfetto.dev
 figures.last_step(ahead, "your plan")
@@ -360,7 +366,7 @@ figures.last_step(ahead, "your plan")
 # %% [markdown] id="checkpoint_text"
 # ## 6 · Activation checkpointing
 #
-# **Core · 18 min · ●●●**
+# **Core · 22 min · ●●●**
 #
 # FSDP divides the state of the model, but not the activations: they grow with the batch of the rank, and soon
 # take most of the memory. Checkpointing keeps only the **input** of each block. Backward computes the block a
@@ -409,8 +415,9 @@ lab.check("checkpoint")
 
 # %% [markdown] id="checkpoint_after"
 # The next cells measure cost and gain: FLOPs with your function on a small stack of Llama blocks, memory with
-# FSDP on 8 ranks at true size. Under FSDP, does computing a block again need **one more gather**? The model has 4
-# blocks and an embedding, and without checkpointing a step makes 10 gathers.
+# FSDP on 8 ranks at true size. Under FSDP, does computing a block again need **one more gather**? The model has 6
+# units: the embedding, 4 blocks, the output layer. Without checkpointing a step makes 10 gathers: one for each unit in
+# forward, one for each block in backward. (The output layer stays whole, and the backward of the embedding needs no weight.)
 
 # %% id="predict_checkpoint" tags=["prediction"]
 expected_checkpoint = {"FLOPs, with / without": None, "gathers with checkpointing": None}
@@ -430,7 +437,9 @@ figures.checkpointing(peaks, MODEL)
 # %% [markdown] id="hybrid_text"
 # ## 7 · Two kinds of links: HSDP
 #
-# **Core · 12 min · ●●○**
+# **Optional · 15 min · ●●○**
+#
+# No later exercise needs this one.
 #
 # Inside a node, GPUs exchange hundreds of GB/s; between nodes a tenth of that. With plain FSDP every gather
 # crosses nodes. Hybrid sharding (HSDP) keeps **one copy of the model per node**, in shards. The ranks form a
@@ -533,8 +542,8 @@ print(predictions.compared(expected_sweep, {form: rates[form] / rates["ddp"] for
 figures.sweep_speed({form: [(batch, batch / seconds) for batch, seconds in points] for form, points in times.items()})
 
 # %% [markdown] id="sweep_speed_after"
-# Every point of the next figure is measured: seconds as above, peaks of the small model on fake tensors. Your function
-# chooses the winner for each size of memory.
+# Every point of the next figure is measured: seconds as above, peaks of the small model on fake tensors. Your `fastest`
+# chooses the winner for each size of memory. (If you have not written it, run `lab.use_reference("sweep")` first.)
 
 # %% id="show_break_even" tags=["demo"]
 runs = sweep.small_runs(times)
@@ -727,7 +736,7 @@ print(table(forms))
 # %% [markdown] id="quiz_text"
 # ## 13 · Quiz
 #
-# **Core · 5 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only whether every question has
 # an answer; grading counts the right ones.

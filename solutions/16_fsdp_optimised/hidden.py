@@ -52,6 +52,6 @@ ANSWERS = {
     "q1": Answer("b", "each message overlaps with a longer forward; the rank waits only for the first one"),
     "q2": Answer("d", "gradients and state stay sharded; a unit is whole from its forward to its backward"),
     "q3": Answer("a", "the second forward runs while the unit is whole for its backward"),
-    "q4": Answer("c", "the 8 ranks of a node divide the state; replicas do not divide it further"),
+    "q4": Answer("c", "with other numbers the gradient would be that of another output than the loss has seen"),
     "q5": Answer("b", "a gather for the next step would send the weights before their update"),
 }

@@ -8,7 +8,7 @@ notebook. A check counts if it passes in any of these attempts. So a cell that c
 only its own question, and each loss by time or memory has occurred twice, the second time alone.
 
 The quiz needs no other cell, and a second try would be a second answer. Its answers are read once; they are
-read again, all of them, only if they could not be read because a process had ended.
+read again only if they could not be read.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class Judge:
     def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
         self.cut = False
+        self.quiz_read = False
         self.computed = 0.0  # CPU time of the student's processes in seconds
         self.left_out: list[str] = []
 
@@ -159,7 +160,7 @@ class Judge:
                 if question != QUIZ:
                     alone = self.judge_alone(question, submission, outcomes, left_out)
                     outcomes = _best_outcomes(outcomes, alone)
-                elif any(outcome.status in ABNORMAL for outcome in outcomes.values()):
+                elif not self.quiz_read:
                     outcomes = self.judge_alone(question, submission, left_out=left_out)
             questions[question] = self.question(question, submission, outcomes)
         notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
@@ -269,6 +270,7 @@ class Judge:
                 outcomes = run(attempt)
             finally:
                 self.cut = self.cut or attempt.cut
+                self.quiz_read = self.quiz_read or attempt.quiz is not None
                 attempt.close()
                 self.computed += attempt.computed
             own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
