@@ -1,4 +1,4 @@
-"""The visible checks. Their limits of time are small, so that what hangs costs the tests little."""
+"""The visible checks. Most limits of time are small, so that what hangs costs the tests little."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def check_largest(student, t):
     t.close(student.absmax_scale(x), x.abs().amax(dim=1) / 127, "absmax_scale(x)")
 
 
-@check("quantise", points=1, seconds=2)
+# On a new virtual machine it takes 6 s to fill 2 GiB, because their pages come from the host.
+@check("quantise", points=1, seconds=20)
 def check_round_trip(student, t):
     """Nothing is further away than half a step"""
     x = t.normal(t.integer(2, 6), t.integer(8, 20))
