@@ -177,7 +177,7 @@ class Zygote:
         folder = WORK if self.isolation.confines else Path(tempfile.mkdtemp(dir=self._folder))
         line, its_line = socket.socketpair()
         status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its_line, its_status, contextlib.suppress(OSError):  # the zygote has ended, and status reports it
+        with its_line, its_status, contextlib.suppress(OSError):  # the zygote has ended: status reports it
             request = WorkerRequest(str(folder), limits).to_json()
             socket.send_fds(self._control, [request], [its_line.fileno(), its_status.fileno()])
         return folder, line, status
