@@ -32,7 +32,8 @@ class ShardedGradScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         holder = local_optimizer(optimizer)
-        super().unscale_(holder)
+        with torch._C.DisableTorchFunctionSubclass():  # the flag is reduced below, once
+            super().unscale_(holder)
         state = self._per_optimizer_states[id(optimizer)] = self._per_optimizer_states[id(holder)]
         assert self._scale is not None
         found = torch.zeros((), device=self._scale.device)  # a rank without gradients takes part as well

@@ -8,7 +8,7 @@ protocol, including a pipeline whose stages are wrapped by one of the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -82,8 +82,8 @@ class ParallelModel(Protocol):
     def unwrapped(self) -> Sequence[nn.Module]:
         """Return the wrapped modules. Their parameters and buffers have the names of the whole model."""
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``.
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients so that their ``norm_type``-norm over all ranks is at most ``max_norm``.
 
         Returns the norm before scaling, ().
         """
@@ -105,8 +105,9 @@ class MemoryObserver(Protocol):
         """``tensors`` hold gradients."""
 
 
-class WholeModule(nn.Module):
-    """A wrapper whose ``module`` is whole on every rank, so that a checkpoint does not depend on it."""
+class ModuleWrapper(nn.Module):
+    """A wrapper whose parameters, buffers and ``state_dict`` have the names of its ``module``, so that a
+    checkpoint does not depend on the wrapper."""
 
     module: nn.Module
 
@@ -117,6 +118,22 @@ class WholeModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.load_state_dict(*args, **kwargs)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters with their names in the module."""
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        """Yield the buffers with their names in the module."""
+        return self.module.named_buffers(*args, **kwargs)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Map the first part of each name to the part before it, which the name leaves out.
+
+        ``torch.distributed.checkpoint.state_dict`` calls this method.
+        """
+        module = self.module
+        return dict.fromkeys([*module._modules, *module._parameters, *module._buffers], "module")
 
     def __getstate__(self) -> Any:
         raise UserError(

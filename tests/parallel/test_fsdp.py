@@ -258,8 +258,9 @@ def test_full_state_goes_round_through_names_that_know_of_no_shards():
         changed = {name: value + 1 for name, value in state.items()}
         model.load_full_state_dict(changed)
         assert all(torch.equal(value, changed[name]) for name, value in model.full_state_dict().items())
+        assert list(model.state_dict()) == names
         with pytest.raises(UserError, match="full_state_dict"):
-            model.state_dict()
+            copy.deepcopy(model)
         with pytest.raises(UserError, match="sharded already"):
             FSDP(module)
 

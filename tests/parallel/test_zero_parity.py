@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel import DDP
+from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad
 from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 from dlo_lib.parallel.zero.flat_params import PartitionBy
 from tests.parallel.twin import (
@@ -93,7 +94,8 @@ class Stage2:
         self, model: nn.Module, module: nn.Module, optimizer: torch.optim.Optimizer
     ) -> dict[str, Tensor]:
         assert isinstance(optimizer, ShardedOptimizer)
-        assert all(param.grad is None for param in module.parameters())
+        held = [param.grad for param in module.parameters() if param.grad is not None]
+        assert all(isinstance(grad, RemoteGrad) and grad.untyped_storage().nbytes() == 0 for grad in held)
         names = {param: name for name, param in module.named_parameters()}
         mine = {
             (names[piece.param], piece.start): piece.shard.grad.reshape(-1)

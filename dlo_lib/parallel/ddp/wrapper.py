@@ -33,17 +33,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.ddp.comm_hooks import CommHook, sum_hook
 from dlo_lib.parallel.ddp.join import JoinContext, JoinPhase
 from dlo_lib.parallel.ddp.reducer import GradAllReduce, PassEnd, broadcast_ints
+from dlo_lib.parallel.nested import tensors_in
 from dlo_lib.parallel.protocol import (
     MemoryObserver,
+    ModuleWrapper,
     ParamShard,
-    WholeModule,
     process_group,
     whole_params,
 )
@@ -52,7 +52,7 @@ from dlo_lib.parallel.sharding.buckets import broadcast_packed
 MIB = 2**20
 
 
-class DDP(WholeModule):
+class DDP(ModuleWrapper):
     """Averages the gradients of ``module`` over ``group`` at the end of every backward pass.
 
     Args:
@@ -166,9 +166,9 @@ class DDP(WholeModule):
         if self._static_graph:
             # Begin the pass with the gradient of the output. Otherwise the nested backward of a reentrant
             # checkpoint could begin it, and its end would count as the end of the whole pass.
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(functools.partial(_call_begin, weakref.ref(self._reducer)))
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(functools.partial(_call_begin, weakref.ref(self._reducer)))
         return output
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -191,12 +191,12 @@ class DDP(WholeModule):
     def unwrapped(self) -> list[nn.Module]:
         return [self.module]
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their 2-norm is at most ``max_norm``, without communication.
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients so that their norm is at most ``max_norm``, without communication.
 
         Returns the norm before scaling, ().
         """
-        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+        return nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def observe_memory(self, observer: MemoryObserver) -> None:
         """Report nothing: the parameters are whole, and the gradients are found through ``.grad``."""

@@ -3,7 +3,8 @@ model is gathered only while it computes.
 
 A step involves three files: ``fsdp`` (the wrapper, which decides when), ``param_group`` (the operations of
 one unit) and ``sharding.grad_reduction`` (the backward pass). ``wrap`` cuts a model into units.
-``state_dict`` and ``deferred_init`` are extras. Imports ``sharding`` and ``backward_pass``.
+``state_dict``, ``dtensors`` (for PyTorch's distributed checkpoints) and ``deferred_init`` are extras. Imports
+``sharding``, ``backward_pass`` and ``nested``.
 """
 
 from dlo_lib.parallel.fsdp.fsdp import FSDP

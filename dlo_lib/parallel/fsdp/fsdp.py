@@ -36,7 +36,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
@@ -44,7 +43,8 @@ from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGr
 from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, CallSpan, cut_into_units
 from dlo_lib.parallel.mesh import inner_group
-from dlo_lib.parallel.protocol import MemoryObserver, ParamShard, SplitDim, process_group
+from dlo_lib.parallel.nested import map_tensors, tensors_in
+from dlo_lib.parallel.protocol import MemoryObserver, ModuleWrapper, ParamShard, SplitDim, process_group
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter
@@ -62,7 +62,7 @@ class PendingCalls:
     """The calls whose backward reads the weights."""
 
 
-class FSDP(nn.Module):
+class FSDP(ModuleWrapper):
     """Shards the parameters of ``module`` over ``group``. The parameters are replaced in place by the shards
     of this rank; create the optimiser afterwards.
 
@@ -93,6 +93,9 @@ class FSDP(nn.Module):
         find_unused_parameters: allows parameters without a gradient, as in ``DDP``. A parameter that no rank
             used keeps the gradient None. Ranks may use different parameters of a unit whose inputs have
             gradients, if each backward follows a separate forward. All ranks must use the same units.
+
+    ``state_dict`` contains ``DTensor``s, also that of the optimiser (``fsdp.dtensors``): save it with
+    ``torch.distributed.checkpoint``, or call ``full_state_dict``.
 
     ``no_sync``, ``finish_grad_sync`` and errors are as in ``DDP``. Gradients accumulate either in
     ``no_sync``, with no communication except the all-gathers and with the memory of the whole gradients, or
@@ -205,12 +208,17 @@ class FSDP(nn.Module):
         are none."""
         self._grad_reduction.finish()
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``.
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients so that their norm over all ranks is at most ``max_norm``.
+
+        Args:
+            norm_type: p > 0 of the p-norm; ``math.inf`` for the largest absolute value.
 
         Returns the norm before scaling, () fp64, the same on every rank.
         """
-        return clip_sharded_grad_norm_(self.parameters(), max_norm, [self.group], self._layout.device)
+        return clip_sharded_grad_norm_(
+            self.parameters(), max_norm, [self.group], self._layout.device, norm_type=norm_type
+        )
 
     def shards(self) -> list[ParamShard]:
         """Return the rows of every parameter that this rank stores. A 0-d parameter is stored whole by one
@@ -248,12 +256,6 @@ class FSDP(nn.Module):
             UserError: the names or shapes are not those of the module.
         """
         load_full_state_dict(self.module, self.units, state)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        raise UserError(
-            "the shards of one rank are not a checkpoint: "
-            "use full_state_dict() or parallel.checkpoint.save_sharded",
-        )
 
     def __getstate__(self) -> Any:
         raise UserError(
@@ -298,7 +300,7 @@ class FSDP(nn.Module):
             inputs += 1
             return tensor
 
-        return tree_map_only(Tensor, cast_and_hook, (args, kwargs))
+        return map_tensors(cast_and_hook, (args, kwargs))
 
     def _begin_span(self, unit: FSDPParamGroup, span: CallSpan) -> None:
         """Record the call, and start the all-gather of the unit that came next in the previous forward."""
@@ -324,8 +326,8 @@ class FSDP(nn.Module):
             self._pending[unit].all += 1
             if not _reads_no_weight_in_backward(module):
                 self._pending[unit].reading += 1
-                for tensor in tree_leaves(out):
-                    if isinstance(tensor, Tensor) and tensor.requires_grad:
+                for tensor in tensors_in(out):
+                    if tensor.requires_grad:
                         tensor.register_hook(functools.partial(self._pre_backward, unit))
         if module is span.modules[-1] and not self._stays_whole(unit):
             unit.reshard(until_backward=torch.is_grad_enabled())

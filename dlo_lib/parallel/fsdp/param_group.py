@@ -27,7 +27,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.parallel.fsdp.dtensors import ShardSpec, show_dtensors, show_optimizer_dtensors
 from dlo_lib.parallel.fsdp.wrap import ParamRef, WrapPlan
+from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
 from dlo_lib.parallel.sharding.transport import BufferPool, Transport
 
 
@@ -104,10 +106,18 @@ class FSDPParamGroup:
         self.trained = [param for param in self.fsdp_params if param.shard.requires_grad]
         self.trained_numel = sum(param.numel for param in self.trained)
         self.missing = len(self.trained)  # the number of gradients that this pass has not computed yet
+        self._grad_scope = GradScope([layout.group], layout.device)
         self._packed: Tensor | None = None
         self._pack_views: dict[FSDPParam, list[tuple[Tensor, slice]]] = {}
         self._reduced: Tensor | None = None
         self._swap_params(whole=False)
+        by_owner: dict[nn.Module, dict[str, nn.Parameter]] = {}
+        for param in self.fsdp_params:
+            for module, attribute in param.owners:
+                by_owner.setdefault(module, {})[attribute] = param.shard
+        for module, shards in by_owner.items():
+            show_dtensors(module, shards)
+        show_optimizer_dtensors()
 
     @torch.no_grad()
     def _make_param(self, ref: ParamRef, offset: int, size: int, value: Tensor) -> FSDPParam:
@@ -115,12 +125,17 @@ class FSDPParamGroup:
         mine = self.shards[offset : offset + part.numel()].view(part.shape)
         mine.copy_(part)
         shard = nn.Parameter(mine, requires_grad=original.requires_grad)
-        shard.shard_of = original.shape  # type: ignore[attr-defined]
+        spec = ShardSpec(ref.name, original.shape, tuple(original.stride()), self.layout.group)
+        shard.shard_of = spec  # type: ignore[attr-defined]
         flat = torch.empty(self.ranks * size, dtype=self.compute_dtype, device=self.layout.device)
         # Use .data: with a shared version counter, autograd would take each all-gather for a change of a
         # tensor that it has saved.
         unsharded = flat[: original.numel()].view(original.shape).data
         whole = nn.Parameter(unsharded, requires_grad=original.requires_grad)
+        if original._backward_hooks is not None:  # of register_hook; the handle that it returned still works
+            whole._backward_hooks = original._backward_hooks
+        for after in (original._post_accumulate_grad_hooks or {}).values():
+            shard.register_post_accumulate_grad_hook(after)
         _shrink(flat)
         return FSDPParam(ref.name, ref.owners, offset, size, shard, whole, flat.view(self.ranks, size))
 
@@ -261,18 +276,24 @@ class FSDPParamGroup:
 
     @torch.no_grad()
     def assign_grads(self, unused: set[FSDPParam]) -> None:
-        """Assign the averaged gradients to ``.grad`` of the shards, or add them to it. The parameters in
-        ``unused`` keep None."""
+        """Assign the averaged gradients to ``.grad`` of the shards, or add them to it, and call the hooks of
+        the shards. The parameters in ``unused`` keep None."""
         assert self._reduced is not None
         if self.layout.replicas is not None:
             self._wait_sum()
         means = self._reduced.to(self.shards.device, self.shards.dtype)
         for param in self.trained:
             mean = means[param.offset : param.offset + param.shard.numel()].view(param.shard.shape)
+            for hook in (param.shard._backward_hooks or {}).values():
+                changed = hook(mean)
+                mean = mean if changed is None else changed
             if param.shard.grad is not None:
                 param.shard.grad.add_(mean)
             elif param not in unused:
-                param.shard.grad = mean
+                param.shard.grad = mark(mean, self._grad_scope)
+            if param.shard.grad is not None:
+                for after in list((param.shard._post_accumulate_grad_hooks or {}).values()):
+                    after(param.shard)
         self._reduced = None
 
     def drop_grads(self) -> None:

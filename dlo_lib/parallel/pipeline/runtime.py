@@ -20,6 +20,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,8 +53,14 @@ from dlo_lib.parallel.protocol import (
     whole_params,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.sharding.sharded_grad import GradScope, RemoteGrad, mark
 
 Cell = tuple[int, int]  # stage, micro-batch
+
+_REFUSAL = (
+    "the gradients of a pipeline are on all its ranks: "
+    "call pipeline.clip_grad_norm_, and scale the loss with parallel.grad_scaler.ShardedGradScaler"
+)
 
 
 class Pipeline(nn.Module):
@@ -114,6 +121,7 @@ class Pipeline(nn.Module):
             )
         self._device = next(self.parameters(), torch.empty(0)).device
         self._p2p = StageP2P(group, self._device)
+        self._grad_scope = GradScope((), self._device, _REFUSAL)
         self._recorded: list[tuple[Action, Span]] | None = None
 
     def accumulate_gradients(
@@ -150,6 +158,9 @@ class Pipeline(nn.Module):
             getattr(module, "finish_grad_sync", lambda: None)()
         if self.tied is not None:  # after finish_grad_sync, when the gradients of both ends are sharded alike
             self.tied.add_gradients()
+        for param in self.parameters():
+            if param.grad is not None:
+                mark(param.grad, self._grad_scope)
         return self._broadcast_loss(loss)
 
     @torch.no_grad()
@@ -192,13 +203,42 @@ class Pipeline(nn.Module):
             found[copy] = replace(found[copy], name=self.tied.name)
         return list(found.values())
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the parameters and buffers of this rank's stages, with their names in the whole model."""
+        found: dict[str, Any] = {}
+        for stage in self.stages.values():
+            found |= stage.state_dict(*args, **kwargs)
+        return found
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> None:  # type: ignore[override]
+        """Load the stages of this rank from ``state_dict``, which may contain those of other ranks too.
+
+        Raises:
+            RuntimeError: a parameter of this rank is missing (with ``strict``), or has another shape.
+        """
+        for stage in self.stages.values():
+            own = {name: state_dict[name] for name in stage.state_dict(keep_vars=True) if name in state_dict}
+            stage.load_state_dict(own, strict=strict, assign=assign)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Refuse ``torch.distributed.checkpoint.state_dict``, which calls this method."""
+        raise UserError(
+            "get_state_dict does not know the stages of a pipeline: save pipeline.state_dict() with "
+            "torch.distributed.checkpoint, or the optimiser too with parallel.checkpoint.save_sharded"
+        )
+
     def observe_memory(self, observer: MemoryObserver) -> None:
         for stage in self.stages.values():
             if isinstance(stage, ParallelModel):
                 stage.observe_memory(observer)
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradients of all ranks so that their global 2-norm is at most ``max_norm``.
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all ranks so that their global norm is at most ``max_norm``.
+
+        Args:
+            norm_type: p > 0 of the p-norm; ``math.inf`` for the largest absolute value.
 
         Returns the norm before scaling, () fp64, the same on every rank.
         """
@@ -206,8 +246,14 @@ class Pipeline(nn.Module):
         copies = [duplicate] if duplicate is not None else []
         splits = [split for shard in self.shards() for split in shard.placement]
         within = dict.fromkeys(split.group for split in splits if isinstance(split, SplitDim))
+        grads = [param.grad for param in self.parameters()]
+        within |= dict.fromkeys(
+            group for grad in grads if isinstance(grad, RemoteGrad) for group in grad.groups
+        )
         groups = [*within, self.group]
-        return clip_sharded_grad_norm_(self.parameters(), max_norm, groups, self._device, copies=copies)
+        return clip_sharded_grad_norm_(
+            self.parameters(), max_norm, groups, self._device, norm_type=norm_type, copies=copies
+        )
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

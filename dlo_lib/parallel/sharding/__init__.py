@@ -2,5 +2,6 @@
 
 ``buckets`` packs small tensors into messages. ``transport`` exchanges shards and reuses the buffers.
 ``grad_reduction`` reduce-scatters the gradients of a backward pass. ``clip`` clips gradients that are in
-shards. Imports ``backward_pass``.
+shards, and with ``sharded_grad`` PyTorch's own clipping and loss scaling do the same. Imports
+``backward_pass``.
 """

@@ -31,6 +31,7 @@ from torch.optim.optimizer import ParamsT
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.protocol import FlatRange, MemoryObserver, ParamShard, process_group
+from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad
 from dlo_lib.parallel.zero.flat_params import Partition, PartitionBy, Piece
 from dlo_lib.parallel.zero.state_dict import full_state_dict, load_full_state_dict, load_local_state
 
@@ -219,7 +220,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         already."""
         for param in (param for held in self.param_groups for param in held["params"]):
             gradient = param.grad
-            if gradient is None:
+            if gradient is None or isinstance(gradient, RemoteGrad):
                 continue
             if gradient.layout is not torch.strided:
                 raise UserError(

@@ -31,14 +31,15 @@ from torch import Tensor, nn
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.protocol import (
     MemoryObserver,
+    ModuleWrapper,
     ParamShard,
-    WholeModule,
     process_group,
     whole_params,
 )
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter
+from dlo_lib.parallel.sharding.sharded_grad import GradScope, RemoteGrad
 from dlo_lib.parallel.sharding.transport import BufferPool, Transport, default_transport
 from dlo_lib.parallel.zero.flat_params import BucketEntry, ParamBucket, Partition, PartitionBy
 
@@ -69,6 +70,7 @@ class FlatGradPack:
         self.trained = [PackedGrad(names[entry.param], entry) for entry in bucket.entries]
         self.missing = len(self.trained)
         self._bucket, self._partition, self._pool, self._transport = bucket, partition, pool, transport
+        self._grad_scope = GradScope([partition.group], bucket.flat.device)
         self._packed: Tensor | None = None
         self._mine: Tensor | None = None
 
@@ -120,7 +122,10 @@ class FlatGradPack:
         assert self._mine is not None
         first, _ = self._partition.part_of(self._bucket)
         for slot in self.trained:
-            piece = self._partition.pieces.get(slot.entry.param)
+            param, piece = slot.entry.param, self._partition.pieces.get(slot.entry.param)
+            if param.grad is None and slot not in unused:
+                shard = None if piece is None else piece.shard
+                param.grad = RemoteGrad(param, shard, self._grad_scope)
             if piece is None:
                 continue
             start = slot.entry.offset + piece.start - first
@@ -152,7 +157,7 @@ class FlatGradPack:
             slot.arrived = False
 
 
-class ShardedDDP(WholeModule):
+class ShardedDDP(ModuleWrapper):
     """Data parallelism that reduces each averaged gradient to the rank that updates its parameter.
 
     Create the optimiser afterwards:
@@ -173,9 +178,10 @@ class ShardedDDP(WholeModule):
         find_unused_parameters: allows parameters without a gradient, as in ``DDP``. A parameter that no rank
             used keeps the gradient None.
 
-    ``no_sync``, ``finish_grad_sync`` and errors are as in ``DDP``. After backward, ``.grad`` of the
-    parameters is None. The gradients are in ``.grad`` of the shards of the optimiser: clip them with
-    ``clip_grad_norm_`` and scale them with ``ShardedGradScaler``.
+    ``no_sync``, ``finish_grad_sync`` and errors are as in ``DDP``. After backward, the gradients are in
+    ``.grad`` of the shards of the optimiser. ``.grad`` of the parameters is a ``RemoteGrad`` without memory,
+    on which ``nn.utils.clip_grad_norm_`` and ``torch.amp.GradScaler`` work. ``clip_grad_norm_`` and
+    ``ShardedGradScaler`` need fewer messages.
 
     Raises:
         UserError: there is no process group; a parameter has no gradient (see ``find_unused_parameters``), a
@@ -225,6 +231,7 @@ class ShardedDDP(WholeModule):
                 hook: Callable[[Tensor], None] = functools.partial(
                     self._grad_reduction.on_gradient, bucket, slot
                 )
+                slot.entry.param.register_hook(functools.partial(_drop_remote_grad, slot.entry.param))
                 slot.entry.param.register_post_accumulate_grad_hook(hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -239,6 +246,8 @@ class ShardedDDP(WholeModule):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of the shards, and those of ``no_sync`` that are not averaged yet."""
         self.partition.discard_unaveraged()
+        for param in self.parameters():
+            param.grad = None
         for piece in self.partition.pieces.values():
             if set_to_none:
                 piece.shard.grad = None
@@ -255,13 +264,16 @@ class ShardedDDP(WholeModule):
         are none."""
         self._grad_reduction.finish()
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradients so that their 2-norm over all ranks is at most ``max_norm``.
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients so that their norm over all ranks is at most ``max_norm``.
+
+        Args:
+            norm_type: p > 0 of the p-norm; ``math.inf`` for the largest absolute value.
 
         Returns the norm before scaling, () fp64, the same on every rank.
         """
         pieces = (piece.shard for piece in self.partition.pieces.values())
-        return clip_sharded_grad_norm_(pieces, max_norm, [self.group], self._device)
+        return clip_sharded_grad_norm_(pieces, max_norm, [self.group], self._device, norm_type=norm_type)
 
     def shards(self) -> list[ParamShard]:
         """Return the parameters of the module, which are whole. Only the gradients and the optimiser state
@@ -274,3 +286,9 @@ class ShardedDDP(WholeModule):
     def observe_memory(self, observer: MemoryObserver) -> None:
         """Report the buffers of packed gradients. The optimiser reports the flat memory of the parameters."""
         self.pool.on_take = lambda message: observer.buffers([message])
+
+
+def _drop_remote_grad(param: Tensor, gradient: Tensor) -> None:
+    """Clear ``.grad`` before autograd adds ``gradient`` to it. The shard keeps what was averaged before."""
+    if isinstance(param.grad, RemoteGrad):
+        param.grad = None
