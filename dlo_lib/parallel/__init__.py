@@ -6,8 +6,8 @@ sharding   packing, reduction and exchange of shards, for zero and fsdp
 
 ``plan`` (the plan and the function that applies it) and ``checkpoint`` use these rooms. The rooms use
 ``mesh`` (the ranks), ``protocol`` (the interface of every wrapper), ``backward_pass`` and ``nested`` (tensors
-in arguments). A room imports ``sharding`` and the modules below it, but no other room. ``dlo_lib.parallel`` may import ``dlo_lib.models``
-and ``dlo_lib.optim``.
+in arguments). A room imports ``sharding`` and the modules below it, but no other room. ``dlo_lib.parallel``
+may import ``dlo_lib.models`` and ``dlo_lib.optim``.
 """
 
 from dlo_lib.parallel.ddp import DDP
