@@ -192,7 +192,8 @@ def _verified(folder: Path) -> Checkpoint:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         files = manifest.pop("files")
         checkpoint = Checkpoint(folder=folder, **manifest)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        _check_types(checkpoint, files)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is missing or damaged") from error
     for name, expected in files.items():
         file = folder / name
@@ -204,6 +205,19 @@ def _verified(folder: Path) -> Checkpoint:
         if _crc32(file) != expected["crc32"]:
             raise UserError(f"{file} is damaged (its checksum differs)")
     return checkpoint
+
+
+def _check_types(checkpoint: Checkpoint, files: Any) -> None:
+    """Raise ``TypeError`` if a value of ``checkpoint.json`` has another type than ``save`` writes."""
+    numbers = [checkpoint.step, checkpoint.tokens, checkpoint.world_size]
+    for entry in files.values():
+        numbers.append(entry["bytes"])
+        numbers.append(entry["crc32"])
+    mappings = [checkpoint.config, {} if checkpoint.scaler is None else checkpoint.scaler]
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("a number is not an int")
+    if not all(type(mapping) is dict for mapping in mappings):
+        raise TypeError("config or scaler is not a mapping")
 
 
 def _steps(out: Path) -> list[Path]:

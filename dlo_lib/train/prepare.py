@@ -24,7 +24,7 @@ from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.mesh import ParallelMesh
 from dlo_lib.parallel.plan import ParallelPlan, make_optimizer, parallelize
 from dlo_lib.profiling.settings import OptimizerStep
-from dlo_lib.train.checkpoint import Checkpoint, newest
+from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.disk import writing
 from dlo_lib.train.metrics import METRICS_FILE
@@ -128,6 +128,8 @@ def open_out(config: TrainConfig, resumed: bool) -> None:
         raise UserError(
             f"{config.out} already contains a run: continue it with --resume or choose another --out"
         )
+    if (folder := folder_of(config.out)).exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, and checkpoints need a folder there: choose another --out")
     with writing(config.out):
         write_text(config.out / "config.json", config.to_json())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,9 +65,29 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _retype(key: str, value: object) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "says"),
     [
+        *(
+            ("checkpoint.json", _retype(key, value), "checkpoint.json is missing or damaged")
+            for key, value in [
+                ("step", "6"),
+                ("tokens", None),
+                ("world_size", 1.0),
+                ("config", ["seq", 32]),
+                ("scaler", 8.0),
+                ("files", ["model.safetensors"]),
+                ("files", {"model.safetensors": 12}),
+                ("files", {"model.safetensors": {"bytes": "12", "crc32": 1}}),
+            ]
+        ),
         ("model.safetensors", _truncate, r"model.safetensors is truncated \([\d,]+ of [\d,]+ bytes\)"),
         ("optimizer.safetensors", _flip, r"optimizer.safetensors is damaged \(its checksum differs\)"),
         ("rank-00000.safetensors", Path.unlink, "rank-00000.safetensors is missing"),
@@ -86,6 +108,17 @@ def test_a_damaged_checkpoint_raises_with_the_file_and_the_last_complete_one(sma
         UserError, match=f"{says}, and no earlier checkpoint is complete: choose another --out"
     ):
         train(replace(config, resume=True))
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_refused_before_the_first_step(small_run):
+    config = small_run()
+    config.out.mkdir()
+    (config.out / "checkpoints").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="checkpoints is a file.*choose another --out"):
+            train(replace(config, resume=resume))
+    assert (config.out / "checkpoints").read_text() == "mine"
+    assert not (config.out / "metrics.jsonl").exists()
 
 
 def test_the_cure_for_a_damaged_checkpoint_works(small_run):
