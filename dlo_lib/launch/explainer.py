@@ -23,9 +23,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from dlo_lib.comm.deadlock import node
-from dlo_lib.comm.deadlock.board import Activity, Board, RankRow, RowView
+from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.detail import Explain
-from dlo_lib.comm.deadlock.rank_recorder import RankRecorder, record_row
+from dlo_lib.comm.deadlock.rank_recorder import record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
 from dlo_lib.interpreter import trusted_python
@@ -33,7 +33,6 @@ from dlo_lib.launch.frames import stack_now
 from dlo_lib.launch.place import Place
 
 _CONNECT_S = 20.0
-_LEAVE_POLL_S = 0.01
 _BOOT = """
 from dlo_lib.comm.deadlock.node import main
 main(*map(int, sys.argv[1:5]), sys.argv[5])
@@ -64,7 +63,7 @@ def explained(here: Place, explain: Explain = Explain.TABLE) -> Iterator[None]:
     ).start()
     with (
         record_row(RankRow(board, here.rank)) as recorder,
-        watched_leave(partial(_wait_for_other_ranks, recorder, board, connection)),
+        watched_leave(partial(wait_for_other_ranks, recorder, board, partial(_is_open, connection))),
     ):
         try:
             yield
@@ -79,23 +78,6 @@ def explained(here: Place, explain: Explain = Explain.TABLE) -> Iterator[None]:
                 connection.shutdown(socket.SHUT_RDWR)
     for call in recorder.never_waited():
         print(f"warning: {never_waited(call)}", file=sys.stderr, flush=True)
-
-
-def _wait_for_other_ranks(recorder: RankRecorder, board: Board, connection: socket.socket) -> None:
-    """Keep the connections of this rank open until every rank of the machine leaves too.
-
-    Otherwise ranks that still wait for it would fail with a broken connection before the watcher could
-    explain why. After an error, leave at once.
-    """
-    if sys.exc_info()[0] is not None:
-        return
-    recorder.row.enter(Activity.FINISHED)
-    rows = [RowView(board, rank) for rank in range(board.world_size)]
-    while any(
-        row.look() or row.state not in (Activity.STARTING, Activity.FINISHED, Activity.RAISED) for row in rows
-    ) and _is_open(connection):
-        time.sleep(_LEAVE_POLL_S)
-    recorder.row.enter(Activity.COMPUTING)
 
 
 def _is_open(connection: socket.socket) -> bool:

@@ -16,8 +16,10 @@ from __future__ import annotations
 import enum
 import re
 import signal
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 STACK_SIGNAL = signal.SIGUSR2  # makes a rank write its Python stack; training scripts use SIGUSR1
 
@@ -92,16 +94,24 @@ def is_communication_error(error: BaseException) -> bool:
     """Whether ``error``, or an error that it was raised from, is torch's report of a lost connection.
 
     gloo raises a bare RuntimeError in the call that notices first (a collective, ``wait``, ``backward``), so
-    only its text identifies it.
+    only its text identifies it. A lost connection to a worker process of a ``DataLoader`` is none.
     """
     link: BaseException | None = error
-    while link is not None:
+    while link is not None and not lost_a_worker(link):
         if isinstance(link, RuntimeError | ConnectionError) and _BROKEN_COMMUNICATION.search(
             f"{type(link).__name__}: {link}"
         ):
             return True
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return False
+
+
+def lost_a_worker(error: BaseException) -> bool:
+    """Whether ``error`` is the report of ``multiprocessing`` that the process at the other end has ended."""
+    if not isinstance(error, ConnectionError | EOFError) or error.__traceback__ is None:
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).parent.name == "multiprocessing"
 
 
 def blame(states: Sequence[RankState], table: str = "") -> RankFailure:

@@ -16,9 +16,11 @@ import mmap
 import os
 import pickle
 import random
+import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -31,12 +33,13 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
-from dlo_lib.comm.deadlock.rank_recorder import record_row
+from dlo_lib.comm.deadlock.rank_recorder import record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
+from dlo_lib.comm.tracing.group_lifetime import watched_leave
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.errors import UserError
-from dlo_lib.launch.failure import STACK_SIGNAL, is_communication_error
+from dlo_lib.launch.failure import STACK_SIGNAL, is_communication_error, lost_a_worker
 from dlo_lib.launch.frames import register_sources, strip_library_frames
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.values import pack_result, unpack_call
@@ -46,6 +49,7 @@ from dlo_lib.torch_compat import store_on
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
 RETURNED, RAISED = b"V", b"E"
 SEED = 0
+_WORKER_S = 3.0  # after a broken connection to a worker process: time for its end to show
 WARM_PACKAGES = frozenset({"torch", "dlo_lib", "numpy", "sympy", "networkx", "safetensors", "_pytest"})
 """What ranks have imported of these the server imports too: they start no thread and touch no GPU while they
 are imported. They then read the environment of the server's start."""
@@ -96,12 +100,13 @@ def run_rank(
         listener = socket.socket(fileno=listener_file)
         call = partial(fn, *args, **kwargs)
         if job.explain:
-            result = _explained(call, job, listener, RankRow(Board(job.world_size, board), rank))
+            result = _explained(call, job, listener, Board(job.world_size, board), rank)
         else:
             _join(rank, job, listener)
             result = _traced(call) if job.trace else call()
         kind, answer = RETURNED, pack_result(result)
     except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too, because the caller needs an answer
+        _ignore_ends_of_workers()
         kind, answer = RAISED, _report(error)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -195,13 +200,17 @@ def _join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
     )
 
 
-def _explained(fn: Callable[[], Any], job: LaunchSpec, listener: socket.socket, row: RankRow) -> Any:
+def _explained(
+    fn: Callable[[], Any], job: LaunchSpec, listener: socket.socket, board: Board, rank: int
+) -> Any:
     """Join and call ``fn`` while recording this rank's row, from which the caller explains dead-locks."""
+    row = RankRow(board, rank)
     with record_row(row) as recorder:
         try:
             with recorder.joining():
                 _join(row.rank, job, listener)
-            result = _traced(fn) if job.trace else fn()
+            with watched_leave(partial(wait_for_other_ranks, recorder, board)):
+                result = _traced(fn) if job.trace else fn()
         except BaseException:
             recorder.ends(Activity.RAISED)
             raise
@@ -217,7 +226,34 @@ def _traced(fn: Callable[[], Any]) -> tuple[Any, Trace]:
     return result, trace
 
 
+def _ignore_ends_of_workers() -> None:
+    """Remove the handler of torch's ``DataLoader``, which raises an error in any code that runs when a worker
+    process is killed, so also in the report of this error."""
+    while True:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return
+        except RuntimeError:  # of the handler
+            continue
+
+
+def _end_of_a_worker() -> str:
+    """Return torch's message on the worker process of a ``DataLoader`` that has ended."""
+    loaders = sys.modules.get("torch.utils.data._utils.signal_handling")
+    until = time.monotonic() + _WORKER_S
+    while loaders is not None and time.monotonic() < until:
+        try:
+            loaders._error_if_any_worker_fails()
+        except RuntimeError as death:
+            return str(death).strip()
+        time.sleep(0.01)
+    return "a process at the other end of a multiprocessing connection has ended: a DataLoader worker?"
+
+
 def _report(error: BaseException) -> bytes:
+    is_consequence = is_communication_error(error)
+    if lost_a_worker(error):
+        error = RuntimeError(_end_of_a_worker()).with_traceback(error.__traceback__)
     error.__traceback__ = strip_library_frames(error.__traceback__)
     first_line = str(error).split("\n", 1)[0]
     headline = (
@@ -229,9 +265,7 @@ def _report(error: BaseException) -> bytes:
     # Not raised in the caller's code: wrong arguments, a result that cannot be sent.
     if error.__traceback__ is None:
         headline, text = (first_line if isinstance(error, UserError) else headline), ""
-    return json.dumps(
-        {"headline": headline, "traceback": text, "is_consequence": is_communication_error(error)}
-    ).encode()
+    return json.dumps({"headline": headline, "traceback": text, "is_consequence": is_consequence}).encode()
 
 
 def _imported_since(before: frozenset[str]) -> list[str]:

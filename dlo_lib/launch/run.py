@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.exit_status import MemoryKills, describe_exit
 from dlo_lib.comm.deadlock.watcher import POLL_S, Watcher
@@ -40,6 +41,7 @@ from dlo_lib.torch_version import check_torch
 Result = TypeVar("Result")
 
 _SETTLE_S = 0.2  # after a rank's failure: time for the same failure to show on other ranks
+_REPORT_S = 5.0  # after an error of a rank: time for its report
 _CAUSE_S = 1.0  # after broken communication: time for the cause to show
 _LEAVE_S = 2.0  # for exit functions of the ranks
 _CHUNK_BYTES = 1 << 20
@@ -162,6 +164,8 @@ class _Supervisor:
         while any(state.ending is Ending.RUNNING for state in self._states):
             explanation = self._watcher.look() if self._watcher is not None else None
             failed = [state for state in self._states if state.failed]
+            if explanation is not None and self._error_is_coming():
+                explanation = None
             if explanation is not None and all(state.is_consequence for state in failed):
                 # Broken connections are a consequence of the dead-lock.
                 return dead_locked(self._states, explanation, self._stacks() if self._with_stacks else ())
@@ -175,6 +179,18 @@ class _Supervisor:
         if self._timeout is not None and any(state.ending is Ending.RUNNING for state in self._states):
             return timed_out(self._states, self._timeout, self._stacks())
         return None
+
+    def _error_is_coming(self) -> bool:
+        """Whether a rank has raised an error that it has not reported yet. It is the cause, not the others
+        that wait for this rank."""
+        assert self._watcher is not None
+        now = time.monotonic_ns()
+        return any(
+            view.state is Activity.RAISED
+            and self._states[rank].ending is Ending.RUNNING
+            and now - view.since < _REPORT_S * 1e9
+            for rank, view in self._watcher.views.items()
+        )
 
     def _stacks(self) -> list[str]:
         return [name_cells(stack) for stack in self._launch.stacks()]

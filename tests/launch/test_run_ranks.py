@@ -15,9 +15,10 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 from dlo_lib.errors import UserError
-from dlo_lib.launch import RankFailure, run_ranks
+from dlo_lib.launch import DeadLock, RankFailure, run_ranks
 
 
 def rank_and_sum(offset: float = 0.0, *, scale: float = 1.0) -> tuple[int, float]:
@@ -165,6 +166,59 @@ def test_the_rank_that_caused_the_failure_is_named_first(how, said, world_size):
         run_ranks(fail_on_rank_1, world_size, how, timeout=60)
     assert str(caught.value).startswith(said)
     assert run_ranks(rank_and_sum, 2)[0][1] == 3, "the next call works"
+
+
+class Killed(Dataset):
+    """A data set whose sixth sample ends the worker process."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(3)
+
+
+def loses_a_worker_of_its_loader() -> None:
+    loader = DataLoader(Killed(), num_workers=1) if dist.get_rank() == 0 else torch.zeros(8, 1, 3)
+    for x in loader:
+        dist.all_reduce(x.clone())
+
+
+@pytest.mark.parametrize("attempt", range(6))  # the end of the worker shows in three ways, at random
+def test_the_end_of_a_worker_of_a_data_loader_is_the_cause(attempt):
+    with pytest.raises(RankFailure, match=r"^rank 0 raised RuntimeError: .*DataLoader worker") as caught:
+        run_ranks(loses_a_worker_of_its_loader, 2, timeout=60)
+    assert not isinstance(caught.value, DeadLock)
+
+
+def test_threads_that_communicate_while_the_main_thread_waits_raise_no_alarm():
+    def helpers() -> list[float]:
+        rank, got = dist.get_rank(), []
+        other = dist.new_group([0, 1])
+
+        def reduce(group: dist.ProcessGroup | None) -> None:
+            x = torch.ones(2)
+            dist.all_reduce(x, group=group)
+            got.append(x.sum().item())
+
+        for group in (None, other):
+            helper = threading.Thread(target=reduce, args=[group])
+            if rank == 1:  # late, while rank 0 has long been waiting for its helper
+                threading.Event().wait(1.5)
+            helper.start()
+            helper.join()
+        late = threading.Thread(target=reduce, args=[None])
+        if rank == 1:  # waits with a limit, and then makes the call itself
+            threading.Event().wait(1.5)
+            reduce(None)
+        else:
+            late.start()
+            late.join()
+        return got
+
+    assert run_ranks(helpers, 2, timeout=60) == [[4.0] * 3] * 2
 
 
 def test_the_traceback_starts_at_the_users_function():

@@ -40,6 +40,12 @@ class Activity(enum.IntEnum):
     """Stopped before a call that does not match the calls of the other ranks."""
     FINISHED = 4
     RAISED = 5
+    LEFT = 6
+    """Called ``destroy_process_group``, and waits until the other ranks need its connections no longer."""
+
+
+ENDED = (Activity.FINISHED, Activity.RAISED, Activity.LEFT)
+"""The states in which a rank issues no more calls."""
 
 
 _WORD = 8

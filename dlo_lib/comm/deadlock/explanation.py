@@ -47,6 +47,8 @@ def mismatch(found: Mismatch, name_file: NameFile = os.path.basename) -> str:
     first = next(iter(found.calls.values()))
     if first.kind.point_to_point:
         head = _message_mismatch(found)
+    elif found.what == "size" and first.kind is Kind.NEW_GROUP:
+        head = tr("MISMATCH: the ranks create different groups at the same time.")
     else:
         group = group_names(found.calls.values())[first.group]
         head = tr(
@@ -98,6 +100,11 @@ def _differs(found: Mismatch) -> str:
 
 
 def _advice(found: Mismatch) -> str:
+    if all(call.kind is Kind.NEW_GROUP for call in found.calls.values()):
+        return tr(
+            "Every rank must call new_group for the same groups in the same order, also for the groups of "
+            "which it is not a member. Otherwise ranks connect to the wrong partners, and get wrong numbers."
+        )
     if found.what == "kind":
         return tr(
             "Calls on one group meet in the order in which each rank makes them, not by name. Look for a "
@@ -141,4 +148,5 @@ _STATES: dict[Activity, Callable[[], str]] = {
     Activity.HELD: lambda: tr("is stopped before a call"),
     Activity.FINISHED: lambda: tr("has finished"),
     Activity.RAISED: lambda: tr("raised an error"),
+    Activity.LEFT: lambda: tr("has left the process group"),
 }

@@ -58,8 +58,13 @@ def _why_join(lacking: set[int], views: Mapping[int, RankView]) -> str:
 def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Mapping[int, set[int]]) -> str:
     peer = views[call.peer]
     answer = "recv" if call.kind is Kind.SEND else "send"
+    if reason := _why_wrong_peer(rank, call, views):
+        return reason
     if peer.ended:
-        how = tr("has finished") if peer.state is Activity.FINISHED else tr("has ended")
+        how = {
+            Activity.FINISHED: tr("has finished"),
+            Activity.LEFT: tr("has called destroy_process_group"),
+        }.get(peer.state, tr("has ended"))
         return tr(
             "Rank {rank} waits for a {answer} that rank {peer} will never make: it {how}.",
             rank=rank, answer=answer, peer=peer.rank, how=how,
@@ -96,6 +101,70 @@ def _why_message(rank: int, call: Call, views: Mapping[int, RankView], stuck: Ma
     )  # fmt: skip
 
 
+def _why_wrong_peer(rank: int, call: Call, views: Mapping[int, RankView]) -> str:
+    """Return the reason if a message and a receive without partners seem to be meant for each other."""
+    answer = Kind.RECV if call.kind is Kind.SEND else Kind.SEND
+    meant = [
+        other.rank
+        for other in views.values()
+        if other.rank != call.peer and rank in _partners_without(answer, other, views)
+    ]
+    instead = _partners_without(answer, views[call.peer], views) - {rank}
+    if call.kind is Kind.SEND and meant:
+        return tr(
+            "Rank {rank} sends to rank {peer}, which does not receive it, and {who} waits for a message from "
+            "rank {rank}: check the destination of the send.",
+            rank=rank, peer=call.peer, who=ranks_in_words(meant),
+        )  # fmt: skip
+    if call.kind is Kind.SEND and instead:
+        return tr(
+            "Rank {rank} sends to rank {peer}, which receives from {who} instead: check the destination of "
+            "the send and the source of the receive.",
+            rank=rank, peer=call.peer, who=ranks_in_words(instead),
+        )  # fmt: skip
+    if meant:
+        return tr(
+            "Rank {rank} receives from rank {peer}, which sends it nothing, and {who} sends to rank {rank}: "
+            "check the source of the receive.",
+            rank=rank, peer=call.peer, who=ranks_in_words(meant),
+        )  # fmt: skip
+    if instead:
+        return tr(
+            "Rank {rank} receives from rank {peer}, which sends to {who} instead: check the source of the "
+            "receive and the destination of the send.",
+            rank=rank, peer=call.peer, who=ranks_in_words(instead),
+        )  # fmt: skip
+    return ""
+
+
+def _partners_without(kind: Kind, view: RankView, views: Mapping[int, RankView]) -> set[int]:
+    """Return the ranks with which ``view`` has issued a send or a receive (``kind``) that they do not answer.
+
+    The answer may have another tag: the pair of ranks is right then.
+    """
+    answer = Kind.RECV if kind is Kind.SEND else Kind.SEND
+    found = set()
+    for place in view.issued:
+        if place[0] is not kind or None in place[1:]:
+            continue
+        _, _, source, destination, _ = place
+        other = destination if kind is Kind.SEND else source
+        if other in views and _messages(view, kind, source, destination) > _messages(
+            views[other], answer, source, destination
+        ):
+            found.add(other)
+    return found
+
+
+def _messages(view: RankView, kind: Kind, source: int, destination: int) -> int:
+    """Return how many sends or receives from ``source`` to ``destination`` a rank has issued, of any tag."""
+    return sum(
+        count
+        for place, count in view.issued.items()
+        if place[0] is kind and None not in place[1:] and place[2:4] == (source, destination)
+    )
+
+
 def _why_ring(kind: Kind, cycle: str) -> str:
     if kind is Kind.SEND:
         return tr(
@@ -112,9 +181,17 @@ def _why_ring(kind: Kind, cycle: str) -> str:
 
 def _why_ended(call: Call, ended: set[int], views: Mapping[int, RankView], names: Mapping[str, str]) -> str:
     rank = min(ended)
-    if views[rank].death is None and views[rank].state is Activity.FINISHED:
+    left = views[rank].state is Activity.LEFT
+    if views[rank].death is None and (left or views[rank].state is Activity.FINISHED):
         calls = views[rank].issued.get((None, call.group), 0)
         times = tr("after 1 call on it") if calls == 1 else tr("after {calls} calls on it", calls=calls)
+        if left:
+            return tr(
+                "{kind} needs every rank of {group}, and {who} called destroy_process_group {times} while the "
+                "others are at call {number}. A rank skipped a call, or left a loop early.",
+                kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), times=times,
+                number=call.sequence,
+            )  # fmt: skip
         return tr(
             "{kind} needs every rank of {group}, and {who} returned {times} while the others are at call "
             "{number}. A rank skipped a call, or left a loop early.",

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.deadlock.board import Activity
+from dlo_lib.comm.deadlock.board import ENDED, Activity
 
 
 @dataclass
@@ -43,9 +43,7 @@ class RankView:
     @property
     def ended(self) -> bool:
         """Whether this rank issues no more calls."""
-        return self.death is not None or (
-            self.state in (Activity.FINISHED, Activity.RAISED) and not self.other_threads
-        )
+        return self.death is not None or (self.state in ENDED and not self.other_threads)
 
     def note(self, call: Call) -> None:
         """Count a call of this rank."""

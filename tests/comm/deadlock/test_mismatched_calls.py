@@ -3,7 +3,9 @@
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import psutil
@@ -144,6 +146,55 @@ def joins_again_without_rank_1():
         dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
 
 
+def a_rank_leaves_the_process_group_early():
+    rank, _, x = me()
+    for step in range(3):
+        dist.all_reduce(x)
+        if rank == 1 and step == 1:
+            dist.destroy_process_group()
+            return
+
+
+def new_groups_in_different_orders():
+    rank, world, x = me()
+    pairs = [[0, 1], [0, world - 1], list(range(world))]
+    groups = [dist.new_group(pair) for pair in (pairs if rank == 0 else reversed(pairs))]
+    dist.all_reduce(x, group=groups[0])
+
+
+def a_batch_sends_to_a_wrong_rank():
+    rank, world, x = me()
+    operations = [
+        dist.P2POp(dist.isend, x, (rank + (2 if rank == 1 else 1)) % world),
+        dist.P2POp(dist.irecv, torch.zeros(4), (rank - 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def all_send_and_receive_to_the_left():
+    rank, world, x = me()
+    left = (rank - 1) % world
+    works = [dist.isend(x, left), dist.irecv(torch.zeros(4), left)]
+    for work in works:
+        work.wait()
+
+
+def a_helper_thread_waits_for_ever():
+    rank, _, x = me()
+    if rank == 0:
+        helper = threading.Thread(target=lambda: dist.all_reduce(x))
+        helper.start()
+        helper.join()
+
+
+def a_pool_waits_for_ever():
+    rank, _, x = me()
+    if rank == 0:
+        with ThreadPoolExecutor(2) as pool:
+            pool.submit(lambda: dist.all_reduce(x)).result()
+
+
 def functional_on_rank_0_only():
     import torch.distributed._functional_collectives as functional
 
@@ -267,6 +318,12 @@ MISTAKES: dict[Callable[[], None], str] = {
     joins_again_without_rank_1: (
         r"init_process_group returns when every rank has called it: ranks? 0.* called it, rank 1 did not"
     ),
+    a_rank_leaves_the_process_group_early: (
+        r"all_reduce needs every rank of world, and rank 1 called destroy_process_group after 2 calls on it "
+        r"while the others are at call 3.*1 +has left the process group"
+    ),
+    a_helper_thread_waits_for_ever: r"all_reduce needs every rank of world, and ranks? 1.* returned after 0",
+    a_pool_waits_for_ever: r"all_reduce needs every rank of world, and ranks? 1.* returned after 0 calls",
     functional_on_rank_0_only: r"all_reduce needs every rank of world, and ranks? 1.* returned after 0 calls",
     a_dtensor_is_printed_on_rank_0_only: (
         r"all_gather needs every rank of (world|group \{0, 1.*\}), and ranks? 1"
@@ -286,13 +343,32 @@ MISTAKES: dict[Callable[[], None], str] = {
 }
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+NEED_THREE_RANKS: dict[Callable[[], None], str] = {
+    new_groups_in_different_orders: (
+        r"MISMATCH: the ranks create different groups at the same time.*new_group\(\[0, 1.*"
+        r"also for the groups of which it is not a member"
+    ),
+    a_batch_sends_to_a_wrong_rank: (
+        r"Rank 1 sends to rank \d, which does not receive it, and rank 2 waits for a message from rank 1: "
+        r"check the destination of the send"
+    ),
+    all_send_and_receive_to_the_left: (
+        r"Rank 0 sends to rank \d, which does not receive it, and rank 1 waits for a message from rank 0: "
+        r"check the destination of the send"
+    ),
+}
+CASES = [(mistake, ranks) for mistake in MISTAKES for ranks in (2, 3, 4)]
+CASES += [(mistake, ranks) for mistake in NEED_THREE_RANKS for ranks in (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "world_size"), CASES, ids=[f"{mistake.__name__}-{ranks}" for mistake, ranks in CASES]
+)
 def test_a_mistake_is_explained(mistake, world_size):
     with pytest.raises(DeadLock) as caught:
         run_ranks(mistake, world_size, timeout=60)
     message = str(caught.value)
-    assert re.search(MISTAKES[mistake], message, re.DOTALL), message
+    assert re.search((MISTAKES | NEED_THREE_RANKS)[mistake], message, re.DOTALL), message
     assert "test_mismatched_calls.py, line" in message, "it names the user's line"
 
 
