@@ -187,8 +187,8 @@ def _why_ended(call: Call, ended: set[int], views: Mapping[int, RankView], names
         times = tr("after 1 call on it") if calls == 1 else tr("after {calls} calls on it", calls=calls)
         if left:
             return tr(
-                "{kind} needs every rank of {group}, and {who} called destroy_process_group {times} while the "
-                "others are at call {number}. A rank skipped a call, or left a loop early.",
+                "{kind} needs every rank of {group}, and {who} called destroy_process_group {times} while "
+                "the others are at call {number}. A rank skipped a call, or left a loop early.",
                 kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), times=times,
                 number=call.sequence,
             )  # fmt: skip

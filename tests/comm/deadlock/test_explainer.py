@@ -200,8 +200,8 @@ def wrong_peer():
 def test_a_wrong_peer(world_size):
     with pytest.raises(
         DeadLock,
-        match="Rank 0 sends to rank 2, which does not receive it, and rank 1 waits for a message from rank 0: "
-        "check the destination of the send.",
+        match="Rank 0 sends to rank 2, which does not receive it, and rank 1 waits for a message from "
+        "rank 0: check the destination of the send.",
     ):
         run_ranks(wrong_peer, world_size, timeout=60)
 
