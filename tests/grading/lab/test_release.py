@@ -11,7 +11,7 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.lab.course import LabInfo, source_labs
+from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.release import (
     build_source,
     check_course_in_step,
@@ -20,6 +20,7 @@ from dlo_lib.grading.lab.release import (
     released_files,
 )
 
+REAL_LABS = Path(__file__).parents[3] / "solutions"
 TOML = """
 number = 7
 name = "sums"
@@ -138,6 +139,23 @@ def test_nbgraders_own_release_has_the_same_bytes(lab: LabInfo, tmp_path: Path) 
     result = course.generate_assignment(lab.directory)
     assert result["success"], result.get("error")
     assert files_of(tmp_path / "course" / "release" / lab.directory) == released_files(source_labs()[0])
+
+
+@pytest.mark.parametrize("directory", sorted(path.parent.name for path in REAL_LABS.glob("*/lab.toml")))
+def test_nbgrader_releases_each_lab_of_the_course(
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = shutil.ignore_patterns("*.ipynb", "__pycache__")
+    shutil.copytree(REAL_LABS / directory, tmp_path / "solutions" / directory, ignore=ignored)
+    (tmp_path / "labs").mkdir()
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path))
+    lab = find_lab(directory, source_labs())
+    build_source(lab)
+    course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
+    result = course.generate_assignment(directory)
+    assert result["success"], (result.get("error"), result.get("log"))
+    released = files_of(tmp_path / "course" / "release" / directory)
+    assert released == files_of(REAL_LABS.parent / "labs" / directory), "make labs was not run"
 
 
 def test_nbgrader_refuses_to_release_what_the_allow_list_lacks(lab: LabInfo, tmp_path: Path) -> None:
