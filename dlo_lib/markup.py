@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dlo_lib.text import tr
+from dlo_lib.text import blocks, tr
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 def render(template: str, **values: object) -> str:
@@ -18,6 +20,17 @@ def render(template: str, **values: object) -> str:
         jinja2.UndefinedError: a value that the template uses is missing.
     """
     return environment("dlo_lib").get_template(f"{template}.html.j2").render(**values)
+
+
+def message_html(message: str, inline: Callable[[str], str] = str) -> Markup:
+    """Return a message as HTML, with its tables as tables.
+
+    Args:
+        inline: formats the texts between the tables; the result is escaped unless it is ``Markup``.
+    """
+    from markupsafe import Markup
+
+    return Markup(render("message", blocks=blocks(message), inline=inline))
 
 
 @cache

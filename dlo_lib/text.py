@@ -7,8 +7,10 @@ is shown in English."""
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +36,48 @@ def columns(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+WIDTH = 95
+"""The number of characters that fit on a line of a notebook in a window of 1280 pixels."""
+
+
+def shortened(line: str) -> str:
+    """Return ``line`` without what exceeds ``WIDTH``."""
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a message: ``rows`` of cells if it is a table, otherwise ``text``."""
+
+    text: str
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def blocks(message: str) -> list[Block]:
+    """Split ``message`` at its empty lines, and the tables into their cells.
+
+    A table is a block of several lines that begin with two spaces and have columns two spaces apart. A line
+    that begins further to the right belongs to the second cell of the row above.
+    """
+    return [_block(text) for text in message.strip("\n").split("\n\n") if text.strip()]
+
+
+def _block(text: str) -> Block:
+    lines = text.splitlines()
+    rows: list[list[str]] = []
+    for line in lines:
+        cells = re.split(r" {2,}", line.strip())
+        if not line.startswith("  "):
+            return Block(text)
+        if line.startswith("   ") and rows:
+            rows[-1][1] += f"\n{line.strip()}"
+        else:
+            rows.append(cells)
+            if len(cells) < 2:
+                return Block(text)
+    return Block(text, tuple(map(tuple, rows))) if len(rows) > 1 else Block(text)
 
 
 @cache

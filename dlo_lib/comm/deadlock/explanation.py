@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from textwrap import indent
+from collections.abc import Callable, Mapping, Sequence
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.deadlock.board import Activity
@@ -25,7 +24,7 @@ from dlo_lib.comm.deadlock.vocabulary import (
     what,
     where,
 )
-from dlo_lib.text import columns, tr
+from dlo_lib.text import columns, shortened, tr
 
 
 def deadlock(
@@ -60,8 +59,9 @@ def mismatch(found: Mismatch, name_file: NameFile = os.path.basename) -> str:
     lines: dict[tuple, list[int]] = defaultdict(list)
     for rank, call in sorted(found.calls.items()):
         lines[what(call) + splits(call), where(call, name_file)].append(rank)
-    rows = [(ranks_in_words(ranks), what, where) for (what, where), ranks in lines.items()]
-    return "\n\n".join([head, indent(columns(rows), "  "), _advice(found)])
+    rows = [(ranks_in_words(ranks), what) for (what, _), ranks in lines.items()]
+    table = _with_places(rows, [place for _, place in lines])
+    return "\n\n".join([head, table, _advice(found)])
 
 
 def table(views: Mapping[int, RankView], name_file: NameFile = os.path.basename) -> str:
@@ -117,28 +117,30 @@ def _advice(found: Mismatch) -> str:
 
 def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_file: NameFile) -> str:
     now = time.monotonic_ns()
-    rows = [(tr("rank"), tr("what it does"), tr("call"), tr("where"), tr("since"))]
+    rows = [(tr("rank"), tr("what it does"), tr("call"), tr("since"))]
+    places = [""]
     for view in sorted(views.values(), key=lambda view: view.rank):
         since = f"{(now - view.since) / 1e9:.1f} s" if view.since else ""  # 0 for a rank that has not started
         call = view.waits_for
         if view.death is not None:
-            rows.append(
-                (str(view.rank), tr("has died"), place(view.last, names), where(view.last, name_file), "")
-            )
+            rows.append((str(view.rank), tr("has died"), place(view.last, names), ""))
         elif view.state is Activity.WAITING and call is not None:
-            rows.append(
-                (
-                    str(view.rank),
-                    tr("waits in {what}", what=what(call)),
-                    place(call, names),
-                    where(call, name_file),
-                    since,
-                )
-            )
+            rows.append((str(view.rank), tr("waits in {what}", what=what(call)), place(call, names), since))
         else:
             last = tr("last: {what}", what=what(view.last)) if view.last else tr("no call yet")
-            rows.append((str(view.rank), _STATES[view.state](), last, where(view.last, name_file), since))
-    return indent(columns(rows), "  ")
+            rows.append((str(view.rank), _STATES[view.state](), last, since))
+        waits = view.death is None and view.state is Activity.WAITING and call is not None
+        places.append(where(call if waits else view.last, name_file))
+    return _with_places(rows, places)
+
+
+def _with_places(rows: Sequence[tuple[str, ...]], places: Sequence[str]) -> str:
+    """Return a table with the place of each row's call in the program on the line below the row."""
+    first = max(len(row[0]) for row in rows)
+    lines: list[str] = []
+    for line, here in zip(columns(rows).splitlines(), places, strict=True):
+        lines += [f"  {line}", *([f"{'':{first + 4}}{here}"] if here else [])]
+    return "\n".join(shortened(line) for line in lines)
 
 
 _STATES: dict[Activity, Callable[[], str]] = {

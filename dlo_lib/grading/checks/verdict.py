@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dlo_lib.grading.checks.status import Status
-from dlo_lib.markup import render
+from dlo_lib.markup import message_html, render
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: 
     for passed, title, points, message in rows:
         # A message may contain a table below its first line, such as the ranks of a deadlock; it spans the
         # width.
-        says, _, table = message.partition("\n")
+        says, _, more = message.partition("\n")
         shown.append(
             {
                 "passed": passed,
@@ -148,7 +148,7 @@ def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: 
                 "title": title,
                 "points": points,
                 "says": says,
-                "table": table,
+                "more": message_html(more),
             }
         )
     return render("verdict", heading=heading, rows=shown, below=below)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from dlo_lib.grading.classroom.pictures import Plots
 from dlo_lib.grading.judge.report import GRADED, GRADED_WARN, GRADER_ERROR, NO_ATTEMPT
-from dlo_lib.markup import environment
+from dlo_lib.markup import environment, message_html
 from dlo_lib.text import language, tr
 
 CODE = re.compile(r"`([^`\n]+)`")
@@ -159,4 +159,5 @@ def to_markup(text: str) -> Markup:
 def _environment() -> Environment:
     made = environment("dlo_lib.grading.classroom")
     made.filters["marked"] = to_markup
+    made.filters["message"] = partial(message_html, inline=to_markup)
     return made

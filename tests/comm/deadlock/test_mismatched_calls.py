@@ -303,7 +303,7 @@ MISTAKES: dict[Callable[[], None], str] = {
     a_monitored_barrier_on_some: (
         r"monitored_barrier needs every rank of world, and rank 1 returned after 0 calls"
     ),
-    a_monitored_barrier_meets_another: r"the ranks call different operations.*monitored_barrier ",
+    a_monitored_barrier_meets_another: r"the ranks call different operations.*monitored_barrier\b",
     an_object_is_gathered_on_some: r"all_gather needs every rank of world, and rank 1 returned after 0 calls",
     an_object_is_broadcast_from_two_roots: r"the ranks name different roots",
     a_group_is_made_by_one_of_its_members: (

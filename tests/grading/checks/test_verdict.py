@@ -1,13 +1,30 @@
 """The text that ``lab.check`` shows."""
 
+import re
+
 from dlo_lib.grading.checks.verdict import table_html
 
 
-def test_the_table_of_a_dead_lock_keeps_its_lines_and_columns():
-    message = "DEAD-LOCK: <both> wait.\n\n  rank  what it does\n  0     waits in send"
+def test_the_table_of_a_dead_lock_is_a_table():
+    message = (
+        "DEAD-LOCK: <both> wait.\n\n  rank  what it does   since\n  0     waits in send  0.2 s\n"
+        "        a.py, line 3: dist.send(x < y, 1)\n  1     computes\n\nLook at   line 3."
+    )
     page = table_html("exchange: 0 of 2 points", [(False, "A ring", "0/2", message)], "a hint")
     assert "DEAD-LOCK: &lt;both&gt; wait.</td>" in page
-    assert "  rank  what it does\n  0     waits in send</pre>" in page
+    cells = re.findall(r"<t[dr][^>]*>([^<]*(?:<br><code[^>]*>[^<]*</code>)?)</td>", page)
+    place = '<br><code style="overflow-wrap:anywhere">a.py, line 3: dist.send(x &lt; y, 1)</code>'
+    assert cells[-8:] == [
+        *("rank", "what it does", "since"),
+        *("0", f"waits in send{place}", "0.2 s"),
+        *("1", "computes"),
+    ]
+    assert ">Look at   line 3.</div>" in page
+
+
+def test_lines_of_a_message_that_are_no_table_stay_as_they_are():
+    page = table_html("", [(False, "A ring", "0/2", "Traceback\n  line 3\n    x = 1  # two")], "")
+    assert ">  line 3\n    x = 1  # two</div>" in page
 
 
 def test_a_message_of_one_line_is_plain_text():

@@ -22,7 +22,7 @@ from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.backend import join
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
-from dlo_lib.launch import RankFailure, run_ranks
+from dlo_lib.launch import Explain, RankFailure, run_ranks
 
 Work = Callable[[], Any]
 
@@ -40,7 +40,8 @@ def on_switch(work: Work, world: int, nudge: Nudge | None = None) -> tuple[list[
     failure = None
     with LocalSwitch(world, nudge) as switch:
         try:
-            results = run_ranks(_on_switch, world, work, switch.path, timeout=60)
+            # The switch explains; run_ranks would do so too.
+            results = run_ranks(_on_switch, world, work, switch.path, timeout=60, explain=Explain.OFF)
         except RankFailure as error:
             failure = error
     if switch.verdict is not None:
