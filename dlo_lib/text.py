@@ -48,14 +48,14 @@ def shortened(line: str) -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class MessagePart:
     """A part of a message: ``rows`` of cells if it is a table, otherwise ``text``."""
 
     text: str
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-def blocks(message: str) -> list[Block]:
+def blocks(message: str) -> list[MessagePart]:
     """Split ``message`` at its empty lines, and the tables into their cells.
 
     A table is a block of several lines that begin with two spaces and have columns two spaces apart. A line
@@ -64,20 +64,20 @@ def blocks(message: str) -> list[Block]:
     return [_block(text) for text in message.strip("\n").split("\n\n") if text.strip()]
 
 
-def _block(text: str) -> Block:
+def _block(text: str) -> MessagePart:
     lines = text.splitlines()
     rows: list[list[str]] = []
     for line in lines:
         cells = re.split(r" {2,}", line.strip())
         if not line.startswith("  "):
-            return Block(text)
+            return MessagePart(text)
         if line.startswith("   ") and rows:
             rows[-1][1] += f"\n{line.strip()}"
         else:
             rows.append(cells)
             if len(cells) < 2:
-                return Block(text)
-    return Block(text, tuple(map(tuple, rows))) if len(rows) > 1 else Block(text)
+                return MessagePart(text)
+    return MessagePart(text, tuple(map(tuple, rows))) if len(rows) > 1 else MessagePart(text)
 
 
 @cache
