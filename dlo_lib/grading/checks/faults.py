@@ -6,6 +6,7 @@ data.
 
 from __future__ import annotations
 
+import errno
 import linecache
 import re
 import traceback
@@ -53,6 +54,9 @@ class Fault:
         if self.kind == "NotPlain":
             return tr("your code returned {what}", what=self.text)
         raised = tr("your code raised {kind}: {text}", kind=self.kind, text=self.text).rstrip(": ")
+        refused = self.kind == "BlockingIOError" and self.text.startswith(f"[Errno {errno.EAGAIN}]")
+        if refused or self.text == "can't start new thread":  # os.fork, threading
+            raised = tr("your code started too many processes or threads ({raised})", raised=raised)
         if not self.line:
             return raised
         where = tr("line {line} of your cell", line=self.line)

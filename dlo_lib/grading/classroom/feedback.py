@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,6 +43,7 @@ from dlo_lib.grading.classroom.pictures import Plots, pictures_of
 from dlo_lib.grading.classroom.publication import page_in_exchange
 from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
+from dlo_lib.grading.judge.cells import cell_was_missing
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_notebook
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
@@ -202,8 +203,10 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
     )
     marks = _marks(directory, info, student)
     submitted = _submitted(directory, info, student)
+    missing = [name for name in lab.questions if cell_was_missing(name) in report.warnings]
     cards = tuple(
-        _card(lab, question, report.questions.get(question), marks, hints) for question in lab.questions
+        _card(lab, question, report.questions.get(question), marks, hints, missing)
+        for question in lab.questions
     )
     page = Page(
         student=student, lab=info.directory, title=info.title,
@@ -235,6 +238,7 @@ def _card(
     report: QuestionReport | None,
     marks: _Marks,
     hints: dict[str, tuple[str, ...]],
+    missing: Collection[str],
 ) -> QuestionCard:
     points, maximum = marks.points.get(question, 0.0), lab.test(question).points
     checks = report.checks if report is not None else ()
@@ -248,7 +252,9 @@ def _card(
     if report is None:
         said = tr("It was not judged.")
     elif report.status == NO_ATTEMPT:
-        said, lines = tr("There is no answer of yours here yet."), ()
+        said, lines = tr("There was no answer of yours, so this question has no points."), ()
+        if question in missing:
+            said = tr("The question `{name}` was missing from your file, so it has no points.", name=question)
     if question in marks.by_hand:
         said = " ".join([said, tr("Your instructor gave these points by hand.")]).strip()
     note = report.note if report is not None else ""

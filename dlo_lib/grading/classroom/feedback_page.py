@@ -15,6 +15,7 @@ from functools import cache, partial
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from dlo_lib.grading.classroom.comment import comment_html
 from dlo_lib.grading.classroom.pictures import Plots
 from dlo_lib.grading.judge.report import GRADED, GRADED_WARN, GRADER_ERROR, NO_ATTEMPT
 from dlo_lib.markup import environment, message_html
@@ -159,5 +160,6 @@ def to_markup(text: str) -> Markup:
 def _environment() -> Environment:
     made = environment("dlo_lib.grading.classroom")
     made.filters["marked"] = to_markup
+    made.filters["comment"] = comment_html
     made.filters["message"] = partial(message_html, inline=to_markup)
     return made

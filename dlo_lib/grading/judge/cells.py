@@ -65,6 +65,11 @@ class Submission:
     warnings: tuple[str, ...]
 
 
+def cell_was_missing(cell: str) -> str:
+    """Return the warning that the source's ``cell`` is not in the submission."""
+    return tr("cell `{cell}` was missing", cell=cell)
+
+
 def rebuild_submission(notebook: Mapping[str, Any], lab: LabSource) -> Submission:
     """Return the submission in ``notebook``, rebuilt from the source of ``lab``."""
     cells = [
@@ -106,7 +111,7 @@ class _CellMatcher:
                     tr("TAMPER(test cell `{cell}` was missing): the source's is used", cell=cell.id)
                 )
             if cell.kind is CellKind.SOLUTION and cell.id not in self.seen:
-                self.warnings.append(tr("cell `{cell}` was missing", cell=cell.id))
+                self.warnings.append(cell_was_missing(cell.id))
         attempted = {
             name
             for name in self.answers

@@ -17,14 +17,16 @@ import matplotlib as mpl
 import pytest
 
 from dlo_lib.errors import UserError
+from dlo_lib.grading.classroom import feedback
 from dlo_lib.grading.classroom.batch import grade_lab
 from dlo_lib.grading.classroom.collection import collect
 from dlo_lib.grading.classroom.feedback import make_feedback, release_feedback, release_receipts
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.judge.environment import environment
+from dlo_lib.grading.judge.report import NO_ATTEMPT, QuestionReport
 from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.release import release_notebook
-from dlo_lib.grading.lab.source import notebook_text, source_folder, source_notebook
+from dlo_lib.grading.lab.source import notebook_text, read_lab, source_folder, source_notebook
 
 LAB = "91_small"
 SCRIPT = "<script>alert(1)</script>"
@@ -195,7 +197,7 @@ def test_plots_are_shown_and_other_pictures_are_counted(graded: Path) -> None:
 
 def test_students_without_answer_or_with_a_damaged_file_get_the_reason(graded: Path) -> None:
     assert "there was nothing to judge" in page_of(graded, "chloe")
-    assert "There is no answer of yours here yet." in page_of(graded, "chloe")
+    assert "There was no answer of yours, so this question has no points." in page_of(graded, "chloe")
     assert "INVALID" in page_of(graded, "dan")
     assert "damaged: not valid JSON; open it in Jupyter" in page_of(graded, "dan")
 
@@ -213,13 +215,27 @@ def test_points_given_by_hand_and_comments_are_on_the_page(graded: Path, lab: La
         notebook = gradebook.find_submission_notebook(lab.name, LAB, "blaise")
         (grade,) = [grade for grade in notebook.grades if grade.name == "test_mean"]
         (comment,) = [comment for comment in notebook.comments if comment.name == "mean"]
-        grade.manual_score, comment.manual_comment = 1.5, f"Nearly. {SCRIPT}"
+        text = f"Nearly. {SCRIPT} *Look* at $\\frac{{1}}{{n}}$ and $\\unknowable$."
+        grade.manual_score, comment.manual_comment = 1.5, text
         gradebook.db.commit()
     make_feedback(course, lab)
     mean = card(page_of(graded, "blaise"), "mean")
     assert "1.5 / 2" in mean
     assert "Your instructor gave these points by hand." in mean
+    assert "Your instructor&#39;s comment" in mean
     assert "Nearly. &lt;script&gt;" in mean
+    assert "<em>Look</em> at <img" in mean
+    assert 'src="data:image/svg+xml;base64,' in mean
+    assert r'alt="\frac{1}{n}"' in mean
+    assert r"<code>$\unknowable$</code>" in mean, "a formula that matplotlib does not know stays as written"
+
+
+def test_a_question_that_was_missing_from_the_file_is_named(graded: Path, lab: LabInfo) -> None:
+    source = read_lab(source_folder(lab))
+    report = QuestionReport("mean", 0.0, 2.0, NO_ATTEMPT, ())
+    marks = feedback._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0)
+    said = feedback._card(source, "mean", report, marks, {}, ["mean"]).said
+    assert said == "The question `mean` was missing from your file, so it has no points."
 
 
 def test_released_pages_have_names_that_cannot_be_guessed(graded: Path, lab: LabInfo) -> None:
