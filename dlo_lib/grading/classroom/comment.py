@@ -40,12 +40,14 @@ def _markdown() -> mistune.Markdown:
 
 @cache
 def _formula(text: str) -> str:
+    import matplotlib as mpl
     from matplotlib.font_manager import FontProperties
     from matplotlib.mathtext import math_to_image
 
     source, file = " ".join(text.split()), io.BytesIO()
     try:
-        depth = math_to_image(f"${source}$", file, prop=FontProperties(size=SIZE), dpi=72, format="svg")
+        with mpl.rc_context({"savefig.facecolor": "none"}):
+            depth = math_to_image(f"${source}$", file, prop=FontProperties(size=SIZE), dpi=72, format="svg")
     except ValueError:  # matplotlib does not know a command
         return f"<code>${escape(source)}$</code>"
     address = base64.b64encode(file.getvalue()).decode("ascii")

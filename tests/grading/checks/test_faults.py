@@ -14,11 +14,11 @@ from dlo_lib.grading.checks.faults import fault_of
         RuntimeError("can't start new thread"),
     ],
 )
-def test_a_fork_bomb_is_told_as_too_many_processes(error: Exception) -> None:
+def test_a_fork_bomb_has_started_too_many_processes(error: Exception) -> None:
     said = fault_of(error).message()
     assert said.startswith("your code started too many processes or threads (your code raised")
 
 
-def test_other_errors_of_the_same_kinds_are_told_as_they_are() -> None:
+def test_other_errors_of_the_same_kinds_keep_their_message() -> None:
     for error in (BlockingIOError(errno.EINPROGRESS, "now"), RuntimeError("can't start")):
         assert fault_of(error).message().startswith(f"your code raised {type(error).__name__}: ")
