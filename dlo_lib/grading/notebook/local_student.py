@@ -22,6 +22,7 @@ from dlo_lib.grading.switch.scenario import DirectNames, as_wrong, finished_run,
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.text import tr
 
+STACK_OF_RANK = re.compile(r"^rank (\d+) was here:\n((?:.+\n?)+)", re.MULTILINE)
 LINE_IN_CELL = re.compile(r'(?:(Cell In\[\d+\])|"<cell ([\w-]+)>"), line (\d+)')
 
 
@@ -91,6 +92,9 @@ class LocalStudent:
         if switch.verdict is not None:
             raise switch.verdict
         if failure is not None:
+            lost = switch.service.at_first_loss if switch.service is not None else None
+            if failure.rank is None and lost is not None:
+                raise _late_ranks(failure, *lost, self._seconds) from failure
             raise _as_wrong_answer(failure) from failure
         assert switch.service is not None  # every rank has returned, so all were connected
         return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge)
@@ -107,6 +111,22 @@ def _round_trip_result(result: Any) -> Any:
         return round_trip(result)
     except NotPlain as error:
         raise as_wrong(Fault("NotPlain", str(error))) from error
+
+
+def _late_ranks(failure: RankFailure, busy: Sequence[int], table: str, seconds: float) -> Wrong:
+    """Return the time-out of ranks as a wrong answer: the lines of the ranks that computed at the end, and
+    what each rank did. The other ranks only wait for these."""
+    stacks = {int(rank): stack for rank, stack in STACK_OF_RANK.findall(str(failure))}
+    said = []
+    for rank in busy:
+        if places := LINE_IN_CELL.findall(stacks.get(rank, "")):
+            numbered, named, line = places[-1]
+            cell = numbered or tr("cell `{cell}`", cell=named)
+            text = tr("rank {rank} was still in line {line} of {cell}", rank=rank, line=line, cell=cell)
+            said.append(tr("{text} after {seconds:g} s", text=text, seconds=seconds))
+    if not said:
+        return _as_wrong_answer(failure)
+    return Wrong("\n\n".join(["; ".join(said), table]), tr("your code did not end in time"))
 
 
 def _as_wrong_answer(failure: RankFailure) -> Wrong:

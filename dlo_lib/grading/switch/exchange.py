@@ -171,6 +171,14 @@ class Exchange:
             explanation.deadlock(self.views, stuck, self._name_file), tr("the ranks wait for each other")
         )
 
+    def busy(self) -> list[int]:
+        """Return the ranks that neither wait nor have ended."""
+        return [rank for rank, view in self.views.items() if view.waits_for is None and not view.ended]
+
+    def table(self) -> str:
+        """Return a table of what each rank does now."""
+        return explanation.table(self.views, self._name_file)
+
     def place(self, rank: int) -> str:
         """Return a short description of what ``rank`` does now."""
         view = self.views[rank]

@@ -78,6 +78,8 @@ class SwitchServer:
         """Memory in bytes by mark and rank; the largest value if a rank passed a mark several times."""
         self.marked: dict[tuple[str, int], int] = {}
         """The number of calls that a rank had made when it last passed a mark, by mark and rank."""
+        self.at_first_loss: tuple[list[int], str] | None = None
+        """The ranks that computed, and a table of all ranks, when the first connection was lost."""
         self._host = host
         received = received or [b""] * len(lines)
         ends = [(Inbox(line, earlier), Outbox(line)) for line, earlier in zip(lines, received)]
@@ -185,6 +187,7 @@ class SwitchServer:
     def _disconnected(self, connection: _Connection) -> None:
         self._selector.unregister(connection.line)
         if not connection.ended:
+            self.at_first_loss = self.at_first_loss or (self.exchange.busy(), self.exchange.table())
             self._end(connection, raised=True)
             self._host.disconnected(connection.rank, self.exchange)
 

@@ -1,11 +1,13 @@
 """A call of the student's code in a notebook ends after the seconds of its check, with the line."""
 
+import re
 import signal
 import threading
 from typing import Any
 
 import pytest
 
+from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.checks.exceptions import Wrong
 from dlo_lib.grading.notebook.local_student import LocalStudent
 
@@ -37,6 +39,33 @@ def test_an_endless_call_ends_with_its_line(source: str, line: str) -> None:
         student(source, 0.2).scale(1)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+LOOPS_ON_ONE_RANK = """
+import torch
+import torch.distributed as dist
+def program(rank):
+    x = torch.ones(2)
+    if rank == 1:
+        while x.sum() > 0:
+            x = x + 1
+    dist.all_reduce(x)
+    return x
+"""
+
+
+@scenario
+def runs(student, rank, world):
+    return student.program(rank)
+
+
+def test_a_rank_that_loops_is_named_with_its_line_and_not_that_of_the_rank_that_waits_for_it() -> None:
+    with pytest.raises(Wrong) as caught:
+        student(LOOPS_ON_ONE_RANK, 5).ranks(runs, [{}] * 2)
+    said, _, table = str(caught.value).partition("\n\n")
+    assert re.fullmatch(r"rank 1 was still in line [78] of cell `scale` after 5 s", said)
+    assert re.search(r"0 +waits in all_reduce of float32\[2\] .*\n.*line 9", table), table
+    assert re.search(r"1 +computes", table)
 
 
 def test_code_that_catches_everything_is_interrupted_again() -> None:
