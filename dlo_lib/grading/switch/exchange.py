@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -27,7 +27,7 @@ from dlo_lib.comm.deadlock.stuck_ranks import (
     message_mismatch,
     stuck_ranks,
 )
-from dlo_lib.comm.deadlock.vocabulary import NameFile, what, where
+from dlo_lib.comm.deadlock.vocabulary import NameFile, ranks_in_words, what, where
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.arithmetic import allowed, outputs
@@ -157,10 +157,24 @@ class Exchange:
         calls = dict(sorted(self._mismatch.calls.items()))
         message = next(iter(calls.values())).kind.point_to_point
         found = (message_mismatch if message else collective_mismatch)(calls)
-        return Wrong(
-            explanation.mismatch(found or self._mismatch, self._name_file),
-            tr("the ranks' calls do not agree"),
-        )
+        said = explanation.mismatch(found or self._mismatch, self._name_file)
+        if not message and (skipped := self._skipped(calls)):
+            said = f"{skipped}\n\n{said}"
+        return Wrong(said, tr("the ranks' calls do not agree"))
+
+    def _skipped(self, calls: Mapping[int, Call]) -> str:
+        """Return which ranks skipped a call, if some ranks call from a cell and the others from the check: a
+        check makes calls after the student's code. Otherwise return ""."""
+        own = [rank for rank, call in calls.items() if _is_cell(self._name_file(call.site.file))]
+        past = [rank for rank in calls if rank not in own]
+        if not own or not past:
+            return ""
+        call = calls[own[0]]
+        return tr(
+            "SKIPPED CALL: on {others} your code calls {what} ({where}); on {who} it ends without this call.",
+            others=ranks_in_words(own), what=what(call), where=where(call, self._name_file),
+            who=ranks_in_words(past),
+        )  # fmt: skip
 
     def deadlock(self, stuck: dict[int, set[int]]) -> Wrong:
         """Return the verdict on ``stuck`` ranks."""
@@ -296,3 +310,8 @@ class Exchange:
             where=where(call, self._name_file),
         )
         return Wrong(f"{who}: {text}", tr("the ranks' calls do not agree"))
+
+
+def _is_cell(name: str) -> bool:
+    """Return True for the name of a cell of a notebook, such as ``Cell In[3]`` and ``cell `mean` ``."""
+    return name.lower().lstrip("<").startswith("cell ")

@@ -6,6 +6,8 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.checks.exceptions import Wrong
@@ -66,6 +68,35 @@ def test_a_rank_that_loops_is_named_with_its_line_and_not_that_of_the_rank_that_
     assert re.fullmatch(r"rank 1 was still in line [78] of cell `scale` after 5 s", said)
     assert re.search(r"0 +waits in all_reduce of float32\[2\] .*\n.*line 9", table), table
     assert re.search(r"1 +computes", table)
+
+
+SKIPS_ON_ONE_RANK = """
+import torch
+import torch.distributed as dist
+def program(rank):
+    if rank == 0:
+        dist.all_reduce(torch.ones(2))
+    return rank
+"""
+
+
+@scenario
+def runs_and_agrees(student, rank, world):
+    done = student.program(rank)
+    dist.all_reduce(torch.tensor([done]))
+    return done
+
+
+def test_a_call_that_one_rank_skips_is_named_before_the_call_of_the_check_that_it_meets() -> None:
+    with pytest.raises(Wrong) as caught:
+        student(SKIPS_ON_ONE_RANK, 30).ranks(runs_and_agrees, [{}] * 2)
+    said, _, rest = str(caught.value).partition("\n\n")
+    assert re.fullmatch(
+        r"SKIPPED CALL: on rank 0 your code calls all_reduce of float32\[2\] \(.*cell scale.*, line 6.*\); "
+        r"on rank 1 it ends without this call\.",
+        said,
+    )
+    assert rest.startswith("MISMATCH in call 1 on world")
 
 
 def test_code_that_catches_everything_is_interrupted_again() -> None:
