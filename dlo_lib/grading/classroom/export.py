@@ -19,7 +19,7 @@ from rich.table import Table
 
 from dlo_lib.files import write_text
 from dlo_lib.grading.classroom.tables import csv_text
-from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, Report
+from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, Report
 from dlo_lib.grading.judge.report_store import StoredReport, load, report_file
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.source import TEST_PREFIX, read_lab, source_folder
@@ -180,7 +180,9 @@ def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str]
     if graded.is_file():
         return True, str(nbformat.read(graded, as_version=4).metadata.get("dlo", {}).get("status", GRADED))
     submitted = Path(directory.format_path(directory.submitted_directory, student, lab.directory))
-    return False, GRADER_ERROR if submitted.is_dir() else NO_ATTEMPT
+    if not submitted.is_dir():
+        return False, NO_ATTEMPT
+    return False, NOT_GRADED if _stored(course, lab, student) is None else GRADER_ERROR
 
 
 def _stored(course: NbGraderAPI, lab: LabInfo, student: str) -> StoredReport | None:

@@ -42,6 +42,7 @@ from dlo_lib.grading.classroom.inventory import Inventory, ItemState
 from dlo_lib.grading.classroom.pictures import Plots, pictures_of
 from dlo_lib.grading.classroom.publication import page_in_exchange
 from dlo_lib.grading.classroom.receipt import digest
+from dlo_lib.grading.classroom.roster import read_roster
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
 from dlo_lib.grading.judge.cells import cell_was_missing
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_notebook
@@ -71,8 +72,9 @@ class FeedbackExporter(Exporter):
         return student_page(directory, lab, names["student"], Path(filename)), resources
 
 
-def make_feedback(course: NbGraderAPI, lab: LabInfo) -> list[Path]:
-    """Make the pages of all graded students, with the files that releasing them needs; return the pages.
+def make_feedback(course: NbGraderAPI, lab: LabInfo) -> dict[str, Path]:
+    """Make the pages of all graded students, with the files that releasing them needs; return the pages by
+    student.
 
     Raises:
         UserError: no submission is graded, or a step of nbgrader failed.
@@ -93,7 +95,18 @@ def make_feedback(course: NbGraderAPI, lab: LabInfo) -> list[Path]:
     made = {student: page for student, page in pages.items() if page.is_file()}
     for student, page in made.items():
         _ready_for_release(course, lab, student, page)
-    return list(made.values())
+    return made
+
+
+def students_without_page(course: NbGraderAPI, lab: LabInfo, pages: Collection[str]) -> dict[str, list[str]]:
+    """Return the students of the roster without a page, by the reason."""
+    submitted = submitted_students(course, lab)
+    lacking = [person.id for person in read_roster(course) if person.id not in pages]
+    reasons = {
+        tr("nothing submitted"): [student for student in lacking if student not in submitted],
+        tr("not graded yet"): [student for student in lacking if student in submitted],
+    }
+    return {reason: students for reason, students in reasons.items() if students}
 
 
 def release_feedback(course: NbGraderAPI, lab: LabInfo) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dlo_lib.grading.checks.outcome import Outcome
 
 GRADED, GRADED_WARN, NO_ATTEMPT, GRADER_ERROR = "GRADED", "GRADED_WARN", "NO_ATTEMPT", "GRADER_ERROR"
+NOT_GRADED = "NOT_GRADED"
+"""The status of a submission that is collected and not judged yet."""
 WORST_FIRST = (Status.GRADER_ERROR, Status.OOM, Status.KERNEL_DIED, Status.TIMEOUT)
 
 

@@ -324,6 +324,13 @@ def test_grading_one_student_again_keeps_the_other_rows(
     assert before == after
 
 
+def test_after_grading_one_student_the_others_are_not_graded_yet(course: Path, grade: Callable) -> None:
+    status = {row.student: row.status for row in grade(course, only="ada").rows}
+    assert status.pop("ada").startswith("GRADED")
+    assert status.pop("evariste") == "NO_ATTEMPT"
+    assert set(status.values()) == {"NOT_GRADED"}
+
+
 def test_a_student_without_submission_cannot_be_graded_alone(course: Path, grade: Callable) -> None:
     with pytest.raises(UserError, match="evariste has submitted nothing of 91_small"):
         grade(course, only="evariste")

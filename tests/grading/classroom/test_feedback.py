@@ -247,6 +247,16 @@ def test_released_pages_have_names_that_cannot_be_guessed(graded: Path, lab: Lab
     assert len({page for page in pages if "What was graded" in page}) == 4
 
 
+def test_students_without_a_page_are_listed_with_the_reason(graded: Path, lab: LabInfo) -> None:
+    course = open_course(graded)
+    reasons = feedback.students_without_page(course, lab, {"ada"})
+    assert reasons["nothing submitted"] == ["dan2"]
+    assert {"blaise", "chloe"} <= set(reasons["not graded yet"])
+    assert "ada" not in [student for students in reasons.values() for student in students]
+    made = make_feedback(course, lab)
+    assert feedback.students_without_page(course, lab, made) == {"nothing submitted": ["dan2"]}
+
+
 def test_without_a_grade_there_is_no_feedback(course: Path) -> None:
     with pytest.raises(
         UserError,
