@@ -217,7 +217,7 @@ def export(
     """Write the grades of a lab as a table. The same grades give the same bytes."""
     from dlo_lib.grading.classroom.batch import require_release
     from dlo_lib.grading.classroom.export import read_grades
-    from dlo_lib.grading.classroom.moodle import failed, moodle_csv
+    from dlo_lib.grading.classroom.moodle import has_no_points, moodle_csv
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.classroom.roster import read_roster
     from dlo_lib.grading.lab.course import find_lab, source_labs
@@ -235,9 +235,9 @@ def export(
     else:
         write_text(out, text)
         console.print(tr("{number} students in {file}", number=len(table.rows), file=out), soft_wrap=True)
-    if broken := [row.student for row in table.rows if failed(row)]:
+    if broken := [row.student for row in table.rows if has_no_points(row)]:
         Console(stderr=True).print(
-            tr("no points, because grading failed: {students}", students=", ".join(broken)),
+            tr("no points, because grading failed or was not run: {students}", students=", ".join(broken)),
             soft_wrap=True,
             markup=False,
         )

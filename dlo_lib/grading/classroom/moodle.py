@@ -2,8 +2,8 @@
 
 The file has one line per student of the roster with the fields by which Moodle finds a user (user name,
 e-mail address, ID number), the points, and a line of feedback. Import grade and feedback together, because
-Moodle clears the one that is left out. A student whose grading failed has no points here; Moodle ignores an
-empty grade. The same grades give the same bytes.
+Moodle clears the one that is left out. A student whose grading failed or was not run has no points
+here; Moodle ignores an empty grade. The same grades give the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dlo_lib.grading.classroom.export import GradeRow, GradeTable
 from dlo_lib.grading.classroom.roster import Person
 from dlo_lib.grading.classroom.tables import csv_text
-from dlo_lib.grading.judge.report import GRADER_ERROR
+from dlo_lib.grading.judge.report import GRADER_ERROR, NOT_GRADED
 from dlo_lib.text import tr
 
 
@@ -24,7 +24,7 @@ def moodle_csv(table: GradeTable, people: Mapping[str, Person]) -> str:
     rows = []
     for row in table.rows:
         person = people.get(row.student, Person(row.student))
-        points = "" if failed(row) else f"{row.total:g}"
+        points = "" if has_no_points(row) else f"{row.total:g}"
         rows.append(
             [
                 row.student,
@@ -39,9 +39,11 @@ def moodle_csv(table: GradeTable, people: Mapping[str, Person]) -> str:
     return csv_text(header, rows)
 
 
-def failed(row: GradeRow) -> bool:
-    """Return True if the grader failed, so that the points must not be published."""
-    return row.status.startswith(GRADER_ERROR)
+def has_no_points(row: GradeRow) -> bool:
+    """Return True if the grader failed or has not judged the submission, so that there are no points to
+    publish.
+    """
+    return row.status.startswith((GRADER_ERROR, NOT_GRADED))
 
 
 def _feedback(table: GradeTable, row: GradeRow) -> str:
