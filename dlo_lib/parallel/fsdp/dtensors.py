@@ -17,15 +17,18 @@ import functools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlo_lib.errors import UserError
+
+# torch.distributed.tensor takes 1 s of CPU time to import: only a process that needs a DTensor imports it.
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DeviceMesh
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,8 @@ class ShardSpec:
             value = value.clone()
             dist.broadcast(value, group=self.group, group_src=0)
             return value
+        from torch.distributed.tensor import DTensor, Shard
+
         mesh = _mesh(self.group, part.device.type)
         return DTensor.from_local(
             part, mesh, [Shard(0)], run_check=False, shape=self.shape, stride=self.strides
@@ -70,18 +75,35 @@ class ShardSpec:
                 "load the state of the same model",
             )
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        if isinstance(value, DTensor):
+        if _is_dtensor(value):
+            from torch.distributed.tensor import DTensor, Shard
+
+            assert isinstance(value, DTensor)
             if value.placements == (Shard(0),) and value.device_mesh.size() == ranks:
                 return value.to_local()
             value = value.full_tensor()
-        if not self.shape:
-            return value.reshape(1)[: rank == 0]
-        rows = -(-self.shape[0] // ranks)
-        return value[rank * rows : (rank + 1) * rows]
+        return rows_of(value, ranks, rank)
+
+
+def rows_of(value: Tensor, ranks: int, rank: int) -> Tensor:
+    """Return the rows of ``value`` that ``rank`` of ``ranks`` stores; a 0-d tensor is one row."""
+    count = value.shape[:1].numel()
+    rows = -(-count // ranks)
+    return value.reshape(count, *value.shape[1:])[rank * rows : (rank + 1) * rows]
+
+
+def _is_dtensor(value: object) -> bool:
+    if type(value) in (Tensor, nn.Parameter):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(value, DTensor)
 
 
 @functools.lru_cache(maxsize=64)
 def _mesh(group: dist.ProcessGroup, device_type: str) -> DeviceMesh:
+    from torch.distributed.tensor import DeviceMesh
+
     return DeviceMesh.from_group(group, device_type)
 
 
@@ -205,7 +227,7 @@ def _parts(param: Tensor, held: Mapping[str, Any]) -> dict[str, Any]:
             return value
         if not spec.shape:  # the number of steps is 0-d as well
             return spec.part(value) if value.dim() == 0 and key != "step" else value
-        whole = isinstance(value, DTensor) or (value.dim() and value.shape != param.shape)
+        whole = _is_dtensor(value) or (value.dim() and value.shape != param.shape)
         return spec.part(value) if whole else value
 
     return {key: part(key, value) for key, value in held.items()}

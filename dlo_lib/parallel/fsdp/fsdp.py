@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
+from dlo_lib.parallel.fsdp.dtensors import spec_of
 from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGroup
 from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, CallSpan, cut_into_units
@@ -128,7 +129,7 @@ class FSDP(ModuleWrapper):
     ) -> None:
         super().__init__()
         group = process_group(group, "FSDP")
-        if any(hasattr(param, "shard_of") for param in module.parameters()):
+        if any(spec_of(param) is not None for param in module.parameters()):
             raise UserError("this module is sharded already: build a new one and wrap it once")
         self.module = module
         self.group: dist.ProcessGroup = group

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.parallel.fsdp.dtensors import ShardSpec, show_dtensors, show_optimizer_dtensors
+from dlo_lib.parallel.fsdp.dtensors import ShardSpec, rows_of, show_dtensors, show_optimizer_dtensors
 from dlo_lib.parallel.fsdp.wrap import ParamRef, WrapPlan
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
 from dlo_lib.parallel.sharding.transport import BufferPool, Transport
@@ -121,7 +121,7 @@ class FSDPParamGroup:
 
     @torch.no_grad()
     def _make_param(self, ref: ParamRef, offset: int, size: int, value: Tensor) -> FSDPParam:
-        original, part = ref.param, self._part(value)
+        original, part = ref.param, rows_of(value, self.ranks, self.rank)
         mine = self.shards[offset : offset + part.numel()].view(part.shape)
         mine.copy_(part)
         shard = nn.Parameter(mine, requires_grad=original.requires_grad)
@@ -138,12 +138,6 @@ class FSDPParamGroup:
             shard.register_post_accumulate_grad_hook(after)
         _shrink(flat)
         return FSDPParam(ref.name, ref.owners, offset, size, shard, whole, flat.view(self.ranks, size))
-
-    def _part(self, value: Tensor) -> Tensor:
-        """Return the rows of ``value`` that this rank stores."""
-        count = value.shape[:1].numel()  # 1 for a 0-d tensor
-        rows = -(-count // self.ranks)
-        return value.reshape(count, *value.shape[1:])[self.rank * rows : (self.rank + 1) * rows]
 
     def _swap_params(self, whole: bool) -> None:
         for param in self.fsdp_params:
@@ -328,7 +322,7 @@ class FSDPParamGroup:
     @torch.no_grad()
     def load(self, param: FSDPParam, value: Tensor) -> None:
         """Copy this rank's rows of ``value``, the full value of ``param``, into the shard."""
-        param.shard.copy_(self._part(value))
+        param.shard.copy_(rows_of(value, self.ranks, self.rank))
 
 
 def _grow(tensor: Tensor) -> None:
