@@ -24,15 +24,15 @@ from torch.distributed.checkpoint.state_dict import (
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
-from dlo_lib.parallel import DDP, FSDP
+from dlo_lib.parallel import FSDP
 from dlo_lib.parallel.mesh import inner_group
 from dlo_lib.parallel.nested import map_tensors, tensors_in
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.schedules import one_f_one_b
 from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad, ShardedGrad
-from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
+from dlo_lib.parallel.zero import ShardedDDP
+from tests.parallel.forms import Spread, adamw, ddp, fsdp, stage_1, stage_2
 
-Spread = tuple[nn.Module, torch.optim.Optimizer]
 RANKS = 3
 
 
@@ -59,30 +59,8 @@ def net(seed: int = 0) -> nn.Module:
     return Net().double()
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=0.05)
-
-
 def plain(module: nn.Module) -> Spread:
     return module, adamw(module)
-
-
-def ddp(module: nn.Module) -> Spread:
-    return DDP(module), adamw(module)
-
-
-def stage_1(module: nn.Module) -> Spread:
-    return DDP(module), ShardedOptimizer(module.parameters(), torch.optim.AdamW, lr=0.05)
-
-
-def stage_2(module: nn.Module) -> Spread:
-    model = ShardedDDP(module)
-    return model, ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition, lr=0.05)
-
-
-def fsdp(module: nn.Module) -> Spread:
-    model = FSDP(module)
-    return model, adamw(model)
 
 
 def hybrid(module: nn.Module) -> Spread:

@@ -13,13 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.launch import run_ranks
-from dlo_lib.parallel import DDP, FSDP
+from dlo_lib.parallel import FSDP
 from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
-from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
-
-Spread = tuple[nn.Module, torch.optim.Optimizer]
+from dlo_lib.parallel.zero import ShardedOptimizer
+from tests.parallel.forms import Spread, ddp, fsdp, stage_1, stage_2
 
 
 class Numbers(nn.Module):
@@ -40,24 +39,6 @@ class Numbers(nn.Module):
 def built(kind: type[nn.Module] = Numbers) -> nn.Module:
     torch.manual_seed(0)
     return kind().double()
-
-
-def ddp(module: nn.Module) -> Spread:
-    return DDP(module), torch.optim.AdamW(module.parameters(), lr=0.05)
-
-
-def stage_1(module: nn.Module) -> Spread:
-    return DDP(module), ShardedOptimizer(module.parameters(), torch.optim.AdamW, lr=0.05)
-
-
-def stage_2(module: nn.Module) -> Spread:
-    model = ShardedDDP(module)
-    return model, ShardedOptimizer(model.parameters(), torch.optim.AdamW, partition=model.partition, lr=0.05)
-
-
-def fsdp(module: nn.Module) -> Spread:
-    model = FSDP(module)
-    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
 
 
 def hsdp(module: nn.Module) -> Spread:

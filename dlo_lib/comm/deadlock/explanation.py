@@ -121,16 +121,16 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
     places = [""]
     for view in sorted(views.values(), key=lambda view: view.rank):
         since = f"{(now - view.since) / 1e9:.1f} s" if view.since else ""  # 0 for a rank that has not started
-        call = view.waits_for
+        call, at = view.waits_for, view.last
         if view.death is not None:
             rows.append((str(view.rank), tr("has died"), place(view.last, names), ""))
         elif view.state is Activity.WAITING and call is not None:
+            at = call
             rows.append((str(view.rank), tr("waits in {what}", what=what(call)), place(call, names), since))
         else:
             last = tr("last: {what}", what=what(view.last)) if view.last else tr("no call yet")
             rows.append((str(view.rank), _STATES[view.state](), last, since))
-        waits = view.death is None and view.state is Activity.WAITING and call is not None
-        places.append(where(call if waits else view.last, name_file))
+        places.append(where(at, name_file))
     return _with_places(rows, places)
 
 

@@ -181,21 +181,17 @@ def _why_ring(kind: Kind, cycle: str) -> str:
 
 def _why_ended(call: Call, ended: set[int], views: Mapping[int, RankView], names: Mapping[str, str]) -> str:
     rank = min(ended)
-    left = views[rank].state is Activity.LEFT
-    if views[rank].death is None and (left or views[rank].state is Activity.FINISHED):
+    did = {
+        Activity.FINISHED: tr("returned"),
+        Activity.LEFT: tr("called destroy_process_group"),
+    }.get(views[rank].state)
+    if views[rank].death is None and did is not None:
         calls = views[rank].issued.get((None, call.group), 0)
         times = tr("after 1 call on it") if calls == 1 else tr("after {calls} calls on it", calls=calls)
-        if left:
-            return tr(
-                "{kind} needs every rank of {group}, and {who} called destroy_process_group {times} while "
-                "the others are at call {number}. A rank skipped a call, or left a loop early.",
-                kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), times=times,
-                number=call.sequence,
-            )  # fmt: skip
         return tr(
-            "{kind} needs every rank of {group}, and {who} returned {times} while the others are at call "
+            "{kind} needs every rank of {group}, and {who} {did} {times} while the others are at call "
             "{number}. A rank skipped a call, or left a loop early.",
-            kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), times=times,
+            kind=call.kind.value, group=names[call.group], who=ranks_in_words(ended), did=did, times=times,
             number=call.sequence,
         )  # fmt: skip
     several = tr(
