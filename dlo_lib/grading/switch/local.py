@@ -27,6 +27,7 @@ from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.launch.frames import display_name
 
 RANK = struct.Struct("!I")
+READY = b"\0"
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -118,6 +119,7 @@ class LocalSwitch:
                 line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             )
             self._initial_bytes[rank] = resident_bytes(self._pids[rank])
+        line.sendall(READY)
 
 
 @contextmanager
@@ -127,6 +129,7 @@ def connected_link(path: str, rank: int) -> Iterator[Link]:
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(RANK.pack(rank))
+        line.recv(len(READY))  # the switch has read the memory of this process: only now may it grow
         link = Link(line)
         raised = True
         try:

@@ -2,11 +2,15 @@
 student.
 """
 
+import time
+
+import pytest
 import torch
 import torch.distributed as dist
 
 from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.notebook.local_student import LocalStudent
+from dlo_lib.grading.switch import local
 
 HONEST = """
 def work(x):
@@ -47,3 +51,23 @@ def test_a_mark_comes_after_the_calls_before_it():
 
 def test_a_mark_sent_early_by_the_student_is_detected():
     assert calls_before_half(SENDS_IT_EARLY) == [0, 0]
+
+
+@scenario
+def holds(student, rank, world):
+    held = torch.ones(1 << 22)  # 16 MiB
+    mark("held")  # noqa: F821 - of the ranks
+    return held.sum().item()
+
+
+def test_what_a_rank_allocates_counts_although_the_switch_is_slow(monkeypatch: pytest.MonkeyPatch):
+    """On a loaded machine the switch reads the memory of a new rank late: the rank waits for it."""
+    read = local.resident_bytes
+
+    def late(pid: int) -> int:
+        time.sleep(0.3)
+        return read(pid)
+
+    monkeypatch.setattr(local, "resident_bytes", late)
+    run = LocalStudent({}, 60).ranks(holds, [{}, {}])
+    assert all(1 << 24 <= run.memory(rank, "held") < 3 << 23 for rank in range(2))
