@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, TaskID
 
 from dlo_lib.cli.reports import progress_bar
 from dlo_lib.text import tr
+
+FIRST_LINE = 60.0  # seconds
 
 if TYPE_CHECKING:
     from dlo_lib.grading.judge.client import Judges
@@ -79,7 +83,35 @@ def grade(
                 f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}"
             )
 
+        shown = _Running(progress, bar, tr("grading {lab}", lab=info.directory))
         options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe)
-        table = grade_lab(info, course, show, options, judges)
+        table = grade_lab(info, course, show, options, judges, shown)
     console.print(table.shown())
     console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)
+
+
+class _Running:
+    """Shows the submissions that are being judged: beside the bar, or in a log as a line after 60 s, 120 s,
+    240 s.
+    """
+
+    def __init__(self, progress: Progress, bar: TaskID, title: str) -> None:
+        self._progress, self._bar, self._title = progress, bar, title
+        self._next: dict[str, float] = {}
+
+    def __call__(self, running: Mapping[str, float]) -> None:
+        students = sorted(running, key=lambda student: -running[student])
+        names = ", ".join(f"{escape(student)} {running[student]:.0f} s" for student in students[:4])
+        if len(students) > 4:
+            names += f", … ({len(students)})"
+        what = names or tr("the reference solution is judged first")
+        self._progress.update(self._bar, description=f"{self._title}: {what}")
+        for student in students if not self._progress.console.is_terminal else ():
+            if running[student] >= self._next.get(student, FIRST_LINE):
+                self._next[student] = 2 * self._next.get(student, FIRST_LINE)
+                text = tr(
+                    "{student} is still being judged, after {seconds:.0f} s",
+                    student=student,
+                    seconds=running[student],
+                )
+                self._progress.console.print(escape(text))

@@ -52,6 +52,7 @@ class Incoming:
         full_name: ``claimed`` is a full name, not an id.
         refused: the reason why it is refused, if the source already has one.
         notes: lines for the inventory.
+        replaces: the time of the student's submission before this one, if the source has one.
     """
 
     claimed: str
@@ -61,6 +62,7 @@ class Incoming:
     full_name: bool = False
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
+    replaces: datetime | None = None
 
     def files(self) -> Files:
         """Return every file of the submission, within the limits of nbgrader and of this library.

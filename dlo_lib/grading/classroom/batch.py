@@ -24,7 +24,7 @@ from dlo_lib.grading.classroom.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.classroom.roster import read_roster, unknown_student
 from dlo_lib.grading.classroom.submission_copy import FOLDER, staged_copy
-from dlo_lib.grading.judge.client import LOG_FILE, JudgeClient, JudgeJob, Judges, read_secret
+from dlo_lib.grading.judge.client import LOG_FILE, JudgeClient, JudgeJob, Judges, Waiting, read_secret
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.report import GRADER_ERROR, Report
 from dlo_lib.grading.judge.report_store import StoredReport, lab_key, load, report_file, submission_key
@@ -83,6 +83,7 @@ def grade_lab(
     advance: Advance | None = None,
     options: Options | None = None,
     judges: Judges | None = None,
+    waiting: Waiting | None = None,
 ) -> GradeTable:
     """Grade the collected submissions of ``lab`` in the course of ``folder``.
 
@@ -91,6 +92,7 @@ def grade_lab(
     Args:
         advance: called after each student.
         judges: started beforehand for this lab and course, or on other machines; the caller ends them.
+        waiting: called about once a second while submissions are judged.
 
     Raises:
         UserError: ``folder`` is no course of this library, the lab was not released there or has other
@@ -119,7 +121,7 @@ def grade_lab(
     with only_grader(grades_folder(course, lab)) as results:
         chosen_students = [chosen.only] if chosen.only is not None else students
         with GradebookEntry(course, lab) as entry:
-            batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, judges)
+            batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, judges, waiting)
             for number, (student, report) in enumerate(batch.run(chosen_students), 1):
                 if advance is not None:
                     advance(
@@ -148,8 +150,10 @@ class _Batch:
         sandbox: str,
         options: Options,
         started: Judges | None,
+        waiting: Waiting | None,
     ) -> None:
-        self.entry, self.lab, self.folder, self.options, self.started = entry, lab, folder, options, started
+        self.entry, self.lab, self.folder, self.options = entry, lab, folder, options
+        self.started, self.waiting = started, waiting
         root = Path(entry.coursedir.root)
         self.course, self.log = root, root / LOG_FILE
         self.key = lab_key(lab, read_secret(root), sandbox)
@@ -179,12 +183,13 @@ class _Batch:
                     judged.append(job)
             order = {job: place for place, job in enumerate(todo)}
             judged.sort(key=order.__getitem__)
-            for job, _ in judges.judge(judged, self.options.jobs) if judged else ():
+            for job, _ in judges.judge(judged, self.options.jobs, self.waiting) if judged else ():
                 if self._must_repeat(job):
                     again.append(job)
                 else:
                     yield self._write(job)
-            for job, _ in judges.judge(sorted(again, key=order.__getitem__), 1) if again else ():
+            again.sort(key=order.__getitem__)
+            for job, _ in judges.judge(again, 1, self.waiting) if again else ():
                 yield self._write(job)
 
     def _job(self, student: str) -> JudgeJob:

@@ -84,7 +84,8 @@ def _newest(arrivals: Iterable[Incoming], due: datetime | None) -> list[Incoming
         if arrival.refused:
             refused.append(arrival)
         elif due is None or arrival.claimed not in taken or (arrival.submitted or datetime.min) <= due:
-            taken[arrival.claimed] = arrival
+            before = taken.get(arrival.claimed)
+            taken[arrival.claimed] = replace(arrival, replaces=before.submitted if before else None)
     return [*taken.values(), *refused]
 
 
@@ -191,12 +192,13 @@ class _Collector:
         )
 
     def _place(self, student: str, place: Path, arrival: Incoming, files: Files) -> Item:
+        before = _stamp(place)
+        self._note_earlier(student, arrival.submitted, before, arrival.replaces)
         files.pop(TIMESTAMP, None)  # the student's file may be invalid and stop nbgrader
         if arrival.submitted is not None:
             files[TIMESTAMP] = arrival.submitted.strftime(TIME_FORMAT).encode()
         state = ItemState.NEW
         if place.is_dir():
-            before = _stamp(place)
             if _content(place) == files:
                 return self._look(student, place, ItemState.UNCHANGED, arrival.notes)
             if before is not None and arrival.submitted is not None and arrival.submitted < before:
@@ -218,8 +220,16 @@ class _Collector:
             os.replace(fresh, place)
         return self._look(student, place, state, notes)
 
+    def _note_earlier(self, student: str, submitted: datetime | None, *others: datetime | None) -> None:
+        """Write the time of the submission that this one replaces, for the receipt."""
+        earlier = [time for time in others if time is not None and submitted is not None and time < submitted]
+        known = replaced_at(self.root, self.lab, student)
+        if earlier and (known is None or known < max(earlier)):
+            place = _replaced(self.root, self.lab, student) / TIMESTAMP
+            write_text(place, max(earlier).strftime(TIME_FORMAT))
+
     def _aside(self, student: str) -> Path:
-        folder = self.root / COLLECTED / self.lab.directory / "replaced" / student
+        folder = _replaced(self.root, self.lab, student)
         folder.mkdir(parents=True, exist_ok=True)
         numbers = (int(path.name) for path in folder.iterdir() if path.name.isdigit())
         return folder / f"{1 + max(numbers, default=0):03d}"
@@ -262,6 +272,15 @@ class _Collector:
             sha256=digest(content),
             size=len(content),
         )
+
+
+def replaced_at(course: Path, lab: LabInfo, student: str) -> datetime | None:
+    """Return the time of the submission that the collected one replaces, in UTC; None if it is the first."""
+    return _stamp(_replaced(course, lab, student))
+
+
+def _replaced(course: Path, lab: LabInfo, student: str) -> Path:
+    return course / COLLECTED / lab.directory / "replaced" / student
 
 
 def _content(folder: Path) -> Files | None:

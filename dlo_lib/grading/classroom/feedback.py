@@ -30,6 +30,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.classroom.archive import Refused, printable, read_regular
 from dlo_lib.grading.classroom.batch import require_release, run_step, submitted_students
+from dlo_lib.grading.classroom.collection import replaced_at
 from dlo_lib.grading.classroom.feedback_page import (
     CheckLine,
     Page,
@@ -137,7 +138,7 @@ def release_receipts(course: NbGraderAPI, inventory: Inventory) -> None:
                 page = (
                     Path(course.coursedir.format_path(staging, student, lab.directory)) / f"{lab.name}.html"
                 )
-                card = receipt_card(_submitted(course.coursedir, lab, student), lab, student, item.late)
+                card = receipt_card(course.coursedir, lab, student, item.late)
                 write_text(page, receipt_html(lab.directory, card))
                 _ready_for_release(course, lab, student, page)
             run_step(course, "release receipts", course.release_feedback(lab.directory))
@@ -228,21 +229,24 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         status=report.status, warnings=report.warnings, questions=cards,
         read=_read_next(lab, cards), pictures=_pictures(submitted, info),
     )  # fmt: skip
-    return feedback_html(page, receipt_card(submitted, info, student, marks.late_seconds))
+    return feedback_html(page, receipt_card(directory, info, student, marks.late_seconds))
 
 
-def receipt_card(notebook: Path, lab: LabInfo, student: str, late_seconds: float) -> ReceiptCard:
-    """Return the receipt of the submission with the notebook expected at ``notebook``."""
+def receipt_card(directory: CourseDirectory, lab: LabInfo, student: str, late_seconds: float) -> ReceiptCard:
+    """Return the receipt of the collected submission of ``student``."""
+    notebook = _submitted(directory, lab, student)
     submitted = _plain_text(notebook.parent / TIMESTAMP, 200).removesuffix("UTC").split(".")[0].strip()
+    before = replaced_at(Path(directory.root), lab, student)
+    replaced = "" if before is None else f"{before:%Y-%m-%d %H:%M:%S}"
     late = tr("{hours:.1f} hours after the due date", hours=late_seconds / 3600) if late_seconds > 0 else ""
     try:
         found, _ = find_submission(notebook, lab.directory)
         content = read_regular(found, MAX_BYTES)
     except (Invalid, Refused) as error:
-        return ReceiptCard(
-            student, lab.notebook, 0, submitted, late, "", tr("There is no receipt: {reason}.", reason=error)
-        )
-    return ReceiptCard(student, printable(found.name), len(content), submitted, late, digest(content))
+        reason = tr("There is no receipt: {reason}.", reason=error)
+        return ReceiptCard(student, lab.notebook, 0, submitted, late, "", reason, replaced)
+    name = printable(found.name)
+    return ReceiptCard(student, name, len(content), submitted, late, digest(content), replaced=replaced)
 
 
 def _card(

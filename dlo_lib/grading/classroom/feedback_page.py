@@ -61,7 +61,9 @@ class QuestionCard:
 
 @dataclass(frozen=True)
 class ReceiptCard:
-    """The receipt of a submission; ``reason`` if there is no notebook to make one of."""
+    """The receipt of a submission; ``replaced``: the time of the one that it replaces; ``reason`` if there is
+    no notebook to make one of.
+    """
 
     student: str
     notebook: str
@@ -70,6 +72,7 @@ class ReceiptCard:
     late: str
     sha256: str
     reason: str = ""
+    replaced: str = ""
 
     @property
     def command(self) -> str:

@@ -29,6 +29,7 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.roster import Person, listed_name
 from dlo_lib.grading.judge.client import no_course
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE, ExecuteWithHidden, JudgeCells, SubmissionExporter
 from dlo_lib.grading.lab.course import course_root
@@ -125,8 +126,9 @@ def _enrol(gradebook_file: Path, stock_file: Path, students: Collection[str]) ->
         if not file.exists():
             _create_gradebook(file)
         with Gradebook(f"sqlite:///{file}", COURSE_ID) as gradebook:
-            for student in students:
-                gradebook.update_or_create_student(student)
+            known = {student.id for student in gradebook.students}
+            for student in set(students) - known:
+                gradebook.update_or_create_student(student, **listed_name(Person(student)))
 
 
 def _create_gradebook(file: Path) -> None:

@@ -11,7 +11,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 
@@ -302,6 +302,7 @@ def _enter(gradebook: Gradebook, people: Iterable[Person]) -> None:
     try:
         for person in people:
             given = {field.name: getattr(person, field.name) or None for field in fields(person)}
+            given |= listed_name(person)
             if person.id in known:
                 for name, value in given.items():
                     setattr(known[person.id], name, value)
@@ -319,5 +320,17 @@ def _enter(gradebook: Gradebook, people: Iterable[Person]) -> None:
         raise
 
 
+def listed_name(person: Person) -> dict[str, str]:
+    """Return the names with which nbgrader stores this student.
+
+    formgrader shows "last name, first name", and "None, None" if there are none: then the id stands there.
+    """
+    if person.first_name or person.last_name:
+        return {"first_name": person.first_name, "last_name": person.last_name}
+    return {"first_name": "", "last_name": person.id}
+
+
 def _person(student: object) -> Person:
-    return Person(**{field.name: getattr(student, field.name) or "" for field in fields(Person)})
+    person = Person(**{field.name: getattr(student, field.name) or "" for field in fields(Person)})
+    unnamed = not person.first_name and person.last_name == person.id
+    return replace(person, last_name="") if unnamed else person

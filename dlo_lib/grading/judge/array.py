@@ -21,7 +21,7 @@ from typing import Protocol
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array_element import write_settings
-from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient, JudgeJob, read_secret
+from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient, JudgeJob, Waiting, read_secret
 from dlo_lib.grading.judge.proof_record import ProofRecord
 from dlo_lib.grading.judge.report_store import lab_key
 from dlo_lib.grading.judge.server import NEEDS_JUDGE
@@ -92,23 +92,25 @@ class ArrayOfJudges:
         for job in jobs:
             yield job, NEEDS_JUDGE
 
-    def judge(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
+    def judge(
+        self, jobs: Iterable[JudgeJob], at_once: int, waiting: Waiting | None = None
+    ) -> Iterator[tuple[JudgeJob, int]]:
         """Yield each job with its exit status, 0 if its report is written, in the order in which they end.
 
         Raises:
             UserError: the reference solution does not score full marks, SLURM refuses the array, the user has
                 cancelled it, or its elements do not stay alive.
         """
-        waiting = list(jobs)
+        todo = list(jobs)
         if not self._on_record():
             with JudgeClient(self.lab, self._course, self.unsafe) as service:
-                service.prove()
+                service.prove(waiting)
         for left in self._grades.glob(f"{QUEUE}*"):  # of a killed batch: its elements end without a queue
             WorkQueue(left).remove()
-        queue = WorkQueue.of(self._grades / f"{QUEUE}{secrets.token_hex(4)}", waiting)
+        queue = WorkQueue.of(self._grades / f"{QUEUE}{secrets.token_hex(4)}", todo)
         write_settings(queue, self.lab, self._course, self.unsafe)
         try:
-            started = min(self._elements, len(waiting))
+            started = min(self._elements, len(todo))
             elements = self._start(
                 trusted_python(
                     "from dlo_lib.grading.judge.array_element import run; run()", str(queue.folder)
@@ -116,7 +118,7 @@ class ArrayOfJudges:
                 started,
             )
             try:
-                yield from collect_results(queue, elements, started, waiting)
+                yield from collect_results(queue, elements, started, todo, waiting)
             finally:
                 elements.cancel()
         finally:
@@ -135,6 +137,7 @@ def collect_results(
     elements: Elements,
     started: int,
     jobs: Sequence[JudgeJob],
+    waiting: Waiting | None = None,
 ) -> Iterator[tuple[JudgeJob, int]]:
     """Yield the ``jobs`` of a queue with their exit statuses, in the order in which they end.
 
@@ -143,17 +146,18 @@ def collect_results(
     Raises:
         UserError: the user has cancelled the array, or no element stays alive.
     """
-    waiting = dict(enumerate(jobs))
+    todo = dict(enumerate(jobs))
+    began: dict[int, float] = {}
     starts, losses, given_up = Counter(range(started)), Counter[int](), set[int]()
-    while waiting:
+    while todo:
         over = elements.ended()  # first: an element that has ended has finished its last submission before
         for number, code in list(queue.finished()):
-            if (job := waiting.pop(number, None)) is not None:
+            if (job := todo.pop(number, None)) is not None:
                 yield job, code
         failures = set(over.values()) - {ElementEnd.FINISHED}
-        if waiting and len(over) == started and failures == {ElementEnd.CANCELLED}:
+        if todo and len(over) == started and failures == {ElementEnd.CANCELLED}:
             text = "the array was cancelled: the same command with --resume judges the other {count}"
-            raise UserError(tr(text, count=len(waiting)))
+            raise UserError(tr(text, count=len(todo)))
         in_use = {element: end for element, end in over.items() if element not in given_up}
         for element in (element for element, end in in_use.items() if end is ElementEnd.CANCELLED):
             given_up.add(element)
@@ -170,7 +174,7 @@ def collect_results(
             else:
                 starts[element] += 1
                 elements.requeue(element)
-        if len(over) == started and not lost and waiting.keys() - dict(queue.finished()).keys():
+        if len(over) == started and not lost and todo.keys() - dict(queue.finished()).keys():
             # Work is left and no element runs.
             candidates = (element for element in over if element not in given_up)
             able = next((element for element in candidates if starts[element] < MAX_STARTS), None)
@@ -180,8 +184,12 @@ def collect_results(
                     "no element of the array stays alive ({words}): correct the cause; "
                     "then the same command with --resume judges the other {count}"
                 )
-                raise UserError(tr(text, words=words, count=len(waiting)))
+                raise UserError(tr(text, words=words, count=len(todo)))
             starts[able] += 1
             elements.requeue(able)
-        if waiting:
+        if todo:
+            if waiting is not None:
+                now = time.monotonic()
+                taken = [number for element in range(started) for number in queue.taken_by(element)]
+                waiting({jobs[number].student: now - began.setdefault(number, now) for number in taken})
             time.sleep(elements.pace())

@@ -12,9 +12,11 @@ import os
 import select
 import socket
 import subprocess
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -61,6 +63,12 @@ def no_course(folder: Path) -> UserError:
     return UserError(f"no course in {folder}: make one with `dlo course {folder}`")
 
 
+Waiting = Callable[[Mapping[str, float]], None]
+"""Takes the students whose submissions are being judged, with the seconds since the start; empty while the
+reference solution is judged.
+"""
+
+
 class Judges(Protocol):
     """A service that judges the submissions of a batch."""
 
@@ -70,8 +78,14 @@ class Judges(Protocol):
         """
         ...
 
-    def judge(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
-        """Yield each job with its exit status, 0 if its report is written, in the order in which they end."""
+    def judge(
+        self, jobs: Iterable[JudgeJob], at_once: int, waiting: Waiting | None = None
+    ) -> Iterator[tuple[JudgeJob, int]]:
+        """Yield each job with its exit status, 0 if its report is written, in the order in which they end.
+
+        Args:
+            waiting: called about once a second while submissions are judged.
+        """
         ...
 
 
@@ -114,16 +128,18 @@ class JudgeClient:
         """Yield each job with its exit status in the order in which they end: 0 if there was nothing to run
         and its report is written, 3 if it must be judged.
         """
-        yield from self._run("screen", jobs, at_once, alone=False)
+        yield from self._run("screen", jobs, at_once, alone=False, waiting=None)
 
-    def judge(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
+    def judge(
+        self, jobs: Iterable[JudgeJob], at_once: int, waiting: Waiting | None = None
+    ) -> Iterator[tuple[JudgeJob, int]]:
         """Yield each job with its exit status, 0 if its report is written, in the order in which they end.
 
         Raises:
             UserError: the reference solution does not score full marks.
         """
-        self.prove()
-        yield from self._run("judge", jobs, at_once, alone=at_once == 1)
+        self.prove(waiting)
+        yield from self._run("judge", jobs, at_once, at_once == 1, waiting)
 
     @property
     def alive(self) -> bool:
@@ -177,7 +193,7 @@ class JudgeClient:
         with self._process.stdin as pipe:
             pipe.write(json.dumps(self._settings).encode())
 
-    def prove(self) -> None:
+    def prove(self, waiting: Waiting | None = None) -> None:
         """Check that the reference solution scores full marks: read the record, or judge the solution and
         record it.
 
@@ -187,7 +203,7 @@ class JudgeClient:
         while True:
             try:
                 self._send({"do": "ready"})
-                lost = self._receive()["ready"]
+                lost = self._receive(partial(waiting, {}) if waiting else None)["ready"]
                 break
             except ServiceEnded:
                 self._start_again()
@@ -205,24 +221,32 @@ class JudgeClient:
         jobs: Iterable[JudgeJob],
         at_once: int,
         alone: bool,
+        waiting: Waiting | None,
     ) -> Iterator[tuple[JudgeJob, int]]:
-        waiting: deque[tuple[JudgeJob, bool]] = deque((job, False) for job in jobs)
+        todo: deque[tuple[JudgeJob, bool]] = deque((job, False) for job in jobs)
         running: dict[int, tuple[JudgeJob, bool]] = {}
+        began: dict[int, float] = {}
         number = 0
-        while waiting or running:
+
+        def tick() -> None:
+            if waiting is not None:
+                now = time.monotonic()
+                waiting({job.student: now - began[tag] for tag, (job, _) in running.items()})
+
+        while todo or running:
             try:
-                while waiting and len(running) < at_once:
+                while todo and len(running) < at_once:
                     number += 1
-                    running[number] = waiting.popleft()
+                    running[number], began[number] = todo.popleft(), time.monotonic()
                     job = running[number][0]
                     files = {name: str(getattr(job, name)) for name in ("notebook", "report", "rebuilt")}
                     self._send({"do": what, **files, "key": job.key, "alone": alone, "tag": number})
-                answer = self._receive()
+                answer = self._receive(tick)
             except ServiceEnded:
                 self._start_again()
                 if what == "judge":
                     self.prove()
-                waiting.extendleft(reversed(running.values()))
+                todo.extendleft(reversed(running.values()))
                 running.clear()
                 continue
             job, again = running.pop(answer["tag"])
@@ -231,7 +255,7 @@ class JudgeClient:
             elif again:
                 yield job, 1
             else:
-                waiting.append((job, True))
+                todo.append((job, True))
 
     def _start_again(self) -> None:
         self.close()
@@ -245,8 +269,10 @@ class JudgeClient:
         except OSError:
             raise ServiceEnded from None
 
-    def _receive(self) -> dict[str, Any]:
-        select.select([self._line], [], [])
+    def _receive(self, tick: Callable[[], None] | None = None) -> dict[str, Any]:
+        while not select.select([self._line], [], [], 1.0)[0]:
+            if tick is not None:
+                tick()
         try:
             message = self._line.recv(1 << 16)
         except OSError:

@@ -21,7 +21,7 @@ from dlo_lib.grading.classroom.batch import Done, Options, grade_lab
 from dlo_lib.grading.classroom.export import GradeTable
 from dlo_lib.grading.classroom.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.nbgrader_course import open_course
-from dlo_lib.grading.judge.client import JudgeClient, JudgeJob
+from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, Waiting
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.report import GRADED, CheckReport, QuestionReport, Report
 from dlo_lib.grading.judge.report_store import StoredReport
@@ -198,7 +198,9 @@ class Scripted:
     def screen(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
         yield from ((job, 3) for job in jobs)
 
-    def judge(self, jobs: Iterable[JudgeJob], at_once: int) -> Iterator[tuple[JudgeJob, int]]:
+    def judge(
+        self, jobs: Iterable[JudgeJob], at_once: int, waiting: Waiting | None = None
+    ) -> Iterator[tuple[JudgeJob, int]]:
         jobs, statuses = list(jobs), self.turns.pop(0)
         self.asked.append(([job.student for job in jobs], at_once))
         for job in jobs:

@@ -20,7 +20,12 @@ from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom import feedback
 from dlo_lib.grading.classroom.batch import grade_lab
 from dlo_lib.grading.classroom.collection import collect
-from dlo_lib.grading.classroom.feedback import make_feedback, release_feedback, release_receipts
+from dlo_lib.grading.classroom.feedback import (
+    make_feedback,
+    receipt_card,
+    release_feedback,
+    release_receipts,
+)
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.report import NO_ATTEMPT, QuestionReport
@@ -285,6 +290,42 @@ def test_feedback_replaces_the_receipt_in_the_exchange(course: Path, lab: LabInf
     release_receipts(opened, collect(opened, lab))  # there is no new submission, so no page is replaced
     assert page.read_bytes() == before
     assert not (course / ".receipts").exists()
+
+
+def test_the_receipt_and_the_feedback_of_a_second_submission_name_the_first(
+    course: Path, lab: LabInfo
+) -> None:
+    exchange, opened = course.parent / "exchange" / "dlo", open_course(course)
+
+    def submit(hour: int) -> None:
+        place = exchange / "inbound" / f"ada+{LAB}+2026-11-20 {hour}:00:00.5 UTC+nonce"
+        place.mkdir()
+        texts = {
+            "small.ipynb": notebook_text(release_notebook(source_folder(lab))),
+            "timestamp.txt": f"2026-11-20 {hour}:00:00.5 UTC",
+            "submission_secret.txt": str(hour) * 20,
+        }
+        for name, text in texts.items():
+            (place / name).write_text(text, encoding="utf-8")
+
+    def page() -> str:
+        before = set((exchange / "feedback").iterdir()) if (exchange / "feedback").is_dir() else set()
+        release_receipts(opened, collect(opened, lab))
+        (new,) = set((exchange / "feedback").iterdir()) - before
+        return new.read_text(encoding="utf-8")
+
+    says = "It replaces your submission of 2026-11-20 {hour}:00:00 UTC, which does not count."
+    submit(10)
+    assert "It replaces" not in page()
+    submit(11)  # collected in between
+    assert says.format(hour=10) in page()
+    submit(12)
+    submit(13)  # both since the last collection
+    assert says.format(hour=12) in page()
+    collect(opened, lab)
+    card = receipt_card(opened.coursedir, lab, "ada", 0)
+    assert card.replaced == "2026-11-20 12:00:00"
+    assert receipt_card(opened.coursedir, lab, "blaise", 0).replaced == ""
 
 
 def test_a_receipt_that_failed_is_released_by_the_next_collection(

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.classroom.nbgrader_course import open_course
+from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
 from dlo_lib.grading.classroom.roster import Change, Person, import_roster, parse_roster, read_roster
 
 EMILIE = Person("emilie", "Émilie", "du Châtelet", "e@uni.example")
@@ -119,6 +119,27 @@ def test_a_dry_run_reports_the_changes_and_makes_none(course: Path, tmp_path: Pa
     assert set(roster) == {"ada", "blaise", "chloe", "dan", "dan2", "emilie"}
     again = import_roster(opened, file)
     assert {line.change for line in again} == {Change.SAME, Change.ABSENT}
+
+
+def test_a_student_without_a_name_is_shown_by_the_id_in_formgrader(course: Path, tmp_path: Path) -> None:
+    """formgrader shows "last name, first name", and "None, None" for empty cells of the database."""
+    opened = open_course(course)
+    import_roster(opened, table(tmp_path, "id\nfrancis\n"))
+    create_course(course, students=["ada", "grace"])
+    with opened.gradebook as gradebook:
+        named = {student.id: (student.last_name, student.first_name) for student in gradebook.students}
+    assert named["francis"] == ("francis", "")
+    assert named["grace"] == ("grace", "")
+    assert named["ada"] == ("Lovelace", "Ada")
+    people = {person.id: person for person in read_roster(opened)}
+    assert people["francis"] == Person(
+        "francis"
+    )  # exports and Moodle's matching do not take the id for a name
+    (told,) = [
+        line for line in import_roster(opened, table(tmp_path, "id,last name\ngrace,Hopper\n")) if line.what
+    ]
+    assert told.what == "last_name: - → Hopper"
+    assert next(person for person in read_roster(opened) if person.id == "grace").last_name == "Hopper"
 
 
 def test_an_id_that_differs_in_case_from_one_of_the_course_is_refused(course: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from dlo_lib.grading.judge.array import (
     collect_results,
 )
 from dlo_lib.grading.judge.array_element import work
-from dlo_lib.grading.judge.client import RECORD_FILE, JudgeJob
+from dlo_lib.grading.judge.client import RECORD_FILE, JudgeJob, Waiting
 from dlo_lib.grading.judge.work_queue import WorkQueue
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from tests.grading.small_class import LAB, results, rows
@@ -80,6 +80,30 @@ def test_no_element_finds_work_when_the_queue_is_removed(tmp_path: Path) -> None
     queue.finish(ticket, 0)
     assert queue.take(0) is None
     assert not (tmp_path / "queue").exists()
+
+
+def test_the_submissions_that_elements_judge_are_shown_with_their_seconds(tmp_path: Path) -> None:
+    queue, shown = WorkQueue.of(tmp_path / "queue", jobs(3)), []
+
+    class Slow(unittest.mock.Mock):
+        """Element 0 takes a submission in each round; after the third it has judged all."""
+
+        def ended(self) -> dict[int, ElementEnd]:
+            ticket = queue.take(len(shown))
+            if len(shown) == 2:
+                for element in range(3):
+                    while (own := queue.take(element)) is not None:
+                        queue.finish(own, 0)
+            assert ticket is not None
+            return {}
+
+        def pace(self) -> float:
+            return 0.01
+
+    judged = collect_results(queue, Slow(), 3, jobs(3), lambda running: shown.append(dict(running)))
+    assert sorted(job.student for job, _ in judged) == ["s0", "s1", "s2"]
+    assert [list(running) for running in shown] == [["s0"], ["s0", "s1"]]
+    assert shown[0]["s0"] == 0 < shown[1]["s0"] < 60
 
 
 class Processes:
@@ -173,7 +197,7 @@ def test_a_lab_that_is_not_on_record_is_proved_before_the_array_is_submitted(
 
         def __exit__(self, *_: object) -> None: ...
 
-        def prove(self) -> None:
+        def prove(self, waiting: Waiting | None = None) -> None:
             raise UserError("the reference solution does not score full marks")
 
     monkeypatch.setattr(array, "JudgeClient", Unproved)
