@@ -10,6 +10,7 @@ Reference: namespaces(7), user_namespaces(7), capabilities(7). Cost: about 10 ms
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -88,6 +89,12 @@ def mount_worker_files(limits: Limits, keep: Sequence[str]) -> None:
     prctl(PR_SET_DUMPABLE, 0)  # student's code has the same uid and must not read or trace it
     _mount("none", "/", "", RECURSIVE | PRIVATE)
     _mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES | NO_EXECUTE)
+    with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
+        file.write("0")
+    with contextlib.suppress(OSError):  # before Linux 5.8
+        # Over the first one: only processes. The other files count what all workers do (memory, load, locks),
+        # so that one worker could read what another one signals.
+        _mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES | NO_EXECUTE, "subset=pid")
     kept = [(path, os.open(path, os.O_PATH)) for path in keep]
     for path, size in (("/tmp", limits.scratch), ("/dev/shm", limits.shared_memory)):
         _mount(
@@ -99,8 +106,6 @@ def mount_worker_files(limits: Limits, keep: Sequence[str]) -> None:
         _mount("devpts", TERMINALS, "devpts", NO_SUID | NO_EXECUTE, "newinstance,ptmxmode=0666,mode=620")
     _loopback_up()
     WORK.mkdir()
-    with open("/proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
-        file.write("0")
 
 
 def drop_privileges() -> None:

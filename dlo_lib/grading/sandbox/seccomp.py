@@ -1,9 +1,12 @@
 """Refuse system calls that no lab needs, with a seccomp filter (classic BPF).
 
 The filter is the second barrier. The first is that a worker has no capabilities and that its mounts contain
-nothing to protect. The filter refuses system calls with a history of kernel exploits, and calls that allocate
-memory which belongs to no process. A refused call fails as on a kernel that does not allow it (EPERM) or does
-not have it (ENOSYS), so that libraries use their fallbacks.
+nothing to protect. The filter refuses system calls with a history of kernel exploits, calls that allocate
+memory which belongs to no process, and calls through which two workers could communicate past the judge: they
+see the same read-only files, so a lock, a lease or a notification on one of these files would be a signal. A
+refused call fails as on a kernel that does not allow it (EPERM) or does not have it (ENOSYS), so that
+libraries use their fallbacks. Locking a file succeeds and does nothing, because only processes of one worker
+share files that can be written.
 
 Reference: Documentation/userspace-api/seccomp_filter.rst of the Linux kernel. Cost: about 30 ns per call with
 the bitmap cache of the kernel.
@@ -22,7 +25,7 @@ from dataclasses import dataclass
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_ANY, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
 X32 = 0x40000000  # x86-64's second numbering of the same calls
 NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
@@ -54,11 +57,19 @@ REFUSED = {
     # memory that belongs to no process, which the judge cannot measure
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
     "memfd_secret": (447, 447),
+    # signals between workers: notification of events on a file, and the pages of a file that are in memory
+    "inotify_init1": (294, 26), "mincore": (27, 232), "cachestat": (451, 451), "fadvise64": (221, 223),
+    "readahead": (187, 213),
 }  # fmt: skip
 # A filter can read the flags of clone, but not those of clone3. glibc and libffi have fallbacks for both.
 ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279)}
-ONLY_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134}
+ONLY_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134, "inotify_init": 253}
 SOCKET, SOCKETPAIR, CLONE = (41, 198), (53, 199), (56, 220)
+FLOCK, FCNTL = (73, 32), (72, 25)
+LOCKS = (6, 7, 37, 38)  # commands of fcntl: F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
+# F_GETLK, F_OFD_GETLK, F_SETLEASE, F_GETLEASE, F_NOTIFY; and F_SETPIPE_SZ, because no measurement of memory
+# sees a tensor in pipes of 1 MiB
+REFUSED_COMMANDS = (5, 36, 1024, 1025, 1026, 1031)
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,11 @@ def program(machine: Machine) -> bytes:
         code += _when(numbers[column], [_fail(errno.EPERM)])
     for numbers in ABSENT.values():
         code += _when(numbers[column], [_fail(errno.ENOSYS)])
+    code += _when(FLOCK[column], [_fail(0)])
+    commands = [_step(LOAD, SECOND_ARGUMENT)]
+    commands += [part for command in LOCKS for part in _when(command, [_fail(0)])]
+    commands += [part for command in REFUSED_COMMANDS for part in _when(command, [_fail(errno.EPERM)])]
+    code += _when(FCNTL[column], [*commands, _step(RETURN, ALLOW)])
     new_namespace = [
         _step(LOAD, FIRST_ARGUMENT),
         _step(JUMP_ANY, NEW_NAMESPACE, otherwise=1),
@@ -149,6 +165,7 @@ def _when(number: int, steps: list[bytes]) -> list[bytes]:
 
 
 def _fail(error: int) -> bytes:
+    """Return the instruction that ends the call with this error; with 0 it succeeds and does nothing."""
     return _step(RETURN, ERRNO | error)
 
 

@@ -270,6 +270,12 @@ CALLS = {
     "userfaultfd": "syscall(323, 0)",
     "kexec": "syscall(246, 0, 0, 0, 0)",
     "shared memory of no process": "syscall(29, 0, 1 << 20, 0o1600)",
+    "notification of files": "syscall(294, 0)",
+    "pages of files that are in memory": "syscall(27, 0, 0, 0)",
+    "dropping the pages of a file": "syscall(221, 0, 0, 0, 4)",
+    "a lease on a file": "syscall(72, 0, 1024, 0)",
+    "who holds a lock": "syscall(72, 0, 5, 0)",
+    "a pipe that holds a tensor": "syscall(72, 1, 1031, 1 << 20)",
     "32-bit numbering": "syscall(0x40000000 | 39)",
 }
 
@@ -290,6 +296,44 @@ def test_the_call_is_refused(inside: Callable[..., Any], call: str) -> None:
 )
 def test_the_call_does_not_exist(inside: Callable[..., Any], call: str) -> None:
     assert inside(f"def attack(): return {call}") == 38  # ENOSYS
+
+
+SIGNALS = """
+def attack():
+    import fcntl, torch
+    file = open(torch.__file__)
+    return [
+        attempt(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)),
+        attempt(lambda: fcntl.lockf(os.open(torch.__file__, os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB)),
+    ]
+"""
+
+
+def test_a_lock_of_one_worker_is_no_signal_for_another(inside: Callable[..., Any], sandbox: Zygote) -> None:
+    """All workers see the same files of torch: with a lock on one of them a worker could send bits to
+    another.
+    """
+    holder = sandbox.worker()
+    source = (
+        "import fcntl, os, torch\n"
+        "def hold():\n"
+        "    global file\n"
+        "    file = open(torch.__file__)\n"
+        "    fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "    return fcntl.fcntl(file, fcntl.F_GETFD)\n"
+    )
+    cell = {"id": "a", "own": True, "source": source}
+    holder.ask(deadline_after(20), do="load", cells=[cell])
+    assert "value" in holder.ask(deadline_after(20), do="call", name="hold", args=[], kwargs={})
+    assert inside(SIGNALS) == ["None", "None"]
+    holder.close()
+
+
+@pytest.mark.parametrize(
+    "file", ["locks", "meminfo", "stat", "loadavg", "vmstat", "pressure/cpu", "sys/fs/file-nr", "interrupts"]
+)
+def test_what_other_workers_do_cannot_be_read(inside: Callable[..., Any], file: str) -> None:
+    assert inside(f"def attack(): return attempt(lambda: open('/proc/{file}').read())") == "FileNotFoundError"
 
 
 @pytest.mark.parametrize("target", ["1", "os.getppid()", "-1", "0 * 1 + 3"])

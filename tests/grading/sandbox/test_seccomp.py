@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import socket
 import struct
 
@@ -28,9 +29,11 @@ PROCESSORS = [MACHINES["x86_64"], MACHINES["aarch64"]]
 EPERM, ENOSYS, NO_FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | errno.EAFNOSUPPORT
 
 
-def verdict(machine: Machine, number: int, argument: int = 0, audit: int | None = None) -> int:
+def verdict(
+    machine: Machine, number: int, argument: int = 0, second: int = 0, audit: int | None = None
+) -> int:
     """Return the result of the filter for a call."""
-    data = struct.pack("<IIQQ", number, machine.audit if audit is None else audit, 0, argument)
+    data = struct.pack("<IIQQQ", number, machine.audit if audit is None else audit, 0, argument, second)
     steps = [
         struct.unpack_from("HBBI", program(machine), place) for place in range(0, len(program(machine)), 8)
     ]
@@ -57,7 +60,8 @@ def test_listed_calls_are_refused_and_the_others_pass(machine: Machine) -> None:
     absent = {numbers[machine.column] for numbers in ABSENT.values()}
     assert {verdict(machine, number) for number in refused} == {EPERM}
     assert {verdict(machine, number) for number in absent} == {ENOSYS}
-    others = set(range(460)) - refused - absent - {SOCKET[machine.column], seccomp.SOCKETPAIR[machine.column]}
+    by_argument = (SOCKET, seccomp.SOCKETPAIR, seccomp.FLOCK)
+    others = set(range(460)) - refused - absent - {numbers[machine.column] for numbers in by_argument}
     allowed = {number for number in others if verdict(machine, number) == ALLOW}
     assert others - allowed == (set(seccomp.ONLY_X86.values()) if machine.column == 0 else set())
 
@@ -72,6 +76,21 @@ def test_the_first_argument_decides_for_sockets_and_forks(machine: Machine) -> N
     assert verdict(machine, CLONE[machine.column], 17) == ALLOW  # SIGCHLD: a fork
     assert verdict(machine, CLONE[machine.column], 0x3D0F00) == ALLOW  # a thread of glibc's
     assert verdict(machine, CLONE[machine.column], 0x10000000 | 17) == EPERM  # CLONE_NEWUSER
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_locks_do_nothing_and_other_signals_on_files_are_refused(machine: Machine) -> None:
+    column = machine.column
+    assert verdict(machine, seccomp.FLOCK[column], 3, fcntl.LOCK_EX | fcntl.LOCK_NB) == ERRNO
+    commands = {command: verdict(machine, seccomp.FCNTL[column], 3, command) for command in range(1100)}
+    assert {command for command, result in commands.items() if result == ERRNO} == {
+        fcntl.F_SETLK, fcntl.F_SETLKW, fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW,
+    }  # fmt: skip
+    assert {command for command, result in commands.items() if result == EPERM} == {
+        fcntl.F_GETLK, fcntl.F_OFD_GETLK, fcntl.F_SETLEASE, fcntl.F_GETLEASE, fcntl.F_NOTIFY,
+        fcntl.F_SETPIPE_SZ,
+    }  # fmt: skip
+    assert set(commands.values()) == {ALLOW, ERRNO, EPERM}
 
 
 @pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
