@@ -730,6 +730,37 @@ print(columns(rows))
 # operation, so it is slow for large models. At true size it is stored here, not run: for Llama 3.2 3B, batch 1 × 2048
 # (torch 2.13, two CPU cores, 23 November 2026, several minutes for each), it gave 60.3 GiB with `foreach` and
 # 54.0 GiB with `fused`. That run kept a reference to the bf16 logits, which have 0.5 GiB: the figures of step 5 are 59.8 and 53.5 GiB.
+#
+# Is all of this true on a GPU? The cell trains Llama 3.2 1B for two steps on the GPU of this machine and reads
+# `max_memory_allocated()`. Without a GPU of 27 GiB it shows what it gave on one.
+
+# %% id="run_on_gpu" tags=["demo"]
+from dlo_lib.labkit.on_gpu import StoredResult, measured_or_stored
+from dlo_lib.optim import Precision, train_step
+
+
+def allocated(checkpointing: bool) -> float:
+    """Return the bytes that PyTorch has allocated at the peak of the second step: batch 1 x 2048, bf16, fused AdamW."""
+    model = Llama(model_config("llama-3.2-1b"), checkpointing=checkpointing, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.randint(model.config.vocab_size, (1, 2048), device="cuda")
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        train_step(model, optimizer, [(tokens, tokens)], precision=Precision.BF16)
+    return torch.cuda.max_memory_allocated()
+
+
+on_h100 = StoredResult(
+    "an NVIDIA H100 80GB", "2026-11-22", "torch 2.11, CUDA 13.0", {"activations kept": 23.09 * 2**30, "activations checkpointed": 19.47 * 2**30}
+)
+found = measured_or_stored(
+    {"activations kept": partial(allocated, False), "activations checkpointed": partial(allocated, True)}, on_h100, gib=27
+)
+rows = [("Llama 3.2 1B, batch 1 x 2048", "allocated by the GPU", "measure_memory")]
+for (name, peak), checkpointing in zip(found.items(), (False, True)):
+    computed = measure_memory("llama-3.2-1b", 1, 2048, checkpointing=checkpointing, fused=True, parallel="none")
+    rows.append((name, size(peak), size(computed.peak_bytes)))
+print(columns(rows))
 
 # %% [markdown] id="quiz_text"
 # ## 13 · Quiz

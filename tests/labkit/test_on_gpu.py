@@ -1,0 +1,53 @@
+"""Stored figures are marked as stored, and a GPU with enough memory is measured instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlo_lib.labkit.on_gpu import StoredResult, measured_or_stored
+
+STORED = StoredResult("an H100", "2026-11-22", "torch 2.11", {"kept": 23.0, "checkpointed": 19.5})
+
+
+def refuse() -> float:
+    pytest.fail("there is nothing to measure on")
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, free_gib: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_gib << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+
+
+def test_without_a_gpu_the_stored_figures_are_shown_with_card_and_date(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert measured_or_stored({"kept": refuse}, STORED, gib=27) == {"kept": 23.0}
+    said = "STORED, not measured here (no GPU). This cell on an H100, 2026-11-22, torch 2.11:\n"
+    assert capsys.readouterr().out == said
+
+
+def test_on_a_gpu_the_cell_measures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_gpu(monkeypatch, 30)
+    assert measured_or_stored({"kept": lambda: 7.0}, STORED, gib=27) == {"kept": 7.0}
+    assert capsys.readouterr().out == "Measured on this machine, a card:\n"
+
+
+def test_a_gpu_with_too_little_memory_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_a_gpu(monkeypatch, 20)
+    assert measured_or_stored({"checkpointed": refuse}, STORED, gib=27) == {"checkpointed": 19.5}
+    assert "less than 27 GiB free" in capsys.readouterr().out
+
+
+def test_a_measurement_needs_a_stored_figure_on_every_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_a_gpu(monkeypatch, 30)
+    with pytest.raises(KeyError, match="batch 4"):
+        measured_or_stored({"batch 4": lambda: 1.0}, STORED, gib=1)
