@@ -7,9 +7,13 @@ A message may use ``{rank}``, ``{got}`` (bytes), ``{want}`` (bytes), ``{count}``
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
-from dlo_lib.grading.checks.contract import Run, Trial
+from dlo_lib.grading.checks.contract import Nudge, Run, Trial
 from dlo_lib.labkit.compare import fields
 
 
@@ -55,6 +59,57 @@ def passes_at_most(
         got, count = run.bytes(rank, kind), len(run.calls(rank, kind))
         good = got <= most and (calls is None or count == calls)
         t.that(good, message, **_fields(message, run, rank, got, most, count))
+
+
+def uses_what_arrives(t: Trial, run: Run, kind: Kind | None = None, rank: int = 0, call: int = -1) -> None:
+    """The result of ``rank`` depends on what it receives in a call of ``kind``.
+
+    The scenario runs again on the same inputs, and one number that the rank receives is changed in transit. A
+    result that does not change came to the rank on another way than through its messages, for example through
+    a file lock, which no count of bytes shows.
+
+    Args:
+        run: a run whose results are right.
+        kind: None for the kind of the rank's last call.
+        call: the number of the call of this kind on this rank, -1 for the last one.
+    """
+    calls = run.calls(rank, kind)
+    t.that(bool(calls), "rank {rank} receives nothing", rank=rank)
+    same_kind = run.calls(rank, calls[-1].kind)
+    place = call % len(same_kind)
+    chosen = same_kind[place]
+    members = chosen.members
+    begin = (members.index(rank) + 1) % len(members) * chosen.numel if chosen.kind is Kind.ALL_GATHER else 0
+    assert run.repeat is not None
+    before, same = plain(run.results[rank]), True
+    for offset in (0, chosen.numel // 2):  # the first one may be padding
+        if same:
+            again = run.repeat(Nudge(chosen.kind, rank, place, element=begin + offset, by=3.0))
+            same = same_plain(before, plain(again.results[rank]))
+    message = (
+        "the result of rank {rank} does not depend on what it receives: a number of its {kind} number {call} "
+        "was changed on the way, and the result is the same. Compute with the received values"
+    )
+    t.that(not same, message, rank=rank, kind=chosen.kind.value, call=place + 1)
+
+
+def plain(result: Any) -> list[Any]:
+    """Return the leaves of a result in order."""
+    if isinstance(result, dict):
+        return [leaf for value in result.values() for leaf in plain(value)]
+    if isinstance(result, (list, tuple)):
+        return [leaf for value in result for leaf in plain(value)]
+    return [result]
+
+
+def same_plain(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two lists of leaves have equal values."""
+    return len(one) == len(other) and all(
+        torch.equal(a, b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else type(a) is type(b) and a == b
+        for a, b in zip(one, other)
+    )
 
 
 def _fields(message: str, run: Run, rank: int, got: int, want: int, count: int) -> dict[str, object]:

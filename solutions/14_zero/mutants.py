@@ -195,7 +195,7 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "Every rank has a whole optimiser, and the all-gathers are not used",
+        "Every rank has a whole optimiser",
         "check_state_is_divided",
         says="The whole state of AdamW would be 2",
         answer="""
@@ -208,7 +208,35 @@ MUTANTS = [
                 self.optimizer.step()
                 for parameter in self.parameters:
                     if parameter.grad is not None:
-                        whole(piece_of(parameter, dist.get_rank(), dist.get_world_size()), parameter.shape)
+                        piece = piece_of(parameter.data, dist.get_rank(), dist.get_world_size())
+                        parameter.data.copy_(whole(piece, parameter.shape))
+        """,
+    ),
+    Mutant(
+        "Of small parameters every rank computes the whole update, and does not use the all-gathers",
+        "check_updates_travel",
+        says="does not depend on what it receives",
+        answer="""
+        class ShardedOptimizer:
+            def __init__(self, parameters, make_optimizer):
+                self.parameters = list(parameters)
+                self.large = max(parameter.numel() for parameter in self.parameters) > 2**16
+                self.rank, self.world = dist.get_rank(), dist.get_world_size()
+                self.pieces = [nn.Parameter(self.piece(parameter)) for parameter in self.parameters]
+                self.optimizer = make_optimizer(self.pieces if self.large else self.parameters)
+
+            def piece(self, tensor):
+                return piece_of(tensor, self.rank, self.world)
+
+            def step(self):
+                for parameter, piece in zip(self.parameters, self.pieces):
+                    piece.grad = None if parameter.grad is None else self.piece(parameter.grad)
+                self.optimizer.step()
+                for parameter, piece in zip(self.parameters, self.pieces):
+                    if parameter.grad is not None:
+                        new = whole(piece.data if self.large else self.piece(parameter.data), parameter.shape)
+                        if self.large:
+                            parameter.data.copy_(new)
         """,
     ),
     Mutant(

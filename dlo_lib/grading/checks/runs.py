@@ -4,7 +4,7 @@ nudge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -74,6 +74,8 @@ class Run:
     """The number of calls that a rank had issued when it last passed a mark, by mark and rank."""
     unwaited: tuple[tuple[str, ...], ...] = ()
     """By rank, a description of each asynchronous call for which the rank never waited."""
+    repeat: Callable[[Nudge], Run] | None = field(default=None, repr=False, compare=False)
+    """Runs the same scenario on the same inputs again, with a nudge."""
 
     @property
     def world(self) -> int:

@@ -12,6 +12,7 @@ import linecache
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dlo_lib.comm.deadlock.vocabulary import what, where
@@ -160,9 +161,8 @@ class RemoteStudent:
             ) in judged.answers.items():  # in the order in which they came: the first is the cause
                 if "fault" in answer:
                     raise self._wrong(fault_from(answer["fault"]), rank)
-            return finished_run(
-                [judged.answers[rank].get("value") for rank in range(world)], service, scenario, nudge
-            )
+            values = [judged.answers[rank].get("value") for rank in range(world)]
+        return finished_run(values, service, scenario, nudge, partial(self.ranks, scenario, inputs_per_rank))
 
     def _ask(self, **request: Any) -> Any:
         worker = self._attempt.worker()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -97,7 +98,8 @@ class LocalStudent:
                 raise _late_ranks(failure, *lost, self._seconds) from failure
             raise _as_wrong_answer(failure) from failure
         assert switch.service is not None  # every rank has returned, so all were connected
-        return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge)
+        repeat = partial(self.ranks, scenario, inputs_per_rank)
+        return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge, repeat)
 
 
 def _on_rank(scenario: Scenario, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str) -> bytes:

@@ -5,7 +5,7 @@ module.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -73,7 +73,13 @@ def final_marks(scenario: Scenario) -> set[str]:
     return found
 
 
-def finished_run(results: list[Any], service: SwitchServer, scenario: Scenario, nudge: Nudge | None) -> Run:
+def finished_run(
+    results: list[Any],
+    service: SwitchServer,
+    scenario: Scenario,
+    nudge: Nudge | None,
+    repeat: Callable[[Nudge], Run],
+) -> Run:
     """Return the ``Run`` that a check gets, without a final mark after which a rank made calls.
 
     Raises:
@@ -101,7 +107,7 @@ def finished_run(results: list[Any], service: SwitchServer, scenario: Scenario, 
     for (name, rank), calls in service.marked.items():
         issued.setdefault(name, {})[rank] = calls
     unwaited = tuple(service.exchange.unwaited(rank) for rank in range(len(results)))
-    return Run(results, traffic, held, issued, unwaited)
+    return Run(results, traffic, held, issued, unwaited, repeat)
 
 
 def as_wrong(fault: Fault) -> Wrong:

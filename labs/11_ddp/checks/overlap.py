@@ -8,7 +8,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.labkit.compare import wrong_if
-from dlo_lib.labkit.traffic import passes_only
+from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
 from dlo_lib.text import tr
 
 from .replicas import DIVIDED_TWICE, SUMMED, explained
@@ -178,6 +178,7 @@ def check_bucket_traffic(student, t):
             got=got,
             want=want,
         )
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
 
 
 @check("overlap", points=2, seconds=20)
@@ -325,3 +326,4 @@ def check_accumulated(student, t):
                 "the number of all-reduces for the one bucket is {count}, not 1: all backward passes except the last run inside no_sync()"
             )
             t.that(count == 1, message, count=count)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Run, Wrong, check
 from dlo_lib.labkit.compare import every_rank, near, wrong_if
-from dlo_lib.labkit.traffic import passes_exactly
+from dlo_lib.labkit.traffic import passes_exactly, uses_what_arrives
 from dlo_lib.text import tr
 
 from .scenarios import averaged, replicated
@@ -33,20 +33,20 @@ def explained(student, scenario, inputs: Sequence[Mapping], causes: Mapping[str,
 # -- 1 · replicate
 
 
-def replicas(student, t, world: int, frozen: bool = False) -> tuple[list[list[Tensor]], list[dict]]:
-    """The state of each rank after ``replicate``, and before it."""
+def replicas(student, t, world: int, frozen: bool = False) -> tuple[Run, list[dict]]:
+    """The run of ``replicate``, whose results are the state of each rank, and the state before it."""
     shape = (t.integer(2, 5), t.integer(2, 5))
     before = [{"weight": t.normal(*shape), "mean": t.normal(shape[0]), "frozen": frozen} for _ in range(world)]
-    return student.ranks(replicated, before).results, before
+    return student.ranks(replicated, before), before
 
 
 @check("replicate", points=1, seconds=20)
 def check_parameters(student, t):
     "Every rank has the parameters of rank 0"
     for world in (1, 2, 3):
-        after, before = replicas(student, t, world)
+        run, before = replicas(student, t, world)
         weights = [own["weight"] for own in before]
-        for rank, (weight, _, _) in enumerate(after):
+        for rank, (weight, _, _) in enumerate(run.results):
             mistakes = {
                 "the weight on rank {rank} is still its own: broadcast it from rank 0, in place": weights[rank],
                 "the weight on rank {rank} is the mean over the ranks: every rank should get the values of rank 0": sum(weights) / world,
@@ -54,26 +54,27 @@ def check_parameters(student, t):
             }
             wrong_if(t, weight, weights[0], mistakes, rank=rank)
             t.close(weight, weights[0], "the weight on rank {rank} of {world}", rank=rank, world=world, atol=0, rtol=0)
+    uses_what_arrives(t, run, rank=t.integer(1, 2), call=0)  # the parameter comes first
 
 
 @check("replicate", points=1, seconds=20)
 def check_buffers(student, t):
     "The buffers are replicated too"
-    after, before = replicas(student, t, t.integer(2, 3))
-    for rank, (_, mean, steps) in enumerate(after):
+    run, before = replicas(student, t, t.integer(2, 3))
+    for rank, (_, mean, steps) in enumerate(run.results):
         message = (
             "running_mean, a buffer, is still its own on rank {rank}: module.parameters() has no buffers, go through module.buffers() too"
         )
         wrong_if(t, mean, before[0]["mean"], {message: before[rank]["mean"]}, rank=rank)
         t.close(mean, before[0]["mean"], "running_mean, a buffer, on rank {rank}", rank=rank, atol=0, rtol=0)
-        t.that(bool(torch.equal(steps, after[0][2])), "num_batches_tracked, a buffer of integers, on rank {rank}", rank=rank)
+        t.that(bool(torch.equal(steps, run.results[0][2])), "num_batches_tracked, a buffer of integers, on rank {rank}", rank=rank)
 
 
 @check("replicate", points=1, seconds=20)
 def check_frozen(student, t):
     "Frozen parameters are replicated as well"
-    after, before = replicas(student, t, 3, frozen=True)
-    for rank, (weight, _, _) in enumerate(after):
+    run, before = replicas(student, t, 3, frozen=True)
+    for rank, (weight, _, _) in enumerate(run.results):
         t.that(
             bool(torch.equal(weight, before[0]["weight"])),
             "a frozen parameter still has another value on rank {rank}: it belongs to the state of the model, although no optimiser trains it",
@@ -127,6 +128,7 @@ def check_small_traffic(student, t):
     every_rank(t, run, means[0], "gradient 0 on rank {rank}", of=lambda grads: grads[0])
     message = "rank {rank} passed {got} bytes ({kinds}), the gradients have {want}: one all-reduce for each gradient is enough"
     passes_exactly(t, run, size, message)
+    uses_what_arrives(t, run, rank=t.integer(0, 1))
 
 
 @check("average", points=1, seconds=20)

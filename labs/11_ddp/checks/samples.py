@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import every_rank, wrong_if
-from dlo_lib.labkit.traffic import passes_at_most
+from dlo_lib.labkit.traffic import passes_at_most, uses_what_arrives
 
 from .scenarios import accuracies, moments, random_numbers
 
@@ -127,6 +127,7 @@ def check_one_message(student, t):
     run = student.ranks(accuracies, parts)
     every_rank(t, run, want, "the accuracy on rank {rank}", atol=1e-5)
     passes_at_most(t, run, 16, "calls: {count}, bytes: {got}. Put the two counts into one tensor and all-reduce it once", calls=1)
+    uses_what_arrives(t, run, rank=t.integer(0, 1))
 
 
 @check("metrics", points=1, seconds=20)
@@ -194,6 +195,7 @@ def check_samples_stay(student, t):
     same_moments(t, run, samples, [60, 60], within=1e-4)
     most = 8 * 4 * (2 * samples.shape[1] + 1)
     passes_at_most(t, run, most, "rank {rank} passed {got} bytes: sums of each channel are enough")
+    uses_what_arrives(t, run, rank=t.integer(0, 1))
 
 
 @check("moments", points=1, seconds=20)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.compare import every_rank, near, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only
+from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only, uses_what_arrives
 
 from .scenarios import (
     large_gradients,
@@ -142,6 +142,7 @@ def check_updates_travel(student, t):
             kinds=kinds_of(run, rank) or "no call",
             least=least,
         )
+    uses_what_arrives(t, run)
 
 
 @check("stage1", points=2, seconds=40)
@@ -193,6 +194,7 @@ def check_one_number(student, t):
     run = student.ranks(norms, case)
     same_norm(t, case, run.results, want)
     passes_at_most(t, run, 8, "calls: {count}, bytes: {got}. Add the squares on each rank, then send one number", calls=1)
+    uses_what_arrives(t, run, rank=t.integer(0, 1))
 
 
 # -- gradients
@@ -257,6 +259,7 @@ def check_reduce_scatter(student, t):
             kinds=kinds_of(run, rank) or "no call",
             want=want / 2,
         )
+    uses_what_arrives(t, run)
 
 
 @check("stage2", points=1, seconds=20)
@@ -327,6 +330,8 @@ def check_gathers(student, t):
             reduced=reduced,
             size=size,
         )
+    for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
+        uses_what_arrives(t, run, kind)
 
 
 @check("stage3", points=2, seconds=40)

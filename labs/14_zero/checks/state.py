@@ -8,7 +8,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.compare import every_rank
 from dlo_lib.labkit.memory import holds_at_most
-from dlo_lib.labkit.traffic import passes_exactly, passes_only
+from dlo_lib.labkit.traffic import passes_exactly, passes_only, uses_what_arrives
 from dlo_lib.models import LlamaConfig
 from dlo_lib.models.counts import parameters_by_part
 
@@ -128,6 +128,7 @@ def check_whole(student, t):
         padded = [world * own["piece"].nbytes for own in case]
         passes_only(t, run, [Kind.ALL_GATHER], "rank {rank} calls {kinds}: one all-gather is enough")
         passes_exactly(t, run, padded, "rank {rank} passed {got} bytes, but one all-gather of {want} is enough", calls=1)
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1))
 
 
 @check("pieces", points=1, seconds=20)

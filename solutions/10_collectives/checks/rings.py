@@ -14,6 +14,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Nudge, Run, check
 from dlo_lib.labkit.compare import every_rank, wrong_if
 from dlo_lib.labkit.memory import holds_at_most
+from dlo_lib.labkit.traffic import uses_what_arrives
 
 from .scenarios import (
     estimated,
@@ -150,6 +151,7 @@ def check_one_all_reduce(student, t):
             run.bytes(rank) <= most, "rank {rank} passes {got} bytes to the all-reduce: two counts have {most}, the points stay where they are",
             rank=rank, got=run.bytes(rank), most=most,
         )  # fmt: skip
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
 
 
 # -- 2 · exchange
@@ -205,7 +207,9 @@ def check_exchange_waits(student, t):
 def check_any_pattern(student, t):
     "Any pattern: 0 and 2 send to each other, 1 and 3 too (an order by the number of the rank fits one pattern only)"
     values, to = drawn(t, 4, t.integer(3, 9)), shift(4, 2)
-    same_received(t, routed(student, values, to), values, to)
+    run = routed(student, values, to)
+    same_received(t, run, values, to)
+    uses_what_arrives(t, run, Kind.RECV, t.integer(0, 3))
 
 
 # -- 3 · scatter
@@ -381,6 +385,7 @@ def check_gather_traffic(student, t):
             rank=rank, world=world, got=sent(run, rank), want=want,
         )  # fmt: skip
     to_the_right(t, run)
+    uses_what_arrives(t, run, Kind.RECV, t.integer(0, 3))
 
 
 # -- 5 · ring all-reduce
@@ -430,6 +435,7 @@ def check_ring_messages(student, t):
                 "too many bytes: rank {rank} of {world} sends {got}, a ring all-reduce of {whole} bytes sends {most}, 2 (N-1) chunks of B / N",
                 rank=rank, world=world, got=sent(run, rank), whole=values[0].nbytes, most=most,
             )  # fmt: skip
+    uses_what_arrives(t, run, Kind.RECV, t.integer(0, 3))
 
 
 @check("ring", points=1, seconds=30)

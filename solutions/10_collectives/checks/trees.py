@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
 from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.traffic import uses_what_arrives
 
 from .rings import drawn, everywhere, messages_only, pair, run_on, sent, targets, unchanged
 from .scenarios import from_root, from_root_transposed, in_levels, to_everyone, to_zero
@@ -33,7 +34,7 @@ def in_few_rounds(t, children: Mapping[int, Sequence[int]], root: int, message: 
 # -- 6 · trees
 
 
-def broadcast_right(student, t, world: int, root: int) -> Run:
+def broadcast_right(student, t, world: int, root: int, check_use: bool = False) -> Run:
     values = drawn(t, world, t.integer(3, 7))
     run = run_on(student, from_root, values, root=root)
     where = {"world": world, "root": root}
@@ -44,6 +45,8 @@ def broadcast_right(student, t, world: int, root: int) -> Run:
         wrong_if(t, got, values[root], {message: values[rank]}, rank=rank, **where)
         t.close(got, values[root], "the tensor of rank {rank} of {world}, from root {root}", rank=rank, **where)
     messages_only(t, run)
+    if check_use:
+        uses_what_arrives(t, run, Kind.RECV, (root + 1 + t.integer(0, world - 2)) % world)
     return run
 
 
@@ -58,7 +61,7 @@ def check_broadcast(student, t):
 def check_any_root(student, t):
     "Any root, and any number of ranks"
     for world, root in ((4, 1), (4, 3), (3, 0), (5, 2)):
-        broadcast_right(student, t, world, root)
+        broadcast_right(student, t, world, root, check_use=world == 5)
 
 
 @check("broadcast", points=2, seconds=60)
@@ -121,7 +124,8 @@ def check_reduce(student, t):
 def check_reduce_three(student, t):
     "Numbers of ranks that are not powers of two"
     for world in (3, 5):
-        reduce_right(student, t, drawn(t, world, t.integer(3, 7)))
+        run = reduce_right(student, t, drawn(t, world, t.integer(3, 7)))
+    uses_what_arrives(t, run, Kind.RECV)
 
 
 @check("reduce", points=2, seconds=60)
@@ -238,6 +242,7 @@ def check_straight(student, t):
             sent(run, rank) == want, "rank {rank} sends {got} bytes, its parts for the others have {want}: a part goes only to its destination",
             rank=rank, got=sent(run, rank), want=want,
         )  # fmt: skip
+    uses_what_arrives(t, run, Kind.RECV, t.integer(0, world - 1))
 
 
 # -- 8 · two levels
@@ -276,6 +281,8 @@ def check_levels(student, t):
                 "nodes. Cut the tensor by a reduce-scatter inside the node first",
                 rank=rank, world=world, inside=inside, got=got, chunk=chunk,
             )  # fmt: skip
+        if world == 4:
+            uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))
 
 
 @check("levels", points=1, seconds=30)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check, scenario
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
+from dlo_lib.labkit.traffic import uses_what_arrives
 from dlo_lib.text import tr
 
 from .twins import Table, ahead_of_time, deep_stack, fp32_steps, trained_alone, without_checkpoints
@@ -193,7 +194,8 @@ def gather_case(t, world: int, **chosen: bool) -> list[dict]:
     return [{"weights": weights, **options} for _ in range(world)]
 
 
-def same_weights_gathered(student, t, worlds: tuple[int, ...]) -> None:
+def same_weights_gathered(student, t, worlds: tuple[int, ...]) -> Run:
+    """Gather on all numbers of ranks; return the last run."""
     for world in worlds:
         case = gather_case(t, world)
         run = student.ranks(gathered, case)
@@ -204,12 +206,14 @@ def same_weights_gathered(student, t, worlds: tuple[int, ...]) -> None:
             )
             for mine, right in zip(got["weights"], case[0]["weights"]):
                 t.close(mine, right, "a weight on rank {rank} of {world}", **where)
+    return run
 
 
 @check("gather", points=2, seconds=30)
 def check_whole(student, t):
     "After wait_gather the weights are those of all ranks"
-    same_weights_gathered(student, t, (1, 2))
+    run = same_weights_gathered(student, t, (1, 2))
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1))
 
 
 @check("gather", points=1, seconds=30)
@@ -303,7 +307,8 @@ def same_training(student, t, case: list[dict]) -> Run:
 def check_same_training(student, t):
     "Two steps of training give what one process gives"
     for world, reshard in ((1, True), (2, True), (2, False)):
-        same_training(student, t, training_case(t, world, t.integer(2, 4), reshard))
+        run = same_training(student, t, training_case(t, world, t.integer(2, 4), reshard))
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=0)
 
 
 def actions_of(run: Run, rank: int, case: list[dict]) -> Table:
@@ -580,6 +585,7 @@ def check_hybrid_traffic(student, t):
         want = [(Kind.REDUCE_SCATTER.value, size, row), (Kind.ALL_REDUCE.value, size // 2, column)]
         message = "rank {rank} ran (call, bytes, members) {got} instead of a reduce-scatter in its row, then an all-reduce of the piece in its column: {want}"
         t.that(got == want, message, rank=rank, got=got, want=want)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))
 
 
 @check("hybrid", points=1, seconds=20)

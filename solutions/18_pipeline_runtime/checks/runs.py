@@ -9,6 +9,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Nudge, Run, check
 from dlo_lib.grading.checks.schedules import read_table
 from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.traffic import uses_what_arrives
 from dlo_lib.parallel.pipeline.schedules import afab, one_f_one_b
 from dlo_lib.parallel.pipeline.table import ActionKind, B, F, I, Schedule, W, in_a_loop
 
@@ -275,6 +276,7 @@ def check_whole_step(student, t):
                "its micro-batches add {want:g} to the mean over the targets in every_target",
                got=of_last, want=loss, **sizes)  # fmt: skip
         same_gradients(t, run, grads, "after pipeline_step (world size {ranks}, {m} micro-batches)", **sizes)
+    uses_what_arrives(t, run, Kind.RECV, rank=1)
 
 
 # -- 7 · with data parallelism
@@ -327,6 +329,7 @@ def check_hybrid_traffic(student, t):
             "beside the messages of its pipeline, rank {rank} passes {got} bytes; the gradients of its stage have {want}, and all-reduce is enough",
             rank=rank, got=got, want=want,
         )  # fmt: skip
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))
 
 
 @check("hybrid", points=1, seconds=30)

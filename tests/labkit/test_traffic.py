@@ -1,0 +1,63 @@
+"""A right result that does not come from the messages is found, although its traffic is right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlo_lib.grading.checks.contract import Kind, Trial, Wrong, scenario
+from dlo_lib.grading.notebook.local_student import LocalStudent
+from dlo_lib.labkit.traffic import uses_what_arrives
+
+
+@scenario
+def summed(student, rank, world, value, whole):
+    return {"total": student.total(value, whole)}
+
+
+@scenario
+def gathered(student, rank, world, value, whole):
+    packed = torch.empty(2 * value.numel())
+    dist.all_gather_into_tensor(packed, value)
+    return student.total(packed, whole)
+
+
+def all_reduced(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(value)
+    return value
+
+
+def sends_and_forgets(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """The traffic is right; the result came on another way, here with the arguments."""
+    dist.all_reduce(value)
+    return whole
+
+
+def judge(function, kind: Kind | None = None, which=summed, rank: int = 0) -> None:
+    values = [torch.arange(3.0), torch.arange(3.0) + 5]
+    inputs = [{"value": value, "whole": sum(values)} for value in values]
+    run = LocalStudent({"total": function}, 60).ranks(which, inputs)
+    uses_what_arrives(Trial(0), run, kind, rank)
+
+
+@pytest.mark.parametrize("kind", [None, Kind.ALL_REDUCE])
+def test_the_received_sum_is_used(kind: Kind | None) -> None:
+    judge(all_reduced, kind)
+
+
+def test_a_result_that_ignores_the_sum_is_wrong() -> None:
+    with pytest.raises(Wrong, match="rank 1 does not depend .* of its all_reduce number 1 was changed"):
+        judge(sends_and_forgets, rank=1)
+
+
+def test_a_rank_that_makes_no_call_receives_nothing() -> None:
+    with pytest.raises(Wrong, match="rank 0 receives nothing"):
+        judge(lambda value, whole: whole)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_gather_the_part_of_another_rank_is_changed(rank: int) -> None:
+    judge(lambda packed, whole: packed.chunk(2)[1 - rank], Kind.ALL_GATHER, gathered, rank)
+    with pytest.raises(Wrong, match="does not depend"):
+        judge(lambda packed, whole: packed.chunk(2)[rank].clone(), Kind.ALL_GATHER, gathered, rank)
