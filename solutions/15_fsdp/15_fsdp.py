@@ -9,9 +9,9 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 98 minutes; with the text, the
-# given code and the demos plan 2 h 20. Four optional exercises at the end take 45 minutes more. Each exercise has a
-# check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
+# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 75 minutes; with the text and the
+# given code plan 100, with the measurements and the last section 2 hours. Four optional exercises take 45 minutes
+# more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: shard (*fragment*), unit (*unité*), to gather (*rassembler*), to free (*libérer*), padding (*remplissage*), hook (*crochet*).
@@ -124,26 +124,11 @@ figures.cuts({"q": (6, 8), "k": (3, 8), "up": (10, 8)}, world=4)
 # On the right, **each parameter is sharded on its first dimension**. PyTorch's `fully_shard` (FSDP2) does this,
 # and so do you. (Optional exercises 9 and 10 build the flat buffer and count what rows cost in padding.)
 #
-# **Core · 14 min · ●●○**
+# **Core · 6 min · ●○○**
 #
-# - `own_rows(length, rank, world)`: the rows of this rank, of a parameter with `length` rows, as (start,
-#   stop). With c = ceil(length / world), rank r has rows r·c to (r+1)·c, as far as they exist; both are
-#   `length` for a rank without any.
-# - `shard_views(row, shapes, rank, world)`: a rank keeps one vector of a unit, its **row** of the packed
-#   unit: its part of the first parameter padded to c rows, then its part of the second padded to its c rows, and so on.
-#   So a part begins at the same place on every rank. Return for
-#   each parameter the part without padding, as a **view** of shape (own rows, ...). They are views because
-#   the optimiser updates the row through them. A tensor without dimensions, shape `()`, is one row of one number
-#   and keeps the shape (own rows,).
-#   (`math.prod(shape[:1])` rows of `math.prod(shape[1:])` numbers is right for it too, because an empty product
-#   is 1.)
-#
-# Two matrices on 2 ranks: A has 5 rows (c = 3), B has 4 (c = 2). The dots are a row of padding:
-#
-# ```
-# rank 0's row  [ A0 A1 A2 | B0 B1 ]
-# rank 1's row  [ A3 A4 .. | B2 B3 ]
-# ```
+# Write `own_rows(length, rank, world)`: the rows of this rank, of a parameter with `length` rows, as (start,
+# stop). With c = ceil(length / world), rank r has rows r·c to (r+1)·c, as far as they exist; both are
+# `length` for a rank without any.
 
 # %% nbgrader={"grade_id": "rows", "solution": true}
 def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
@@ -154,34 +139,36 @@ def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
     ### END SOLUTION
 
 
+# %% nbgrader={"grade_id": "test_rows", "grade": true}
+lab.check("rows")
+
+# %% [markdown] id="pack_text"
+# The rest is given: read the docstrings. Of a unit, a rank keeps one vector, its **row** of the packed unit: its part of
+# the first parameter padded to c rows, then its part of the second padded to its c rows, and so on. So a part begins
+# at the same place on every rank. Here are two matrices on 2 ranks: A has 5 rows (c = 3), B has 4 (c = 2), and the dots
+# are a row of padding.
+#
+# ```
+# packed      [ A0 A1 A2 | B0 B1 ]    rank 0's row         A    [ A0 A1 A2 A3 A4 ]
+# (world, S)  [ A3 A4 .. | B2 B3 ]    rank 1's row         B    [ B0 B1 B2 B3 ]
+# ```
+#
+# One all-gather concatenates the rows of all ranks: `packed`. `pack` makes it from whole tensors, `unpack` makes whole
+# tensors from it. (This copy is the second cost of rows, beside padding.) `shard_views` cuts one row into this rank's
+# parts. They are **views**, because the optimiser updates the row through them.
+
+# %% id="given_pack"
 def shard_views(row: torch.Tensor, shapes: list[tuple[int, ...]], rank: int, world: int) -> list[torch.Tensor]:
-    """Return this rank's part of each parameter, (own rows, ...), as views of its packed row (S,)."""
-    ### BEGIN SOLUTION
+    """Return this rank's part of each parameter without padding, (own rows, ...), as views of its packed row (S,)."""
     views, offset = [], 0
-    for shape in shapes:
+    for shape in shapes:  # a tensor without dimensions, shape (), is one row of one number
         length, inner = math.prod(shape[:1]), math.prod(shape[1:])
         start, stop = own_rows(length, rank, world)
         views.append(row[offset : offset + (stop - start) * inner].view(stop - start, *shape[1:]))
         offset += -(-length // world) * inner
     return views
-    ### END SOLUTION
 
 
-# %% nbgrader={"grade_id": "test_rows", "grade": true}
-lab.check("rows")
-
-# %% [markdown] id="pack_text"
-# The inverse is given: read it. One all-gather concatenates the rows of all ranks, so the memory is sorted by
-# rank first and by parameter second. `pack` makes this order from whole tensors, `unpack` makes whole tensors
-# from it. (This copy is the second cost of rows, beside padding.)
-#
-# ```
-# packed      [ A0 B0 C0 ]      rank 0's row          A    [ A0 A1 A2 ]
-# (world, S)  [ A1 B1 C1 ]      rank 1's row          B    [ B0 B1 B2 ]
-#             [ A2 B2 C2 ]      rank 2's row          C    [ C0 C1 C2 ]
-# ```
-
-# %% id="given_pack"
 def pack(tensors: list[torch.Tensor], world: int) -> torch.Tensor:
     """Return the row that each rank keeps of these whole tensors: (world, S)."""
     parts = []
@@ -319,18 +306,18 @@ lab.check("reshard")
 # %% [markdown] id="reduce_text"
 # ## 4 · Gradients
 #
-# **Core · 15 min · ●●○**
+# **Core · 12 min · ●●○**
 #
-# After the backward of a unit, its whole parameters have whole gradients, on each rank from its samples.
-# `reduce_gradients(unit)`:
+# After the backward of a unit, its whole parameters have whole gradients, on each rank from its samples. The first lines of
+# `reduce_gradients(unit)` are given: `trained` has the pairs of shard and whole parameter. A frozen parameter has no
+# gradient and sends nothing. Continue:
 #
-# - takes the trained parameters only (`whole.requires_grad`); a frozen one has no gradient and sends nothing. If none is trained, nothing is sent at all;
-# - casts their gradients to `unit.reduce_dtype` and packs them. A gradient that is `None` (this rank did not
+# - cast the gradients of the whole parameters to `unit.reduce_dtype` and pack them. A gradient that is `None` (this rank did not
 #   use the parameter) counts as zeros, because the other ranks wait for it;
-# - sums the rows over the ranks with one **reduce-scatter**, which gives each rank its row. An all-reduce
+# - sum the rows over the ranks with one **reduce-scatter**, which gives each rank its row. An all-reduce
 #   would send twice the bytes, for whole gradients that no rank needs;
-# - divides by the number of ranks, before or after the sum: data parallelism needs the **average**;
-# - adds the result, in the shard's dtype, to `shard.grad` (`None` at first; micro-batches add up), and sets
+# - divide by the number of ranks, before or after the sum: data parallelism needs the **average**;
+# - add the result, in the shard's dtype, to `shard.grad` (`None` at first; micro-batches add up), and set
 #   every `whole.grad` to `None`. Afterwards no whole gradient is in memory.
 #
 # The average is `(g0 + g1 + ...) / N`. In bf16 each addition keeps 8 bits. That is why `reduce_dtype` exists:
@@ -339,11 +326,11 @@ lab.check("reshard")
 # %% nbgrader={"grade_id": "reduce", "solution": true}
 def reduce_gradients(unit: Unit) -> None:
     """Average the gradients of the whole parameters over the ranks; keep this rank's part in the shards."""
-    ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
     if not trained:
         return
+    ### BEGIN SOLUTION
     gradients = [torch.zeros_like(whole) if whole.grad is None else whole.grad for _, whole in trained]
     packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)
     for _, whole in trained:
@@ -362,36 +349,44 @@ lab.check("reduce")
 # %% [markdown] id="units_text"
 # ## 5 · Which parameters are a unit?
 #
-# **Core · 12 min · ●●○**
+# **Core · 6 min · ●○○**
 #
-# Write `cut_into_units(model, kind)`, where `kind` is the type of the blocks. It returns a list of pairs (module, names): first the root with `model` itself, then one pair for each block
-# in the order of the model. `names` has a list for each parameter, with **all** its names. The rule:
+# A parameter can have several names: it is **tied**. The rule:
 #
 # > if all names of a parameter are in one block, it belongs to this block's unit; all other parameters
 # > belong to the root.
 #
-# The other parameters are those outside the blocks, and also weights that are **tied** across two blocks, or
+# The other parameters are those outside the blocks, and also weights that are tied across two blocks, or
 # between a block and the output projection. They are needed in several places, so they must be whole in all
-# of them. A parameter is in exactly one unit; otherwise it would be gathered twice. A block whose parameters
-# all belong to the root has no unit. Blocks are not nested.
+# of them. A parameter is in exactly one unit; otherwise it would be gathered twice.
 #
-# `model.named_parameters(remove_duplicate=False)` gives tied parameters under each name.
+# Write `unit_of(names, blocks)`, the rule for one parameter: its names, such as `["layers.0.mlp.up_proj.weight"]`, and
+# the names of the blocks, such as `["layers.0", "layers.1", ...]`. Return the name of the block, or `None` for the root.
+# The next cell applies it to all parameters of a model.
 
 # %% nbgrader={"grade_id": "units", "solution": true}
-def cut_into_units(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Module, list[list[str]]]]:
-    """Return the root, then the blocks: each module, and all names of each parameter of its unit."""
+def unit_of(names: list[str], blocks: list[str]) -> str | None:
+    """Return the block that has all names of a parameter, or None for the root."""
     ### BEGIN SOLUTION
-    blocks = [(name + ".", module) for name, module in model.named_modules() if isinstance(module, kind)]
-    all_names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        all_names.setdefault(parameter, []).append(name)
-    root: list[list[str]] = []
-    inside: list[list[list[str]]] = [[] for _ in blocks]
-    for names in all_names.values():
-        own = [held for (prefix, _), held in zip(blocks, inside) if all(name.startswith(prefix) for name in names)]
-        (own[0] if own else root).append(names)
-    return [(model, root), *((module, names) for (_, module), names in zip(blocks, inside) if names)]
+    for block in blocks:
+        if all(name.startswith(block + ".") for name in names):
+            return block
+    return None
     ### END SOLUTION
+
+
+# %% id="given_cut_into_units"
+def cut_into_units(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Module, list[list[str]]]]:
+    """Return the root, then the blocks of this type: each module, and all names of each parameter of its unit."""
+    blocks = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+    all_names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):  # a tied parameter comes once for each name
+        all_names.setdefault(parameter, []).append(name)
+    units: dict[str | None, list[list[str]]] = {None: [], **{name: [] for name in blocks}}
+    for names in all_names.values():
+        units[unit_of(names, list(blocks))].append(names)
+    root = units.pop(None)
+    return [(model, root), *((blocks[name], held) for name, held in units.items() if held)]
 
 
 # %% nbgrader={"grade_id": "test_units", "grade": true}
@@ -424,7 +419,9 @@ def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward"
         def before(module, args, unit=unit, name=name):
             args = before_forward(unit, args)
             needs(unit, f"the forward of {name} begins, but {name} is not whole: before_forward must call unshard(unit)")
-            return watch_inputs(unit, args, pending) if "backward" in parts and unit is not units[0] else args
+            if "backward" in parts and unit is not units[0]:
+                args = tuple(watch_input(unit, arg, pending) if needs_gradient(arg) else arg for arg in args)
+            return args
 
         def after(module, args, output, unit=unit, name=name):
             after_forward(unit, output, unit is units[0])
@@ -445,6 +442,17 @@ def needs(unit: Unit, text: str) -> None:
     if not unit.is_whole:
         raise RuntimeError(text)
 
+
+def needs_gradient(arg: object) -> bool:
+    """Return whether this input is a tensor that requires a gradient (tokens and cosines of positions do not)."""
+    return isinstance(arg, torch.Tensor) and arg.requires_grad
+
+
+def cast(args: tuple, dtype: torch.dtype) -> tuple:
+    """Return the inputs with floating-point tensors in this dtype; everything else is unchanged (tokens are integers)."""
+    floating = [isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args]
+    return tuple(arg.to(dtype) if is_floating else arg for arg, is_floating in zip(args, floating))
+
 # %% id="given_shard_model"
 def shard_model(model: nn.Module, kind: type[nn.Module], compute_dtype=None, reduce_dtype=None) -> list[Unit]:
     """Apply FSDP; `model` keeps its interface. Make the optimiser afterwards, from the shards."""
@@ -459,10 +467,9 @@ def trained_shards(units: list[Unit]) -> list[nn.Parameter]:
 
 
 # %% [markdown] id="forward_after"
-# **Core · 9 min · ●●○**
+# **Core · 6 min · ●○○**
 #
-# - `before_forward(unit, args)` gathers the unit and returns its inputs, a tuple: floating-point tensors of
-#   `args` are cast to `unit.compute_dtype`, everything else is unchanged (tokens are integers).
+# - `before_forward(unit, args)` gathers the unit and returns its inputs in `unit.compute_dtype`. Use `cast`.
 # - `after_forward(unit, output, is_root)` frees the unit. Only the root stays whole, and only if a backward will
 #   follow, because it is needed again immediately. If the output requires no gradient, there is no backward.
 
@@ -471,8 +478,7 @@ def before_forward(unit: Unit, args: tuple) -> tuple:
     """Gather the unit; return its inputs in the dtype in which it computes."""
     ### BEGIN SOLUTION
     unshard(unit)
-    floating = [isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args]
-    return tuple(arg.to(unit.compute_dtype) if cast else arg for arg, cast in zip(args, floating))
+    return cast(args, unit.compute_dtype)
     ### END SOLUTION
 
 
@@ -489,17 +495,16 @@ lab.check("forward")
 # %% [markdown] id="backward_text"
 # ## 7 · The right moment: backward
 #
-# **Core · 17 min · ●●●**
+# **Core · 14 min · ●●●**
 #
 # `tensor.register_hook(f)` calls `f(grad)` when the gradient of this tensor is known. The list `pending` has the
 # units whose backward has begun and not ended; `add_hooks` passes the same list to all calls.
 #
 # - `watch_output(unit, output, pending)` registers a hook on the output. The hook gathers the unit and appends
 #   it to `pending`.
-# - `watch_inputs(unit, args, pending)` returns the inputs, a tuple. On each tensor that requires a gradient it
-#   registers a hook, which removes the unit from `pending`, reduces its gradients and frees it. Inputs that
-#   require no gradient (in Llama, the cosines of positions) need no hook. In this lab a block has at most one input that
-#   requires a gradient. A unit without such an input stays in `pending`: exercise 8 ends its backward.
+# - `watch_input(unit, arg, pending)` registers a hook on an input. The hook removes the unit from `pending`, reduces its
+#   gradients and frees it. Return the input. `add_hooks` calls this function for the input that requires a gradient; in
+#   this lab a block has at most one. A unit without such an input stays in `pending`: exercise 8 ends its backward.
 #
 # Note: the output of block 1 *is* the input of block 2. Hooks of one tensor are called in the order of their
 # registration: "before backward" of block 1 would run before "after backward" of block 2, and three units
@@ -518,22 +523,17 @@ def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     ### END SOLUTION
 
 
-def watch_inputs(unit: Unit, args: tuple, pending: list[Unit]) -> tuple:
-    """Return the inputs; when the gradient of one is known, the backward of the unit ends."""
+def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Tensor:
+    """Return the input as a separate tensor; when its gradient is known, the backward of the unit ends."""
     ### BEGIN SOLUTION
     def end(grad):
         pending.remove(unit)
         reduce_gradients(unit)
         reshard(unit)
 
-    def watched(arg):
-        if not (isinstance(arg, torch.Tensor) and arg.requires_grad):
-            return arg
-        arg = arg.view_as(arg)
-        arg.register_hook(end)
-        return arg
-
-    return tuple(watched(arg) for arg in args)
+    arg = arg.view_as(arg)
+    arg.register_hook(end)
+    return arg
     ### END SOLUTION
 
 # %% nbgrader={"grade_id": "test_backward", "grade": true}
@@ -1007,8 +1007,8 @@ def steps_of(form: str, repeats: int) -> tuple[float, int]:
     return min(times[1:]), 2 * sum(parameter.nbytes for parameter in own)
 
 
-yours = (unshard, reshard, reduce_gradients, cut_into_units, before_forward, after_forward, watch_output, watch_inputs, queue_end)
-given = (own_rows, shard_views, pack, unpack, put, make_unit, add_hooks, shard_model)
+yours = (own_rows, unshard, reshard, reduce_gradients, unit_of, before_forward, after_forward, watch_output, watch_input, queue_end)
+given = (shard_views, pack, unpack, put, make_unit, cut_into_units, add_hooks, needs_gradient, cast, shard_model)
 lines = {"DDP": 1, "yours": lines_of(*yours, *given), "fully_shard": lines_of(with_fully_shard)}
 forms = []
 for name, count in lines.items():

@@ -58,35 +58,13 @@ MUTANTS = [
             start = rank * rows + min(rank, more)
             return start, start + rows + (rank < more)
             """,
-            "start, stop = own_rows(length, rank, world)": """
-            rows = -(-length // world)
-            start, stop = min(rank * rows, length), min((rank + 1) * rows, length)
-            """,
         },
     ),
     Mutant(
         "A rank without rows has (rank * rows, length)",
         "check_ranks_without_rows",
         says="for a rank without rows",
-        replace={
-            "min(rank * rows, length)": "rank * rows",
-            "views.append(row[offset : offset + (stop - start) * inner].view(stop - start, *shape[1:]))": """
-            start = min(start, stop)
-            views.append(row[offset : offset + (stop - start) * inner].view(stop - start, *shape[1:]))
-            """,
-        },
-    ),
-    Mutant(
-        "A part begins after the rows of the part before it, without their padding",
-        "check_views",
-        says="every part is padded to c rows",
-        replace={"offset += -(-length // world) * inner": "offset += (stop - start) * inner"},
-    ),
-    Mutant(
-        "The parts are copies: what an optimiser does to them is lost",
-        "check_views",
-        says="should be views of it, not copies",
-        replace={".view(stop - start, *shape[1:])": ".view(stop - start, *shape[1:]).clone()"},
+        replace={"min(rank * rows, length)": "rank * rows"},
     ),
     # -- unshard
     Mutant(
@@ -264,33 +242,34 @@ MUTANTS = [
     ),
     # -- units
     Mutant(
-        "Blocks are taken to be the members of the first ModuleList",
-        "check_units",
-        says="differs in",
-        replace={"isinstance(module, kind)": 'type(module).__name__ == "Block"'},
+        "A block is found by its name anywhere in the name of the parameter",
+        "check_unit_of",
+        says="layers.1.",
+        replace={'name.startswith(block + ".")': "block in name"},
     ),
     Mutant(
         "The names of block 10 also begin with those of block 1",
-        "check_units",
+        "check_unit_of",
         says="a prefix needs its dot",
-        replace={'(name + ".", module)': "(name, module)"},
-    ),
-    Mutant(
-        "Tied embeddings are two parameters",
-        "check_tied_units",
-        says="is one parameter with several names",
-        replace={
-            "all_names.setdefault(parameter, []).append(name)": """
-            key = parameter if name.startswith("layers") or name.startswith("norm") else name
-            all_names.setdefault(key, []).append(name)
-            """,
-        },
+        replace={'block + "."': "block"},
     ),
     Mutant(
         "A parameter that two blocks use belongs to the first one",
-        "check_across_blocks",
-        says="belongs to the root",
-        replace={"all(name.startswith(prefix) for name in names)": "names[0].startswith(prefix)"},
+        "check_tied_unit_of",
+        says="needed in several places",
+        replace={"all(name": "any(name"},
+    ),
+    Mutant(
+        "A parameter with several names belongs to the root",
+        "check_tied_unit_of",
+        says="all its names are in this block",
+        replace={"if all(": "if len(names) == 1 and all("},
+    ),
+    Mutant(
+        "The blocks of a model are those that are named layers",
+        "check_units",
+        says="there should be",
+        replace={"for block in blocks:": 'for block in (block for block in blocks if block.count(".") == 1):'},
     ),
     # -- forward
     Mutant(
@@ -324,7 +303,17 @@ MUTANTS = [
         "Tokens are cast as well",
         "check_cast",
         says="has cast the tokens",
-        replace={"isinstance(arg, torch.Tensor) and arg.is_floating_point()": "isinstance(arg, torch.Tensor)"},
+        replace={
+            "return cast(args, unit.compute_dtype)": """
+            return tuple(arg.to(unit.compute_dtype) if isinstance(arg, torch.Tensor) else arg for arg in args)
+            """,
+        },
+    ),
+    Mutant(
+        "The inputs stay in the dtype of the unit before",
+        "check_cast",
+        says="the input in compute_dtype",
+        replace={"return cast(args, unit.compute_dtype)": "return args"},
     ),
     Mutant(
         "Mixed precision is left to torch's fully_shard",

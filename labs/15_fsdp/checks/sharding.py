@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
-from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.traffic import passes_exactly
 from dlo_lib.models import llama
 
-from .scenarios import cut, from_flat, written_through
+from .scenarios import cut, from_flat
 from .training import TINY
 from .twins import expected_units, packed_row, padded_size, rows_of
 
@@ -118,38 +117,9 @@ def check_own_rows(student, t):
             t.equal(got, want.tolist(), "the rows of rank {rank} of {world}, of {length}", rank=rank, world=world, length=length)
 
 
-@check("rows", points=2, seconds=20)
-def check_views(student, t):
-    "The parts of a row, as views"
-    tensors = [t.normal(2 * t.integer(1, 3) + 1, t.integer(2, 4)), t.normal(2 * t.integer(1, 3) + 1), t.normal(4, 2, 3)]
-    rows = [packed_row(tensors, rank, 2) for rank in (0, 1)]
-    shapes = [tensor.shape for tensor in tensors]
-    for rank, row in enumerate(rows):
-        got = t.items(student.shard_views(row, shapes, rank, 2), len(shapes), "shard_views(row, ...)")
-        packed = short = 0  # where a part begins, and where it would begin without padding
-        for i, tensor in enumerate(tensors):
-            part = rows_of(tensor, rank, 2)
-            message = (
-                "part {i} of the row of rank {rank} begins at number {short} in your code, expected {packed}: every part is padded to "
-                "c rows, so the next one begins c x width later on every rank"
-            )
-            wrong = row[short : short + part.numel()].view(part.shape)
-            wrong_if(t, got[i], part, {message: wrong}, atol=0, rtol=0, i=i, rank=rank, short=short, packed=packed)
-            t.close(got[i], part, "part {i} of the row of rank {rank}", i=i, rank=rank, atol=0, rtol=0)
-            packed, short = packed + padded_size(tensor.shape, 2), short + part.numel()
-    plus = t.uniform(1, 2)
-    ((views, after),) = student.ranks(
-        written_through, [{"shapes": [list(shape) for shape in shapes], "row": rows[0], "plus": plus}]
-    ).results
-    for i, tensor in enumerate(tensors):
-        t.close(t.items(views, 3, "the views")[i], rows_of(tensor, 0, 2), "part {i}", i=i, atol=0, rtol=0)
-    want = packed_row([tensor + plus for tensor in tensors], 0, 2)
-    t.close(after, want, "the row after its parts were changed in place (they should be views of it, not copies)", rtol=1e-5)
-
-
 @check("rows", points=1)
 def check_ranks_without_rows(student, t):
-    "Ranks without rows, and tensors without dimensions"
+    "Ranks without rows"
     length = t.integer(2, 3)
     for rank in range(7):
         start, stop = t.items(student.own_rows(length, rank, 7), 2, "own_rows(length, rank, world)")
@@ -157,20 +127,14 @@ def check_ranks_without_rows(student, t):
         want = (rank, rank + 1) if rank < length else (length, length)
         message = "own_rows({length}, {rank}, 7) is {got}, not {want}: start and stop are `length` for a rank without rows"
         t.that((start, stop) == want, message, length=length, rank=rank, got=(start, stop), want=want)
-    tensors = [t.normal(length, 2), t.normal(1)[0]]
-    for rank in range(7):
-        views = student.shard_views(packed_row(tensors, rank, 7), [tensor.shape for tensor in tensors], rank, 7)
-        for i, (mine, tensor) in enumerate(zip(t.items(views, 2, "the views"), tensors)):
-            what = "part {i} of the row of rank {rank} of 7, of a tensor of shape {shape}"
-            t.close(mine, rows_of(tensor, rank, 7), what, i=i, rank=rank, shape=tuple(tensor.shape), atol=0, rtol=0)
 
 
 # -- units
 
 
-def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message: str, layers: int | None = None) -> None:
+def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message: str) -> None:
     """Modules and names are those expected."""
-    sizes = {**TINY, "num_layers": layers or t.integer(2, 4), "tied_embeddings": tied}
+    sizes = {**TINY, "num_layers": t.integer(2, 4), "tied_embeddings": tied}
     want = expected_units(sizes, ties, getattr(llama, kind))
     (found,) = student.ranks(cut, [{"sizes": sizes, "ties": ties, "kind": kind}]).results
     t.that(type(found) is list and len(found) == len(want), "there should be {want} units. " + message, want=len(want))
@@ -185,29 +149,44 @@ def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message
         t.that(mine == names, "{unit} differs in {extra}. " + message, unit=unit, extra=extra[0] if extra else "order")
 
 
-@check("units", points=2, seconds=20)
-def check_units(student, t):
-    "The root and the blocks, for two kinds of block"
-    for kind in ("Block", "MLP"):
-        same_units(student, t, [], kind, False, "Each block is a unit, and the root has the parameters outside the blocks")
-    message = "With more than 10 blocks, the names of block 10 also begin with layers.1: a prefix needs its dot, layers.1."
-    same_units(student, t, [], "Block", False, message, layers=11 + t.integer(0, 1))
-
-
-@check("units", points=2, seconds=20)
-def check_tied_units(student, t):
-    "A tied parameter is in one unit, under all its names"
-    message = "A tied parameter is one parameter with several names: in two units it would be gathered twice"
-    same_units(student, t, [], "Block", True, message)
-    layer = t.integer(0, 1)
-    first, second = f"layers.{layer}.self_attn.k_proj.weight", f"layers.{layer}.self_attn.v_proj.weight"
-    same_units(student, t, [[first, second]], "Block", True, message)
+def same_unit(student, t, names: list[str], blocks: list[str], want: str | None, why: str) -> None:
+    """``unit_of`` returns this block, or None."""
+    got = student.unit_of(list(names), list(blocks))
+    good = got is None if want is None else type(got) is str and got == want
+    t.that(good, "unit_of({names}, {blocks}) is {got}, not {want}: " + why, names=names, blocks=blocks, got=got, want=want)
 
 
 @check("units", points=1, seconds=20)
-def check_across_blocks(student, t):
-    "Parameters that are tied across blocks, or to the head"
-    name = t.choice(["self_attn.q_proj.weight", "mlp.up_proj.weight"])
-    message = "A parameter used by two blocks, or inside and outside of one, belongs to the root"
-    same_units(student, t, [[f"layers.0.{name}", f"layers.1.{name}"]], "Block", False, message)
-    same_units(student, t, [["norm.weight", "layers.1.input_layernorm.weight"]], "Block", False, message)
+def check_unit_of(student, t):
+    "A parameter of one block belongs to this block, one outside the blocks to the root"
+    blocks = [f"layers.{number}" for number in range(11 + t.integer(1, 3))]
+    weight = t.choice(["self_attn.q_proj.weight", "mlp.up_proj.weight", "norm"])
+    for number in (0, 1, 10, len(blocks) - 1):
+        name, some = f"layers.{number}.{weight}", [blocks[0], blocks[1], blocks[number]]
+        why = "layers.10.norm also begins with layers.1: a prefix needs its dot, layers.1."
+        same_unit(student, t, [name], blocks[:3] if number < 2 else sorted(set(some)), f"layers.{number}", why)
+    for name in ("norm.weight", f"layers.{t.integer(20, 99)}.{weight}", f"encoder.layers.1.{weight}"):
+        why = "this parameter is in none of the blocks. A name is in the block layers.1 if it begins with layers.1."
+        same_unit(student, t, [name], blocks[:3], None, why)
+
+
+@check("units", points=1, seconds=20)
+def check_tied_unit_of(student, t):
+    "A tied parameter belongs to a block only if all its names are in this block"
+    blocks = ["layers.0", "layers.1", "layers.2"]
+    first, second = f"layers.{t.integer(0, 1)}", "layers.2"
+    names = [f"{first}.self_attn.k_proj.weight", f"{first}.self_attn.v_proj.weight"]
+    same_unit(student, t, names, blocks, first, "all its names are in this block")
+    why = "a parameter that is needed in several places belongs to the root"
+    for other in (f"{second}.mlp.up_proj.weight", "lm_head.weight"):
+        same_unit(student, t, [names[0], other], blocks, None, why)
+    same_unit(student, t, ["embed_tokens.weight", names[0]], blocks, None, why)
+
+
+@check("units", points=1, seconds=20)
+def check_units(student, t):
+    "The units of a Llama with tied weights, for two kinds of block"
+    message = "If all names of a parameter are in one block, it belongs to this block's unit; all others belong to the root"
+    ties = [[f"layers.{number}.self_attn.k_proj.weight" for number in (0, 1)]]
+    same_units(student, t, ties, "Block", True, message)
+    same_units(student, t, [["norm.weight", "layers.1.input_layernorm.weight"]], "MLP", False, message)

@@ -15,6 +15,7 @@ from dlo_lib.comm.calls import Call
 from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.order import comes_before, first_difference
+from dlo_lib.labkit.traffic import uses_what_arrives
 
 from .gathering import MIB
 from .scenarios import backward_of_llama, large_at_rest, layers_in_order, prepared, trained, whole_state
@@ -253,7 +254,7 @@ def check_gradients(student, t):
 @check("backward", points=2, seconds=40)
 def check_blocks_at_rest(student, t):
     "After backward no block is whole: the memory of each process"
-    at_rest(student, t, 2, ["forward", "backward"], "the hooks of watch_inputs must free each block")
+    at_rest(student, t, 2, ["forward", "backward"], "the hook of watch_input must free each block")
 
 
 def rest_run(student, t, count: int, parts: list[str] | None):
@@ -327,6 +328,7 @@ def check_step_bytes(student, t):
         t.that(got == root + 2 * sum(others), message, rank=rank, got=got, want=root + 2 * sum(others))
         message = "rank {rank} reduce-scattered {sent} bytes; each unit once makes {want}"
         t.that(sent == root + sum(others), message, rank=rank, sent=sent, want=root + sum(others))
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1))
     run, (root, *others) = order_run(student, t, world, blocks, None, times=2)
     for rank in range(world):
         got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
@@ -370,7 +372,8 @@ def state_run(student, t, world: int, compute: str | None = None, tied: bool = F
 def check_state(student, t):
     "Every rank gets the whole state"
     for world in (1, 2, 3):
-        state_run(student, t, world)
+        run, _ = state_run(student, t, world)
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 2))
 
 
 @check("state", points=1, seconds=30)
@@ -449,6 +452,7 @@ def check_training_traffic(student, t):
             "is a gradient communicated un-sharded?"
         )
         t.that(rest <= 64, message, rank=rank, rest=rest)
+    uses_what_arrives(t, run, Kind.REDUCE_SCATTER)
 
 
 @check("train", points=2, seconds=60)

@@ -14,16 +14,6 @@ def from_flat(student, rank, world, shard, shapes):
 
 
 @scenario
-def written_through(student, rank, world, shapes, row, plus):
-    """The views of a row, and the row after something was added to each view."""
-    views = student.shard_views(row, [tuple(shape) for shape in shapes], 0, 2)
-    found = [view.clone() for view in views]
-    for view in views:
-        view += plus
-    return found, row
-
-
-@scenario
 def gathered(student, rank, world, tensors, compute, times):
     """The parameters in their modules after ``unshard``, called ``times`` times."""
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
