@@ -323,7 +323,8 @@ def _enter(gradebook: Gradebook, people: Iterable[Person]) -> None:
 def listed_name(person: Person) -> dict[str, str]:
     """Return the names with which nbgrader stores this student.
 
-    formgrader shows "last name, first name", and "None, None" if there are none: then the id stands there.
+    formgrader shows "last name, first name", and "None, None" for empty cells. Without a name, the id is the
+    last name.
     """
     if person.first_name or person.last_name:
         return {"first_name": person.first_name, "last_name": person.last_name}
