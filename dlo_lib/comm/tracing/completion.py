@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import time
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -35,7 +36,7 @@ class CompletionClock:
     def __init__(self, noted: Callable[[int, int], None]) -> None:
         self._noted = noted
         self._over: list[tuple[int, int]] = []
-        self._running: dict[int, Work] = {}
+        self._callbacks: list[weakref.ref[Callable[[object], None]]] = []
         self._on_device: list[tuple[int, torch.cuda.Event]] = []
         self._origin: tuple[torch.cuda.Event, int] | None = None
         atexit.register(self._let_finish)
@@ -46,7 +47,7 @@ class CompletionClock:
             return
         if on_device and self._origin is None:
             self._origin = _event_now()
-        running, ended, number = self._running, self._over, call.number
+        ended, number = self._over, call.number
 
         def over(_: object) -> None:
             if on_device:
@@ -56,13 +57,12 @@ class CompletionClock:
             else:
                 # Do no more here, because the backend needs its thread.
                 ended.append((number, time.monotonic_ns()))
-            running.pop(number, None)
 
-        running[number] = work
         try:
             _get_future(work).add_done_callback(over)
         except RuntimeError:  # this work has no future
-            running.pop(number)
+            return
+        self._callbacks.append(weakref.ref(over))
 
     def stop(self) -> None:
         """Report the ends that are known by now; ends of calls that still run are not reported."""
@@ -73,8 +73,17 @@ class CompletionClock:
             event_then, then = self._origin
             for number, event in self._on_device:
                 self._noted(number, then + int(event_then.elapsed_time(event) * 1e6))
-        if not self._running:
+        if not self._runs():
             atexit.unregister(self._let_finish)
+
+    def _runs(self) -> bool:
+        """Return whether a call runs, or gloo's thread is still in its callback.
+
+        gloo drops the callback as the last thing that it does with the GIL. The callback itself must not
+        report its end: after it, gloo's thread asks for the GIL once more.
+        """
+        self._callbacks = [callback for callback in self._callbacks if callback() is not None]
+        return bool(self._callbacks)
 
     def _let_finish(self) -> None:
         """Wait for running work at exit.
@@ -82,7 +91,7 @@ class CompletionClock:
         gloo waits for it later, while Python shuts down; a thread that asks for the GIL then ends the process
         with SIGABRT.
         """
-        while self._running and dist.is_initialized():
+        while self._runs() and dist.is_initialized():
             time.sleep(_LOOK_AGAIN_S)
 
 

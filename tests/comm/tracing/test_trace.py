@@ -11,7 +11,7 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.tracing import operators
+from dlo_lib.comm.tracing import completion, operators
 from dlo_lib.comm.tracing.events import Event
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.tap import TapUnavailable
@@ -246,6 +246,24 @@ def left_behind() -> tuple[int, bool]:
 
 def test_outside_the_context_nothing_is_traced_and_torch_is_unchanged():
     assert run_ranks(left_behind, 2, explain=Explain.OFF) == [(2, True)] * 2
+
+
+def test_the_end_of_a_process_waits_for_the_callback_and_not_only_for_the_call(monkeypatch):
+    """gloo's thread asks for the GIL once more after a callback has returned, to drop it."""
+    kept = []
+
+    class Future:
+        def add_done_callback(self, callback):
+            kept.append(callback)
+
+    monkeypatch.setattr(completion, "_get_future", lambda work: Future())
+    clock = completion.CompletionClock(lambda number, moment: None)
+    clock.start(Call(1, Kind.ALL_REDUCE, "0", (0, 1), 1, is_async=True), object(), on_device=False)
+    kept[0](None)  # the call is over, and the thread of gloo still has the callback
+    assert clock._runs()
+    kept.clear()
+    assert not clock._runs()
+    clock.stop()
 
 
 def the_trace_is_shut() -> tuple[str, list[str], str]:
