@@ -293,10 +293,11 @@ def _best_outcomes(first: dict[str, Outcome], second: dict[str, Outcome]) -> dic
 
 def _empty_report(lab: LabSource, checks: LabChecks, status: str) -> Report:
     """Return the report of a submission in which nothing was run."""
+    absent = tr("not attempted") if status == NO_ATTEMPT else tr("the notebook cannot be read")
     questions = {}
     for question in lab.questions:
         reports = tuple(
-            check_report(Outcome(check, Status.NOT_WRITTEN), check in checks.hidden)
+            check_report(Outcome(check, Status.NOT_WRITTEN, absent, absent), check in checks.hidden)
             for check in checks.of(question)
         )
         questions[question] = question_report(question, reports, attempted=False)

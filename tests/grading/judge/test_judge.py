@@ -106,6 +106,9 @@ def test_the_untouched_notebook_is_no_attempt(judge: Judge, reference: Notebook,
     assert report.status == "NO_ATTEMPT"
     assert report.points == 0
     assert report.maximum == small.points
+    assert {check.message for question in report.questions.values() for check in question.checks} == {
+        "not attempted"
+    }
 
 
 def test_only_the_visible_checks_when_asked(judge: Judge, reference: Notebook) -> None:
@@ -382,6 +385,9 @@ def test_18_a_renamed_notebook_is_found_by_its_id(judge: Judge, reference: Noteb
 def test_19_an_invalid_notebook_has_a_reason(judge: Judge, text: str, reason: str) -> None:
     report = judge(text)
     assert report.status.startswith("INVALID(")
+    assert {check.message for question in report.questions.values() for check in question.checks} == {
+        "the notebook cannot be read"
+    }
     assert reason in report.status
     assert report.points == 0
     assert points(report).keys() == FULL.keys()
