@@ -214,6 +214,7 @@ MUTANTS = [
         "The length is not marked, so the compiler makes a second graph when it changes",
         "check_one_graph_for_all_lengths",
         says="four lengths needed 2 graphs",
+        also=("check_only_the_length",),
         replace={"torch._dynamo.mark_dynamic(batch, 1)": ""},
     ),
     # -- pad

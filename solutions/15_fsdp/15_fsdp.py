@@ -9,7 +9,7 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 75 minutes; with the text and the
+# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 69 minutes; with the text and the
 # given code plan 100, with the measurements and the last section 2 hours. Four optional exercises take 45 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without its points.
@@ -95,6 +95,8 @@ def one_moment(moment: int = 0):
 explore(one_moment, moment=range(31))
 
 # %% [markdown] id="formulas"
+# At most two units are whole: the root and one block. Whole gradients exist from the backward of a unit to its reduction.
+#
 # With Ψ parameters, N ranks, B_p and B_g the bytes of all parameters and of all gradients (padding included),
 # f = (N-1)/N:
 #
@@ -124,7 +126,7 @@ figures.cuts({"q": (6, 8), "k": (3, 8), "up": (10, 8)}, world=4)
 # On the right, **each parameter is sharded on its first dimension**. PyTorch's `fully_shard` (FSDP2) does this,
 # and so do you. (Optional exercises 9 and 10 build the flat buffer and count what rows cost in padding.)
 #
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # Write `own_rows(length, rank, world)`: the rows of this rank, of a parameter with `length` rows, as (start,
 # stop). With c = ceil(length / world), rank r has rows r·c to (r+1)·c, as far as they exist; both are
@@ -260,7 +262,8 @@ def make_unit(model: nn.Module, module: nn.Module, names: list[list[str]], compu
 #
 # Write `unshard(unit)`: one all-gather of the rows of all ranks, **in `unit.compute_dtype`** (the row is cast
 # before it is sent: half the bytes for bf16), unpack, fill the whole parameters, `put` them. If the unit is
-# already whole, return at once: gathering it twice is the most common waste.
+# already whole, return at once: gathering it twice is the most common waste. gloo wants the rows one after the other in
+# one dimension: `dist.all_gather_into_tensor(packed.view(-1), row)`.
 
 # %% nbgrader={"grade_id": "unshard", "solution": true}
 def unshard(unit: Unit) -> None:
@@ -284,7 +287,7 @@ lab.check("unshard")
 # %% [markdown] id="reshard_text"
 # ## 3 · And is freed
 #
-# **Core · 5 min · ●○○**
+# **Core · 4 min · ●○○**
 #
 # `reshard(unit)` frees the memory of the whole parameters and registers the shards in the modules. It sends
 # nothing, because the rank still has its row. A unit that is never resharded keeps its whole weights in
@@ -306,19 +309,20 @@ lab.check("reshard")
 # %% [markdown] id="reduce_text"
 # ## 4 · Gradients
 #
-# **Core · 12 min · ●●○**
+# **Core · 13 min · ●●○**
 #
 # After the backward of a unit, its whole parameters have whole gradients, on each rank from its samples. The first lines of
-# `reduce_gradients(unit)` are given: `trained` has the pairs of shard and whole parameter. A frozen parameter has no
-# gradient and sends nothing. Continue:
+# `reduce_gradients(unit)` are given: `trained` has the pairs of shard and whole parameter (a frozen parameter has no
+# gradient and sends nothing), and `gradients` has zeros for a parameter that this rank did not use, because the other
+# ranks wait for it. Continue:
 #
-# - cast the gradients of the whole parameters to `unit.reduce_dtype` and pack them. A gradient that is `None` (this rank did not
-#   use the parameter) counts as zeros, because the other ranks wait for it;
-# - sum the rows over the ranks with one **reduce-scatter**, which gives each rank its row. An all-reduce
-#   would send twice the bytes, for whole gradients that no rank needs;
+# - cast the gradients to `unit.reduce_dtype` and pack them;
+# - sum the rows over the ranks with one **reduce-scatter**, `dist.reduce_scatter_tensor(row, packed.view(-1))`, which gives
+#   each rank its row. An all-reduce would send twice the bytes, for whole gradients that no rank needs. (PyTorch 2.13
+#   calls it `reduce_scatter_single` too, and warns at the older name, which all versions have);
 # - divide by the number of ranks, before or after the sum: data parallelism needs the **average**;
-# - add the result, in the shard's dtype, to `shard.grad` (`None` at first; micro-batches add up), and set
-#   every `whole.grad` to `None`. Afterwards no whole gradient is in memory.
+# - cut the row with `shard_views`, with the shapes of the trained parameters only. Add each part, in the shard's dtype, to
+#   `shard.grad` (`None` at first; micro-batches add up), and set every `whole.grad` to `None`. Afterwards no whole gradient is in memory.
 #
 # The average is `(g0 + g1 + ...) / N`. In bf16 each addition keeps 8 bits. That is why `reduce_dtype` exists:
 # gradients are often summed in fp32 although they were computed in bf16.
@@ -330,8 +334,8 @@ def reduce_gradients(unit: Unit) -> None:
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
     if not trained:
         return
-    ### BEGIN SOLUTION
     gradients = [torch.zeros_like(whole) if whole.grad is None else whole.grad for _, whole in trained]
+    ### BEGIN SOLUTION
     packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)
     for _, whole in trained:
         whole.grad = None
@@ -349,7 +353,7 @@ lab.check("reduce")
 # %% [markdown] id="units_text"
 # ## 5 · Which parameters are a unit?
 #
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # A parameter can have several names: it is **tied**. The rule:
 #
@@ -411,7 +415,7 @@ lab.check("units")
 
 # %% id="given_hooks"
 def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward", "end")) -> list[Unit]:
-    """Make hooks gather, free and reduce the units; the first unit is the root. Return the list of exercise 7."""
+    """Make hooks gather, free and reduce the units; the first unit is the root. Return `pending`."""
     pending: list[Unit] = []  # units whose backward has begun and not ended
     for number, unit in enumerate(units):
         name = f"block {number}" if number else "the root"
@@ -421,12 +425,14 @@ def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward"
             needs(unit, f"the forward of {name} begins, but {name} is not whole: before_forward must call unshard(unit)")
             if "backward" in parts and unit is not units[0]:
                 args = tuple(watch_input(unit, arg, pending) if needs_gradient(arg) else arg for arg in args)
+                if any(arg is None for arg in args):
+                    raise RuntimeError("watch_input returns None: it must return the input that it watches")
             return args
 
         def after(module, args, output, unit=unit, name=name):
             after_forward(unit, output, unit is units[0])
             if output.requires_grad and "end" in parts and unit is units[0]:
-                output.register_hook(lambda grad: queue_end(pending))
+                output.register_hook(lambda grad: end_of_backward(pending))
             if output.requires_grad and "backward" in parts:
                 watch_output(unit, output, pending)
                 text = f"the backward of {name} begins, but {name} is not whole: the hook of watch_output must call unshard(unit)"
@@ -435,6 +441,18 @@ def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward"
         unit.module.register_forward_pre_hook(before)
         unit.module.register_forward_hook(after)
     return pending
+
+
+def end_of_backward(pending: list[Unit]) -> None:
+    """Queue the function of exercise 8, and after it a test that it has ended the backward of all units."""
+    queue_end(pending)
+
+    def nothing_left() -> None:
+        if pending:
+            text = "backward has ended, and pending still has {} units: queue a function that reduces, frees and removes each of them at "
+            raise RuntimeError(text.format(len(pending)) + "the end of backward (do not remove from a list while you loop over it)")
+
+    torch.autograd.Variable._execution_engine.queue_callback(nothing_left)
 
 
 def needs(unit: Unit, text: str) -> None:
@@ -467,7 +485,7 @@ def trained_shards(units: list[Unit]) -> list[nn.Parameter]:
 
 
 # %% [markdown] id="forward_after"
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # - `before_forward(unit, args)` gathers the unit and returns its inputs in `unit.compute_dtype`. Use `cast`.
 # - `after_forward(unit, output, is_root)` frees the unit. Only the root stays whole, and only if a backward will
@@ -495,7 +513,7 @@ lab.check("forward")
 # %% [markdown] id="backward_text"
 # ## 7 · The right moment: backward
 #
-# **Core · 14 min · ●●●**
+# **Core · 13 min · ●●●**
 #
 # `tensor.register_hook(f)` calls `f(grad)` when the gradient of this tensor is known. The list `pending` has the
 # units whose backward has begun and not ended; `add_hooks` passes the same list to all calls.
@@ -503,13 +521,14 @@ lab.check("forward")
 # - `watch_output(unit, output, pending)` registers a hook on the output. The hook gathers the unit and appends
 #   it to `pending`.
 # - `watch_input(unit, arg, pending)` registers a hook on an input. The hook removes the unit from `pending`, reduces its
-#   gradients and frees it. Return the input. `add_hooks` calls this function for the input that requires a gradient; in
+#   gradients and frees it. (Autograd adds up the gradients of a block's weights before it continues to whatever made the
+#   input, so they are complete then.) Return the input. `add_hooks` calls this function for the input that requires a gradient; in
 #   this lab a block has at most one. A unit without such an input stays in `pending`: exercise 8 ends its backward.
 #
 # Note: the output of block 1 *is* the input of block 2. Hooks of one tensor are called in the order of their
 # registration: "before backward" of block 1 would run before "after backward" of block 2, and three units
-# would be whole. So make the input a separate tensor, `arg = arg.view_as(arg)`, register the hook on it, and
-# return it.
+# would be whole. So make the input a separate tensor, `arg = arg.view_as(arg)`, register the hook on this one, and
+# return this one.
 
 # %% nbgrader={"grade_id": "backward", "solution": true}
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
@@ -542,7 +561,7 @@ lab.check("backward")
 # %% [markdown] id="end_text"
 # ## 8 · The end of backward
 #
-# **Core · 8 min · ●●○**
+# **Core · 7 min · ●●○**
 #
 # Some units are still in `pending` when backward has computed everything: the root, whose input is tokens, and a
 # block whose input requires no gradient (the first one after a frozen embedding). No hook of a tensor can end
@@ -1008,7 +1027,7 @@ def steps_of(form: str, repeats: int) -> tuple[float, int]:
 
 
 yours = (own_rows, unshard, reshard, reduce_gradients, unit_of, before_forward, after_forward, watch_output, watch_input, queue_end)
-given = (shard_views, pack, unpack, put, make_unit, cut_into_units, add_hooks, needs_gradient, cast, shard_model)
+given = (shard_views, pack, unpack, put, make_unit, cut_into_units, add_hooks, end_of_backward, needs_gradient, cast, shard_model)
 lines = {"DDP": 1, "yours": lines_of(*yours, *given), "fully_shard": lines_of(with_fully_shard)}
 forms = []
 for name, count in lines.items():
@@ -1034,7 +1053,7 @@ print(table(forms, measured="forward and backward"))
 # %% [markdown] id="quiz_text"
 # ## Quiz
 #
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
 # answer; grading counts the right ones.

@@ -437,17 +437,6 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "What is left is reduced, and stays in the list",
-        "check_step_bytes",
-        says="still has units of the first",
-        replace={
-            """
-            while pending:
-                unit = pending.pop()
-            """: "for unit in list(pending):",
-        },
-    ),
-    Mutant(
         "A large root is not freed at the end of backward",
         "check_at_rest",
         says="the root is freed at the end of backward",

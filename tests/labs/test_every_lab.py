@@ -15,6 +15,7 @@ from dlo_lib.grading.judge.judge import zygote_for
 from dlo_lib.grading.judge.lab_proof import (
     STATIC_RULES,
     Rule,
+    idle_faults,
     mutant_faults,
     reference_faults,
     untouched_faults,
@@ -55,6 +56,12 @@ def test_the_reference_scores_full_marks(lab: LabInfo, zygote_of: Callable[[LabI
 @every_lab
 def test_the_untouched_notebook_scores_nothing(lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]) -> None:
     assert untouched_faults(SOURCES[lab.directory], zygote_of(lab)) == []
+
+
+@pytest.mark.slow
+@every_lab
+def test_what_does_nothing_earns_nothing(lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]) -> None:
+    assert idle_faults(SOURCES[lab.directory], zygote_of(lab)) == []
 
 
 @pytest.mark.slow

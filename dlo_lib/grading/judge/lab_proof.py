@@ -1,7 +1,7 @@
-"""Prove a lab before its release: its checks must pass the solution, and fail the untouched notebook and
-every mutant.
+"""Prove a lab before its release: its checks must pass the solution, and fail the untouched notebook,
+answers that do nothing, and every mutant.
 
-A rule of :data:`STATIC_RULES` reads files and runs nothing; the three proofs call the judge. Each returns the
+A rule of :data:`STATIC_RULES` reads files and runs nothing; the four proofs call the judge. Each returns the
 faults it found, one line with the cure per fault, or none. ``dlo release`` and the tests apply the same
 functions to every lab. Cost: about a second per mutant.
 """
@@ -21,12 +21,12 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.outcome import Status
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
-from dlo_lib.grading.judge.judge import judge_mutant, judge_notebook
+from dlo_lib.grading.judge.judge import judge_answer, judge_mutant, judge_notebook
 from dlo_lib.grading.judge.report import GRADED, Report
 from dlo_lib.grading.lab.course import course_root, source_labs
 from dlo_lib.grading.lab.lint import lint_lab
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
-from dlo_lib.grading.lab.mutants import Mutant, read_mutants
+from dlo_lib.grading.lab.mutants import Idle, Mutant, idle_answer, read_mutants
 from dlo_lib.grading.lab.references import undeclared_needs
 from dlo_lib.grading.lab.release import NEVER, check_in_step, present_files, release_notebook
 from dlo_lib.grading.lab.source import (
@@ -66,13 +66,14 @@ def prove(lab: LabSource, zygote: Zygote) -> Iterator[Proof]:
         yield Proof(name, tuple(rule(lab)))
     yield Proof("reference", tuple(reference_faults(lab, zygote)))
     yield Proof("untouched notebook", tuple(untouched_faults(lab, zygote)))
+    yield Proof("idle answers", tuple(idle_faults(lab, zygote)))
     for mutant in read_mutants(lab):
         yield Proof(f"mutant {mutant.name}", tuple(mutant_faults(lab, mutant, zygote)))
 
 
 def number_of_proofs(lab: LabSource) -> int:
     """Return the number of results that :func:`prove` yields."""
-    return len(STATIC_RULES) + 2 + len(read_mutants(lab))
+    return len(STATIC_RULES) + 3 + len(read_mutants(lab))
 
 
 # -- proofs by the judge
@@ -107,6 +108,24 @@ def untouched_faults(lab: LabSource, zygote: Zygote) -> list[str]:
     return faults
 
 
+def idle_faults(lab: LabSource, zygote: Zygote) -> list[str]:
+    """Return the checks that give points for functions that return None, or their first argument.
+
+    What does nothing must earn nothing, also where nothing is the right answer to the inputs of a check.
+    """
+    faults = []
+    for question in lab.questions:
+        source = lab.solution(question).source
+        for returns in Idle:
+            answer = idle_answer(source, returns)
+            if answer is None:
+                continue
+            report = judge_answer(lab, question, answer, zygote, SECRET)
+            given = [check.name for check in report.checks if check.points > 0]
+            faults += [f"{name} gives points for functions that return {returns.value}" for name in given]
+    return faults
+
+
 def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote) -> list[str]:
     """Return the fault of a mutant: it must fail only the check that it names, with the message that it
     names.
@@ -116,13 +135,10 @@ def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote) -> list[str]:
     except UserError as error:
         return [str(error)]
     failed = {check.name: check.message for check in question.checks if check.status != Status.OK.value}
-    if list(failed) != [mutant.fails]:
-        return [
-            (
-                f"mutant {mutant.title!r} should fail {mutant.fails} and no other check, "
-                f"it fails {failed or 'none'}"
-            )
-        ]
+    if set(failed) != {mutant.fails, *mutant.also}:
+        wanted = ", ".join((mutant.fails, *mutant.also))
+        found = failed or "none"
+        return [f"mutant {mutant.title!r} should fail {wanted} and no other check, it fails {found}"]
     if mutant.says not in failed[mutant.fails]:
         got = failed[mutant.fails]
         return [f"mutant {mutant.title!r} should get the message {mutant.says!r}, it gets {got!r}"]

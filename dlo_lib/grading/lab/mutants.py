@@ -32,6 +32,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,12 +53,14 @@ class Planted:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong solution of one question. It must fail the check ``fails``, and no other check of the question.
+    """A wrong solution of one question. It must fail the check ``fails``, and no other check of the question
+    except those of ``also``.
 
     Attributes:
         title: what is wrong, in words; unique in a lab.
         fails: name of the check that catches it.
         says: what the message of this check contains.
+        also: other checks that this mistake must fail, for example because it does nothing.
         replace: old text → new text in the reference solution of one question.
         answer: instead of ``replace``, new definitions of names that the reference
             solution of one question defines.
@@ -70,6 +73,7 @@ class Mutant:
     replace: Mapping[str, str] = field(default_factory=dict)
     answer: str = ""
     question: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -236,3 +240,32 @@ def _indentation(text: str, place: int) -> str:
     """The white space at the beginning of the line of ``place``."""
     line = text[text.rfind("\n", 0, place) + 1 :]
     return line[: len(line) - len(line.lstrip(" "))]
+
+
+class Idle(Enum):
+    """What the functions of an idle answer return."""
+
+    NONE = "None"
+    ARGUMENT = "their first argument"
+
+
+def idle_answer(source: str, returns: Idle) -> str | None:
+    """Return the cell with the same functions, which do nothing; None if the cell defines no function."""
+    idle = _IdleFunctions(returns)
+    tree = idle.visit(ast.parse(source))
+    return ast.unparse(ast.fix_missing_locations(tree)) if idle.found else None
+
+
+class _IdleFunctions(ast.NodeTransformer):
+    """Replaces the body of each function by a return."""
+
+    def __init__(self, returns: Idle) -> None:
+        self.returns, self.found = returns, False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        self.found = True
+        names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+        names = names[1:] if names[:1] == ["self"] else names
+        nothing = self.returns is Idle.NONE or not names or node.name == "__init__"
+        node.body = [ast.Return(None if nothing else ast.Name(names[0], ast.Load()))]
+        return node

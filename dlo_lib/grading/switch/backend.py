@@ -124,6 +124,7 @@ class SwitchGroup(dist.ProcessGroup):
         return self._call(Kind.ALL_GATHER, inputs, parts, opts=opts, value=outputs, whole=outputs)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SwitchWork:
+        self._require_concatenated("all_gather_into_tensor: the output", output, tensor)
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     _allgather_base = all_gather_single
@@ -142,6 +143,7 @@ class SwitchGroup(dist.ProcessGroup):
         )
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> SwitchWork:
+        self._require_concatenated("reduce_scatter_tensor: the input", tensor, output)
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -213,6 +215,17 @@ class SwitchGroup(dist.ProcessGroup):
             is_async=bool(getattr(opts, "asyncOp", False)),
         )  # fmt: skip
         return SwitchWork(self.link, [seq], value or into)
+
+    def _require_concatenated(self, name: str, whole: Tensor, part: Tensor) -> None:
+        """Refuse the shapes that gloo refuses: what passes a check must run in the notebook too."""
+        rows, *rest = part.shape or (1,)
+        want = (self.size() * rows, *rest)
+        if tuple(whole.shape) != want:
+            pass_it = "view(-1)" if not rest else f"view{want}"
+            raise SwitchError(
+                f"{name} has shape {tuple(whole.shape)}. With gloo it must be the {self.size()} parts of "
+                f"shape {tuple(part.shape)} one after the other, {want}: pass it with .{pass_it}"
+            )
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         """Return a part for each member, in order."""

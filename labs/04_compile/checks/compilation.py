@@ -116,6 +116,10 @@ def check_clip(student, t):
 @check("clip", points=1)
 def check_clip_zeros(student, t):
     "A gradient of zeros stays unchanged"
+    large = {"gradient": 3 + t.normal(3, 3).abs(), "limit": torch.tensor(1.0)}
+    message = "not tested yet: a gradient whose norm is above the limit stays unchanged too, see the first checks"
+    got = t.tensor(student.clip(**large), "clip(...)", shape=(3, 3))
+    t.that(not torch.equal(got, large["gradient"]), message)
     case = {"gradient": torch.zeros(t.integer(2, 5), 3), "limit": torch.tensor(t.uniform(0.1, 2.0))}
     t.close(student.clip(**case), clipped(**case), "the gradient of zeros (its norm of 0 is in a denominator)")
 
@@ -318,6 +322,7 @@ def check_one_graph_for_all_lengths(student, t):
 def check_only_the_length(student, t):
     "The batch size stays a constant"
     recorded, _, _ = lengths_recorded(student, t)
+    t.that(len(recorded.graphs) == 1, "not tested yet: the length is not dynamic from the first call, see the first check")
     opened = [given.get("size") for graph in recorded.graphs for given in listed(graph, "inputs")]
     dims = {size[1] for size in opened if type(size) is list and len(size) == 2 and type(size[1]) is int}
     t.that(dims <= {1}, "Mark only the dimension that changes: the compiler can use the sizes that are constant.")
@@ -433,6 +438,7 @@ def check_names_stay(student, t):
     "A checkpoint still fits"
     model, case = llama_case(t)
     got = student.ranks(compiled_model, [case]).results[0]
+    t.that(len(Recorded.read(got).graphs) > 0, "not tested yet: nothing is compiled, no call of the model ran a graph")
     names = got.get("names") if type(got) is dict else None
     t.that(
         names == list(model.state_dict()), "After compiling, the parameters have other names: a module that wraps a block adds a prefix."

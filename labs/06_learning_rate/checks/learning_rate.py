@@ -99,11 +99,17 @@ def check_range_losses(student, t):
         t.close(got, known[RIGHT], "the list of losses (w <- w - rate * gradient after each)", rtol=1e-3, atol=1e-5)
 
 
+def tested_first(t, losses) -> None:
+    """A test that was not made changes nothing."""
+    t.that(type(losses) is list and len(losses) > 0, "not tested yet: range_test returns no list of losses, see the first check")
+
+
 @check("range_test", points=1, seconds=30)
 def check_range_weights_back(student, t):
     "The weights are restored"
     case = test_case(t)
-    _, weight = t.items(student.ranks(tested, [case]).results[0], 2, "the result")
+    losses, weight = t.items(student.ranks(tested, [case]).results[0], 2, "the result")
+    tested_first(t, losses)
     off = (t.tensor(weight, "the weight after the test", shape=case["weight"].shape) - case["weight"]).abs().max()
     message = "The test has changed a weight of the model by {off:.2g}: copy the values first (clone), and restore them at the end."
     t.that(bool(off < CLOSE), message, off=float(off))
@@ -120,8 +126,8 @@ def tested_with_norm(student, rank, world, batches, rates, training):
         modes.append(model.training)
         return model(x).square().mean()
 
-    student.range_test(net, loss_of, batches, rates)
-    return [before, net[0].running_mean, net.training, modes]
+    losses = student.range_test(net, loss_of, batches, rates)
+    return [before, net[0].running_mean, net.training, modes, losses]
 
 
 def norm_case(t, training: bool) -> dict:
@@ -133,7 +139,8 @@ def norm_case(t, training: bool) -> dict:
 @check("range_test", points=1, seconds=30)
 def check_buffers_back(student, t):
     "The running means are restored"
-    before, after, *_ = t.items(student.ranks(tested_with_norm, [norm_case(t, True)]).results[0], 4, "the result")
+    before, after, *_, losses = t.items(student.ranks(tested_with_norm, [norm_case(t, True)]).results[0], 5, "the result")
+    tested_first(t, losses)
     off = (t.tensor(after, "the running mean after the test", shape=before.shape) - before).abs().max()
     message = (
         "The test has changed the running mean of a batch norm by {off:.2g}. A model has buffers besides its parameters: restore them."
@@ -145,7 +152,8 @@ def check_buffers_back(student, t):
 def check_modes(student, t):
     "The model is in training mode during the test, and in its previous mode afterwards"
     for training in (True, False):
-        *_, mode, modes = t.items(student.ranks(tested_with_norm, [norm_case(t, training)]).results[0], 4, "the result")
+        *_, mode, modes, losses = t.items(student.ranks(tested_with_norm, [norm_case(t, training)]).results[0], 5, "the result")
+        tested_first(t, losses)
         known = type(modes) is list and all(type(each) is bool for each in modes)
         t.that(known and all(modes), "During the test the model is in evaluation mode: call model.train() before the first batch.")
         t.that(

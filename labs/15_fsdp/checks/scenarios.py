@@ -30,7 +30,12 @@ def stored(student, rank, world, tensors, compute):
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
     names = [[str(i)] for i in range(len(tensors))]
     unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
+    own = [whole.untyped_storage()._cdata for whole in unit.wholes]
     student.unshard(unit)
+    if [whole.untyped_storage()._cdata for whole in unit.wholes] != own and any(
+        whole.untyped_storage().nbytes() != whole.nbytes for whole in unit.wholes
+    ):
+        return "moved"
     sizes = [parameter.untyped_storage().nbytes() for parameter in module.parameters()]
     enough = all(size >= parameter.nbytes for size, parameter in zip(sizes, module.parameters()))
     return [parameter.detach() for parameter in module.parameters()] if enough else None, sizes

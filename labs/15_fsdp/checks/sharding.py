@@ -185,8 +185,7 @@ def check_tied_unit_of(student, t):
 
 @check("units", points=1, seconds=20)
 def check_units(student, t):
-    "The units of a Llama with tied weights, for two kinds of block"
+    "The units of a Llama, with tied embeddings and without, for two kinds of block"
     message = "If all names of a parameter are in one block, it belongs to this block's unit; all others belong to the root"
-    ties = [[f"layers.{number}.self_attn.k_proj.weight" for number in (0, 1)]]
-    same_units(student, t, ties, "Block", True, message)
-    same_units(student, t, [["norm.weight", "layers.1.input_layernorm.weight"]], "MLP", False, message)
+    same_units(student, t, [], "Block", True, message)
+    same_units(student, t, [], "MLP", False, message)

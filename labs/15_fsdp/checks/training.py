@@ -83,7 +83,8 @@ def explain(got: Sequence[str], want: Sequence[str], blocks: int) -> str:
     if missing := [step for step in want if step not in got]:
         return f"'{missing[0]}' is missing. {where}"
     if found.startswith("gather") and right.startswith("reduce"):
-        return f"three units are whole: the next block is gathered before the previous one is reduced and freed. {where}"
+        cause = "watch_input should register its hook on arg.view_as(arg), and return that tensor"
+        return f"three units are whole: the next block is gathered before the previous one is reduced and freed. {cause}. {where}"
     return f"the order is wrong. {where}"
 
 

@@ -76,7 +76,7 @@ def on_paper(root: Path) -> dict[str, list[str]]:
 
 def test_a_correct_lab_has_no_static_fault(root: Path) -> None:
     assert on_paper(root) == {}
-    assert number_of_proofs(lab(root)) == len(STATIC_RULES) + 2 + 5
+    assert number_of_proofs(lab(root)) == len(STATIC_RULES) + 3 + 5
 
 
 def test_labs_out_of_step_are_named(root: Path) -> None:

@@ -241,6 +241,38 @@ def test_every_operation_gives_the_result_of_gloo(world: int) -> None:
             assert same(ours, theirs), (operation.__name__, rank, ours, theirs)
 
 
+SHAPES = [  # of the part and of the whole tensor, on two ranks
+    ((6,), (12,)), ((2, 3), (4, 3)), ((1, 6), (2, 6)),
+    ((6,), (2, 6)), ((2, 3), (2, 2, 3)), ((2, 3), (12,)), ((2, 3), (4, 1, 3)),
+]  # fmt: skip
+
+
+def accepted_shapes() -> list[tuple[bool, bool]]:
+    """Whether an all-gather and a reduce-scatter of these shapes run."""
+    found = []
+    for part, whole in SHAPES:
+        runs = []
+        for call in (
+            lambda part=part, whole=whole: dist.all_gather_into_tensor(torch.empty(whole), torch.ones(part)),
+            lambda part=part, whole=whole: dist.reduce_scatter_tensor(torch.empty(part), torch.ones(whole)),
+        ):
+            try:
+                call()
+                runs.append(True)
+            except RuntimeError:
+                runs.append(False)
+        found.append(tuple(runs))
+    return found
+
+
+def test_shapes_that_gloo_refuses_are_refused() -> None:
+    """What passes a check must run in the notebook, whose ranks use gloo."""
+    want = run_ranks(accepted_shapes, 2, timeout=60)
+    got, _ = on_switch(accepted_shapes, 2)
+    assert got == want
+    assert [runs for runs, _ in want[0]] == [True] * 3 + [False] * 4
+
+
 def averages() -> list[Any]:
     world = dist.get_world_size()
     mean = mine(4)
