@@ -142,9 +142,9 @@ app.command(rich_help_panel=AUTHORS)(make.classroom)
 def doctor(as_json: AsJson = False) -> None:
     """Check the installation and show a cure for each missing part.
 
-    The exit status is 2 if the labs cannot run.
+    The exit status is 2 if the labs cannot run, and 1 in the folder of a course that cannot be graded here.
     """
-    from dlo_lib.cli.doctor import examine, verdict
+    from dlo_lib.cli.doctor import can_grade, examine, verdict
 
     if as_json:
         findings = examine()
@@ -164,3 +164,5 @@ def doctor(as_json: AsJson = False) -> None:
             table.add_row(mark, finding.name, finding.found, finding.cure)
         console.print(table)
     verdict(findings)
+    if not can_grade(findings):
+        raise typer.Exit(1)

@@ -59,7 +59,12 @@ def release(
     loses its points, labs/ is in step with solutions/, and the release contains no file that is not for
     students."""
     from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.publication import check_exchange, check_unpublished, publish
+    from dlo_lib.grading.classroom.publication import (
+        check_exchange,
+        check_unpublished,
+        check_writable,
+        publish,
+    )
     from dlo_lib.grading.judge.judge import zygote_for
     from dlo_lib.grading.judge.lab_proof import number_of_proofs, prove, require_proofs
     from dlo_lib.grading.lab.course import find_lab, source_labs
@@ -68,7 +73,8 @@ def release(
     info = find_lab(lab, source_labs())
     opened = None if prove_only else open_course(course)
     if opened is not None:
-        check_exchange(opened)  # before the proofs, which take minutes
+        check_writable(opened, info)  # before the proofs, which take minutes
+        check_exchange(opened)
         if not again:
             check_unpublished(opened, info)
     source = read_lab(source_folder(info))
@@ -296,9 +302,11 @@ def import_(
     No student is removed; a file with an error changes nothing.
     """
     from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.roster import Change, import_roster
+    from dlo_lib.grading.classroom.roster import Change, import_roster, unread_columns
 
     differences = import_roster(open_course(course), users, dry_run)
+    if unread := unread_columns(users):
+        console.print(tr("columns that were not read: {names}", names=escape(", ".join(unread))))
     table = Table("", "student", "name", "what changes", title=tr("roster"))
     for line in differences:
         if line.change is not Change.SAME:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from dlo_lib.cli.jupyter import free_port
 from dlo_lib.cli.workspace import work_dir
@@ -195,12 +196,9 @@ def _sandbox() -> Diagnosis:
 
     found = find_isolation()
     if found.isolation is None:
-        return Diagnosis(
-            "sandbox",
-            False,
-            f"none ({'; '.join(found.reasons)})",
-            f"only instructors need it: {SANDBOX_CURE}",
-        )
+        here = in_a_course()
+        cure = SANDBOX_CURE if here else f"only instructors need it: {SANDBOX_CURE}"
+        return Diagnosis("sandbox", False, f"none ({'; '.join(found.reasons)})", cure)
     groups = (
         "with control groups"
         if find_hierarchy() is not None
@@ -230,6 +228,18 @@ def _disk() -> Diagnosis:
         cure,
         required=True,
     )
+
+
+def in_a_course() -> bool:
+    """Return whether the current folder is a course, so that the user is an instructor."""
+    from dlo_lib.grading.judge.client import SECRET_FILE
+
+    return (Path.cwd() / SECRET_FILE).is_file()
+
+
+def can_grade(findings: list[Diagnosis]) -> bool:
+    """Return False in the folder of a course whose submissions cannot be judged safely on this machine."""
+    return not in_a_course() or all(finding.ok for finding in findings if finding.name == "sandbox")
 
 
 def verdict(findings: list[Diagnosis]) -> None:

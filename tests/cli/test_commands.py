@@ -144,6 +144,20 @@ def test_the_doctor_fails_only_for_required_parts():
         verdict([Diagnosis("torch", False, "none", "pip install torch", required=True)])
 
 
+def test_the_doctor_fails_in_a_course_that_cannot_be_graded_here(tmp_path, monkeypatch):
+    absent = [Diagnosis("sandbox", False, "none", "apt-get install bubblewrap")]
+    monkeypatch.chdir(tmp_path)
+    assert doctor.can_grade(absent)  # a student needs no sandbox
+    (tmp_path / "secret").write_text("s")
+    assert not doctor.can_grade(absent)
+    assert doctor.can_grade([Diagnosis("sandbox", True, "bubblewrap")])
+    monkeypatch.setattr(doctor, "examine", lambda: absent)
+    monkeypatch.setattr(sys, "argv", ["dlo", "doctor", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+
+
 def test_the_doctor_prints_json(examined, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda: examined)
     monkeypatch.setattr(sys, "argv", ["dlo", "doctor", "--json"])

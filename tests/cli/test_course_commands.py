@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ from dlo_lib.grading.classroom.publication import publish
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.release import release_lab
+from dlo_lib.grading.lab.source import source_folder
 from tests.cli.in_process import Dlo, commands
 
 SMALL_COURSE = Path(__file__).resolve().parents[1] / "grading" / "small_course"
@@ -214,6 +216,15 @@ def test_an_invalid_exchange_is_refused_before_the_proofs(empty: Path, dlo: Dlo,
         f"the exchange {tmp_path / 'file' / 'exchange'} cannot be written: "
         f"set c.Exchange.root in {empty / 'nbgrader_config.py'}" in refusal
     )
+
+
+def test_a_release_that_cannot_be_written_is_refused_before_its_proofs(
+    empty: Path, dlo: Dlo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked, allowed = source_folder(find_lab("91", source_labs())), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and allowed(path, mode))
+    refusal = dlo("release", "91").refusal
+    assert f"{locked} cannot be written, and a release writes the notebook there" in refusal
 
 
 def test_labs_are_written_from_their_sources_and_compared(

@@ -16,6 +16,7 @@ from dlo_lib.grading.classroom.nbgrader_course import CONFIG_FILE
 from dlo_lib.grading.lab import references
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.release import build_source
+from dlo_lib.grading.lab.source import source_folder
 from dlo_lib.text import tr
 
 
@@ -51,6 +52,23 @@ def check_exchange(course: NbGraderAPI) -> None:
             config=config,
         )
         raise UserError(tr("the exchange {folder} cannot be written: {cure}", folder=root, cure=cure))
+
+
+def check_writable(course: NbGraderAPI, lab: LabInfo) -> None:
+    """Check that a release can write what it writes besides the exchange.
+
+    Raises:
+        UserError: the folder of the course or the lab's folder below solutions/ is not writable.
+    """
+    for folder in (Path(course.coursedir.root), source_folder(lab)):
+        if not os.access(folder, os.W_OK):
+            raise UserError(
+                tr(
+                    "{folder} cannot be written, and a release writes the notebook there: work in a checkout "
+                    "and a course folder of this account",
+                    folder=folder,
+                )
+            )
 
 
 def check_unpublished(course: NbGraderAPI, lab: LabInfo) -> None:

@@ -1,8 +1,9 @@
 """The roster of a course, and its import from a table, which reports the changes first and is all or nothing.
 
 A table has a header and one line per student. Columns are recognised by the names that nbgrader, Moodle
-(English, French) and spreadsheets use; only the id is required. The import removes no student, because grades
-refer to them; it names the students of the course that the file lacks.
+(English, French, German, Spanish, Italian) and spreadsheets use; only the id is required, and columns that
+are not recognised are named. The import removes no student, because grades refer to them; it names the
+students of the course that the file lacks.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from dlo_lib.errors import UserError, nearest
 from dlo_lib.grading.classroom.archive import fold_name
 from dlo_lib.text import tr
 
-# nbgrader uses ids in paths and patterns; an id with one of these characters would name other folders.
-UNFIT = re.compile(r"[/\\+*?\[\]{}\x00-\x1f\x7f]|^\.|^\s|\s$")
+# nbgrader uses ids in paths, patterns and commands. An id with one of these characters would name other
+# folders, be split in two, or be read as an option (-) or, in a table, as a formula (= @).
+UNFIT = re.compile(r"[/\\+*?\[\]{}\x00-\x1f\x7f]|\s|^[.=@-]")
 LONGEST = 128  # characters, the limit of nbgrader's columns
 MOST_BYTES = 20 << 20
 SEPARATORS = ",;\t|"
@@ -38,9 +40,35 @@ COLUMNS = {
         "login",
         "nom d'utilisateur",
         "identifiant",
+        "anmeldename",
+        "benutzername",
+        "nutzername",
+        "nombre de usuario",
+        "nome utente",
     ),
-    "first_name": ("first_name", "first name", "firstname", "given name", "prénom"),
-    "last_name": ("last_name", "last name", "lastname", "surname", "family name", "nom", "nom de famille"),
+    "first_name": (
+        "first_name",
+        "first name",
+        "firstname",
+        "given name",
+        "prénom",
+        "vorname",
+        "nombre",
+        "nome",
+    ),
+    "last_name": (
+        "last_name",
+        "last name",
+        "lastname",
+        "surname",
+        "family name",
+        "nom",
+        "nom de famille",
+        "nachname",
+        "apellido(s)",
+        "apellidos",
+        "cognome",
+    ),
     "email": (
         "email",
         "email address",
@@ -49,8 +77,22 @@ COLUMNS = {
         "adresse de courriel",
         "courriel",
         "adresse e-mail",
+        "e-mail-adresse",
+        "dirección de correo",
+        "dirección email",
+        "correo electrónico",
+        "indirizzo email",
     ),
-    "lms_user_id": ("lms_user_id", "user id", "id number", "idnumber", "numéro d'identification"),
+    "lms_user_id": (
+        "lms_user_id",
+        "user id",
+        "id number",
+        "idnumber",
+        "numéro d'identification",
+        "id-nummer",
+        "número de id",
+        "codice identificativo",
+    ),
 }
 
 
@@ -196,6 +238,17 @@ def parse_roster(file: Path) -> list[Person]:
     return people
 
 
+def unread_columns(file: Path) -> list[str]:
+    """Return the columns of a table of which the roster reads nothing, such as a name in another language."""
+    lines = [line for line in _text(file).splitlines() if line.strip()]
+    if not lines:
+        return []
+    separator = max(SEPARATORS, key=lines[0].count)
+    header = next(csv.reader([lines[0]], delimiter=separator))
+    places = set(_places(file, header).values())
+    return [name.strip() for place, name in enumerate(header) if place not in places and name.strip()]
+
+
 def id_fault(student: str) -> str | None:
     """Return the reason why ``student`` cannot be an id, or None."""
     if not student:
@@ -204,7 +257,7 @@ def id_fault(student: str) -> str | None:
         return tr("the id is too long")
     if found := UNFIT.search(student):
         return tr(
-            "the id {id} has {character}, which a folder's name cannot have",
+            "the id {id} has {character}, which an id cannot have there",
             id=repr(student),
             character=repr(found[0]),
         )

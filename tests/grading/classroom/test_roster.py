@@ -13,7 +13,14 @@ from sqlalchemy.orm import Session
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.classroom.roster import Change, Person, import_roster, parse_roster, read_roster
+from dlo_lib.grading.classroom.roster import (
+    Change,
+    Person,
+    import_roster,
+    parse_roster,
+    read_roster,
+    unread_columns,
+)
 
 EMILIE = Person("emilie", "Émilie", "du Châtelet", "e@uni.example")
 
@@ -35,11 +42,36 @@ def table(folder: Path, text: str | bytes) -> Path:
         "Nom d’utilisateur\tPrénom\tNom\tAdresse de courriel\nemilie\tÉmilie\tdu Châtelet\te@uni.example\n",
         "\n\nusername,Department,firstname,lastname,email\nemilie,Physics,Émilie,du Châtelet,e@uni.example",
         "username,firstname,lastname,email\nemilie,Émilie,du Châtelet,e@uni.example\n".encode("utf-16"),
+        "Vorname;Nachname;Anmeldename;E-Mail-Adresse\nÉmilie;du Châtelet;emilie;e@uni.example\n",
+        "Nombre,Apellido(s),Nombre de usuario,Dirección de correo\nÉmilie,du Châtelet,emilie,e@uni.example\n",
+        "Nome,Cognome,Username,Indirizzo email\nÉmilie,du Châtelet,emilie,e@uni.example\n",
+        "Vorname;Nachname;id;E-Mail-Adresse\nÉmilie;du Châtelet;emilie;e@uni.example\n",
     ],
-    ids=["nbgrader", "moodle in a spreadsheet", "french", "moodle", "utf-16"],
+    ids=[
+        "nbgrader",
+        "moodle in a spreadsheet",
+        "french",
+        "moodle",
+        "utf-16",
+        "german",
+        "spanish",
+        "italian",
+        "german with id",
+    ],
 )
 def test_tables_of_nbgrader_moodle_and_spreadsheets_are_read(tmp_path: Path, text: str | bytes) -> None:
     assert parse_roster(table(tmp_path, text)) == [EMILIE]
+
+
+def test_columns_that_are_not_read_are_named(tmp_path: Path) -> None:
+    file = table(tmp_path, "id;Förnamn;last name;Department\nemilie;Émilie;du Châtelet;Physics\n")
+    assert unread_columns(file) == ["Förnamn", "Department"]
+
+
+@pytest.mark.parametrize("student", ["=cmd", "-rf", "a b", "@x", "a\u00a0b", "+1"])
+def test_ids_that_are_formulas_options_or_two_words_are_refused(tmp_path: Path, student: str) -> None:
+    with pytest.raises(UserError, match="which an id cannot have there"):
+        parse_roster(table(tmp_path, f"id\n{student}\n"))
 
 
 def test_quoted_cells_keep_their_commas_and_quotes(tmp_path: Path) -> None:
