@@ -161,6 +161,10 @@ class RemoteStudent:
             ) in judged.answers.items():  # in the order in which they came: the first is the cause
                 if "fault" in answer:
                     raise self._wrong(fault_from(answer["fault"]), rank)
+            for rank in range(world):
+                if rank not in judged.answers:  # student's code has found the connection and ended it
+                    text = tr("rank {rank} has left the other ranks before it returned a result", rank=rank)
+                    raise Wrong(text, tr("a rank left before it returned a result"))
             values = [judged.answers[rank].get("value") for rank in range(world)]
         return finished_run(values, service, scenario, nudge, partial(self.ranks, scenario, inputs_per_rank))
 

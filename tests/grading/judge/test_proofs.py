@@ -140,6 +140,15 @@ mark_now, Link.mark = Link.mark, lambda self, name: None
         self.parameter, self.rank""",
 )
 
+ENDS_EARLY = "import sys\n" + PLAIN.replace(
+    "        self.parameter, self.rank",
+    """        frame = sys._getframe()
+        while "mark" not in frame.f_globals:
+            frame = frame.f_back
+        frame.f_globals["mark"].__self__.end(False)
+        self.parameter, self.rank""",
+)
+
 HIDES_MOMENTS_IN_A_FILE = """
 class ShardedAdamW:
     def __init__(self, parameter, lr):
@@ -169,6 +178,10 @@ CHEATS = {
         {"check_memory": "MB are enough", "check_what_arrives_is_used": "the parameter"},
     ),
     "marks early": (MARKS_EARLY, {"check_memory": 'rank 0 did not come to "after the steps"'}),
+    "ends early": (
+        ENDS_EARLY,
+        dict.fromkeys(("check_same", "check_traffic", "check_memory"), "before it returned a result"),
+    ),
     "hides moments in a file": (HIDES_MOMENTS_IN_A_FILE, {"check_memory": "MB are enough"}),
     "only rank 0": (ONLY_RANK_0, {"check_same": "the parameter on rank 1"}),
     "recognises the check": (
