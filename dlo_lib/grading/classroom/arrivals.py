@@ -13,11 +13,10 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
-from nbgrader.utils import parse_utc
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.archive import (
@@ -28,6 +27,7 @@ from dlo_lib.grading.classroom.archive import (
     name_conflict,
 )
 from dlo_lib.grading.classroom.submission_copy import MOST_BYTES, MOST_FILES, TIMESTAMP
+from dlo_lib.grading.classroom.times import UnknownZone, utc_time
 from dlo_lib.grading.judge.intake import MAX_BYTES
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.text import tr
@@ -146,16 +146,22 @@ def from_exchange(course: NbGraderAPI, lab: LabInfo) -> list[Incoming]:
             place = len(parts) - 1 - parts[::-1].index(lab.directory)  # a user name may hold a plus
             arrivals.append(
                 _of_exchange(
-                    inbound / name, "+".join(parts[:place]), parts[place + 1 :], settings.check_owner
+                    inbound / name,
+                    "+".join(parts[:place]),
+                    parts[place + 1 :],
+                    settings.check_owner,
+                    settings.timezone,
                 )
             )
     return arrivals
 
 
-def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool) -> Incoming:
+def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool, zone: str) -> Incoming:
     refused, submitted = "", None
     try:
-        submitted = utc_time(rest[0])
+        submitted = utc_time(_stamped(rest), zone)
+    except UnknownZone as error:
+        refused = str(error)
     except (IndexError, ValueError):
         refused = tr("its name has no time of submission")
     if not folder.is_dir() or folder.is_symlink():
@@ -178,6 +184,12 @@ def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool)
     )
 
 
+def _stamped(rest: list[str]) -> str:
+    """Return the time in the rest of a folder's name, which was split at plus signs: a zone may hold one."""
+    zone_follows = len(rest) > 1 and rest[0].endswith(" ") and rest[1][:4].isdigit()
+    return f"{rest[0]}+{rest[1]}" if zone_follows else rest[0]
+
+
 def _written_later(folder: Path, entries: Iterable[ArchiveMember], submitted: datetime | None) -> list[str]:
     """Return a note if a notebook changed more than 10 minutes after its stated time.
 
@@ -194,6 +206,8 @@ def _written_later(folder: Path, entries: Iterable[ArchiveMember], submitted: da
         )
     except (ValueError, OSError):
         return []
+    if submitted > datetime.now(UTC).replace(tzinfo=None) + timedelta(minutes=10):
+        return [tr("the time that it states is in the future")]
     late = changed - submitted.replace(tzinfo=UTC).timestamp()
     return [tr("written {hours:.1f} hours after the time it states", hours=late / 3600)] if late > 600 else []
 
@@ -203,18 +217,6 @@ def _owner(folder: Path) -> str:
         return folder.owner()
     except (KeyError, OSError):
         return tr("an unknown user")
-
-
-def utc_time(text: str) -> datetime:
-    """Return a time in nbgrader's format as UTC without a zone.
-
-    Raises:
-        ValueError: ``text`` is no time.
-    """
-    try:
-        return parse_utc(text.strip()).replace(tzinfo=None)
-    except Exception as error:  # the parser raises many types
-        raise ValueError(text) from error
 
 
 # -- a folder or a zip

@@ -29,7 +29,6 @@ from dlo_lib.grading.classroom.arrivals import (
     Incoming,
     from_entries,
     from_exchange,
-    utc_time,
 )
 from dlo_lib.grading.classroom.batch import require_release
 from dlo_lib.grading.classroom.export import grades_folder
@@ -37,13 +36,13 @@ from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
 from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.roster import Person, id_fault, normalise_name, read_roster
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
+from dlo_lib.grading.classroom.times import FORMAT, utc_time
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.text import tr
 
 COLLECTED = "collected"
 INVENTORY, RECEIPTS = "inventory.csv", "receipts.csv"
-TIME_FORMAT = "%Y-%m-%d %H:%M:%S.%f UTC"
 
 
 def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> Inventory:
@@ -196,7 +195,7 @@ class _Collector:
         self._note_earlier(student, arrival.submitted, before, arrival.replaces)
         files.pop(TIMESTAMP, None)  # the student's file may be invalid and stop nbgrader
         if arrival.submitted is not None:
-            files[TIMESTAMP] = arrival.submitted.strftime(TIME_FORMAT).encode()
+            files[TIMESTAMP] = arrival.submitted.strftime(FORMAT).encode()
         state = ItemState.NEW
         if place.is_dir():
             if _content(place) == files:
@@ -226,7 +225,7 @@ class _Collector:
         known = replaced_at(self.root, self.lab, student)
         if earlier and (known is None or known < max(earlier)):
             place = _replaced(self.root, self.lab, student) / TIMESTAMP
-            write_text(place, max(earlier).strftime(TIME_FORMAT))
+            write_text(place, max(earlier).strftime(FORMAT))
 
     def _aside(self, student: str) -> Path:
         folder = _replaced(self.root, self.lab, student)

@@ -13,8 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from nbgrader.utils import parse_utc
-
+from dlo_lib.grading.classroom.times import FORMAT, utc_time
 from dlo_lib.grading.sandbox.temporary_folders import locked_folder
 
 MOST_FILES, MOST_BYTES = 200, 64 << 20  # beside the notebook
@@ -54,9 +53,9 @@ def _copy_files(notebook: Path, target: Path) -> None:
                 or len(os.fsencode(name)) > LONGEST_NAME
             ):
                 continue
-            if name.parts[0] in (TIMESTAMP, notebook.name) and not (
-                name == Path(TIMESTAMP) and _is_time(path)
-            ):
+            if name.parts[0] in (TIMESTAMP, notebook.name):
+                if name == Path(TIMESTAMP):
+                    _copy_time(path, target / name)
                 continue
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / name, follow_symlinks=False)
@@ -70,9 +69,10 @@ def _files_below(folder: Path) -> Iterator[Path]:
     return (Path(inner) / file for inner, _, files in os.walk(folder) for file in files)
 
 
-def _is_time(file: Path) -> bool:
-    """Return True if nbgrader can read the time; on another one it would stop."""
-    try:
-        return file.stat().st_size < 200 and parse_utc(file.read_text(encoding="utf-8").strip()) is not None
-    except Exception:  # noqa: BLE001  the parser raises many types
-        return False
+def _copy_time(file: Path, target: Path) -> None:
+    """Write the time in UTC, as nbgrader reads it rightly; leave out what is no time, at which it would
+    stop.
+    """
+    with contextlib.suppress(ValueError, OSError):
+        if file.stat().st_size < 200:
+            target.write_text(utc_time(file.read_text(encoding="utf-8")).strftime(FORMAT), encoding="utf-8")
