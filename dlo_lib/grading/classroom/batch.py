@@ -8,6 +8,8 @@ is judged again, alone, before that counts. A killed batch resumes with the repo
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ from dlo_lib.grading.sandbox.temporary_folders import remove_stale
 from dlo_lib.text import tr
 
 EXHAUSTED = (Status.TIMEOUT.value, Status.OOM.value)
+LEAST_FREE = 32 << 20  # bytes on the disk of the course; a row needs a few MB
 
 
 @dataclass(frozen=True)
@@ -235,13 +238,28 @@ class _Batch:
             for check in question.checks:
                 if check.status == GRADER_ERROR:
                     self._note(job.student, f"check {check.name}: {check.message}")
+        if shutil.disk_usage(self.course).free < LEAST_FREE:
+            raise self._full_disk()  # before an earlier row of this student is touched
         try:
             with staged_copy(job.student, job.notebook, job.rebuilt) as submitted:
                 self.entry.enter(job.student, submitted, stored.report)
-        except Exception as error:  # noqa: BLE001  one row that cannot be written must not stop the others
+        except Exception as error:  # one row that cannot be written must not stop the others
+            if _is_full(error):
+                raise self._full_disk() from error
             self._note(job.student, f"not in the gradebook: {type(error).__name__}: {error}")
             self.entry.withdraw(job.student)
+            return job.student, Report(self.lab.info.directory, GRADER_ERROR, {})
         return job.student, stored.report
+
+    def _full_disk(self) -> UserError:
+        return UserError(
+            tr(
+                "the disk of {folder} is full: free some space, then `dlo grade {lab} --resume`; the rows "
+                "before this one are stored, and the others keep their earlier scores",
+                folder=self.course,
+                lab=self.lab.info.directory,
+            )
+        )
 
     def _note(self, student: str, text: str) -> None:
         with open(self.log, "a", encoding="utf-8", errors="replace") as log:
@@ -264,6 +282,15 @@ def _check_cells(course: NbGraderAPI, lab: LabSource) -> None:
             "nbgrader accepts new questions only before the first submission"
         )
         raise UserError(tr(text, lab=lab.info.directory, questions=", ".join(dict.fromkeys(changed))))
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Return whether an error, or what caused it, is a full disk or quota; SQLite reports it in words."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _ran_out(report: Report) -> bool:

@@ -4,19 +4,24 @@ gradebook.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from dlo_lib.errors import UserError
+from dlo_lib.grading.classroom import batch
 from dlo_lib.grading.classroom.batch import Done, Options, grade_lab
 from dlo_lib.grading.classroom.export import GradeTable
 from dlo_lib.grading.classroom.gradebook_entry import GradebookEntry
@@ -249,11 +254,36 @@ def test_a_row_that_cannot_be_entered_has_no_score_and_no_graded_notebook(
         raise OSError("no more space")
 
     monkeypatch.setattr(GradebookEntry, "convert_single_notebook", broken)
-    row = {row.student: row for row in grade(graded, by=Scripted({}), only="ada").rows}["ada"]
+    seen: list[Done] = []
+    row = {row.student: row for row in grade(graded, seen.append, by=Scripted({}), only="ada").rows}["ada"]
     assert (row.status, row.total) == ("GRADER_ERROR", 0)
+    assert [(done.status, done.points) for done in seen] == [("GRADER_ERROR", 0)]  # not the judge's points
     assert {score for student, _, score, *_ in rows(graded / "gradebook.db")[0] if student == "ada"} == {0.0}
     assert not (graded / "autograded" / "ada" / LAB / "small.ipynb").exists()
     assert "no more space" in (graded / "dlo-grade.log").read_text()
+
+
+def full_quota(*_: object) -> None:
+    raise RuntimeError("nbgrader") from OSError(errno.EDQUOT, "Disk quota exceeded")
+
+
+@pytest.mark.parametrize("how", ["no space before a row", "a quota ends in a row", "in SQLite"])
+def test_on_a_full_disk_the_batch_stops_and_earlier_rows_stay(
+    graded: Path, grade: Callable, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    before = rows(graded / "gradebook.db")
+    if how == "no space before a row":
+        monkeypatch.setattr(batch.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    elif how == "in SQLite":
+        error = sqlite3.OperationalError("database or disk is full")
+        monkeypatch.setattr(GradebookEntry, "enter", Mock(side_effect=error))
+    else:
+        monkeypatch.setattr(GradebookEntry, "enter", full_quota)
+    seen: list[Done] = []
+    with pytest.raises(UserError, match="is full: free some space, then `dlo grade 91_small --resume`"):
+        grade(graded, seen.append, by=Scripted({}))
+    assert seen == []
+    assert rows(graded / "gradebook.db") == before
 
 
 @pytest.fixture
