@@ -82,7 +82,9 @@ def torchrun(ranks: int, file: Path, how: str, **variables: str) -> subprocess.C
     done = subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
     )
-    assert_gone([int(pid) for pid in re.findall(r"process (\d+)", done.stdout)])
+    pids = [int(pid) for pid in re.findall(r"process (\d+)", done.stdout)]
+    assert pids, f"the ranks did not start (exit status {done.returncode}):\n{done.stdout}\n{done.stderr}"
+    assert_gone(pids)
     assert watching_processes() == []
     return done
 
