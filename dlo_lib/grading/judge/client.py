@@ -241,6 +241,7 @@ class JudgeClient:
                     job = running[number][0]
                     files = {name: str(getattr(job, name)) for name in ("notebook", "report", "rebuilt")}
                     self._send({"do": what, **files, "key": job.key, "alone": alone, "tag": number})
+                tick()
                 answer = self._receive(tick)
             except ServiceEnded:
                 self._start_again()
