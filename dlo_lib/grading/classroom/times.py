@@ -46,7 +46,11 @@ def utc_time(text: str, zone: str = "UTC") -> datetime:
     local = datetime.fromisoformat(f"{found['day']} {found['clock']}")
     if found["fraction"]:
         local += timedelta(microseconds=int(found["fraction"][:6].ljust(6, "0")))
-    return local.replace(tzinfo=_zone(found["zone"], local, zone)).astimezone(UTC).replace(tzinfo=None)
+    there = local.replace(tzinfo=_zone(found["zone"], local, zone))
+    try:
+        return there.astimezone(UTC).replace(tzinfo=None)
+    except OverflowError:  # in UTC it lies after the year 9999 or before the year 1
+        raise ValueError(text) from None
 
 
 def _zone(name: str, local: datetime, own: str) -> tzinfo:

@@ -42,7 +42,19 @@ def test_an_abbreviation_that_the_exchange_does_not_use_then_is_refused(name: st
         utc_time(f"2026-07-01 12:00:00 {name}", zone)  # in July, Paris has CEST and not CET
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01 12:00:00 UTC", "12:00", "2026-07-01"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "yesterday",
+        "2026-13-01 12:00:00 UTC",
+        "12:00",
+        "2026-07-01",
+        "9999-12-31 23:59:59 -1400",
+        "0001-01-01 00:00:00 +1400",
+        "2026-07-01 12:00:00 +9900",
+    ],
+)
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         utc_time(text)
