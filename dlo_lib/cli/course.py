@@ -5,6 +5,7 @@ students.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -121,25 +122,30 @@ def collect(
 
     Every lost or replaced submission is reported.
     """
-    from dlo_lib.grading.classroom.collection import INVENTORY
     from dlo_lib.grading.classroom.collection import collect as take_in
     from dlo_lib.grading.classroom.export import grades_folder
     from dlo_lib.grading.classroom.feedback import release_receipts
+    from dlo_lib.grading.classroom.inventory import FILE
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
-    inventory = take_in(opened, info, source)
+    inventory = take_in(opened, info, source, waiting=_wait_for_grader)
     if as_json:
         print(inventory.json())
     else:
         _show(inventory)
         console.print(
-            tr("inventory and receipts: {folder}", folder=grades_folder(opened, info) / INVENTORY),
+            tr("inventory and receipts: {folder}", folder=grades_folder(opened, info) / FILE),
             soft_wrap=True,
         )
     if source is None:
         release_receipts(opened, inventory)  # last: the exchange may fail
+
+
+def _wait_for_grader(process: str) -> None:
+    text = "waiting until the grader (process {process}) is done with the lab"
+    Console(stderr=True).print(tr(text, process=process), markup=False)
 
 
 def _show(inventory: Inventory) -> None:
@@ -194,6 +200,7 @@ def feedback(
     """Write a page for each student with passed and failed checks and the reasons, and release it to the
     exchange.
     """
+    from dlo_lib.grading.classroom.export import read_grades
     from dlo_lib.grading.classroom.feedback import make_feedback, release_feedback, students_without_page
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
@@ -205,6 +212,7 @@ def feedback(
             release_feedback(opened, info)
     folder = Path(opened.coursedir.root) / opened.coursedir.feedback_directory
     console.print(tr("{number} pages in {folder}", number=len(pages), folder=folder), soft_wrap=True)
+    _show_notes(read_grades(opened, info).notes)
     for reason, students in students_without_page(opened, info, pages).items():
         console.print(
             tr("no page, {reason}: {students}", reason=reason, students=escape(", ".join(students))),
@@ -241,12 +249,18 @@ def export(
     else:
         write_text(out, text)
         console.print(tr("{number} students in {file}", number=len(table.rows), file=out), soft_wrap=True)
+    _show_notes(table.notes)
     if broken := [row.student for row in table.rows if has_no_points(row)]:
         Console(stderr=True).print(
             tr("no points, because grading failed or was not run: {students}", students=", ".join(broken)),
             soft_wrap=True,
             markup=False,
         )
+
+
+def _show_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        Console(stderr=True).print(note, soft_wrap=True, markup=False)
 
 
 def similar(lab: LabName, course: Course = Path(), as_json: AsJson = False) -> None:

@@ -39,6 +39,12 @@ def grade(
     on_slurm: Annotated[
         bool, typer.Option("--slurm", help="judge on the nodes of a cluster, as an array of jobs")
     ] = False,
+    keep_manual: Annotated[
+        bool,
+        typer.Option(
+            "--keep-manual", help="points given by hand for an earlier submission also count for a new one"
+        ),
+    ] = False,
     array: Annotated[int, typer.Option(help="with --slurm: elements of the array", min=1)] = 20,
     cores: Annotated[int, typer.Option(help="with --slurm: cores of an element", min=1)] = 2,
     limit: Annotated[str, typer.Option("--time", help="with --slurm: time limit of an element")] = "2:00:00",
@@ -84,9 +90,11 @@ def grade(
             )
 
         shown = _Running(progress, bar, tr("grading {lab}", lab=info.directory))
-        options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe)
+        options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe, keep_manual)
         table = grade_lab(info, course, show, options, judges, shown)
     console.print(table.shown())
+    for note in table.notes:
+        console.print(note, soft_wrap=True, markup=False)
     console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)
 
 

@@ -42,11 +42,13 @@ class ArchiveMember:
         parts: the parts of its path.
         written: when it was written, or None if that is unknown.
         read: ``read(limit)`` returns the content; raises :class:`Refused`.
+        regular: False for a link, a pipe, a socket or a device.
     """
 
     parts: tuple[str, ...]
     written: datetime | None
     read: Callable[[int], bytes]
+    regular: bool = True
 
 
 @contextmanager
@@ -109,12 +111,21 @@ def entries_of_folder(folder: Path) -> list[ArchiveMember]:
         names[:] = sorted(name for name in names if name not in (*LEFT_BY_SYSTEMS, *unwalked))
         found = sorted({*files, *unwalked} - set(LEFT_BY_SYSTEMS))
         entries += [
-            ArchiveMember((*inner, name), None, partial(read_regular, Path(directory, name)))
+            ArchiveMember(
+                (*inner, name), None, partial(read_regular, path := Path(directory, name)), _is_regular(path)
+            )
             for name in found
         ]
         if len(entries) > MOST_ENTRIES:
             raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=folder))
     return entries
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR)  # a folder may be too deep
+    except OSError:
+        return True  # reading it then gives the reason
 
 
 def read_regular(path: Path, limit: int) -> bytes:

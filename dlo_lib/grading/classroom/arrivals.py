@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -63,6 +63,15 @@ class Incoming:
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
     replaces: datetime | None = None
+
+    def without_links(self) -> tuple[Incoming, list[str]]:
+        """Return the submission without links, pipes and devices, and their names, if it has a notebook that
+        is a regular file. Otherwise one of them may be in place of the notebook, and they stay.
+        """
+        special = ["/".join(entry.parts) for entry in self.entries if not entry.regular]
+        if not any(entry.regular and entry.parts[-1].endswith(".ipynb") for entry in self.entries):
+            return self, []
+        return replace(self, entries=tuple(entry for entry in self.entries if entry.regular)), special
 
     def files(self) -> Files:
         """Return every file of the submission, within the limits of nbgrader and of this library.
@@ -249,7 +258,7 @@ def from_entries(
                 ((lab.notebook,) if name != top and is_student(name) else (top,)),
                 (name, False, top),
             )
-        groups.setdefault(key, []).append(ArchiveMember(inside, entry.written, entry.read))
+        groups.setdefault(key, []).append(replace(entry, parts=inside))
     submissions = []
     for (claimed, full_name, source), own in groups.items():
         submissions.append(Incoming(claimed, source, _stated(own, full_name), tuple(own), full_name))
@@ -262,7 +271,7 @@ def _without_wrapper(entries: list[ArchiveMember], is_student: Callable[[str], b
     deep = all(len(entry.parts) > 2 or MOODLE.fullmatch(entry.parts[-1]) for entry in entries)
     if len(tops) != 1 or not deep or MOODLE.fullmatch(top := next(iter(tops))) or is_student(top):
         return entries
-    return [ArchiveMember(entry.parts[1:], entry.written, entry.read) for entry in entries]
+    return [replace(entry, parts=entry.parts[1:]) for entry in entries]
 
 
 def _stated(entries: list[ArchiveMember], from_moodle: bool) -> datetime | None:

@@ -12,7 +12,7 @@ import errno
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,17 @@ from nbgrader.apps.api import NbGraderAPI
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.status import Status
-from dlo_lib.grading.classroom.export import REPORTS, GradeTable, grades_folder, read_grades, write_results
+from dlo_lib.grading.classroom.export import (
+    REPORTS,
+    GradeTable,
+    changed_checks,
+    grades_folder,
+    read_grades,
+    stored_results,
+    write_results,
+)
 from dlo_lib.grading.classroom.gradebook_entry import GradebookEntry
+from dlo_lib.grading.classroom.gradebook_file import LOCK_SECONDS, back_up, is_locked
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.classroom.roster import read_roster, unknown_student
 from dlo_lib.grading.classroom.submission_copy import FOLDER, staged_copy
@@ -69,12 +78,14 @@ class Options:
         resume: use the reports that are still valid.
         only: grade only this student.
         unsafe: judge without a sandbox.
+        keep_manual: points and comments given by hand for an earlier submission count for a new one.
     """
 
     jobs: int = 1
     resume: bool = False
     only: str | None = None
     unsafe: bool = False
+    keep_manual: bool = False
 
 
 Advance = Callable[[Done], None]
@@ -122,8 +133,10 @@ def grade_lab(
     sandbox = "none" if chosen.unsafe else required_isolation().name
     remove_stale(FOLDER)
     with only_grader(grades_folder(course, lab)) as results:
+        before = stored_results(course, lab)
+        back_up(course)
         chosen_students = [chosen.only] if chosen.only is not None else students
-        with GradebookEntry(course, lab) as entry:
+        with GradebookEntry(course, lab, chosen.keep_manual) as entry:
             batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, judges, waiting)
             for number, (student, report) in enumerate(batch.run(chosen_students), 1):
                 if advance is not None:
@@ -139,7 +152,7 @@ def grade_lab(
                     )
         table = read_grades(course, lab)
         write_results(course, table)
-    return table
+    return replace(table, notes=(*changed_checks(before, table), *table.notes))
 
 
 class _Batch:
@@ -242,10 +255,12 @@ class _Batch:
             raise self._full_disk()  # before an earlier row of this student is touched
         try:
             with staged_copy(job.student, job.notebook, job.rebuilt) as submitted:
-                self.entry.enter(job.student, submitted, stored.report)
+                self.entry.enter(job.student, submitted, stored.report, job.notebook)
         except Exception as error:  # one row that cannot be written must not stop the others
             if _is_full(error):
                 raise self._full_disk() from error
+            if is_locked(error):
+                raise self._locked() from error
             self._note(job.student, f"not in the gradebook: {type(error).__name__}: {error}")
             self.entry.withdraw(job.student)
             return job.student, Report(self.lab.info.directory, GRADER_ERROR, {})
@@ -257,6 +272,18 @@ class _Batch:
                 "the disk of {folder} is full: free some space, then `dlo grade {lab} --resume`; the rows "
                 "before this one are stored, and the others keep their earlier scores",
                 folder=self.course,
+                lab=self.lab.info.directory,
+            )
+        )
+
+    def _locked(self) -> UserError:
+        return UserError(
+            tr(
+                "another program has held the gradebook of {folder} for {seconds:.0f} s: end it, then "
+                "`dlo grade {lab} --resume`; the rows before this one are stored, and the others keep their "
+                "earlier scores",
+                folder=self.course,
+                seconds=LOCK_SECONDS,
                 lab=self.lab.info.directory,
             )
         )

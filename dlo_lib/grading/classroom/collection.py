@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -32,26 +32,38 @@ from dlo_lib.grading.classroom.arrivals import (
 )
 from dlo_lib.grading.classroom.batch import require_release
 from dlo_lib.grading.classroom.export import grades_folder
+from dlo_lib.grading.classroom.inventory import FILE as INVENTORY
 from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
 from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.roster import Person, id_fault, normalise_name, read_roster
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.times import FORMAT, utc_time
+from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.text import tr
 
 COLLECTED = "collected"
-INVENTORY, RECEIPTS = "inventory.csv", "receipts.csv"
+RECEIPTS = "receipts.csv"
 
 
-def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> Inventory:
+def collect(
+    course: NbGraderAPI,
+    lab: LabInfo,
+    source: Path | None = None,
+    waiting: Callable[[str], object] | None = None,
+) -> Inventory:
     """Collect ``lab`` from nbgrader's exchange, or from the folder or zip ``source``; write and return the
     inventory.
 
+    Args:
+        waiting: called with the number of the process that grades the lab, if there is one; then this call
+            waits until it is done.
+
     Raises:
-        UserError: the lab was not released in this course, its roster is empty, or the source is unreadable
-            or an unsafe archive; nothing has changed.
+        UserError: the lab was not released in this course, its roster is empty, the source is unreadable
+            or an unsafe archive, or another process grades the lab and ``waiting`` is None; nothing has
+            changed. Or the disk is full; what was collected before stays.
     """
     require_release(course, lab)
     roster = read_roster(course)
@@ -60,6 +72,13 @@ def collect(course: NbGraderAPI, lab: LabInfo, source: Path | None = None) -> In
         raise UserError(tr(text, folder=course.coursedir.root))
     with course.gradebook as gradebook:
         due = gradebook.find_assignment(lab.directory).duedate
+    with only_grader(grades_folder(course, lab), waiting):
+        return _collect(course, lab, roster, due, source)
+
+
+def _collect(
+    course: NbGraderAPI, lab: LabInfo, roster: list[Person], due: datetime | None, source: Path | None
+) -> Inventory:
     collector = _Collector(course, lab, roster, due, exact=source is None)
     if source is None:
         early_only = course.exchange.Collect(
@@ -171,7 +190,8 @@ class _Collector:
             if len(arrivals) > 1:
                 both = ", ".join(printable(arrival.source) for arrival in arrivals)
                 raise Refused(tr("several submissions of one student: {both}; leave only one", both=both))
-            files = arrivals[0].files()
+            arrival, left_out = arrivals[0].without_links()
+            files = arrival.files()
         except Refused as error:
             kept = self._look(student, place, ItemState.REFUSED)
             return replace(
@@ -182,8 +202,12 @@ class _Collector:
                     *kept.notes,
                 ),
             )
-        item = self._place(student, place, arrivals[0], files)
-        doubtful = arrivals[0].full_name and item.late  # the zip has local times of Moodle's server
+        if left_out:
+            names = ", ".join(printable(name) for name in left_out[:5])
+            note = tr("left out, because it is no regular file: {names}", names=names)
+            arrival = replace(arrival, notes=(*arrival.notes, note))
+        item = self._place(student, place, arrival, files)
+        doubtful = arrival.full_name and item.late  # the zip has local times of Moodle's server
         return (
             replace(item, notes=(*item.notes, tr("late by the zip's dates: Moodle's page has the true one")))
             if doubtful
@@ -240,8 +264,12 @@ class _Collector:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(content)
         except OSError as error:
-            if full := no_space(self.root, error):
-                raise full from error
+            if no_space(self.root, error):
+                text = (
+                    "the disk of {folder} is full: free some space and collect again; what was collected "
+                    "before this submission stays"
+                )
+                raise UserError(tr(text, folder=self.root)) from error
             raise
 
     def _look(self, student: str, place: Path, state: ItemState, notes: tuple[str, ...] = ()) -> Item:

@@ -9,6 +9,7 @@ JSON; times are in a separate file.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.inventory import refused_students
+from dlo_lib.grading.classroom.manual_points import set_aside_note
 from dlo_lib.grading.classroom.tables import csv_text
-from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, Report
-from dlo_lib.grading.judge.report_store import StoredReport, load, report_file
+from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, REFUSED, Report
+from dlo_lib.grading.judge.report_store import StoredReport, checks_version, load, report_file
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.source import TEST_PREFIX, read_lab, source_folder
+from dlo_lib.text import tr
 
 REPORTS = "reports"
 RESULTS = "results"
@@ -41,6 +45,7 @@ class GradeRow:
         status: the judge's status.
         statuses: the status of each question in the report.
         warnings: what was unusual in the submission.
+        checks: the version of the checks that judged it, as :func:`checks_version` returns it.
     """
 
     student: str
@@ -51,15 +56,19 @@ class GradeRow:
     status: str
     statuses: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    checks: str = ""
 
 
 @dataclass(frozen=True)
 class GradeTable:
-    """The grades of a lab, sorted by student; ``questions`` in the lab's order, with their maximal points."""
+    """The grades of a lab, sorted by student; ``questions`` in the lab's order, with their maximal points;
+    ``notes`` on what the instructor should look at.
+    """
 
     lab: LabInfo
     questions: dict[str, float]
     rows: tuple[GradeRow, ...]
+    notes: tuple[str, ...] = ()
 
     def csv(self) -> str:
         """Return the table as CSV; the same grades give the same text."""
@@ -79,7 +88,13 @@ class GradeTable:
                 name: {"points": row.scores[name], "max": most, "status": row.statuses.get(name, row.status)}
                 for name, most in self.questions.items()
             }
-            grade = {"penalty": row.penalty, "total": row.total, "max": row.maximum, "status": row.status}
+            grade = {
+                "penalty": row.penalty,
+                "total": row.total,
+                "max": row.maximum,
+                "status": row.status,
+                "checks": row.checks,
+            }
             rows.append(
                 {"student": row.student, **grade, "questions": questions, "warnings": list(row.warnings)}
             )
@@ -92,7 +107,7 @@ class GradeTable:
             "total",
             "max",
             "status",
-            "points lost",
+            "points lost",  # and points above the maximum
             title=f"{self.lab.directory}: {self.lab.title}",
         )
         table.columns[1].justify = table.columns[2].justify = "right"
@@ -103,11 +118,19 @@ class GradeTable:
         return table
 
     def _lost(self, row: GradeRow) -> str:
-        lost = {question: maximum - row.scores[question] for question, maximum in self.questions.items()}
         if not any(row.scores.values()):
             return "all"
+        lost, bonus = self.lost_and_bonus(row)
         late = [f"late {row.penalty:g}"] if row.penalty else []
-        return ", ".join([f"{question} {points:g}" for question, points in lost.items() if points] + late)
+        more = [tr("bonus: {questions}", questions=bonus)] if bonus else []
+        return ", ".join([*([lost] if lost else []), *late, *more])
+
+    def lost_and_bonus(self, row: GradeRow) -> tuple[str, str]:
+        """Return the questions that lost points, and those with points above their maximum, as text."""
+        above = {question: row.scores[question] - most for question, most in self.questions.items()}
+        lost = ", ".join(f"{question} {-points:g}" for question, points in above.items() if points < 0)
+        bonus = ", ".join(f"{question} +{points:g}" for question, points in above.items() if points > 0)
+        return lost, bonus
 
 
 def grades_folder(course: NbGraderAPI, lab: LabInfo) -> Path:
@@ -119,6 +142,30 @@ def stored_report(course: NbGraderAPI, lab: LabInfo, student: str) -> Report | N
     """Return the judge's report of ``student``'s submission in the last grading; None if there is none."""
     stored = _stored(course, lab, student)
     return stored.report if stored is not None else None
+
+
+def stored_results(course: NbGraderAPI, lab: LabInfo) -> dict[str, tuple[float, str]]:
+    """Return the total and the version of the checks of each student in ``results.json``, if there is one."""
+    try:
+        text = (grades_folder(course, lab) / f"{RESULTS}.json").read_text(encoding="utf-8")
+        return {row["student"]: (row["total"], row.get("checks", "")) for row in json.loads(text)["rows"]}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def changed_checks(before: Mapping[str, tuple[float, str]], table: GradeTable) -> list[str]:
+    """Return notes on the students whose total changed since ``before``, when their checks changed too."""
+    notes = []
+    for row in table.rows:
+        total, checks = before.get(row.student, (row.total, ""))
+        if checks and row.checks and checks != row.checks and total != row.total:
+            text = (
+                "{student}: {before:g} points before, {total:g} now; the checks have changed ({old} → {new})"
+            )
+            notes.append(
+                tr(text, student=row.student, before=total, total=row.total, old=checks, new=row.checks)
+            )
+    return notes
 
 
 def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
@@ -141,6 +188,7 @@ def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
 
 def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     """Return the grades of ``lab`` in the gradebook, a row for every student of the roster."""
+    notes = []
     with course.gradebook as gradebook:
         notebook = gradebook.find_notebook(lab.name, lab.directory)
         maxima = {cell.name.removeprefix(TEST_PREFIX): cell.max_score for cell in notebook.grade_cells}
@@ -152,11 +200,13 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
         rows = []
         for student in sorted(student.id for student in gradebook.students):
             scores, penalty = dict.fromkeys(questions, 0.0), 0.0
-            graded, status = _status(course, lab, student)
+            graded, status, checks = _status(course, lab, student)
             if graded:  # otherwise the gradebook has the points of an earlier grading
                 submitted = gradebook.find_submission_notebook(lab.name, lab.directory, student)
                 scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
                 penalty = submitted.late_submission_penalty or 0.0
+                if note := set_aside_note(grades_folder(course, lab), submitted, student):
+                    notes.append(f"{student}: {note}")
             total = max(0.0, sum(scores.values()) - penalty)
             report = stored_report(course, lab, student) if graded else None
             statuses = (
@@ -166,23 +216,38 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
             )
             warnings = report.warnings if report is not None else ()
             rows.append(
-                GradeRow(student, scores, penalty, total, notebook.max_score, status, statuses, warnings)
+                GradeRow(
+                    student, scores, penalty, total, notebook.max_score, status, statuses, warnings, checks
+                )
             )
-    return GradeTable(lab, questions, tuple(rows))
+    if notes:
+        text = (
+            "`dlo grade {lab} --keep-manual` gives them to the new submission; with --only, to one student's"
+        )
+        notes.append(tr(text, lab=lab.directory))
+    now = checks_version(source_folder(lab))
+    earlier = [row.student for row in rows if row.checks not in ("", now)]
+    if earlier:
+        text = "graded with an earlier version of the checks: {students}; `dlo grade {lab}` judges them again"
+        notes.append(tr(text, students=", ".join(earlier), lab=lab.directory))
+    return GradeTable(lab, questions, tuple(rows), tuple(notes))
 
 
-def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str]:
-    """Return whether there is a graded notebook, and the judge's status of the submission."""
+def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str, str]:
+    """Return whether there is a graded notebook, the judge's status of the submission, and the version of the
+    checks.
+    """
     directory = course.coursedir
     graded = (
         Path(directory.format_path(directory.autograded_directory, student, lab.directory)) / lab.notebook
     )
     if graded.is_file():
-        return True, str(nbformat.read(graded, as_version=4).metadata.get("dlo", {}).get("status", GRADED))
+        stored = nbformat.read(graded, as_version=4).metadata.get("dlo", {})
+        return True, str(stored.get("status", GRADED)), str(stored.get("checks", ""))
     submitted = Path(directory.format_path(directory.submitted_directory, student, lab.directory))
     if not submitted.is_dir():
-        return False, NO_ATTEMPT
-    return False, NOT_GRADED if _stored(course, lab, student) is None else GRADER_ERROR
+        return False, REFUSED if student in refused_students(grades_folder(course, lab)) else NO_ATTEMPT, ""
+    return False, NOT_GRADED if _stored(course, lab, student) is None else GRADER_ERROR, ""
 
 
 def _stored(course: NbGraderAPI, lab: LabInfo, student: str) -> StoredReport | None:

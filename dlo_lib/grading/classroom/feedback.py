@@ -49,7 +49,7 @@ from dlo_lib.grading.judge.cells import cell_was_missing
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_notebook
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
-from dlo_lib.grading.judge.report_store import report_from
+from dlo_lib.grading.judge.report_store import checks_version, report_from
 from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource, read_lab, source_folder
@@ -215,6 +215,9 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         if "report" in dlo
         else Report(info.directory, dlo.get("status", GRADED), {})
     )
+    warnings = report.warnings
+    if dlo.get("checks", "") not in ("", checks_version(lab.folder)):
+        warnings = (*warnings, tr("It was judged with an earlier version of the lab's checks."))
     marks = _marks(directory, info, student)
     submitted = _submitted(directory, info, student)
     missing = [name for name in lab.questions if cell_was_missing(name) in report.warnings]
@@ -226,7 +229,7 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         student=student, lab=info.directory, title=info.title,
         total=max(0.0, sum(marks.points.values()) - marks.penalty), maximum=marks.maximum,
         penalty=marks.penalty,
-        status=report.status, warnings=report.warnings, questions=cards,
+        status=report.status, warnings=warnings, questions=cards,
         read=_read_next(lab, cards), pictures=_pictures(submitted, info),
     )  # fmt: skip
     return feedback_html(page, receipt_card(directory, info, student, marks.late_seconds))

@@ -27,11 +27,14 @@ from nbgrader.api import Gradebook, SubmittedNotebook
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.converters import Autograde
 from nbgrader.converters.base import BaseConverter
-from nbgrader.preprocessors import AssignLatePenalties, NbGraderPreprocessor, SaveAutoGrades
+from nbgrader.preprocessors import AssignLatePenalties, NbGraderPreprocessor
 from nbgrader.utils import find_all_files
 from sqlalchemy.exc import SAWarning
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.export import grades_folder
+from dlo_lib.grading.classroom.gradebook_file import patient_url
+from dlo_lib.grading.classroom.manual_points import SaveScores, submitted_now
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.preprocessor import reports
 from dlo_lib.grading.judge.report import Report
@@ -64,22 +67,16 @@ class Rows:
         return self._comments[cell]
 
 
-class SaveRows(SaveAutoGrades):
-    """nbgrader's step that saves scores, on rows read before."""
+class SaveRows(SaveScores):
+    """The step that saves scores, on rows read before."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Save the score and the comment of each cell."""
         names, entry = resources["nbgrader"], self.parent.parent
-        self.notebook_id, self.assignment_id, self.student_id = (
-            names["notebook"],
-            names["assignment"],
-            names["student"],
-        )
-        self.gradebook = Rows(
-            entry.gradebook.find_submission_notebook(self.notebook_id, self.assignment_id, self.student_id)
-        )
-        for index, cell in enumerate(nb.cells):
-            nb.cells[index], resources = self.preprocess_cell(cell, resources, index)
+        self.name_row(names)
+        rows = entry.gradebook.find_submission_notebook(self.notebook_id, self.assignment_id, self.student_id)
+        self.gradebook, self.keep_manual = Rows(rows), self.keep_manual or entry.keep_manual
+        self.save(nb, resources, rows, entry.grades, submitted_now(entry.original, rows))
         return nb, resources
 
 
@@ -93,7 +90,8 @@ class SavePenalty(AssignLatePenalties):
         row.late_submission_penalty = None
         late = row.assignment.total_seconds_late
         if late > 0:
-            gradebook.db.commit()  # the score is a sum that the database computes
+            gradebook.db.flush()  # the score is a sum that the database computes
+            gradebook.db.refresh(row)
             self.init_plugin()
             penalty = self.plugin_inst.late_submission_penalty(names["student"], row.score, late)
             row.late_submission_penalty = None if penalty is None else self._check_late_penalty(row, penalty)
@@ -101,7 +99,7 @@ class SavePenalty(AssignLatePenalties):
 
 
 REPLACEMENTS: dict[type[NbGraderPreprocessor], type[NbGraderPreprocessor]] = {
-    SaveAutoGrades: SaveRows,
+    SaveScores: SaveRows,
     AssignLatePenalties: SavePenalty,
 }
 
@@ -119,25 +117,50 @@ def _set(target: Any, **values: str) -> Iterator[None]:
             setattr(target, name, value)
 
 
+@contextmanager
+def _put_back_after_error(folder: Path) -> Iterator[None]:
+    """Move the graded notebook in ``folder`` aside, and back if an error prevents a new one."""
+    aside = folder.with_name(f".{folder.name}.earlier")
+    if folder.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed
+        folder.rename(aside)
+    try:
+        yield
+    except BaseException:
+        if aside.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 class GradebookEntry(Autograde):
-    """Enters reports into the gradebook of ``course``. A context manager."""
+    """Enters reports into the gradebook of ``course``. A context manager.
+
+    Args:
+        keep_manual: points and comments given by hand for an earlier submission count for a new one.
+    """
 
     _sanitizing = False  # the notebooks were rebuilt from the release
 
-    def __init__(self, course: NbGraderAPI, lab: LabInfo) -> None:
+    def __init__(self, course: NbGraderAPI, lab: LabInfo, keep_manual: bool = False) -> None:
         super().__init__(coursedir=course.coursedir, parent=course)
-        self.lab, self.force = lab, True
-        self.gradebook = Gradebook(self.coursedir.db_url, self.coursedir.course_id)
+        self.lab, self.force, self.keep_manual = lab, True, keep_manual
+        self.grades = grades_folder(course, lab)
+        self.gradebook = Gradebook(patient_url(self.coursedir.db_url), self.coursedir.course_id)
         self.exporter = NotebookExporter(parent=self, config=self.config)
         self.exporter._preprocessors = []  # as nbgrader does before each of its two passes
         for step in self.autograde_preprocessors:
             self.exporter.register_preprocessor(REPLACEMENTS.get(step, step))
 
-    def enter(self, student: str, submitted: Path, report: Report) -> None:
-        """Enter ``report`` and write the graded notebook; ``submitted`` has ``<student>/<lab>/`` with the
-        rebuilt one.
+    def enter(self, student: str, submitted: Path, report: Report, original: Path) -> None:
+        """Enter ``report`` and write the graded notebook.
+
+        Args:
+            submitted: has ``<student>/<lab>/`` with the rebuilt notebook.
+            original: where the submitted notebook is expected.
         """
-        name = self.lab.directory
+        name, self.original = self.lab.directory, original
         try:
             with (
                 _set(
@@ -152,12 +175,13 @@ class GradebookEntry(Autograde):
                 self.notebooks = [
                     self.coursedir.format_path(str(submitted), student, name) + f"/{self.lab.notebook}"
                 ]
-                if self.init_destination(name, student):
-                    self.run_pre_convert_hook()
-                    self.init_assignment(name, student)
-                    self.convert_single_notebook(self.notebooks[0])
-                    self.set_permissions(name, student)
-                    self.run_post_convert_hook()
+                with _put_back_after_error(Path(self._format_dest(name, student))):
+                    if self.init_destination(name, student):
+                        self.run_pre_convert_hook()
+                        self.init_assignment(name, student)
+                        self.convert_single_notebook(self.notebooks[0])
+                        self.set_permissions(name, student)
+                        self.run_post_convert_hook()
         except BaseException:
             self.gradebook.db.rollback()
             raise

@@ -4,13 +4,17 @@ and JSON.
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 
 from dlo_lib.grading.classroom.tables import csv_text
 from dlo_lib.grading.lab.course import LabInfo
+
+FILE = "inventory.csv"
 
 
 class ItemState(Enum):
@@ -102,6 +106,15 @@ class Inventory:
             for item in received
         ]
         return csv_text(["student", "notebook", "bytes", "submitted_utc", "sha256"], rows)
+
+
+def refused_students(grades: Path) -> set[str]:
+    """Return the students whose submission the last collection refused; ``grades`` has the inventory."""
+    try:
+        with open(grades / FILE, encoding="utf-8", newline="") as file:
+            return {row["student"] for row in csv.DictReader(file) if row["state"] == ItemState.REFUSED.value}
+    except FileNotFoundError:
+        return set()
 
 
 def shown_time(time: datetime | None) -> str:

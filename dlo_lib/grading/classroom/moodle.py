@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dlo_lib.grading.classroom.export import GradeRow, GradeTable
 from dlo_lib.grading.classroom.roster import Person
 from dlo_lib.grading.classroom.tables import csv_text
-from dlo_lib.grading.judge.report import GRADER_ERROR, NOT_GRADED
+from dlo_lib.grading.judge.report import GRADER_ERROR, NOT_GRADED, REFUSED
 from dlo_lib.text import tr
 
 
@@ -40,22 +40,19 @@ def moodle_csv(table: GradeTable, people: Mapping[str, Person]) -> str:
 
 
 def has_no_points(row: GradeRow) -> bool:
-    """Return True if the grader failed or has not judged the submission, so that there are no points to
-    publish.
+    """Return True if there are no points to publish: the grader failed or has not judged the submission, or
+    the collection refused it.
     """
-    return row.status.startswith((GRADER_ERROR, NOT_GRADED))
+    return row.status.startswith((GRADER_ERROR, NOT_GRADED, REFUSED))
 
 
 def _feedback(table: GradeTable, row: GradeRow) -> str:
-    lost = {name: most - row.scores[name] for name, most in table.questions.items()}
+    lost, bonus = table.lost_and_bonus(row)
     parts = [tr("{total:g} of {maximum:g} points", total=row.total, maximum=row.maximum), row.status]
-    if any(lost.values()) and any(row.scores.values()):
-        parts.append(
-            tr(
-                "lost: {questions}",
-                questions=", ".join(f"{name} {points:g}" for name, points in lost.items() if points),
-            )
-        )
+    if lost and any(row.scores.values()):
+        parts.append(tr("lost: {questions}", questions=lost))
+    if bonus:
+        parts.append(tr("bonus: {questions}", questions=bonus))
     if row.penalty:
         parts.append(tr("late: {penalty:g} points off", penalty=row.penalty))
     return "; ".join(parts)

@@ -23,12 +23,14 @@ from alembic.script import ScriptDirectory
 from nbgrader.api import Base, Gradebook
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.converters import Autograde
-from nbgrader.preprocessors import Execute, SaveCells
+from nbgrader.preprocessors import Execute, SaveAutoGrades, SaveCells
 from sqlalchemy import create_engine
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.gradebook_file import require_gradebook
+from dlo_lib.grading.classroom.manual_points import SaveScores
 from dlo_lib.grading.classroom.roster import Person, listed_name
 from dlo_lib.grading.judge.client import no_course
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE, ExecuteWithHidden, JudgeCells, SubmissionExporter
@@ -55,8 +57,9 @@ def configure(c: Config, folder: str | Path, exchange: str | Path | None = None)
         SubmissionExporter  # reads any file and rebuilds the notebook from the release
     )
     c.Autograde.sanitize_preprocessors = []
+    ours = {Execute: JudgeCells, SaveAutoGrades: SaveScores}
     c.Autograde.autograde_preprocessors = [
-        JudgeCells if step is Execute else step for step in Autograde().autograde_preprocessors
+        ours.get(step, step) for step in Autograde().autograde_preprocessors
     ]
     # By name, so that the module is imported only when feedback is made.
     c.GenerateFeedback.exporter_class = "dlo_lib.grading.classroom.feedback.FeedbackExporter"
@@ -169,10 +172,13 @@ def open_course(folder: str | Path, stock: bool = False) -> NbGraderAPI:
         stock: the stock configuration instead of the judge's.
 
     Raises:
-        UserError: ``folder`` is no course of this library.
+        UserError: ``folder`` is no course of this library, or its gradebook is lost or damaged.
     """
     folder = Path(folder).resolve()
     file = folder / STOCK_FOLDER / CONFIG_FILE if stock else folder / CONFIG_FILE
     if not file.is_file() or not (folder / SECRET_FILE).is_file():
         raise no_course(folder)
-    return NbGraderAPI(config=PyFileConfigLoader(file.name, path=str(file.parent)).load_config())
+    course = NbGraderAPI(config=PyFileConfigLoader(file.name, path=str(file.parent)).load_config())
+    if not stock:
+        require_gradebook(course)
+    return course

@@ -179,6 +179,7 @@ class JudgeCells(NbGraderPreprocessor):
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple[NotebookNode, dict]:
         """Judge the submitted file, not ``nb``, which was rebuilt from it."""
         from dlo_lib.grading.judge.report import student_view
+        from dlo_lib.grading.judge.report_store import checks_version
 
         submission, lab, course = resources["nbgrader"], _lab(resources), self.parent.parent.coursedir
         known = _reports.get({}).get(submission["student"])
@@ -189,7 +190,12 @@ class JudgeCells(NbGraderPreprocessor):
             question = report.questions.get(cell.metadata.nbgrader.grade_id.removeprefix(TEST_PREFIX))
             cell.outputs = [verdict_output(question, float(cell.metadata.nbgrader.points))]
         # Feedback pages read this, also when nbgrader's own commands grade.
-        nb.metadata.dlo = {"lab": lab.info.directory, "status": report.status, "report": student_view(report)}
+        nb.metadata.dlo = {
+            "lab": lab.info.directory,
+            "status": report.status,
+            "report": student_view(report),
+            "checks": checks_version(lab.folder),
+        }
         nb.cells = [status_cell(report), *nb.cells]
         return nb, resources
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 GRADED, GRADED_WARN, NO_ATTEMPT, GRADER_ERROR = "GRADED", "GRADED_WARN", "NO_ATTEMPT", "GRADER_ERROR"
 NOT_GRADED = "NOT_GRADED"
 """The status of a submission that is collected and not judged yet."""
+REFUSED = "REFUSED"
+"""The status of a submission that the collection refused; the inventory has the reason."""
 WORST_FIRST = (Status.GRADER_ERROR, Status.OOM, Status.KERNEL_DIED, Status.TIMEOUT)
 
 

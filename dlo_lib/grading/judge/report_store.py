@@ -84,6 +84,11 @@ def lab_key(lab: LabSource, secret: str, sandbox: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
+def checks_version(lab: Path) -> str:
+    """Return a short digest of the source of the lab in the folder ``lab``: its text, checks and settings."""
+    return _tree(lab, keep=lambda path: _is_source(path) and path.name != "mutants.py")[:10]
+
+
 def submission_key(lab: str, notebook: Path) -> str:
     """Return the key of the submission with the notebook expected at ``notebook``; ``lab`` is
     :func:`lab_key`'s.

@@ -11,8 +11,10 @@ import json
 import os
 import stat
 import struct
+import threading
 import zipfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,12 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.collection import collect
+from dlo_lib.grading.classroom.export import read_grades
 from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
+from dlo_lib.grading.classroom.moodle import has_no_points
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.classroom.receipt import receipt_of
+from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.lab.course import find_lab, source_labs
 
 LAB = "91_small"
@@ -317,6 +322,58 @@ def large(place: Path) -> None:
 def many(place: Path) -> None:
     for number in range(201):
         (place / f"{number}.txt").touch()
+
+
+def test_a_link_beside_a_notebook_is_left_out_with_a_note(
+    take: Callable[..., Inventory], folder: Callable[..., Path], course: Path
+) -> None:
+    source = folder({"ada/small.ipynb": notebook("ada"), "ada/data.txt": b"1"})
+    (source / "ada" / "latest").symlink_to("small.ipynb")
+    (source / "ada" / "copy.ipynb").symlink_to("/etc/passwd")
+    (source / "ada" / "folder").symlink_to("/etc")
+    os.mkfifo(source / "ada" / "pipe")
+    item = line(take(source), "ada")
+    assert item.state is ItemState.NEW
+    assert item.notes == ("left out, because it is no regular file: copy.ipynb, folder, latest, pipe",)
+    assert everything(course) == {
+        f"submitted/ada/{LAB}/data.txt": b"1",
+        f"submitted/ada/{LAB}/small.ipynb": notebook("ada"),
+    }
+
+
+def test_a_refused_submission_is_no_missing_one(
+    take: Callable[..., Inventory], folder: Callable[..., Path], course: Path
+) -> None:
+    source = folder({"ada/small.ipynb": notebook("ada")})
+    (source / "ada" / "small.ipynb").unlink()
+    link(source / "ada")
+    take(source)
+    table = read_grades(open_course(course), find_lab(LAB, source_labs()))
+    assert {row.student: row.status for row in table.rows}["ada"] == "REFUSED"
+    assert has_no_points(next(row for row in table.rows if row.student == "ada"))
+
+
+def test_collecting_waits_for_the_grader_of_the_lab(
+    take: Callable[..., Inventory], folder: Callable[..., Path], course: Path
+) -> None:
+    opened, lab = open_course(course), find_lab(LAB, source_labs())
+    source = folder({"ada/small.ipynb": notebook("ada")})
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as other:
+        with only_grader(course / "grades" / LAB):
+            with pytest.raises(UserError, match=rf"another grader \(process {os.getpid()}\) is at work"):
+                collect(opened, lab, source)
+            waiting = threading.Event()
+
+            def wait(process: str) -> None:
+                said.append(process)
+                waiting.set()
+
+            done = other.submit(lambda: collect(open_course(course), lab, source, wait))
+            assert waiting.wait(60)
+            assert not (course / "submitted" / "ada").exists()
+        assert line(done.result(60), "ada").state is ItemState.NEW
+    assert said == [str(os.getpid())]
 
 
 @pytest.mark.parametrize("hand_in", [link, folder_link, pipe, two_names_in_one, deep, long_path, large, many])

@@ -1,4 +1,6 @@
-"""Formgrader in a browser, after a batch: its Autograde button uses the judge, and manual grades stay."""
+"""Formgrader in a browser, after a batch: its Autograde button uses the judge, and points by hand stay with
+their submission.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ import pytest
 
 from dlo_lib.cli.jupyter import free_port
 from dlo_lib.grading.classroom.batch import Options, grade_lab
+from dlo_lib.grading.classroom.export import read_grades
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.judge.client import JudgeClient
 from dlo_lib.grading.lab.course import find_lab, source_labs
@@ -79,7 +82,7 @@ def formgrader(course: Path, tmp_path: Path) -> Iterator[str]:
         drain.wait(30)
 
 
-def test_the_autograde_button_uses_the_judge_and_keeps_manual_grades(
+def test_the_autograde_button_uses_the_judge_and_sets_points_by_hand_aside(
     course: Path, formgrader: str, judges: JudgeClient, tmp_path: Path
 ) -> None:
     from playwright.sync_api import expect, sync_playwright
@@ -119,15 +122,22 @@ def test_the_autograde_button_uses_the_judge_and_keeps_manual_grades(
         ):
             points.press("Tab")
         page.screenshot(path=str(tmp_path / "by_hand.png"), full_page=True)
+
+        page.goto(f"{formgrader}/formgrader/manage_submissions/{LAB}")
+        blaise = page.locator("tr", has_text="blaise")
+        blaise.locator(".autograde a").click()
+        expect(page.get_by_text("Successfully autograded").first).to_be_visible(timeout=120_000)
+        page.get_by_role("button", name="OK").click()
+        expect(blaise.locator(".status")).to_have_text("needs manual grading", timeout=60_000)
         browser.close()
 
-    only_blaise = Options(only="blaise", unsafe=True)
-    row = {
-        row.student: row
-        for row in grade_lab(find_lab("91", source_labs()), course, options=only_blaise, judges=judges).rows
-    }
-    with open_course(course).gradebook as gradebook:
+    with open_course(course).gradebook as gradebook:  # the points were for the submission before
         given = gradebook.find_grade("test_scale", "small", LAB, "blaise")
-        assert given.manual_score == 2.5
+        assert given.manual_score is None
         assert before < given.auto_score == 3
-    assert row["blaise"].scores["scale"] == 2.5
+    table = read_grades(open_course(course), find_lab("91", source_labs()))
+    assert "blaise: set aside" in table.notes[0]
+    assert "scale 2.5" in table.notes[0]
+    kept = Options(only="blaise", unsafe=True, keep_manual=True)
+    table = grade_lab(find_lab("91", source_labs()), course, options=kept, judges=judges)
+    assert {row.student: row.scores["scale"] for row in table.rows}["blaise"] == 2.5
