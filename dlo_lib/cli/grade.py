@@ -61,6 +61,7 @@ def grade(
 
     The scores go to the nbgrader gradebook of the course; results.csv, results.json and timings.csv go to
     grades/<lab>/."""
+    from dlo_lib.grading.classroom.course_access import enter_course
     from dlo_lib.grading.judge.client import SECRET_FILE, no_course, start_client
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
@@ -68,6 +69,7 @@ def grade(
     info = find_lab(lab, source_labs())
     if not (course / SECRET_FILE).is_file():
         raise no_course(course.resolve())  # before nbgrader is imported
+    enter_course(course.resolve())
     # imports torch while this process imports nbgrader
     service = None if resume or on_slurm else start_client(info, course, unsafe)
     from dlo_lib.grading.classroom.batch import Done, Options, grade_lab

@@ -26,9 +26,14 @@ def course(
         Path | None,
         typer.Option(help="the folder that students fetch from and submit to; default: nbgrader's"),
     ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="the Unix group whose members grade together; default: only you")
+    ] = None,
 ) -> None:
     """Create a course: a folder with a gradebook, in which the commands of nbgrader and formgrader call the
     judge.
+
+    Other users of the machine cannot read it.
     """
     from dlo_lib.grading.classroom.nbgrader_course import create_course
 
@@ -43,7 +48,7 @@ def course(
                     reason=error.strerror,
                 )
             ) from error
-    made = create_course(folder, None if exchange is None else exchange.resolve())
+    made = create_course(folder, None if exchange is None else exchange.resolve(), group=group)
     console.print(
         tr("the course is in {folder}; next, run there: dlo roster import, dlo release", folder=made),
         soft_wrap=True,

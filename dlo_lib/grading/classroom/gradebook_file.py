@@ -84,12 +84,12 @@ def back_up(course: NbGraderAPI) -> Path | None:
     folder = Path(course.coursedir.root)
     before = _backups(folder)
     number = int(NAME.fullmatch(before[-1].name)[1]) + 1 if before else 1  # type: ignore[index]
-    (folder / BACKUPS).mkdir(mode=0o700, exist_ok=True)
+    (folder / BACKUPS).mkdir(exist_ok=True)
     target = folder / BACKUPS / f"gradebook-{number:04d}.db"
     partial = target.with_suffix(".partial")
+    partial.touch(0o660)
     with _opened(file) as source, contextlib.closing(sqlite3.connect(partial)) as copy:
         source.backup(copy)
-    partial.chmod(0o600)
     if before and partial.read_bytes() == before[-1].read_bytes():
         partial.unlink()
         return before[-1]

@@ -29,6 +29,12 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.course_access import (
+    SHARED_UMASK,
+    create_folder,
+    enter_course,
+    is_shared,
+)
 from dlo_lib.grading.classroom.gradebook_file import require_gradebook
 from dlo_lib.grading.classroom.manual_points import SaveScores
 from dlo_lib.grading.classroom.roster import Person, listed_name
@@ -50,7 +56,11 @@ def configure(c: Config, folder: str | Path, exchange: str | Path | None = None)
     Args:
         exchange: the folder that students fetch from and submit to; by default nbgrader's.
     """
-    _configure_release(c, Path(folder).resolve())
+    folder = Path(folder).resolve()
+    _configure_release(c, folder)
+    if is_shared(folder):
+        c.CourseDirectory.groupshared = True
+        os.umask(SHARED_UMASK)  # formgrader and nbgrader's commands load this configuration too
     if exchange is not None:
         c.Exchange.root = str(exchange)
     c.Autograde.exporter_class = (
@@ -89,14 +99,22 @@ def _configure_release(c: Config, folder: Path) -> None:
 
 
 def create_course(
-    folder: str | Path, exchange: str | Path | None = None, students: Collection[str] = ()
+    folder: str | Path,
+    exchange: str | Path | None = None,
+    students: Collection[str] = (),
+    group: str | None = None,
 ) -> Path:
     """Create a course in ``folder``, or update an existing one: its configurations, its secret and its
     roster.
 
-    Grades, submissions, the secret, and a configuration that the instructor has changed stay.
+    Only the grader, or the members of ``group``, can enter the folder. Grades, submissions, the secret, and a
+    configuration that the instructor has changed stay.
+
+    Raises:
+        UserError: there is no such group, or this user cannot give the folder to it.
     """
     folder = Path(folder).resolve()
+    create_folder(folder, group)
     (folder / STOCK_FOLDER).mkdir(parents=True, exist_ok=True)
     _link(folder / "solutions", course_root() / "solutions")
     # A separate course instead of options, because nbgrader reads the configuration in the course's root
@@ -107,7 +125,7 @@ def create_course(
         # The inputs of the checks are drawn from the secret, so they are the same in each grading of the
         # class.
         with open(
-            os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii"
+            os.open(folder / SECRET_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660), "w", encoding="ascii"
         ) as file:
             file.write(secrets.token_hex(32) + "\n")
     given = "" if exchange is None else f", exchange={str(exchange)!r}"
@@ -142,6 +160,7 @@ def _create_gradebook(file: Path) -> None:
     """
     settings = AlembicConfig()
     settings.set_main_option("script_location", str(Path(nbgrader.__file__).parent / "alembic"))
+    file.touch(0o660)  # SQLite would not let a group of graders write
     engine = create_engine(f"sqlite:///{file}")
     try:
         with engine.begin() as connection:
@@ -172,12 +191,14 @@ def open_course(folder: str | Path, stock: bool = False) -> NbGraderAPI:
         stock: the stock configuration instead of the judge's.
 
     Raises:
-        UserError: ``folder`` is no course of this library, or its gradebook is lost or damaged.
+        UserError: ``folder`` is no course of this library, other users of the machine can enter it, or its
+            gradebook is lost or damaged.
     """
     folder = Path(folder).resolve()
     file = folder / STOCK_FOLDER / CONFIG_FILE if stock else folder / CONFIG_FILE
     if not file.is_file() or not (folder / SECRET_FILE).is_file():
         raise no_course(folder)
+    enter_course(folder)
     course = NbGraderAPI(config=PyFileConfigLoader(file.name, path=str(file.parent)).load_config())
     if not stock:
         require_gradebook(course)

@@ -29,7 +29,7 @@ def only_grader(folder: Path, waiting: Callable[[str], object] | None = None) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK_FILE
-    lock = FileLock(file, mode=0o600)
+    lock = FileLock(file, mode=0o660)
     try:
         lock.acquire(blocking=False)
     except Timeout:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pickle
+import stat
 import sys
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -62,7 +63,8 @@ class ProofRecord:
             return f"{len(content) >> 20} MB"
         with write_aside(self.file) as aside:
             aside.write_bytes(self._seal(content) + content)
-        self.file.chmod(0o600)  # it contains expected values
+        shared = self.file.parent.stat().st_mode & stat.S_ISGID  # by the graders of a course
+        self.file.chmod(0o660 if shared else 0o600)  # it contains expected values
         return ""
 
     def _content(self) -> bytes | None:
