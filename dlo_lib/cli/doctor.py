@@ -53,7 +53,7 @@ def examine() -> list[Diagnosis]:
         _port,
         _disk,
     ]
-    return [look() for look in looks]
+    return [*(look() for look in looks), *([_course()] if in_a_course() else [])]
 
 
 def _python() -> Diagnosis:
@@ -205,6 +205,25 @@ def _sandbox() -> Diagnosis:
         else "without control groups: the judge monitors the memory"
     )
     return Diagnosis("sandbox", True, f"{found.isolation.name}, {groups}")
+
+
+def _course() -> Diagnosis:
+    """Try whether students with an account on this machine can read the course or its solutions."""
+    from dlo_lib.grading.classroom.course_access import enter_course, open_to_others
+
+    try:
+        enter_course(Path.cwd())
+    except UserError as error:
+        return Diagnosis("course", False, str(error), "run this command")
+    solutions = (Path.cwd() / "solutions").resolve()
+    if solutions.is_dir() and open_to_others(solutions):
+        return Diagnosis(
+            "course",
+            False,
+            f"other users of this machine can read {solutions}",
+            f"if students have accounts here: chmod -R o= {solutions}",
+        )
+    return Diagnosis("course", True, "no other user of this machine can read it")
 
 
 def _port() -> Diagnosis:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,27 @@ def test_the_doctor_fails_in_a_course_that_cannot_be_graded_here(tmp_path, monke
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 1
+
+
+def test_the_doctor_sees_whether_students_can_read_the_course_or_its_solutions(tmp_path, monkeypatch):
+    reachable = Path(tempfile.mkdtemp(prefix="dlo-test-doctor-"))
+    try:
+        reachable.chmod(0o755)
+        (reachable / "checkout" / "solutions").mkdir(parents=True)
+        course = reachable / "course"
+        course.mkdir(mode=0o755)
+        (course / "secret").write_text("s")
+        (course / "solutions").symlink_to(reachable / "checkout" / "solutions")
+        monkeypatch.chdir(course)
+        assert "can read the course in" in doctor._course().found
+        course.chmod(0o700)
+        (reachable / "checkout" / "solutions").chmod(0o755)
+        assert "can read" in doctor._course().found
+        assert doctor._course().cure.endswith(f"chmod -R o= {reachable}/checkout/solutions")
+        (reachable / "checkout" / "solutions").chmod(0o750)
+        assert doctor._course().ok
+    finally:
+        shutil.rmtree(reachable)
 
 
 def test_the_doctor_prints_json(examined, monkeypatch, capsys):

@@ -30,7 +30,7 @@ def create_folder(folder: Path, group: str | None = None) -> None:
     folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     if group is not None:
         _share(folder, group)
-    elif not is_shared(folder) or _open_to_others(folder):
+    elif not is_shared(folder) or open_to_others(folder):
         folder.chmod(SHARED if is_shared(folder) else PRIVATE)
     enter_course(folder)
 
@@ -43,19 +43,20 @@ def enter_course(folder: Path) -> None:
     """
     if is_shared(folder):
         os.umask(SHARED_UMASK)
-    if _open_to_others(folder) or (not is_shared(folder) and _reachable(folder, 0o010)):
+    if open_to_others(folder) or (not is_shared(folder) and _reachable(folder, 0o010)):
         text = "other users of this machine can read the course in {folder}: {cure}"
         cure = "chmod o= " if is_shared(folder) else "chmod 700 "
         raise UserError(tr(text, folder=folder, cure=f"{cure}{folder}"))
 
 
+def open_to_others(folder: Path) -> bool:
+    """Return whether users of the machine who are not in the folder's group can enter it."""
+    return _reachable(folder, 0o001)
+
+
 def is_shared(folder: Path) -> bool:
     """Return whether a group of graders shares the course, which the set-group-ID bit of its folder says."""
     return bool(folder.stat().st_mode & stat.S_ISGID) and bool(folder.stat().st_mode & stat.S_IWGRP)
-
-
-def _open_to_others(folder: Path) -> bool:
-    return _reachable(folder, 0o001)
 
 
 def _reachable(folder: Path, bit: int) -> bool:

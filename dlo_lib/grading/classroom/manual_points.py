@@ -64,7 +64,7 @@ class SetAside:
 
 
 @dataclass(frozen=True)
-class Record:
+class RowHistory:
     """What is known about one student's row: the digest and the time of the submission in the gradebook, and
     what was set aside, the newest last.
     """
@@ -78,7 +78,7 @@ class Record:
         write_text(file, json.dumps(asdict(self), indent=1))
 
 
-def load_record(grades: Path, student: str) -> Record:
+def load_record(grades: Path, student: str) -> RowHistory:
     """Return the record of ``student`` in the folder ``grades`` of a lab; an empty one if there is none.
 
     Raises:
@@ -87,12 +87,12 @@ def load_record(grades: Path, student: str) -> Record:
     try:
         values = json.loads(_file(grades, student).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return Record()
+        return RowHistory()
     aside = (
         SetAside(one["submitted"], tuple(ByHand(**entry) for entry in one["entries"]))
         for one in values["aside"]
     )
-    return Record(values["submission"], values["submitted"], tuple(aside))
+    return RowHistory(values["submission"], values["submitted"], tuple(aside))
 
 
 def set_aside_note(grades: Path, notebook: SubmittedNotebook, student: str) -> str:
@@ -144,7 +144,7 @@ class SaveScores(SaveAutoGrades):
         return nb, resources
 
     def save(
-        self, nb: NotebookNode, resources: Any, rows: SubmittedNotebook, grades: Path, submission: Record
+        self, nb: NotebookNode, resources: Any, rows: SubmittedNotebook, grades: Path, submission: RowHistory
     ) -> None:
         """Save the scores of ``nb`` in ``rows``; ``submission`` identifies what was judged."""
         student = resources["nbgrader"]["student"]
@@ -172,10 +172,10 @@ class SaveScores(SaveAutoGrades):
         )
 
 
-def submitted_now(notebook: Path, rows: SubmittedNotebook) -> Record:
+def submitted_now(notebook: Path, rows: SubmittedNotebook) -> RowHistory:
     """Return a record of the submission that is expected at ``notebook`` and entered in ``rows``."""
     time = rows.assignment.timestamp
-    return Record(submission_key("", notebook), "" if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC")
+    return RowHistory(submission_key("", notebook), "" if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC")
 
 
 def _by_hand(rows: SubmittedNotebook) -> Iterable[ByHand]:
@@ -202,7 +202,7 @@ def _restore(rows: SubmittedNotebook, entries: Iterable[ByHand]) -> bool:
     return restored
 
 
-def _keep_unreviewed(rows: SubmittedNotebook, record: Record, unreviewed: set[str]) -> None:
+def _keep_unreviewed(rows: SubmittedNotebook, record: RowHistory, unreviewed: set[str]) -> None:
     """Keep the mark for a review of cells whose points were set aside; nbgrader's step has removed it."""
     cells = {entry.cell for one in record.aside[-1:] for entry in one.entries}
     for grade in rows.grades:
