@@ -206,7 +206,8 @@ def check_delayed_twin(student, t):
     for ranks in (1, 2, 3, 4):
         weights, lr = model_of(t, ranks), t.uniform(0.2, 0.5)
         inputs, targets = samples_of(t, weights, [t.integer(2, 4) for _ in range(ranks + t.integer(4, 6))])
-        got = flat(asynchronously(student, weights, inputs, targets, lr).results)
+        run = asynchronously(student, weights, inputs, targets, lr)
+        got = flat(run.results)
         t.items(got, 2 * ranks, "the weights and biases of all ranks")
         delays = [ranks - 1 - stage for stage in range(ranks)]
         mistakes = {"the versions are one too old: stash the weights that the forward reads": [delay + 1 for delay in delays]}
@@ -224,6 +225,7 @@ def check_delayed_twin(student, t):
                 "{kind} of rank {rank} of {ranks} after {n} batches (backward needs the weights that the forward of the same batch has read)",
                 kind=("weight", "bias")[number % 2], rank=number // 2, ranks=ranks, n=len(inputs), atol=1e-10,
             )  # fmt: skip
+    uses_what_arrives(t, run, Kind.RECV, rank=t.integer(1, 2))
 
 
 @check("stash", points=2, seconds=60)
