@@ -1,13 +1,19 @@
-"""Fingerprints of code by winnowing: texts that share a passage share fingerprints, wherever the passage is
-and whatever its names are.
+"""Fingerprints of code: what two texts share although names, comments, layout and order differ.
 
-Code becomes tokens. All names are one token, except keywords, built-ins and names after a dot; literals are
-one token per kind; comments, layout and docstrings are dropped. Every run of K tokens is hashed, and the
-smallest hash of every W consecutive ones (the rightmost of equals) is a fingerprint. So a common passage of W
-+ K - 1 tokens is always found, none shorter than K is, and about 2 / (W + 1) of the hashes are fingerprints.
+Code becomes tokens. A name is one token for all names, except keywords, built-ins, names after a dot and the
+names that the released notebook defines (``dist``, ``config``, a function of an earlier step): a student
+cannot rename these. Numbers and short strings without a space keep their value, because results depend on
+them; other strings are messages and one token. Comments, layout, docstrings and statements that do nothing
+are dropped. A fingerprint is the hash of
 
-Schleimer, Wilkerson, Aiken, "Winnowing: Local Algorithms for Document Fingerprinting", SIGMOD 2003. Cost:
-linear in the text.
+- a *run*, K tokens in a row: it shows copied passages, also in another cell;
+- a *statement* of at least ``LEAST_STATEMENT`` tokens, with the cell that it is in: it is the same after
+  statements were moved or others were inserted between them.
+
+Runs are the k-grams of Schleimer, Wilkerson, Aiken, "Winnowing: Local Algorithms for Document
+Fingerprinting", SIGMOD 2003. Winnowing keeps about a fifth of them to save memory; here all are kept, because
+the answers of a class are short: of an answer of 60 tokens, winnowing keeps only some 10 fingerprints. Cost:
+linear in the text. The text is only read, never parsed or executed, so that any text has fingerprints.
 """
 
 from __future__ import annotations
@@ -16,12 +22,18 @@ import builtins
 import hashlib
 import keyword
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 
-K, W = 18, 8
+K = 18  # tokens of a run
+LEAST_STATEMENT = 6  # tokens: a shorter statement says nothing alone
+MAX_TOKENS = 30_000  # of one text; the rest is not compared
 MODULUS = (1 << 61) - 1
 BASE = 1_000_003
+END = ";"  # stands between two statements of a run
 TOKEN = re.compile(
     r"""(?P<skip>\#[^\n]*|\s+|\\\n)
       | (?P<string>[rRbBfFuU]{0,2}(?:\"\"\"(?:[^\\]|\\.)*?\"\"\"|'''(?:[^\\]|\\.)*?'''|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'))
@@ -30,64 +42,126 @@ TOKEN = re.compile(
       | (?P<operator>\*\*=?|//=?|->|:=|[-+*/%@&|^=<>!]=|<<|>>|.)""",  # noqa: E501 - a pattern without white space
     re.VERBOSE | re.DOTALL,
 )
+HOLE, SPACE = re.compile(r"\{[^{}]*\}"), re.compile(r"\s")
+PREFIXES = "rRbBfFuU"
+LONGEST_KEY = 16  # characters of a string that keeps its value
 OWN = frozenset(keyword.kwlist) | frozenset(name for name in dir(builtins) if name.islower())
+BLOCKS = frozenset("if elif else for while with try except finally def class match case".split())
+IDLE = frozenset({("if", "False"), ("if", "True"), ("pass",)})  # statements without effect
 
 
-def tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of ``text``, which may be invalid Python."""
-    before, fresh = "", True  # fresh: a statement begins here
+@dataclass(frozen=True)
+class Statement:
+    """The tokens of one statement, or of the head of a block without its colon, and its lines from 1."""
+
+    tokens: tuple[str, ...]
+    first: int
+    last: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the statement can stand anywhere without a change of the result: an assertion, a lone name
+        or constant, an assignment of one token."""
+        alone = len(self.tokens) == 1 and self.tokens[0] not in ("return", "break", "continue")
+        assigned = len(self.tokens) == 3 and self.tokens[1] == "="
+        return alone or assigned or self.tokens[0] == "assert" or self.tokens in IDLE
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A fingerprint and the lines of the passage; ``value`` is negative for a statement."""
+
+    value: int
+    first: int
+    last: int
+
+
+def size(value: int) -> float:
+    """Return the part of one fingerprint in a passage: a run of K tokens counts 1 in all, since about K runs
+    begin in K tokens; so do three statements."""
+    return 1 / K if value >= 0 else 1 / 3
+
+
+def statements(text: str, names: frozenset[str] = frozenset()) -> Iterator[Statement]:
+    """Yield the statements of ``text``, which may be invalid Python; ``names`` keep their own token."""
+    current: list[str] = []
+    line = first = 1
+    last, depth, before = 1, 0, ""
     for found in TOKEN.finditer(text):
-        kind, word = found.lastgroup, found[0]
-        if kind == "skip":
-            fresh = fresh or "\n" in word
+        kind, word, here = found.lastgroup, found[0], line
+        line += word.count("\n")
+        at_end = kind == "skip" and "\n" in word and not word.startswith("\\") and depth == 0
+        head = word == ":" and depth == 0 and bool(current) and current[0] in BLOCKS and "lambda" not in current
+        if at_end or head or (word == END and depth == 0):
+            if current:
+                yield Statement(tuple(current), first, last)
+            current = []
+        elif kind != "skip" and not (kind == "string" and not current):  # such a string is a docstring
+            first, last = (first if current else here), line
+            depth = max(0, depth + (word in "([{") - (word in ")]}"))
+            if word in ")]}" and current and current[-1] == ",":
+                current.pop()
+            current.append(_token(str(kind), word, before, names))
+        before = word if kind != "skip" else before
+    if current:
+        yield Statement(tuple(current), first, last)
+
+
+def _token(kind: str, word: str, before: str, names: frozenset[str]) -> str:
+    if kind == "name" and before != "." and word not in OWN and word not in names:
+        return "name"
+    if kind != "string":
+        return word
+    inside = HOLE.sub("{}", word.lstrip(PREFIXES).strip("\"'"))
+    return f'"{inside}"' if len(inside) <= LONGEST_KEY and not SPACE.search(inside) else "string"
+
+
+def tokens(text: str, names: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the tokens of ``text``, without the ends of statements."""
+    for statement in statements(text, names):
+        yield from statement.tokens
+
+
+def marks(text: str, names: frozenset[str] = frozenset(), cell: str = "") -> Iterator[Mark]:
+    """Yield the fingerprints of ``text`` with their lines.
+
+    Args:
+        names: names that keep their own token.
+        cell: the statements of this cell equal only those of a cell with the same name.
+    """
+    run: deque[tuple[int, int]] = deque()  # the hash of each token, and its line
+    leaving, rolled = pow(BASE, K - 1, MODULUS), 0
+    for statement in _limited(statements(text, names)):
+        if statement.is_idle:
             continue
-        if kind == "string" and fresh:
-            continue  # a docstring
-        if kind == "name" and word not in OWN and before != ".":
-            yield "name"
-        elif kind in ("string", "number"):
-            yield str(kind)
-        else:
-            yield word
-        before, fresh = word, False
+        if len(statement.tokens) >= LEAST_STATEMENT:
+            value = _value("\0".join((cell, *statement.tokens)))
+            yield Mark(-1 - value, statement.first, statement.last)
+        for token in (*statement.tokens, END):
+            if len(run) == K:
+                rolled = (rolled - run.popleft()[0] * leaving) % MODULUS
+            run.append((_value(token), statement.first))
+            rolled = (rolled * BASE + run[-1][0]) % MODULUS
+            if len(run) == K:
+                yield Mark(rolled, run[0][1], statement.last)
 
 
-def hashes(text: str) -> list[int]:
-    """Return the hash of every run of K tokens, in order."""
-    values = [_value(token) for token in tokens(text)]
-    if len(values) < K:
-        return []
-    leaving = pow(BASE, K - 1, MODULUS)
-    rolled, result = 0, []
-    for place, value in enumerate(values):
-        if place >= K:
-            rolled = (rolled - values[place - K] * leaving) % MODULUS
-        rolled = (rolled * BASE + value) % MODULUS
-        if place >= K - 1:
-            result.append(rolled)
-    return result
+def fingerprints(
+    text: str, names: frozenset[str] = frozenset(), cell: str = "", known: Iterable[int] = ()
+) -> frozenset[int]:
+    """Return the values of the fingerprints of ``text`` without those in ``known``."""
+    return frozenset(mark.value for mark in marks(text, names, cell)) - frozenset(known)
 
 
-def winnow(values: list[int]) -> set[int]:
-    """Return the smallest of each W consecutive hashes; of fewer hashes, the smallest of all."""
-    if len(values) <= W:
-        return {min(values)} if values else set()
-    kept, chosen = set(), -1
-    for end in range(W, len(values) + 1):
-        start = end - W
-        if chosen < start:  # the last choice has left the window: search all of it
-            chosen = min(range(start, end), key=lambda place: (values[place], -place))
-        elif values[end - 1] <= values[chosen]:
-            chosen = end - 1
-        kept.add(values[chosen])
-    return kept
+def _limited(every: Iterator[Statement]) -> Iterator[Statement]:
+    left = MAX_TOKENS
+    for statement in every:
+        yield Statement(tuple(islice(statement.tokens, left)), statement.first, statement.last)
+        left -= len(statement.tokens)
+        if left <= 0:
+            return
 
 
-def fingerprints(text: str, known: Iterable[int] = ()) -> set[int]:
-    """Return the fingerprints of ``text`` without the hashes in ``known``, those of the released code."""
-    return winnow(hashes(text)) - set(known)
-
-
-@cache
+@lru_cache(maxsize=1 << 16)
 def _value(token: str) -> int:
     return int.from_bytes(hashlib.blake2b(token.encode("utf-8", "replace"), digest_size=7).digest(), "big")
