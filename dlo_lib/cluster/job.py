@@ -152,7 +152,11 @@ class Job:
         return self.record.queue_name
 
     def cancel(self) -> None:
-        """Stop elements that run and remove those that wait; elements that have ended do not change."""
+        """Stop elements that run and remove those that wait; elements that have ended do not change.
+
+        Raises:
+            UserError: the job runs on another cluster, which shares the folder of jobs with this one.
+        """
         record = self.record
         left = {status.element for status in self.status() if not status.state.over}
         for turn in record.turns:
@@ -162,7 +166,10 @@ class Job:
             if record.scheduler is Scheduler.LOCAL:
                 local.cancel(self.folder, turn, mine)
             else:
-                slurm.cancel(turn.number, mine if len(record.settings) > 1 else None)
+                if turns.elsewhere(turn):
+                    text = "{job} runs on the cluster {cluster}: cancel it there"
+                    raise UserError(tr(text, job=self.name, cluster=turn.cluster))
+                slurm.cancel(turn.number, mine if len(record.settings) > 1 else None, record.queue_name)
 
     def requeue(self, element: int) -> None:
         """Put an element back into SLURM's queue, in any state; its number does not change.

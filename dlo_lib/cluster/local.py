@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from dlo_lib.cluster.records import Turn, exit_code, mark, marked
+from dlo_lib.cluster.slurm import submission_environment
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.interpreter import trusted_python
 from dlo_lib.text import tr
@@ -25,9 +26,6 @@ def start(folder: Path, elements: tuple[int, ...], after: Path | None = None) ->
 
     It starts them after all earlier jobs, and after the job in ``after`` has completed.
     """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))
-    }
     runner = subprocess.Popen(
         trusted_python(
             "from dlo_lib.cluster.runner import main; main()",
@@ -39,7 +37,7 @@ def start(folder: Path, elements: tuple[int, ...], after: Path | None = None) ->
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=submission_environment(),
         start_new_session=True,  # Ctrl-C in the terminal or an interrupted cell does not reach it
     )
     _runners.append(runner)  # _is_alive waits for it

@@ -39,11 +39,13 @@ class Turn:
     """One submission: the job's number at SLURM, or the process that runs it here, and its elements.
 
     born: start time of that process in clock ticks since boot, because process ids are reused.
+    cluster: the cluster of the number, because two clusters may share the folder of jobs.
     """
 
     number: int
     elements: tuple[int, ...]
     born: int = 0
+    cluster: str = ""
 
 
 @dataclass(frozen=True)

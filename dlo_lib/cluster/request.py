@@ -105,6 +105,9 @@ def _nodes(site: Site, request: Request) -> int:
                 cores=request.cores,
             )
         )
+    if gpus == 0 and (request.nodes or 1) > 1:
+        text = "nodes={nodes} with gpus=0: a job without GPUs is one process on one node"
+        raise UserError(tr(text, nodes=request.nodes))
     if site.scheduler is Scheduler.LOCAL or gpus == 0:
         return 1
     if most == 0:

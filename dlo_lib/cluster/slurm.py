@@ -1,6 +1,7 @@
 """SLURM's commands, with their answers as values. Only this module calls them.
 
-All queries are for a whole job, because every query costs the controller of a large machine time.
+Every query costs the controller of a large machine time, so one query of the queue, at most every 5 s, serves
+all jobs of the user and all processes that watch them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
+from dlo_lib.cluster.snapshot import Snapshot
 from dlo_lib.cluster.states import ElementStatus, of_slurm
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 _ANSWER_S = 60
+_QUERY_S = 5.0
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
+_OF_A_RANK = re.compile(
+    r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(GROUP|ROLE)_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
+    r"|TORCHELASTIC_\w+|TMPDIR|OMP_NUM_THREADS)"
+)
 
 
 class NoAnswer(UserError):
@@ -41,6 +49,7 @@ def submit(script: Path, *options: str) -> int:
         UserError: SLURM refuses it; the message is SLURM's.
     """
     done = _call("sbatch", "--parsable", *options, str(script))
+    _queue().invalidate()
     if done.returncode:
         raise UserError(tr("SLURM refuses the job: {why}", why=_error_text(done)))
     return int(done.stdout.strip().split(";")[0])
@@ -57,23 +66,65 @@ def check(script: Path, *options: str) -> None:
         raise UserError(tr("SLURM would refuse the job: {why}", why=_error_text(done)))
 
 
-def named(name: str) -> int | None:
-    """Return the number of the user's waiting or running job with this name; None if there is none."""
-    done = _call("squeue", "-h", "--me", "-t", "pending,configuring,running", f"--name={name}", "-o", "%F")
-    numbers = [int(number) for number in done.stdout.split()] if done.returncode == 0 else []
-    return max(numbers, default=None)
+def named(name: str, script: Path) -> int | None:
+    """Return the number of the user's waiting or running job with this name and this script; None if there is
+    none. A job of the same name from another state folder has another script.
+    """
+    states = "pending,configuring,running"
+    done = _call("squeue", "-h", "--me", "-t", states, f"--name={name}", "-o", "%F|%o")
+    rows = (line.split("|", 1) for line in done.stdout.splitlines()) if done.returncode == 0 else ()
+    return max((int(number) for number, command in rows if command == str(script)), default=None)
 
 
-def queue(job: int) -> dict[int, ElementStatus]:
-    """Return the statuses of the job's elements in the queue; it drops elements some time after their end."""
-    done = _call("squeue", "-h", "-r", "-t", "all", "-j", str(job), "-o", "%K|%T|%r|%S|%M")
+@cache
+def _cluster_of(configuration: str) -> str:
+    done = _call("scontrol", "show", "config")
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", done.stdout, re.MULTILINE)
+    if found is None:
+        raise NoAnswer(tr("scontrol does not answer: {why}", why=_error_text(done)))
+    return found[1]
+
+
+def cluster_name() -> str:
+    """Return the name of the cluster that the commands of this machine talk to.
+
+    Raises:
+        NoAnswer: the controller does not answer.
+    """
+    return _cluster_of(":".join(os.environ.get(name, "") for name in _KEPT))
+
+
+def _queue() -> Snapshot:
+    return Snapshot(f"squeue-{cluster_name()}", lambda: float(os.environ.get("DLO_POLL_S") or _QUERY_S))
+
+
+def _my_jobs() -> str:
+    done = _call("squeue", "-h", "-r", "--me", "-t", "all", "-o", "%F|%K|%T|%r|%S|%M|%j")
     if done.returncode:
-        if "Invalid job id" in done.stderr:
-            return {}
         raise NoAnswer(tr("squeue does not answer: {why}", why=_error_text(done)))
+    return done.stdout
+
+
+def queue(job: int, name: str = "") -> dict[int, ElementStatus]:
+    """Return the statuses of the job's elements in the queue; it drops elements some time after their end.
+
+    A waiting element has its expected start, as far as the scheduler has planned it.
+
+    Args:
+        name: the name of the job. A job with this number and another name is not this job, because numbers
+            are used again.
+    """
+    found = _elements(_queue().read(_my_jobs), job, name)
+    # A job that the last answer lacks may be newer than it.
+    return found or _elements(_queue().read(_my_jobs, fresh=True), job, name)
+
+
+def _elements(answer: str, job: int, name: str) -> dict[int, ElementStatus]:
     found = {}
-    for line in done.stdout.splitlines():
-        index, state, reason, start, elapsed = line.split("|")
+    for line in answer.splitlines():
+        number, index, state, reason, start, elapsed, called = line.split("|", 6)
+        if int(number) != job or called != (name or called):
+            continue
         element = int(index) if index.isdigit() else 0
         reason = "" if reason in ("None", "NonZeroExitCode") else reason  # the state says the same
         found[element] = ElementStatus(
@@ -99,17 +150,15 @@ def history(job: int) -> dict[int, ElementStatus]:
     return found
 
 
-def expected_starts(job: int) -> dict[int, str]:
-    """Return the expected start times of waiting elements, as far as the scheduler has planned them."""
-    done = _call("squeue", "-h", "-r", "--start", "-j", str(job), "-o", "%K|%S")
-    rows = (line.split("|") for line in done.stdout.splitlines()) if done.returncode == 0 else ()
-    return {int(index) if index.isdigit() else 0: start for index, start in rows if start != "N/A"}
+def cancel(job: int, elements: Sequence[int] | None = None, name: str = "") -> None:
+    """Cancel the job, or some elements of its array; elements that have ended do not change.
 
-
-def cancel(job: int, elements: Sequence[int] | None = None) -> None:
-    """Cancel the job, or some elements of its array; elements that have ended do not change."""
+    Args:
+        name: the name of the job; a job with this number and another name does not change.
+    """
     names = [str(job)] if elements is None else [f"{job}_{element}" for element in elements]
-    _call("scancel", *names)
+    _call("scancel", "--me", *([f"--name={name}"] if name else []), *names)
+    _queue().invalidate()
 
 
 def requeue(job: int, element: int | None = None) -> None:
@@ -119,6 +168,7 @@ def requeue(job: int, element: int | None = None) -> None:
         UserError: SLURM refuses.
     """
     done = _call("scontrol", "requeue", str(job) if element is None else f"{job}_{element}")
+    _queue().invalidate()
     if done.returncode:
         raise UserError(tr("SLURM does not requeue the job: {why}", why=_error_text(done)))
 
@@ -132,14 +182,22 @@ def accounts() -> tuple[str, ...]:
     return tuple(dict.fromkeys(done.stdout.split())) if done.returncode == 0 else ()
 
 
-def _call(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command without the SLURM variables of a surrounding job, which would act as options."""
-    inherited = {
+def submission_environment() -> dict[str, str]:
+    """Return the environment that a job may inherit from this process.
+
+    Left out are the SLURM variables of a surrounding job, which would act as options, and those that describe
+    a rank, its threads or its temporary folder: with them, each rank of the new job would believe to be the
+    rank of this process. Options of the user in ``SBATCH_*`` stay.
+    """
+    return {
         name: value
         for name, value in os.environ.items()
-        if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_"))
+        if name in _KEPT or not (name.startswith("SLURM_") or _OF_A_RANK.fullmatch(name))
     }
-    environment = inherited | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+
+
+def _call(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = submission_environment() | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, env=environment)
     except FileNotFoundError as error:

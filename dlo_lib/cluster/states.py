@@ -19,11 +19,12 @@ class State(enum.Enum):
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out of memory"
     LOST = "lost"
+    UNKNOWN = "unknown"
 
     @property
     def over(self) -> bool:
         """Whether the element has ended."""
-        return self not in (State.PENDING, State.RUNNING)
+        return self not in (State.PENDING, State.RUNNING, State.UNKNOWN)
 
 
 _OF_SLURM = {

@@ -106,6 +106,9 @@ def submit(
         UserError: the site cannot provide the resources, SLURM refuses the job, a file or module does not
             exist, or a value cannot be sent to another process.
     """
+    if not isinstance(launcher, Launcher):
+        known = ", ".join(f"Launcher.{one.name}" for one in Launcher)
+        raise UserError(tr("launcher={given!r}: use one of {known}", given=launcher, known=known))
     asked = {
         "gpus": gpus,
         "nodes": nodes,
@@ -158,9 +161,10 @@ def _submit_or_find(prepared: _Prepared, folder: Path, after: Job | None) -> Job
 
 def _first_turn(job: Job, after: Job | None) -> None:
     everything = tuple(range(job.elements))
-    number = slurm.named(job.name) if job.record.scheduler is Scheduler.SLURM else None
+    of_slurm = job.record.scheduler is Scheduler.SLURM
+    number = slurm.named(job.name, job.folder / records.SCRIPT) if of_slurm else None
     if number is not None:  # a process submitted it but ended before it recorded the number
-        records.add_turn(job.folder, records.Turn(number, everything))
+        records.add_turn(job.folder, records.Turn(number, everything, cluster=slurm.cluster_name()))
         return
     try:
         turns.start(job.folder, everything, None if after is None else after.folder)

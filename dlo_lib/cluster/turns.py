@@ -29,7 +29,8 @@ def start(folder: Path, elements: tuple[int, ...], after: Path | None = None) ->
                 f"--dependency=afterok:{records.read(after).turns[-1].number}",
                 "--kill-on-invalid-dep=yes",
             ]
-        turn = Turn(slurm.submit(folder / records.SCRIPT, *some), elements)
+        number = slurm.submit(folder / records.SCRIPT, *some)
+        turn = Turn(number, elements, cluster=slurm.cluster_name())
     records.add_turn(folder, turn)
 
 
@@ -37,7 +38,16 @@ def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatu
     """Return the current statuses of the elements of a turn."""
     if record.scheduler is Scheduler.LOCAL:
         return local.statuses(folder, turn)
-    return {element: _with_timeout(status) for element, status in _of_slurm(folder, turn).items()}
+    if elsewhere(turn):
+        text = tr("it is a job of the cluster {cluster}: ask there", cluster=turn.cluster)
+        return {element: ElementStatus(element, State.UNKNOWN, text) for element in turn.elements}
+    found = _of_slurm(folder, turn, record.queue_name)
+    return {element: _with_timeout(status) for element, status in found.items()}
+
+
+def elsewhere(turn: Turn) -> bool:
+    """Return whether a turn was submitted to another cluster than the one of this machine."""
+    return bool(turn.cluster) and turn.cluster != slurm.cluster_name()
 
 
 def _with_timeout(status: ElementStatus) -> ElementStatus:
@@ -47,16 +57,9 @@ def _with_timeout(status: ElementStatus) -> ElementStatus:
     return status
 
 
-def _of_slurm(folder: Path, turn: Turn) -> dict[int, ElementStatus]:
+def _of_slurm(folder: Path, turn: Turn, name: str) -> dict[int, ElementStatus]:
     """Return the statuses from the queue, else from the scripts' exit statuses, else from the accounting."""
-    found = slurm.queue(turn.number)
-    if any(one.state is State.PENDING for one in found.values()):
-        starts = slurm.expected_starts(turn.number)
-        found |= {
-            key: replace(one, start=starts.get(key, ""))
-            for key, one in found.items()
-            if one.state is State.PENDING
-        }
+    found = slurm.queue(turn.number, name)
     missing = [element for element in turn.elements if element not in found]
     ended = {element: code for element in missing if (code := records.exit_code(folder, element)) is not None}
     known = slurm.history(turn.number) if len(ended) < len(missing) else {}

@@ -95,15 +95,18 @@ def log_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 def jean_zay_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sites of Jean Zay for any build of PyTorch: the virtual nodes have no GPU that it has to support.
 
-    A recent CUDA build lacks the machine code of the V100: a submission from it is rightly refused.
+    A recent CUDA build lacks the machine code of the V100: a submission from it is rightly refused. A rank
+    computes with one thread, because a virtual node has fewer cores than it says.
     """
     folder = tmp_path_factory.mktemp("sites")
     for name, known in sites().items():
         if name.startswith("jean-zay"):
+            text = f'extends = "{PACKAGED / name}.toml"\n'
             try:
                 check_pytorch(known)
             except UserError:
-                (folder / f"{name}.toml").write_text(f'extends = "{PACKAGED / name}.toml"\narch = ""\n')
+                text += 'arch = ""\n'
+            (folder / f"{name}.toml").write_text(f'{text}[environment]\nOMP_NUM_THREADS = "1"\n')
     return folder
 
 

@@ -251,11 +251,11 @@ def test_a_wait_continues_while_the_controller_does_not_answer(jean_zay, monkeyp
     job = cluster.submit(shell("true"), name="patience", **V100)
     real, asked = slurm.queue, []
 
-    def queue(number: int) -> dict:
+    def queue(number: int, name: str) -> dict:
         asked.append(number)
         if len(asked) < 3:
             raise slurm.NoAnswer("squeue does not answer")
-        return real(number)
+        return real(number, name)
 
     monkeypatch.setattr(slurm, "queue", queue)
     job.wait(timeout=60)
@@ -341,7 +341,7 @@ def test_another_cluster_needs_a_file_and_no_accounting(elsewhere, other_site, t
 def test_the_end_of_a_job_is_known_when_the_queue_no_longer_lists_it(elsewhere, other_site, monkeypatch):
     job = cluster.submit(shell("exit 4"), site=other_site, time=5)
     until(lambda: slurm.queue(job.record.turns[0].number)[0].state.over, job)
-    monkeypatch.setattr(slurm, "queue", lambda number: {})
+    monkeypatch.setattr(slurm, "queue", lambda number, name: {})
     assert [(status.state, status.exit_code) for status in job.status()] == [(State.FAILED, 4)]
     assert site(other_site).name == job.record.site == "other"
 
@@ -349,7 +349,7 @@ def test_the_end_of_a_job_is_known_when_the_queue_no_longer_lists_it(elsewhere, 
 def test_the_accounting_is_asked_about_elements_without_an_exit_status(jean_zay, monkeypatch):
     job = cluster.submit(shell("kill -9 $PPID"), **V100)
     until(lambda: slurm.queue(job.record.turns[0].number)[0].state.over, job)
-    monkeypatch.setattr(slurm, "queue", lambda number: {})
+    monkeypatch.setattr(slurm, "queue", lambda number, name: {})
     until(lambda: bool(slurm.history(job.record.turns[0].number)), job)
     assert job.status()[0].state is State.FAILED
 
