@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -151,7 +151,8 @@ class RemoteStudent:
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
             self._attempt.show_own_lines()
-            judged = JudgedRanks(workers, deadline)
+            files = {f"<cell {cell.id}>" for cell in self._attempt.cells} | {f"<scenario {scenario.name}>"}
+            judged = JudgedRanks(workers, deadline, files)
             lines = [worker.channel.line for worker in workers]
             service = SwitchServer(lines, judged, _cell, nudge, judged.pending)
             service.run()
@@ -203,17 +204,28 @@ class RemoteStudent:
 
 
 class JudgedRanks:
-    """The workers of a run on ranks, as the switch's server uses them (``server.Host``)."""
+    """The workers of a run on ranks, as the switch's server uses them (``server.Host``).
 
-    def __init__(self, workers: Sequence[Worker], deadline: float) -> None:
+    ``files``: the files of student's and given code, whose lines messages may show.
+    """
+
+    def __init__(self, workers: Sequence[Worker], deadline: float, files: Collection[str]) -> None:
         self.answers: dict[int, dict[str, Any]] = {}
         """Answers by rank, in order of arrival; complete unless one of them is a fault."""
         self.pending = [worker.channel.leftover() for worker in workers]
-        self._workers, self._deadline = workers, deadline
+        self._workers, self._deadline, self._files = workers, deadline, files
 
     def memory(self, rank: int) -> int:
         """Return the bytes that a rank holds beyond what it shares with the zygote."""
         return self._workers[rank].held_bytes()
+
+    def source_file(self, file: str) -> str:
+        """Return a name whose lines the judge may show.
+
+        A rank chooses the name, and a message shows a line of the file of that name. So any other name than
+        that of a cell becomes one in angle brackets, which ``linecache`` does not read from the disk.
+        """
+        return file if file in self._files else f"<file {file.rpartition('/')[2]}>"
 
     def handle_frame(self, rank: int, frame: Frame) -> bool | None:
         """Store the answer of a rank; return False if it is a fault, None if ``frame`` is no answer."""
@@ -268,8 +280,12 @@ def _on(rank: int, ended: Ended, exchange: Exchange) -> Ended:
 
 def _cell(file: str) -> str:
     """Return ``cell `mean` `` for the file name under which a cell runs."""
-    match = CELL_FILE.search(file)
-    return tr("cell `{cell}`", cell=match["id"]) if match else file.rpartition("/")[2]
+    match = CELL_FILE.fullmatch(file)
+    return tr("cell `{cell}`", cell=match["id"]) if match else file.removeprefix("<file ").removesuffix(">")
+
+
+def _is_own(cell: SubmissionCell) -> bool:
+    return cell.origin in (Origin.ANSWER, Origin.EXTRA)
 
 
 def _loaded(worker: Worker, answer: Mapping[str, Any]) -> Any:
