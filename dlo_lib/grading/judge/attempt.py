@@ -92,20 +92,27 @@ class Attempt:
             self.computed += self._worker.computed
             self._worker = None
 
+    @property
+    def holds_solutions(self) -> bool:
+        """True if the cells hold the course's solution of a step, which the student's code can read."""
+        return any(cell.origin is Origin.SOLUTION for cell in self.cells)
+
+    @property
+    def own_lines(self) -> dict[str, list[str]]:
+        """The lines of the student's cells, by the id of the cell."""
+        return {cell.id: cell.source.splitlines(keepends=True) for cell in self.cells if _is_own(cell)}
+
     def show_own_lines(self) -> None:
         """Register the lines of the student's cells for messages; lines of the reference solution stay
         hidden.
         """
+        own = self.own_lines
         for cell in self.cells:
             file = f"<cell {cell.id}>"
-            lines = cell.source.splitlines(keepends=True) if cell.origin is not Origin.GIVEN else []
-            linecache.cache[file] = (len(cell.source), None, lines, file)
+            linecache.cache[file] = (len(cell.source), None, own.get(cell.id, []), file)
 
     def _request(self) -> dict[str, Any]:
-        cells = [
-            {"id": cell.id, "source": cell.source, "own": cell.origin is not Origin.GIVEN}
-            for cell in self.cells
-        ]
+        cells = [{"id": cell.id, "source": cell.source, "own": _is_own(cell)} for cell in self.cells]
         return {"do": "load", "cells": cells}
 
     def _note(self, reports: Any) -> None:
@@ -186,11 +193,14 @@ class RemoteStudent:
             return Ended(Status.OOM, tr("out of memory: {text}", text=fault.text), tr("out of memory"))
         broken = self._attempt.faults.get(self._question)
         if fault.kind == "Missing" and broken is not None:
-            return as_wrong(broken)  # the cell that defines the name failed: report its error
-        wrong = as_wrong(fault)
+            return as_wrong(broken, self._attempt.own_lines)  # the cell that defines the name failed
+        wrong = as_wrong(fault, self._attempt.own_lines)
         if rank is None or fault.not_written:
             return wrong
-        return Wrong(tr("rank {rank}: {message}", rank=rank, message=str(wrong)), wrong.words)
+        text, brief = (
+            tr("rank {rank}: {message}", rank=rank, message=said) for said in (str(wrong), wrong.brief)
+        )
+        return Wrong(text, wrong.words, brief)
 
     @contextlib.contextmanager
     def _timed(self, workers: Sequence[Worker]) -> Iterator[float]:
