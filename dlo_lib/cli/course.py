@@ -194,7 +194,12 @@ def feedback(
     """Write a page for each student with passed and failed checks and the reasons, and release it to the
     exchange.
     """
-    from dlo_lib.grading.classroom.feedback import make_feedback, release_feedback, students_without_page
+    from dlo_lib.grading.classroom.feedback import (
+        make_feedback,
+        note_on_inputs,
+        release_feedback,
+        students_without_page,
+    )
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
@@ -205,6 +210,8 @@ def feedback(
             release_feedback(opened, info)
     folder = Path(opened.coursedir.root) / opened.coursedir.feedback_directory
     console.print(tr("{number} pages in {folder}", number=len(pages), folder=folder), soft_wrap=True)
+    if note := note_on_inputs(opened, info):
+        console.print(note, soft_wrap=True)
     for reason, students in students_without_page(opened, info, pages).items():
         console.print(
             tr("no page, {reason}: {students}", reason=reason, students=escape(", ".join(students))),
