@@ -13,14 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from string import Formatter
 
 
 def tr(message: str, /, **values: object) -> str:
     """Translate ``message`` to the language of the user and fill in ``values``, if
     any, with ``str.format``."""
-    chosen = language()
-    template = message if chosen == "en" else _catalogue(chosen).get(message, message)
+    template = _translated(message)
     return template.format(**values) if values else template
+
+
+def without_values(message: str) -> str:
+    """Translate ``message``, a template with fields, and write … for each field: the words of its author."""
+    parts = Formatter().parse(_translated(message))
+    return "".join(words if field is None else f"{words}…" for words, field, *_ in parts)
 
 
 def language() -> str:
@@ -78,6 +84,11 @@ def _block(text: str) -> MessagePart:
             if len(cells) < 2:
                 return MessagePart(text)
     return MessagePart(text, tuple(map(tuple, rows))) if len(rows) > 1 else MessagePart(text)
+
+
+def _translated(message: str) -> str:
+    chosen = language()
+    return message if chosen == "en" else _catalogue(chosen).get(message, message)
 
 
 @cache

@@ -201,7 +201,12 @@ def feedback(
     exchange.
     """
     from dlo_lib.grading.classroom.export import read_grades
-    from dlo_lib.grading.classroom.feedback import make_feedback, release_feedback, students_without_page
+    from dlo_lib.grading.classroom.feedback import (
+        make_feedback,
+        note_on_inputs,
+        release_feedback,
+        students_without_page,
+    )
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
@@ -213,6 +218,8 @@ def feedback(
     folder = Path(opened.coursedir.root) / opened.coursedir.feedback_directory
     console.print(tr("{number} pages in {folder}", number=len(pages), folder=folder), soft_wrap=True)
     _show_notes(read_grades(opened, info).notes)
+    if note := note_on_inputs(opened, info):
+        console.print(note, soft_wrap=True)
     for reason, students in students_without_page(opened, info, pages).items():
         console.print(
             tr("no page, {reason}: {students}", reason=reason, students=escape(", ".join(students))),

@@ -6,12 +6,16 @@ from __future__ import annotations
 class Wrong(Exception):
     """The student's work is wrong; the text explains how.
 
-    ``words`` is the author's part of the text, without values; a hidden check shows only this part.
+    Args:
+        message: the whole text, with values of the check and of the student's process.
+        words: the author's part of the text, without values; a hidden check shows only this part.
+        brief: ``words``, and what is known without the student's process, such as the student's own line.
     """
 
-    def __init__(self, message: str, words: str = "") -> None:
+    def __init__(self, message: str, words: str = "", brief: str = "") -> None:
         super().__init__(message)
         self.words = words
+        self.brief = brief or words
 
 
 class NotWritten(Wrong):

@@ -6,18 +6,26 @@ data.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import linecache
 import re
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dlo_lib.text import tr
 
 MAX_TEXT = 300
+MAX_SOURCE = 120
 CELL_FILE = re.compile(r"<cell (?P<id>[\w-]+)>")
 NOTEBOOK_FILES = ("ipykernel_", "<ipython-input", "<cell ")
+PYTHONS_OWN = {
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,32 @@ class Fault:
             raised = tr("your code started too many processes or threads ({raised})", raised=raised)
         if not self.line:
             return raised
+        return f"{raised} ({self._where})"
+
+    def brief(self, own: Mapping[str, Sequence[str]]) -> str:
+        """Return the message with nothing that the student's process could choose freely.
+
+        That is a type of Python, and a line of ``own``, the lines of the student's cells by the cell's id.
+        """
+        if self.not_written:
+            return tr("not written yet")
+        if self.kind == "NotPlain":
+            return tr("what came back is not plain data")
+        known = self.kind in PYTHONS_OWN
+        raised = (
+            tr("your code raised {kind}", kind=self.kind) if known else tr("your code raised an exception")
+        )
+        lines = own.get(self.cell, ())
+        if not 0 < self.line <= len(lines):
+            return raised
+        return f"{raised} ({replace(self, source=lines[self.line - 1].strip()[:MAX_SOURCE])._where})"
+
+    @property
+    def _where(self) -> str:
         where = tr("line {line} of your cell", line=self.line)
         if self.cell:
             where = tr("line {line} of cell `{cell}`", line=self.line, cell=self.cell)
-        return f"{raised} ({where}: `{self.source}`)" if self.source else f"{raised} ({where})"
+        return f"{where}: `{self.source}`" if self.source else where
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -77,14 +107,14 @@ def fault_of(error: BaseException) -> Fault:
             kind,
             str(error.msg)[:MAX_TEXT],
             error.lineno or 0,
-            (error.text or "").strip()[:120],
+            (error.text or "").strip()[:MAX_SOURCE],
             _cell(error.filename or ""),
         )
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     if not own:
         return Fault(kind, text)
     last = own[-1]
-    source = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()[:120]
+    source = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()[:MAX_SOURCE]
     return Fault(kind, text, last.lineno or 0, source, _cell(last.filename))
 
 

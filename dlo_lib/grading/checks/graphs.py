@@ -170,7 +170,8 @@ class _GraphRun:
             tr(
                 "the graph holds `{name}`, which the check cannot run: use ordinary operations on tensors",
                 name=str(name)[:40],
-            )
+            ),
+            tr("the graph holds an operation that the check cannot run: use ordinary operations on tensors"),
         )
 
     def _on_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,7 +206,8 @@ class _GraphRun:
         for item in value if isinstance(value, (list, tuple)) else [value]:
             large = isinstance(item, Tensor) and item.numel() > MOST_ELEMENTS
             if large or (isinstance(item, int) and abs(item) > MOST_DIGITS):
-                raise Wrong(tr("the graph of your function makes something too large for the check"))
+                text = tr("the graph of your function makes something too large for the check")
+                raise Wrong(text, text)
         return value
 
 
@@ -237,4 +239,5 @@ def _argument(arg: Any, inputs: Mapping[str, Tensor]) -> Any:
 
 
 def _unreadable() -> Wrong:
-    return Wrong(tr("the recorded graph is not one: was torch.compile replaced?"))
+    text = tr("the recorded graph is not one: was torch.compile replaced?")
+    return Wrong(text, text)

@@ -39,13 +39,22 @@ class Ended(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of ``check``. ``words`` is the author's part of ``message``, without values."""
+    """The result of ``check``.
+
+    Attributes:
+        message: the whole text.
+        words: the author's part of ``message``, without values.
+        brief: ``words``, and what is known without the student's process, such as the student's own line.
+        solutions: the course's solutions of other steps ran in the student's process, which could tell them.
+    """
 
     check: Check
     status: Status
     message: str = ""
     words: str = ""
     milliseconds: float = 0.0
+    brief: str = ""
+    solutions: bool = False
 
     @property
     def passed(self) -> bool:
@@ -64,11 +73,14 @@ def run_check(check: Check, student: Student, seed: int) -> Outcome:
     """
     trial = Trial(seed)
     began = time.perf_counter()
-    status, message, words = _verdict(check, student, trial)
-    return Outcome(check, status, message, words, (time.perf_counter() - began) * 1000)
+    status, message, words, *brief = _verdict(check, student, trial)
+    milliseconds = (time.perf_counter() - began) * 1000
+    return Outcome(check, status, message, words, milliseconds, brief[0] if brief else words)
 
 
-def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str, str]:
+def _verdict(
+    check: Check, student: Student, trial: Trial
+) -> tuple[Status, str, str] | tuple[Status, str, str, str]:
     watched = _Watched(student)
     try:
         check.function(watched, trial)
@@ -77,9 +89,10 @@ def _verdict(check: Check, student: Student, trial: Trial) -> tuple[Status, str,
             return _grader_error("it measured before it compared")
         return Status.OK, str(note), str(note)
     except NotWritten as error:
-        return Status.NOT_WRITTEN, str(error), error.words
+        return Status.NOT_WRITTEN, str(error), error.words, error.brief
     except Wrong as error:
-        return Status.WRONG, " ".join(filter(None, (str(error), watched.forgotten_wait()))), error.words
+        message = " ".join(filter(None, (str(error), watched.forgotten_wait())))
+        return Status.WRONG, message, error.words, error.brief or tr("a result is not right")
     except NotPlain as error:
         return (
             Status.WRONG,

@@ -119,7 +119,8 @@ def quiz_text(quiz: Mapping[str, Question]) -> str:
 def _answers(student: Student, t: Trial, name: str) -> dict:
     answers = student.get(name)
     if type(answers) is not dict:
-        raise Wrong(tr('`{name}` should be a dict such as {{"q1": "a"}}', name=name))
+        text = tr('`{name}` should be a dict such as {{"q1": "a"}}', name=name)
+        raise Wrong(text, text)
     return answers
 
 

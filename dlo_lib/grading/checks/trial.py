@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.exceptions import Wrong
+from dlo_lib.grading.checks.words import words_of
 from dlo_lib.text import tr
 
 SHORT = 80  # characters of a student's value in a message
@@ -73,27 +75,24 @@ class Trial:
                 name: value if isinstance(value, (int, float)) else _short(value)
                 for name, value in values.items()
             }
-            raise Wrong(tr(message, **shown), "" if values else tr(message))
+            text = tr(message, **shown)
+            words = words_of(message, values)
+            raise Wrong(text, "" if values else words, words)
 
     def equal(self, got: Any, want: Any, what: str, /, **values: object) -> None:
         """Check that ``got`` is the plain value ``want``, with equal types at all levels (True is not 1, 2.0
         is not 2).
         """
-        name = tr(what, **values)
-        self._claim(
-            _same(got, want), name, "{what} is {got}, expected {want}", got=_Short(got), want=_Short(want)
-        )
+        message = "{what} is {got}, expected {want}"
+        self._claim(_same(got, want), _Name(what, values), message, got=_Short(got), want=_Short(want))
 
     def number(self, got: Any, what: str, /, **values: object) -> float | int:
         """Check that ``got`` is a finite int or float; return it."""
-        name = tr(what, **values)
-        self._claim(type(got) in (int, float), name, "{what} should be a number, not {got}", got=_Short(got))
-        self._claim(_finite(got), name, "{what} is {got}, not a finite number", got=_Short(got))
-        return got
+        return self._number(got, _Name(what, values))
 
     def items(self, got: Any, length: int, what: str, /, **values: object) -> list[Any]:
         """Check that ``got`` is a list or tuple of ``length`` values; return them as a list."""
-        name = tr(what, **values)
+        name = _Name(what, values)
         good = type(got) in (list, tuple) and len(got) == length
         message = "{what} should be {length} values, not {got}"
         self._claim(good, name, message, length=length, got=_Short(got))
@@ -110,15 +109,7 @@ class Trial:
         **values: object,
     ) -> Tensor:
         """Check that ``got`` is a tensor, with ``shape`` and ``dtype`` if given; return it."""
-        name = tr(what, **values)
-        self._claim(type(got) is Tensor, name, "{what} should be a tensor, not {got}", got=_Short(got))
-        if shape is not None:
-            has, wanted = tuple(got.shape), tuple(shape)
-            self._claim(has == wanted, name, "{what} has shape {got}, expected {want}", got=has, want=wanted)
-        if dtype is not None:
-            message = "{what} is {got}, expected {want}"
-            self._claim(got.dtype == dtype, name, message, got=got.dtype, want=dtype)
-        return got
+        return self._tensor(got, _Name(what, values), shape, dtype)
 
     def close(
         self,
@@ -135,14 +126,14 @@ class Trial:
 
         Tensors must have the same shape and dtype, and be finite where ``want`` is. Numbers must be finite.
         """
-        name = tr(what, **values)
+        name = _Name(what, values)
         if not isinstance(want, Tensor):
-            self.number(got, name)
+            self._number(got, name)
             near = abs(got - want) <= atol + rtol * abs(want)
             message = "{what} is {got:.6g}, expected {want:.6g}"
             self._claim(bool(near), name, message, got=got, want=want)
             return
-        self.tensor(got, name, shape=want.shape, dtype=want.dtype)
+        self._tensor(got, name, want.shape, want.dtype)
         finite = torch.isfinite(want)
         self._claim(bool(torch.isfinite(got)[finite].all()), name, "{what} holds NaN or infinity")
         same_limits = _same_limits(got[~finite], want[~finite])
@@ -152,11 +143,45 @@ class Trial:
         near = bool((error <= atol + rtol * want[finite].double().abs()).all())
         self._claim(near, name, "{what} is off by up to {error:.3g}", error=largest)
 
-    def _claim(self, truth: bool, what: str, message: str, /, **values: object) -> None:
+    def _number(self, got: Any, name: _Name) -> float | int:
+        self._claim(type(got) in (int, float), name, "{what} should be a number, not {got}", got=_Short(got))
+        self._claim(_finite(got), name, "{what} is {got}, not a finite number", got=_Short(got))
+        return got
+
+    def _tensor(
+        self, got: Any, name: _Name, shape: Sequence[int] | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        self._claim(type(got) is Tensor, name, "{what} should be a tensor, not {got}", got=_Short(got))
+        if shape is not None:
+            has, wanted = tuple(got.shape), tuple(shape)
+            self._claim(has == wanted, name, "{what} has shape {got}, expected {want}", got=has, want=wanted)
+        if dtype is not None:
+            message = "{what} is {got}, expected {want}"
+            self._claim(got.dtype == dtype, name, message, got=got.dtype, want=dtype)
+        return got
+
+    def _claim(self, truth: bool, name: _Name, message: str, /, **values: object) -> None:
         """Count a comparison; the message is made only if it fails."""
         self.compared += 1
         if not truth:
-            raise Wrong(tr(message, what=what, **values), tr("{what} is not right", what=what))
+            words = tr("{what} is not right", what=name.words or tr("a result"))
+            raise Wrong(tr(message, what=name.text, **values), words)
+
+
+@dataclass(frozen=True)
+class _Name:
+    """The name of a result: a template of the check's author, and the values that it takes."""
+
+    template: str
+    values: Mapping[str, object]
+
+    @property
+    def text(self) -> str:
+        return tr(self.template, **self.values)
+
+    @property
+    def words(self) -> str:
+        return words_of(self.template, self.values)
 
 
 def _finite(number: float) -> bool:

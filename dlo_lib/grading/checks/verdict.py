@@ -155,8 +155,14 @@ def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: 
 
 
 def published(outcome: Outcome, hidden: frozenset[str]) -> str:
-    """Return what a student may read of an outcome: of a hidden check only the author's words."""
-    return outcome.words if outcome.check.name in hidden else outcome.message
+    """Return what a student may read of an outcome.
+
+    Of a hidden check these are only the author's words, because the student's process has its inputs. Where
+    the course's solutions ran in that process, it chooses no word of the text.
+    """
+    if outcome.check.name in hidden:
+        return outcome.words
+    return outcome.brief or outcome.words if outcome.solutions else outcome.message
 
 
 def show(shown: Shown) -> None:

@@ -14,6 +14,7 @@ import hmac
 import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,28 @@ def make_feedback(course: NbGraderAPI, lab: LabInfo) -> dict[str, Path]:
     for student, page in made.items():
         _ready_for_release(course, lab, student, page)
     return made
+
+
+def note_on_inputs(course: NbGraderAPI, lab: LabInfo) -> str:
+    """Return what the pages say of the inputs of checks, if students may still submit; otherwise "".
+
+    The inputs are the same for the whole class, so a student who reads them could pass them on.
+    """
+    with course.gradebook as gradebook:
+        due = gradebook.find_assignment(lab.directory).duedate
+    if due is None:
+        return tr(
+            "{lab} has no due date: the pages name inputs of visible checks, which are the same for all "
+            "students. If students still submit, set a due date in formgrader and run this command again.",
+            lab=lab.directory,
+        )
+    if not _is_before(due):
+        return ""
+    return tr(
+        "The due date of {lab} has not passed: the pages name no inputs of checks. Run this command again "
+        "after {due:%Y-%m-%d %H:%M} UTC.",
+        lab=lab.directory, due=due,
+    )  # fmt: skip
 
 
 def students_without_page(course: NbGraderAPI, lab: LabInfo, pages: Collection[str]) -> dict[str, list[str]]:
@@ -204,6 +227,7 @@ class _Marks:
     penalty: float
     late_seconds: float
     maximum: float
+    early: bool
 
 
 def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded: Path) -> str:
@@ -230,7 +254,7 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         total=max(0.0, sum(marks.points.values()) - marks.penalty), maximum=marks.maximum,
         penalty=marks.penalty,
         status=report.status, warnings=warnings, questions=cards,
-        read=_read_next(lab, cards), pictures=_pictures(submitted, info),
+        read=_read_next(lab, cards), pictures=_pictures(submitted, info), early=marks.early,
     )  # fmt: skip
     return feedback_html(page, receipt_card(directory, info, student, marks.late_seconds))
 
@@ -264,7 +288,11 @@ def _card(
     checks = report.checks if report is not None else ()
     lines = tuple(
         CheckLine(
-            tr(check.title), check.points, check.maximum, check.points >= check.maximum, check.published
+            tr(check.title),
+            check.points,
+            check.maximum,
+            check.points >= check.maximum,
+            check.early if marks.early else check.published,
         )
         for check in checks
     )
@@ -327,10 +355,11 @@ def _pictures(submitted: Path, info: LabInfo) -> Plots:
 def _marks(directory: CourseDirectory, info: LabInfo, student: str) -> _Marks:
     with Gradebook(directory.db_url, directory.course_id) as gradebook:
         maximum = gradebook.find_notebook(info.name, info.directory).max_score
+        early = _is_before(gradebook.find_assignment(info.directory).duedate)
         try:
             notebook = gradebook.find_submission_notebook(info.name, info.directory, student)
         except MissingEntry:
-            return _Marks({}, frozenset(), {}, 0.0, 0.0, maximum)
+            return _Marks({}, frozenset(), {}, 0.0, 0.0, maximum, early)
         points = {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in notebook.grades}
         by_hand = frozenset(
             grade.name.removeprefix(TEST_PREFIX)
@@ -341,7 +370,13 @@ def _marks(directory: CourseDirectory, info: LabInfo, student: str) -> _Marks:
             comment.name: comment.manual_comment for comment in notebook.comments if comment.manual_comment
         }
         late = notebook.assignment.total_seconds_late
-        return _Marks(points, by_hand, comments, notebook.late_submission_penalty or 0.0, late, maximum)
+        penalty = notebook.late_submission_penalty or 0.0
+        return _Marks(points, by_hand, comments, penalty, late, maximum, early)
+
+
+def _is_before(due: datetime | None) -> bool:
+    """Return True if ``due``, in UTC without a zone as in the gradebook, has not passed."""
+    return due is not None and datetime.now(UTC).replace(tzinfo=None) < due
 
 
 def _lab_of(folder: Path) -> tuple[LabSource, dict[str, tuple[str, ...]]]:

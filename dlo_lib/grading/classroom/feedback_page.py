@@ -2,7 +2,8 @@
 
 The page is one HTML file without scripts and external files, so that it can be mailed, archived, and read on
 a telephone. All text in it is escaped, and its content security policy forbids scripts. About a hidden check
-it contains only the words of the check's author, because the report contains no more.
+it contains only the words of the check's author, because the report contains no more. Before the due date,
+messages about visible checks name no inputs either.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class Page:
     questions: tuple[QuestionCard, ...]
     read: tuple[str, ...]
     pictures: Plots
+    early: bool = False
+    """Others may still submit, so the messages name no inputs."""
 
     @property
     def share(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -92,20 +92,27 @@ class Attempt:
             self.computed += self._worker.computed
             self._worker = None
 
+    @property
+    def holds_solutions(self) -> bool:
+        """True if the cells hold the course's solution of a step, which the student's code can read."""
+        return any(cell.origin is Origin.SOLUTION for cell in self.cells)
+
+    @property
+    def own_lines(self) -> dict[str, list[str]]:
+        """The lines of the student's cells, by the id of the cell."""
+        return {cell.id: cell.source.splitlines(keepends=True) for cell in self.cells if _is_own(cell)}
+
     def show_own_lines(self) -> None:
         """Register the lines of the student's cells for messages; lines of the reference solution stay
         hidden.
         """
+        own = self.own_lines
         for cell in self.cells:
             file = f"<cell {cell.id}>"
-            lines = cell.source.splitlines(keepends=True) if cell.origin is not Origin.GIVEN else []
-            linecache.cache[file] = (len(cell.source), None, lines, file)
+            linecache.cache[file] = (len(cell.source), None, own.get(cell.id, []), file)
 
     def _request(self) -> dict[str, Any]:
-        cells = [
-            {"id": cell.id, "source": cell.source, "own": cell.origin is not Origin.GIVEN}
-            for cell in self.cells
-        ]
+        cells = [{"id": cell.id, "source": cell.source, "own": _is_own(cell)} for cell in self.cells]
         return {"do": "load", "cells": cells}
 
     def _note(self, reports: Any) -> None:
@@ -151,7 +158,8 @@ class RemoteStudent:
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
             self._attempt.show_own_lines()
-            judged = JudgedRanks(workers, deadline)
+            files = {f"<cell {cell.id}>" for cell in self._attempt.cells} | {f"<scenario {scenario.name}>"}
+            judged = JudgedRanks(workers, deadline, files)
             lines = [worker.channel.line for worker in workers]
             service = SwitchServer(lines, judged, _cell, nudge, judged.pending)
             service.run()
@@ -185,11 +193,14 @@ class RemoteStudent:
             return Ended(Status.OOM, tr("out of memory: {text}", text=fault.text), tr("out of memory"))
         broken = self._attempt.faults.get(self._question)
         if fault.kind == "Missing" and broken is not None:
-            return as_wrong(broken)  # the cell that defines the name failed: report its error
-        wrong = as_wrong(fault)
+            return as_wrong(broken, self._attempt.own_lines)  # the cell that defines the name failed
+        wrong = as_wrong(fault, self._attempt.own_lines)
         if rank is None or fault.not_written:
             return wrong
-        return Wrong(tr("rank {rank}: {message}", rank=rank, message=str(wrong)), wrong.words)
+        text, brief = (
+            tr("rank {rank}: {message}", rank=rank, message=said) for said in (str(wrong), wrong.brief)
+        )
+        return Wrong(text, wrong.words, brief)
 
     @contextlib.contextmanager
     def _timed(self, workers: Sequence[Worker]) -> Iterator[float]:
@@ -203,17 +214,28 @@ class RemoteStudent:
 
 
 class JudgedRanks:
-    """The workers of a run on ranks, as the switch's server uses them (``server.Host``)."""
+    """The workers of a run on ranks, as the switch's server uses them (``server.Host``).
 
-    def __init__(self, workers: Sequence[Worker], deadline: float) -> None:
+    ``files``: the files of student's and given code, whose lines messages may show.
+    """
+
+    def __init__(self, workers: Sequence[Worker], deadline: float, files: Collection[str]) -> None:
         self.answers: dict[int, dict[str, Any]] = {}
         """Answers by rank, in order of arrival; complete unless one of them is a fault."""
         self.pending = [worker.channel.leftover() for worker in workers]
-        self._workers, self._deadline = workers, deadline
+        self._workers, self._deadline, self._files = workers, deadline, files
 
     def memory(self, rank: int) -> int:
         """Return the bytes that a rank holds beyond what it shares with the zygote."""
         return self._workers[rank].held_bytes()
+
+    def source_file(self, file: str) -> str:
+        """Return a name whose lines the judge may show.
+
+        A rank chooses the name, and a message shows a line of the file of that name. So any other name than
+        that of a cell becomes one in angle brackets, which ``linecache`` does not read from the disk.
+        """
+        return file if file in self._files else f"<file {file.rpartition('/')[2]}>"
 
     def handle_frame(self, rank: int, frame: Frame) -> bool | None:
         """Store the answer of a rank; return False if it is a fault, None if ``frame`` is no answer."""
@@ -268,8 +290,12 @@ def _on(rank: int, ended: Ended, exchange: Exchange) -> Ended:
 
 def _cell(file: str) -> str:
     """Return ``cell `mean` `` for the file name under which a cell runs."""
-    match = CELL_FILE.search(file)
-    return tr("cell `{cell}`", cell=match["id"]) if match else file.rpartition("/")[2]
+    match = CELL_FILE.fullmatch(file)
+    return tr("cell `{cell}`", cell=match["id"]) if match else file.removeprefix("<file ").removesuffix(">")
+
+
+def _is_own(cell: SubmissionCell) -> bool:
+    return cell.origin in (Origin.ANSWER, Origin.EXTRA)
 
 
 def _loaded(worker: Worker, answer: Mapping[str, Any]) -> Any:

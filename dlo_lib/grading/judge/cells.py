@@ -26,7 +26,8 @@ MAX_PARSED = 1 << 18  # characters of one text: its syntax tree takes a thousand
 class Origin(Enum):
     """The author of a cell's text."""
 
-    GIVEN = "given"  # from the source
+    GIVEN = "given"  # from the source, as it is released
+    SOLUTION = "solution"  # from the source, in place of the student's answer to another question
     ANSWER = "answer"  # the student, in a solution cell
     EXTRA = "extra"  # the student, in an added cell
 

@@ -7,6 +7,10 @@ cells below the question's test, the question is judged once more without them, 
 notebook. A check counts if it passes in any of these attempts. So a cell that crashes, hangs or exits costs
 only its own question, and each loss by time or memory has occurred twice, the second time alone.
 
+In each attempt the visible checks of all questions run before the hidden ones. So no process that has seen
+the inputs of a hidden check answers a visible one, whose message the student reads. An attempt that holds the
+course's solutions is marked: its messages are published without what the student's process chose.
+
 The quiz needs no other cell, and a second try would be a second answer. Its answers are read once; they are
 read again only if they could not be read.
 """
@@ -14,7 +18,7 @@ read again only if they could not be read.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -177,7 +181,7 @@ class Judge:
         attempted = [question for question in self.lab.questions if question in submission.attempted]
         return self._attempt(
             submission.cells,
-            lambda at: {question: self._run(at, self.checks.of(question), 1) for question in attempted},
+            lambda at: self._run(at, {question: self.checks.of(question) for question in attempted}, 1),
         )
 
     def judge_alone(
@@ -189,7 +193,7 @@ class Judge:
     ) -> dict[str, Outcome]:
         """Run the checks of ``question`` that did not pass before, without the student's other answers.
 
-        The checks that timed out before run last.
+        Of the visible checks and of the hidden ones, those that timed out before run last.
         """
         before = before or {}
         checks = [
@@ -199,7 +203,7 @@ class Judge:
         ]
         checks.sort(key=lambda check: check.name in before and before[check.name].status is Status.TIMEOUT)
         cells = [cell for cell in self._cells_alone(question, submission) if cell.id not in left_out]
-        return self._attempt(cells, lambda at: self._run(at, checks, MAX_TIMEOUTS))
+        return self._attempt(cells, lambda at: self._run(at, {question: checks}, MAX_TIMEOUTS)[question])
 
     def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
         """Return the report of a question."""
@@ -216,21 +220,25 @@ class Judge:
         )
         return question_report(question, tuple(reports), note, question in submission.attempted)
 
-    def _run(self, attempt: Attempt, checks: Iterable[Check], timeouts: int) -> dict[str, Outcome]:
-        """Return the outcomes by check. After ``timeouts`` time-outs, the other checks count as timed out
-        too.
+    def _run(
+        self, attempt: Attempt, checks: Mapping[str, Sequence[Check]], timeouts: int
+    ) -> dict[str, dict[str, Outcome]]:
+        """Return question → check → outcome; the visible checks of all questions run before the hidden ones.
+
+        After ``timeouts`` time-outs of a question, its other checks count as timed out too.
         """
-        outcomes: dict[str, Outcome] = {}
-        for check in checks:
+        found: dict[str, dict[str, Outcome]] = {question: {} for question in checks}
+        in_order = [check for of_question in checks.values() for check in of_question]
+        for check in sorted(in_order, key=lambda check: check in self.checks.hidden):
+            outcomes = found[check.question]
             hung = [outcome for outcome in outcomes.values() if outcome.status is Status.TIMEOUT]
             if len(hung) >= timeouts:
                 outcomes[check.name] = replace(hung[-1], check=check)
                 continue
             student = RemoteStudent(attempt, check.question, check.seconds)
-            outcomes[check.name] = run_check(
-                check, student, seed_for(self.secret, self.lab.info.directory, check)
-            )
-        return outcomes
+            outcome = run_check(check, student, seed_for(self.secret, self.lab.info.directory, check))
+            outcomes[check.name] = replace(outcome, solutions=attempt.holds_solutions)
+        return found
 
     def _left_out_alone(self, question: str, submission: Submission) -> list[frozenset[str]]:
         """Return the sets of added cells to leave out when ``question`` is judged alone.
@@ -255,7 +263,7 @@ class Judge:
                 source = self.lab.solution(cell.id)
                 # A student's installation has no solutions: use the student's earlier steps.
                 own = source.source == source.released
-                cells.append(cell if own else SubmissionCell(cell.id, Origin.GIVEN, source.source))
+                cells.append(cell if own else SubmissionCell(cell.id, Origin.SOLUTION, source.source))
         return cells
 
     def _attempt(self, cells: Sequence[SubmissionCell], run: Callable[[Attempt], Outcomes]) -> Outcomes:

@@ -22,7 +22,13 @@ WORST_FIRST = (Status.GRADER_ERROR, Status.OOM, Status.KERNEL_DIED, Status.TIMEO
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The result of one check. ``message`` is for instructors, ``published`` for the student."""
+    """The result of one check.
+
+    Attributes:
+        message: for instructors.
+        published: for the student.
+        early: for the student while others may still submit, because it names no input of the check.
+    """
 
     name: str
     title: str
@@ -32,6 +38,7 @@ class CheckReport:
     message: str
     published: str
     hidden: bool
+    early: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,19 @@ def student_view(report: Report) -> dict[str, Any]:
 def check_report(outcome: Outcome, hidden: bool, withdrawn: bool = False) -> CheckReport:
     """Return the report of an outcome; ``withdrawn``: its points do not count."""
     shown = published(outcome, frozenset({outcome.check.name}) if hidden else frozenset())
+    if outcome.status is Status.GRADER_ERROR:  # an exception of the judge: its text is for instructors
+        shown = outcome.words
     check = outcome.check
-    points = 0.0 if withdrawn else outcome.points
     return CheckReport(
-        check.name, check.title, points, check.points, outcome.status.value, outcome.message, shown, hidden
+        name=check.name,
+        title=check.title,
+        points=0.0 if withdrawn else outcome.points,
+        maximum=check.points,
+        status=outcome.status.value,
+        message=outcome.message,
+        published=shown,
+        hidden=hidden,
+        early=outcome.words if hidden else outcome.brief or outcome.words,
     )
 
 

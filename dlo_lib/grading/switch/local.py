@@ -74,6 +74,10 @@ class LocalSwitch:
         """Return the bytes that the rank holds beyond those at its connection; None if unknown."""
         return resident_bytes(self._pids[rank]) - self._initial_bytes[rank] if rank in self._pids else None
 
+    def source_file(self, file: str) -> str:
+        """Return ``file``: the ranks and this process belong to the same user."""
+        return file
+
     def handle_frame(self, rank: int, frame: Frame) -> bool | None:
         """Ignore the frame: ``run_ranks`` receives the answer of a rank."""
         return None

@@ -5,7 +5,7 @@ module.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,8 +110,11 @@ def finished_run(
     return Run(results, traffic, held, issued, unwaited, repeat)
 
 
-def as_wrong(fault: Fault) -> Wrong:
-    """Return the verdict on a fault of the student's code."""
+def as_wrong(fault: Fault, own: Mapping[str, Sequence[str]] | None = None) -> Wrong:
+    """Return the verdict on a fault of the student's code.
+
+    ``own``: the lines of the student's cells by the id of the cell, where this process knows them.
+    """
     if fault.not_written:
         return NotWritten(fault.message(), tr("not written yet"))
-    return Wrong(fault.message(), tr("your code raised an exception"))
+    return Wrong(fault.message(), tr("your code raised an exception"), fault.brief(own or {}))

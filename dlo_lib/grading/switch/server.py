@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dlo_lib.comm.deadlock.vocabulary import NameFile
@@ -32,6 +32,10 @@ class Host(Protocol):
 
     def memory(self, rank: int) -> int | None:
         """Return the bytes that the process of ``rank`` holds; None if unknown."""
+        ...
+
+    def source_file(self, file: str) -> str:
+        """Return the name of ``file``, which a rank named as that of its call, whose lines messages show."""
         ...
 
     def handle_frame(self, rank: int, frame: Frame) -> bool | None:
@@ -158,6 +162,9 @@ class SwitchServer:
     def _handle_message(self, connection: _Connection, arrived: Frame) -> None:
         match read(arrived, connection.rank, len(self._connections)):
             case CallRequest() as request if not connection.ended:
+                file = self._host.source_file(request.site.file)
+                if file != request.site.file:
+                    request = replace(request, site=replace(request.site, file=file))
                 for delivery in self.exchange.issue(request):
                     self._send(delivery)
             case Wait(seq):

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dlo_lib.grading.classroom.batch import grade_lab
 from dlo_lib.grading.classroom.collection import collect
 from dlo_lib.grading.classroom.feedback import (
     make_feedback,
+    note_on_inputs,
     receipt_card,
     release_feedback,
     release_receipts,
@@ -177,6 +179,36 @@ def test_an_exception_of_hidden_checks_shows_no_value_of_theirs(graded: Path) ->
     assert hidden == "your code raised an exception"  # its text could reveal the check's inputs
 
 
+def test_before_the_due_date_no_page_names_an_input(graded: Path, lab: LabInfo) -> None:
+    """The inputs are those of the whole class: who knows them could write the results down."""
+    course, full = open_course(graded), card(page_of(graded, "blaise"), "quantise")
+    try:
+        for days, note in ((1, "has not passed"), (-1, ""), (None, "has no due date")):
+            due = None if days is None else datetime.now(UTC).replace(tzinfo=None) + timedelta(days=days)
+            with course.gradebook as gradebook:
+                gradebook.find_assignment(LAB).duedate = due
+                gradebook.db.commit()
+            make_feedback(course, lab)
+            quantise = card(page_of(graded, "blaise"), "quantise")
+            assert note in note_on_inputs(course, lab)
+            assert bool(note) == bool(note_on_inputs(course, lab))
+            if days == 1:
+                mean = card(page_of(graded, "blaise"), "mean")
+                assert re.search(r"up to 0\.\d+ away", full)
+                assert "up to … away" in quantise
+                assert "Others may still submit" in page_of(graded, "blaise")
+                visible, hidden = re.findall(r"your code raised[^<]*", mean)
+                assert visible == "your code raised ValueError (line 2 of cell "
+                assert hidden == "your code raised an exception"
+            else:
+                assert quantise == full
+                assert "Others may still submit" not in page_of(graded, "blaise")
+    finally:
+        with course.gradebook as gradebook:
+            gradebook.find_assignment(LAB).duedate = None
+            gradebook.db.commit()
+
+
 def test_a_page_has_no_script_and_no_external_file(graded: Path) -> None:
     for student in ("ada", "blaise", "chloe", "dan"):
         page = page_of(graded, student)
@@ -238,7 +270,7 @@ def test_points_given_by_hand_and_comments_are_on_the_page(graded: Path, lab: La
 def test_a_question_that_was_missing_from_the_file_is_named(graded: Path, lab: LabInfo) -> None:
     source = read_lab(source_folder(lab))
     report = QuestionReport("mean", 0.0, 2.0, NO_ATTEMPT, ())
-    marks = feedback._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0)
+    marks = feedback._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0, early=False)
     said = feedback._card(source, "mean", report, marks, {}, ["mean"]).said
     assert said == "The question `mean` was missing from your file, so it has no points."
 

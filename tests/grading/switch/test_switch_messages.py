@@ -140,6 +140,9 @@ class Hosted:
     def memory(self, rank: int) -> int | None:
         return None
 
+    def source_file(self, file: str) -> str:
+        return file
+
     def handle_frame(self, rank: int, frame: Frame) -> bool | None:
         return None
 

@@ -1,0 +1,52 @@
+"""Which part of a message are the words of the check's author.
+
+A message may take values from the student's process, by the fields of a template, or because the author
+formatted it earlier. Words are only what stands as a constant in the code of the check, so that no formatted
+text passes for them. Cost: about a millisecond, when a check fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+from dlo_lib.text import tr, without_values
+
+MAX_FRAMES = 12  # from the comparison up to the check
+MAX_DEPTH = 4  # of containers in a module's constants
+
+
+def words_of(message: str, values: Mapping[str, object]) -> str:
+    """Return ``message`` translated, with … for each value; "" if no function that is running contains it."""
+    if not _is_written(message, sys._getframe(1)):
+        return ""
+    return without_values(message) if values else tr(message)
+
+
+def _is_written(text: str, frame: FrameType | None) -> bool:
+    """Return True if ``text`` is a constant in ``frame``, in one of its callers, or in their modules."""
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return False
+        if _holds(frame.f_code, text, MAX_DEPTH) or _holds(frame.f_globals, text, MAX_DEPTH):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _holds(value: Any, text: str, depth: int) -> bool:
+    if type(value) is str:
+        return value == text
+    if depth == 0:
+        return False
+    if type(value) is CodeType:
+        return any(_holds(item, text, depth) for item in value.co_consts)
+    if type(value) in (tuple, list, frozenset):
+        return any(_holds(item, text, depth - 1) for item in value)
+    if type(value) is dict:
+        return any(
+            _holds(item, text, depth - 1) for pair in value.items() for item in pair if item is not value
+        )
+    return False
