@@ -72,7 +72,7 @@ class Attempt:
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """Start ``world`` processes that have run the cells; kill them at the end."""
         self.worker()  # cells that end a process do so here, in one process
-        workers = self.zygote.workers(world)
+        workers = self.zygote.ranks(world)
         try:
             deadline = deadline_after(self.seconds)
             for worker in workers:
@@ -148,6 +148,9 @@ class RemoteStudent:
         world = len(inputs_per_rank)
         with self._attempt.ranks(world) as workers, self._timed(workers) as deadline:
             shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world}
+            if "mark(" in scenario.source:
+                for worker in workers:
+                    worker.expect_marks()
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
             self._attempt.show_own_lines()

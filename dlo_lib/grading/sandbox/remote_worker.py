@@ -25,6 +25,15 @@ from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.sandbox.cgroups import Group
 from dlo_lib.grading.sandbox.channel import Channel, DeadlineExceeded
+from dlo_lib.grading.sandbox.hidden_memory import (
+    COPIED_BEFORE,
+    copied_bytes,
+    excess,
+    pipe_bytes,
+    socket_bytes,
+    stopped,
+    terminal_bytes,
+)
 from dlo_lib.grading.sandbox.limits import Usage, descendants, resident_bytes, scratch_bytes, usage
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.text import tr
@@ -70,6 +79,7 @@ class Worker:
             os.close(supervisor)
         self._base = resident_bytes(self.pid)
         self._files = self._in_files()
+        self._copied = COPIED_BEFORE
         self._peak = 0
         self._over_limit = self._closed = False
         self._number = 0
@@ -140,14 +150,22 @@ class Worker:
         return usage(self._root, self._base, self._supervised)
 
     def held_bytes(self) -> int:
-        """Return the bytes that the worker holds now, in its processes and in the files of a sandbox.
-
-        These files are in memory, so a worker could hide a tensor there.
+        """Return the bytes that the worker holds now: in its processes, in the files of a sandbox, which are
+        in memory, and in every other place where a worker could hide a tensor.
         """
-        return self.usage().memory + max(0, self._in_files() - self._files)
+        with stopped(self._handle, self.pid):
+            memory = self.usage().memory + excess(self._copied_now(), self._copied)
+            return memory + pipe_bytes(self.processes()) + max(0, self._in_files() - self._files)
+
+    def expect_marks(self) -> None:
+        """Record how much inherited memory the worker has overwritten so far: cells do that honestly."""
+        self._copied = self._copied_now()
+
+    def _copied_now(self) -> int:
+        return copied_bytes(self.pid, resident_bytes(self.pid) - self._base)
 
     def _in_files(self) -> int:
-        return 0 if self._supervised else scratch_bytes(self._root)
+        return 0 if self._supervised else scratch_bytes(self._root) + terminal_bytes(self._root)
 
     def processes(self) -> list[int]:
         """Return the process ids of the worker's processes, as the judge's pid namespace numbers them."""
@@ -187,7 +205,7 @@ class Worker:
         if time.monotonic() - max(self._asked, self._looked) < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        memory = self.usage().memory
+        memory = self.usage().memory + (0 if self._supervised else socket_bytes(self._root))
         self._peak = max(self._peak, memory)
         if memory > self._memory:
             self._over_limit = True
