@@ -71,7 +71,8 @@ class Usage:
     Args:
         memory: bytes.
         cpu: CPU time in seconds.
-        starved: seconds in which the worker was ready to run and had no processor.
+        starved: seconds in which the worker was ready to run and had no processor; of several processes,
+            those of the one that waited longest, because they wait for each other too.
     """
 
     memory: int
@@ -119,7 +120,7 @@ def usage(root: int, shared: int, supervises: bool) -> Usage:
     cpu = sum(sum(_cpu_seconds(pid)) for pid in pids)
     if supervises:
         cpu += _cpu_seconds(root)[1]  # of orphans that it has waited for
-    return Usage(memory, cpu, sum(map(_starved_seconds, pids)))
+    return Usage(memory, cpu, max(map(starved_seconds, pids), default=0.0))
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -167,7 +168,7 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
     return user + system, child_user + child_system
 
 
-def _starved_seconds(pid: int) -> float:
+def starved_seconds(pid: int) -> float:
     """Return the seconds in which the first thread of a process was ready to run and had no processor."""
     fields = read_proc(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0

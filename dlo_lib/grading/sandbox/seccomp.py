@@ -130,8 +130,8 @@ def program(machine: Machine, rank: bool = False) -> bytes:
     """Return the instructions of the filter, 8 bytes each.
 
     A call of another architecture kills the process, a refused call fails, and all other calls pass. A
-    ``rank`` may also start no process and create no socket: sockets hold data that nobody has received, and
-    descriptors in messages that no process has open.
+    ``rank`` may also start no process and create no socket: sockets hold data that no process has received,
+    and descriptors in messages that no process has open.
     """
     column = machine.column
     code = [

@@ -96,7 +96,7 @@ def hide(data):
 def show():
     return b"".join(theirs.recv(1 << 20, socket.MSG_WAITALL | socket.MSG_DONTWAIT) for _, theirs in kept)
 """,
-    "connections that nobody accepts": """
+    "connections that wait to be accepted": """
 def hide(data):
     server = socket.socket()
     server.bind(("127.0.0.1", 0))

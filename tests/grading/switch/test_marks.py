@@ -73,7 +73,7 @@ def test_what_a_rank_allocates_counts_although_the_switch_is_slow(monkeypatch: p
     assert all(1 << 24 <= run.memory(rank, "held") < 3 << 23 for rank in range(2))
 
 
-SENDS_WHAT_NOBODY_RECEIVES = """
+SENDS_WHAT_NO_RANK_RECEIVES = """
 def keep(x):
     if dist.get_rank() == 0:
         work = dist.isend(x.repeat(1 << 20), 1)
@@ -100,9 +100,9 @@ def keeps(student, rank, world):
     return student.back(kept)[:8].clone()
 
 
-def test_what_a_rank_has_sent_and_nobody_has_received_counts():
+def test_what_a_rank_has_sent_and_no_rank_has_received_counts():
     names = {"torch": torch, "dist": dist}
-    exec(compile(SENDS_WHAT_NOBODY_RECEIVES, "<cell keep>", "exec"), names)
+    exec(compile(SENDS_WHAT_NO_RANK_RECEIVES, "<cell keep>", "exec"), names)
     run = LocalStudent(names, 60).ranks(keeps, [{}, {}])
     assert run.results[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert run.memory(0, "kept") > 1 << 24
