@@ -22,6 +22,7 @@ from dlo_lib.grading.checks.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Origin, SubmissionCell
+from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange
@@ -40,10 +41,12 @@ class Attempt:
     zygote: Zygote
     cells: Sequence[SubmissionCell]
     seconds: float  # for all cells together
+    budget: TimeBudget = field(default_factory=TimeBudget)
     faults: dict[str, Fault] = field(default_factory=dict)  # by cell
     cut: bool = False  # a cell wrote too much
     broken_in: str = ""  # the cell that ended the process
     computed: float = 0.0  # seconds of CPU time of the student's processes that are closed
+    crowded: bool = False  # a process ran out of time because others used the processors
     quiz: Any = None  # the answers, once a check has read them
     _worker: Worker | None = None
     _broken: Ended | NotPlain | None = None
@@ -64,6 +67,7 @@ class Attempt:
                 self._note(_loaded(self._worker, answer))
             except (Ended, NotPlain) as error:
                 self.broken_in, self._broken = self._worker.cell, error
+                self.budget.note(error)
                 self.close()
                 raise
         return self._worker
@@ -72,7 +76,7 @@ class Attempt:
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """Start ``world`` processes that have run the cells; kill them at the end."""
         self.worker()  # cells that end a process do so here, in one process
-        workers = self.zygote.workers(world)
+        workers = self.zygote.ranks(world)
         try:
             deadline = deadline_after(self.seconds)
             for worker in workers:
@@ -80,16 +84,17 @@ class Attempt:
             for worker in workers:
                 self._note(_loaded(worker, worker.collect(deadline)))
             yield workers
+        except Ended as error:
+            self.budget.note(error)
+            raise
         finally:
             for worker in workers:
-                worker.close()
-                self.computed += worker.computed
+                self._end(worker)
 
     def close(self) -> None:
         """Kill the process."""
         if self._worker is not None:
-            self._worker.close()
-            self.computed += self._worker.computed
+            self._end(self._worker)
             self._worker = None
 
     @property
@@ -101,6 +106,17 @@ class Attempt:
     def own_lines(self) -> dict[str, list[str]]:
         """The lines of the student's cells, by the id of the cell."""
         return {cell.id: cell.source.splitlines(keepends=True) for cell in self.cells if _is_own(cell)}
+
+    def _end(self, worker: Worker) -> None:
+        worker.close()
+        self.computed += worker.computed
+        self.budget.computed += worker.computed
+        self.crowded = self.crowded or worker.crowded
+
+    @property
+    def spent(self) -> float:
+        """Seconds of CPU time of the student's processes so far."""
+        return self.computed + (self._worker.computed if self._worker is not None else 0.0)
 
     def show_own_lines(self) -> None:
         """Register the lines of the student's cells for messages; lines of the reference solution stay
@@ -155,6 +171,9 @@ class RemoteStudent:
         world = len(inputs_per_rank)
         with self._attempt.ranks(world) as workers, self._timed(workers) as deadline:
             shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world}
+            if "mark(" in scenario.source:
+                for worker in workers:
+                    worker.expect_marks()
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
             self._attempt.show_own_lines()
@@ -181,7 +200,8 @@ class RemoteStudent:
         try:
             with self._timed([worker]) as deadline:
                 answer = worker.ask(deadline, **request)
-        except (Ended, NotPlain):
+        except (Ended, NotPlain) as error:
+            self._attempt.budget.note(error)
             self._attempt.close()  # the next call starts a new process
             raise
         if "fault" in answer:
@@ -190,6 +210,7 @@ class RemoteStudent:
 
     def _wrong(self, fault: Fault, rank: int | None = None) -> Exception:
         if _out_of_memory(fault):
+            self._attempt.crowded = True  # other submissions may have had the memory
             return Ended(Status.OOM, tr("out of memory: {text}", text=fault.text), tr("out of memory"))
         broken = self._attempt.faults.get(self._question)
         if fault.kind == "Missing" and broken is not None:

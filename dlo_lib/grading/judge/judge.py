@@ -39,6 +39,7 @@ from dlo_lib.grading.judge.report import (
     overall_status,
     question_report,
 )
+from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.lab.course import course_root, find_lab, labs
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
 from dlo_lib.grading.lab.mutants import Mutant
@@ -145,8 +146,19 @@ def visible_report(notebook: str | Path) -> Report:
 class Judge:
     """Judges one submission in several attempts."""
 
-    def __init__(self, lab: LabSource, checks: LabChecks, secret: str, zygote: Zygote) -> None:
+    def __init__(
+        self,
+        lab: LabSource,
+        checks: LabChecks,
+        secret: str,
+        zygote: Zygote,
+        reference: Mapping[str, float] | None = None,
+    ) -> None:
+        """``reference``: seconds of computing of the reference solution by check, if they are known."""
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
+        self.budget = TimeBudget(reference)
+        self.crowded = False  # a process ran out of time or memory because of other submissions
+        self.seconds: dict[str, float] = {}  # of computing, by check
         self.cut = False
         self.quiz_read = False
         self.computed = 0.0  # CPU time of the student's processes in seconds
@@ -235,9 +247,11 @@ class Judge:
             if len(hung) >= timeouts:
                 outcomes[check.name] = replace(hung[-1], check=check)
                 continue
-            student = RemoteStudent(attempt, check.question, check.seconds)
+            student = RemoteStudent(attempt, check.question, self.budget.seconds(check))
+            before = attempt.spent
             outcome = run_check(check, student, seed_for(self.secret, self.lab.info.directory, check))
             outcomes[check.name] = replace(outcome, solutions=attempt.holds_solutions)
+            self.seconds[check.name] = attempt.spent - before
         return found
 
     def _left_out_alone(self, question: str, submission: Submission) -> list[frozenset[str]]:
@@ -272,7 +286,8 @@ class Judge:
             attempt = Attempt(
                 self.zygote,
                 [cell for cell in cells if cell.id not in self.left_out],
-                self.lab.info.load_seconds,
+                self.budget.load_seconds(self.lab.info.load_seconds),
+                self.budget,
             )
             try:
                 outcomes = run(attempt)
@@ -281,6 +296,7 @@ class Judge:
                 self.quiz_read = self.quiz_read or attempt.quiz is not None
                 attempt.close()
                 self.computed += attempt.computed
+                self.crowded = self.crowded or attempt.crowded
             own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
             if attempt.broken_in not in own:
                 return outcomes

@@ -40,23 +40,29 @@ class ProofRecord:
         """Return whether there is a record of this lab; costs no import of torch."""
         return self._content() is not None
 
-    def load(self, checks: LabChecks) -> bool:
-        """Restore the results of the twins of ``checks``; return False if there is no record for this key."""
+    def load(self, checks: LabChecks, seconds: dict[str, float] | None = None) -> bool:
+        """Restore the results of the twins of ``checks``; return False if there is no record for this key.
+
+        ``seconds``: receives the seconds of computing of the reference solution by check.
+        """
         content = self._content()
         if content is None:
             return False
         results_by_module = _results_of(checks)
-        for name, results in pickle.loads(content).items():
+        twins, by_check = pickle.loads(content)
+        if seconds is not None:
+            seconds.update(by_check)
+        for name, results in twins.items():
             if name in results_by_module:
                 results_by_module[name].update(results)
         return True
 
-    def save(self, checks: LabChecks) -> str:
-        """Write the results of the twins of ``checks``; return the reason if that is impossible, else an
-        empty text.
+    def save(self, checks: LabChecks, seconds: dict[str, float] | None = None) -> str:
+        """Write the results of the twins of ``checks`` and the ``seconds`` of the reference solution; return
+        the reason if that is impossible, else an empty text.
         """
         try:
-            content = pickle.dumps(_results_of(checks))
+            content = pickle.dumps((_results_of(checks), seconds or {}))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
         if len(content) > MOST_BYTES:

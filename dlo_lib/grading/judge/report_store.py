@@ -38,7 +38,7 @@ class StoredReport:
     Args:
         key: identifies what the report depends on.
         report: the report.
-        alone: no other submission was judged at the same time.
+        alone: no other submission was judged at the same time, or none had an influence on it.
         timing: seconds by kind.
     """
 

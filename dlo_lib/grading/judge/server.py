@@ -60,6 +60,7 @@ class JudgeServer:
         self.checks = load_checks(lab.folder, lab.folder)
         rebuild(lab, Path(os.devnull))  # builds the release once, before the forks
         self._ready = False
+        self._reference: dict[str, float] = {}  # seconds of computing of the reference solution, by check
 
     def ready(self) -> str:
         """Check that the reference solution scores full marks, by the record or by judging it.
@@ -74,8 +75,9 @@ class JudgeServer:
 
         self.zygote.wait()
         record = ProofRecord(self.record, lab_key(self.lab, self.secret, self.isolation.name), self.secret)
-        if not record.load(self.checks):
-            report = self._judge().judge(reference_submission(self.lab))
+        if not record.load(self.checks, self._reference):
+            judge = self._judge()
+            report = judge.judge(reference_submission(self.lab))
             failed = [
                 check
                 for question in report.questions.values()
@@ -84,7 +86,8 @@ class JudgeServer:
             ]
             if failed:
                 return tr("check {name}: {message}", name=failed[0].name, message=failed[0].message)
-            if reason := record.save(self.checks):
+            self._reference = judge.seconds
+            if reason := record.save(self.checks, judge.seconds):
                 print(f"--- no record of {self.lab.info.directory}'s twins: {reason}", file=sys.stderr)
         self._ready = True
         return ""
@@ -96,7 +99,7 @@ class JudgeServer:
         opened = open_submission(Path(job["notebook"]), self.lab, self.checks)
         if not isinstance(opened, Report):
             return NEEDS_JUDGE
-        self._save(job, opened, 0.0, 0.0)
+        self._save(job, opened, 0.0, 0.0, crowded=False)
         return 0
 
     def judge(self, job: dict[str, Any]) -> int:
@@ -106,15 +109,15 @@ class JudgeServer:
         began, judge = time.perf_counter(), self._judge()
         opened = open_submission(Path(job["notebook"]), self.lab, self.checks)
         report = opened if isinstance(opened, Report) else judge.judge(*opened)
-        self._save(job, report, time.perf_counter() - began, judge.computed)
+        self._save(job, report, time.perf_counter() - began, judge.computed, judge.crowded)
         return 0
 
     def _judge(self) -> Judge:
         from dlo_lib.grading.judge.judge import Judge
 
-        return Judge(self.lab, self.checks, self.secret, self.zygote)
+        return Judge(self.lab, self.checks, self.secret, self.zygote, self._reference)
 
-    def _save(self, job: dict[str, Any], report: Report, wall: float, student: float) -> None:
+    def _save(self, job: dict[str, Any], report: Report, wall: float, student: float, crowded: bool) -> None:
         # Without a zygote no worker can have answered, so the report would be wrong.
         if os.getppid() != job["service"] or not self.zygote.serving:
             os._exit(1)
@@ -125,7 +128,10 @@ class JudgeServer:
             "student_cpu": round(student, 3),
         }
         write_text(job["rebuilt"], notebook_text(rebuild(self.lab, Path(job["notebook"]))))
-        StoredReport(job["key"], shown, job["alone"], timing).save(Path(job["report"]))
+        # Computing and sleeping do not depend on other submissions. A submission is judged again only if it
+        # ran out of time while it waited for a processor.
+        alone = job["alone"] or not crowded
+        StoredReport(job["key"], shown, alone, timing).save(Path(job["report"]))
 
 
 def serve(descriptor: int, settings: dict[str, Any]) -> None:

@@ -154,10 +154,14 @@ class Zygote:
         """
         return self.workers(1, memory)[0]
 
-    def workers(self, number: int, memory: int = MEMORY) -> list[Worker]:
-        """Start ``number`` processes at once, as :meth:`worker` starts one."""
+    def ranks(self, world: int) -> list[Worker]:
+        """Start the processes of ``world`` ranks at once."""
+        return self.workers(world, rank=True)
+
+    def workers(self, number: int, memory: int = MEMORY, rank: bool = False) -> list[Worker]:
+        """Start ``number`` processes at once, as :meth:`worker` starts one. ``rank``: they are ranks."""
         self.wait()
-        limits = replace(Limits(), memory=memory)
+        limits = replace(Limits(), memory=memory, rank=rank)
         requested = [self._request(limits) for _ in range(number)]
         started: list[Worker] = []
         try:

@@ -16,11 +16,19 @@ from dataclasses import dataclass
 from dlo_lib.grading.switch.memory import read_proc, resident_bytes
 
 TICKS = os.sysconf("SC_CLK_TCK")
+RLIMIT_SIGPENDING = 11  # Python has no name for it
+INODE_BYTES = 1024  # the name of a file and what the kernel stores about it
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one worker. ``memory``: bytes it may hold beyond what it shares with the zygote."""
+    """The limits of one worker.
+
+    Args:
+        memory: bytes it may hold beyond what it shares with the zygote.
+        rank: it is a rank, whose memory checks measure: it has one process and creates no socket, because
+            other processes and sockets could hold memory that no measurement finds.
+    """
 
     memory: int = 2 << 30
     tasks: int = 64  # processes and threads together; torch with gloo has about ten
@@ -30,6 +38,9 @@ class Limits:
     shared_memory: int = 64 << 20  # bytes of /dev/shm
     inodes: int = 8192  # files in each of /tmp and /dev/shm
     descriptors: int = 512
+    terminals: int = 4
+    signals: int = 64  # that wait for a handler; the kernel stores the data of each
+    rank: bool = False
 
     def apply(self) -> None:
         """Limit this process and all processes that it starts."""
@@ -42,6 +53,7 @@ class Limits:
             (resource.RLIMIT_DATA, data),
             (resource.RLIMIT_CPU, self.cpu_seconds),
             (resource.RLIMIT_NOFILE, self.descriptors),
+            (RLIMIT_SIGPENDING, self.signals),
         ):
             _limit(kind, value)
 
@@ -59,7 +71,8 @@ class Usage:
     Args:
         memory: bytes.
         cpu: CPU time in seconds.
-        starved: seconds in which the worker was ready to run and had no processor.
+        starved: seconds in which the worker was ready to run and had no processor; of several processes,
+            those of the one that waited longest, because they wait for each other too.
     """
 
     memory: int
@@ -107,7 +120,7 @@ def usage(root: int, shared: int, supervises: bool) -> Usage:
     cpu = sum(sum(_cpu_seconds(pid)) for pid in pids)
     if supervises:
         cpu += _cpu_seconds(root)[1]  # of orphans that it has waited for
-    return Usage(memory, cpu, sum(map(_starved_seconds, pids)))
+    return Usage(memory, cpu, max(map(starved_seconds, pids), default=0.0))
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -129,13 +142,14 @@ def descendants(pid: int) -> Iterator[int]:
 def scratch_bytes(pid: int, folders: Iterable[str] = ("tmp", "dev/shm")) -> int:
     """Return the bytes of the files in the /tmp and /dev/shm of a sandboxed process, which are in memory.
 
-    Deleted files count as long as they are open.
+    Deleted files count as long as they are open. Names count too: 8192 long ones hold 2 MB.
     """
     total = 0
     for folder in folders:
         with contextlib.suppress(OSError):  # the process has ended, or this user may not read it
             space = os.statvfs(f"/proc/{pid}/root/{folder}")
             total += (space.f_blocks - space.f_bfree) * space.f_frsize
+            total += (space.f_files - space.f_ffree) * INODE_BYTES
     return total
 
 
@@ -154,7 +168,7 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
     return user + system, child_user + child_system
 
 
-def _starved_seconds(pid: int) -> float:
+def starved_seconds(pid: int) -> float:
     """Return the seconds in which the first thread of a process was ready to run and had no processor."""
     fields = read_proc(f"/proc/{pid}/schedstat").split()
     return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0

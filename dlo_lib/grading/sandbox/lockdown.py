@@ -103,7 +103,10 @@ def mount_worker_files(limits: Limits, keep: Sequence[str]) -> None:
     for path, descriptor in kept:
         _bind_again(path, descriptor)
     if os.path.isdir(TERMINALS):  # two workers could communicate through the terminals of a shared folder
-        _mount("devpts", TERMINALS, "devpts", NO_SUID | NO_EXECUTE, "newinstance,ptmxmode=0666,mode=620")
+        most = f"newinstance,ptmxmode=0666,mode=620,max={limits.terminals}"
+        _mount("devpts", TERMINALS, "devpts", NO_SUID | NO_EXECUTE, most)
+    # A shared mapping of /dev/zero is memory that belongs to no process. /dev/full reads as zeros too.
+    _mount("/dev/full", "/dev/zero", "", BIND)
     _loopback_up()
     WORK.mkdir()
 

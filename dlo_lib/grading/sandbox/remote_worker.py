@@ -25,14 +25,35 @@ from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.sandbox.cgroups import Group
 from dlo_lib.grading.sandbox.channel import Channel, DeadlineExceeded
-from dlo_lib.grading.sandbox.limits import Usage, descendants, resident_bytes, scratch_bytes, usage
+from dlo_lib.grading.sandbox.hidden_memory import (
+    COPIED_BEFORE,
+    copied_bytes,
+    excess,
+    pipe_bytes,
+    socket_bytes,
+    stopped,
+    terminal_bytes,
+)
+from dlo_lib.grading.sandbox.limits import (
+    Usage,
+    descendants,
+    resident_bytes,
+    scratch_bytes,
+    starved_seconds,
+    usage,
+)
 from dlo_lib.grading.sandbox.lockdown import WORK
+from dlo_lib.grading.sandbox.processor_share import share_processor
 from dlo_lib.text import tr
 
 MAX_NOISE = 10_000
-IDLE_FACTOR = 2.0  # a worker that sleeps has this multiple of the time of one that computes
+# A worker with one task has its time, whether it computes or sleeps. Of several tasks, the judge does not
+# know which one the others wait for.
+IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
 LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms, most answers come sooner
-WALL_FACTOR = 10.0  # no worker has more than this multiple of its time by the wall clock
+# No worker has more than this multiple of its time by the wall clock. Several tasks also wait for each other,
+# and children that have ended are not counted in any figure.
+WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 3.0
 
 
 class Worker:
@@ -68,8 +89,13 @@ class Worker:
         if supervisor is not None:
             self._root = pid_of(supervisor)
             os.close(supervisor)
+        self.crowded = False
+        """True if it ran out of time although it had neither computed nor slept for that time: it waited for
+        a processor, so that the verdict may be another when it runs alone."""
+        self._tasks = 1
         self._base = resident_bytes(self.pid)
         self._files = self._in_files()
+        self._copied = COPIED_BEFORE
         self._peak = 0
         self._over_limit = self._closed = False
         self._number = 0
@@ -81,6 +107,7 @@ class Worker:
         """CPU time in seconds between questions and their answers, without the start of the worker."""
         self._asked = time.monotonic()
         self._before = self._after = self.usage()
+        self._busy_judge = _busy_seconds()
 
     def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
         """Send a question and return its answer, a dict with ``value`` or ``fault``.
@@ -97,6 +124,7 @@ class Worker:
         """Send a question without waiting for its answer."""
         self._number = secrets.randbits(62)  # an answer prepared in advance cannot contain it
         self._asked, self._before, self._given = time.monotonic(), self.usage(), None
+        self._busy_judge = _busy_seconds()
         self._answered = False
         self._cells = {cell["id"] for cell in request.get("cells", ())}
         try:
@@ -140,14 +168,22 @@ class Worker:
         return usage(self._root, self._base, self._supervised)
 
     def held_bytes(self) -> int:
-        """Return the bytes that the worker holds now, in its processes and in the files of a sandbox.
-
-        These files are in memory, so a worker could hide a tensor there.
+        """Return the bytes that the worker holds now: in its processes, in the files of a sandbox, which are
+        in memory, and in every other place where a worker could hide a tensor.
         """
-        return self.usage().memory + max(0, self._in_files() - self._files)
+        with stopped(self._handle, self.pid):
+            memory = self.usage().memory + excess(self._copied_now(), self._copied)
+            return memory + pipe_bytes(self.processes()) + max(0, self._in_files() - self._files)
+
+    def expect_marks(self) -> None:
+        """Record how much inherited memory the worker has overwritten so far: cells do that honestly."""
+        self._copied = self._copied_now()
+
+    def _copied_now(self) -> int:
+        return copied_bytes(self.pid, resident_bytes(self.pid) - self._base)
 
     def _in_files(self) -> int:
-        return 0 if self._supervised else scratch_bytes(self._root)
+        return 0 if self._supervised else scratch_bytes(self._root) + terminal_bytes(self._root)
 
     def processes(self) -> list[int]:
         """Return the process ids of the worker's processes, as the judge's pid namespace numbers them."""
@@ -165,8 +201,9 @@ class Worker:
     def more_time(self, deadline: float) -> float:
         """Return the seconds that the worker has left at ``deadline`` for the last question, or 0.
 
-        The time is over when the CPU time reaches the time given, when the worker has been idle for
-        ``IDLE_FACTOR`` times that, or when ``WALL_FACTOR`` times that has passed.
+        The time is over when the CPU time of all its processes reaches the time given, when the worker has
+        been idle for ``IDLE_FACTOR`` times that, or when ``WALL_FACTOR`` times that has passed. The worker is
+        not idle while it waits for a processor or for the judge.
         """
         if self._over_limit:
             return 0.0
@@ -175,19 +212,25 @@ class Worker:
             self._given = given
         now = self.usage()
         computed, starved = now.cpu - self._before.cpu, now.starved - self._before.starved
-        idle_left = IDLE_FACTOR * self._given - (passed - starved)
-        left = min(self._given - computed, idle_left, WALL_FACTOR * self._given - passed)
-        return max(0.0, left)
+        one = self._tasks == 1
+        idle = passed - starved - (_busy_seconds() - self._busy_judge)
+        idle_left = (IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL) * self._given - idle
+        own_left = min(self._given - computed, idle_left)
+        wall_left = (WALL_FACTOR if one else WALL_FACTOR_OF_SEVERAL) * self._given - passed
+        self.crowded = self.crowded or wall_left <= 0 < own_left
+        return max(0.0, min(own_left, wall_left))
 
     def check_memory(self) -> None:
-        """Record the peak of the worker's memory; kill the worker above its limit.
+        """Record the peak of the worker's memory; kill the worker above its limit. Share the processors
+        between its tasks.
 
         Calls within ``LOOK_SECONDS`` of the last measurement return at once.
         """
         if time.monotonic() - max(self._asked, self._looked) < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        memory = self.usage().memory
+        self._tasks = max(self._tasks, share_processor(self.processes()))
+        memory = self.usage().memory + (0 if self._supervised else socket_bytes(self._root))
         self._peak = max(self._peak, memory)
         if memory > self._memory:
             self._over_limit = True
@@ -251,6 +294,11 @@ def pid_of(handle: int) -> int:
     """Return the process id of a pidfd in this pid namespace; -1 if the process has ended."""
     with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def _busy_seconds() -> float:
+    """Return the seconds in which the judge has computed or waited for a processor."""
+    return time.process_time() + starved_seconds(os.getpid())
 
 
 def deadline_after(seconds: float) -> float:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_ANY, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 24, 40  # in seccomp_data
 X32 = 0x40000000  # x86-64's second numbering of the same calls
 NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
@@ -56,7 +56,7 @@ REFUSED = {
     "personality": (135, 92),
     # memory that belongs to no process, which the judge cannot measure
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    "memfd_secret": (447, 447),
+    "memfd_secret": (447, 447), "seccomp": (317, 277),  # a filter holds up to 256 KiB of constants
     # signals between workers: notification of events on a file, and the pages of a file that are in memory
     "inotify_init1": (294, 26), "mincore": (27, 232), "cachestat": (451, 451), "fadvise64": (221, 223),
     "readahead": (187, 213),
@@ -65,6 +65,10 @@ REFUSED = {
 ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279)}
 ONLY_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134, "inotify_init": 253}
 SOCKET, SOCKETPAIR, CLONE = (41, 198), (53, 199), (56, 220)
+FORKS_OF_X86 = (57, 58)  # fork, vfork
+MMAP, PRCTL = (9, 222), (157, 167)
+MAP_SHARED, MAP_ANONYMOUS, MAP_HUGE_PAGES = 0x01, 0x20, 0x40000
+CLONE_THREAD = 0x10000
 FLOCK, FCNTL = (73, 32), (72, 25)
 LOCKS = (6, 7, 37, 38)  # commands of fcntl: F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW
 # F_GETLK, F_OFD_GETLK, F_SETLEASE, F_GETLEASE, F_NOTIFY; and F_SETPIPE_SZ, because no measurement of memory
@@ -92,13 +96,15 @@ class Unfiltered(OSError):
     """There is no filter for this processor, or the kernel accepts none."""
 
 
-def install(machine: str = MACHINE) -> None:
+def install(machine: str = MACHINE, rank: bool = False) -> None:
     """Filter the calls of this process and of all processes that it starts. The process must have one thread.
+
+    ``rank``: the process is a rank (:func:`program`).
 
     Raises:
         Unfiltered: the kernel accepts no filter, or this module has none for the processor.
     """
-    code = program(_machine(machine))
+    code = program(_machine(machine), rank)
     text = ctypes.create_string_buffer(code, len(code))
     filter_ = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(text))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +115,8 @@ def install(machine: str = MACHINE) -> None:
 def prepare() -> None:
     """Build the filter, so that forks of this process can reuse it."""
     with contextlib.suppress(Unfiltered):
-        program(_machine(MACHINE))
+        for rank in (False, True):
+            program(_machine(MACHINE), rank)
 
 
 def _machine(name: str) -> Machine:
@@ -119,10 +126,12 @@ def _machine(name: str) -> Machine:
 
 
 @functools.cache
-def program(machine: Machine) -> bytes:
+def program(machine: Machine, rank: bool = False) -> bytes:
     """Return the instructions of the filter, 8 bytes each.
 
-    A call of another architecture kills the process, a refused call fails, and all other calls pass.
+    A call of another architecture kills the process, a refused call fails, and all other calls pass. A
+    ``rank`` may also start no process and create no socket: sockets hold data that no process has received,
+    and descriptors in messages that no process has open.
     """
     column = machine.column
     code = [
@@ -143,8 +152,28 @@ def program(machine: Machine) -> bytes:
     commands += [part for command in LOCKS for part in _when(command, [_fail(0)])]
     commands += [part for command in REFUSED_COMMANDS for part in _when(command, [_fail(errno.EPERM)])]
     code += _when(FCNTL[column], [*commands, _step(RETURN, ALLOW)])
+    option = [_step(LOAD, FIRST_ARGUMENT), *_when(PR_SET_SECCOMP, [_fail(errno.EPERM)]), _step(RETURN, ALLOW)]
+    code += _when(PRCTL[column], option)
+    # Shared memory without a file stays allocated when no process maps its pages; huge pages may be in no
+    # process's resident memory.
+    mapping = [
+        _step(LOAD, FOURTH_ARGUMENT),
+        _step(JUMP_ANY, MAP_HUGE_PAGES, then=2),
+        _step(JUMP_ANY, MAP_ANONYMOUS, otherwise=2),
+        _step(JUMP_ANY, MAP_SHARED, otherwise=1),
+        _fail(errno.EPERM),
+        _step(RETURN, ALLOW),
+    ]
+    code += _when(MMAP[column], mapping)
+    if rank:
+        for numbers in (SOCKET, SOCKETPAIR):
+            code += _when(numbers[column], [_fail(errno.EPERM)])
+        if column == 0:
+            code += [part for number in FORKS_OF_X86 for part in _when(number, [_fail(errno.EAGAIN)])]
+    threads_only = [_step(JUMP_ANY, CLONE_THREAD, then=1), _fail(errno.EAGAIN)] if rank else []
     new_namespace = [
         _step(LOAD, FIRST_ARGUMENT),
+        *threads_only,
         _step(JUMP_ANY, NEW_NAMESPACE, otherwise=1),
         _fail(errno.EPERM),
         _step(RETURN, ALLOW),

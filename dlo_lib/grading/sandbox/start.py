@@ -73,7 +73,7 @@ def start_confined(request: WorkerRequest, channel: int, status: int, workspace:
         line.close()
         lockdown.prctl(lockdown.PR_SET_DUMPABLE, 1)  # a worker may read its own /proc
         lockdown.drop_privileges()
-        seccomp.install()
+        seccomp.install(rank=request.limits.rank)
         _serve(channel)
     os._exit(1)
 

@@ -127,6 +127,10 @@ class Exchange:
         view = self.views[rank]
         view.state, view.waits_for = (Activity.RAISED if raised else Activity.FINISHED), None
 
+    def unfinished_bytes(self, rank: int) -> int:
+        """Return the bytes that ``rank`` has sent in calls that are not complete: the switch holds them."""
+        return sum(request.held for request, _ in self._open[rank].values())
+
     # -- state
 
     def passed(self, rank: int) -> tuple[Call, ...]:

@@ -18,6 +18,7 @@ from dlo_lib.comm.deadlock.vocabulary import NameFile
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange
+from dlo_lib.grading.switch.memory import sent_and_unread
 from dlo_lib.grading.switch.request import CallRequest, Mark, ScenarioEnd, Unwaited, Wait, read
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 from dlo_lib.text import tr
@@ -64,6 +65,10 @@ class _Connection:
     outbox: Outbox
     frames: int = 0
     ended: bool = False
+
+    def unread_bytes(self) -> int:
+        """Return the bytes of results that the rank has not read, here and in the kernel (Linux)."""
+        return self.outbox.size + sent_and_unread(self.line)
 
 
 class SwitchServer:
@@ -181,9 +186,15 @@ class SwitchServer:
                     self._end(connection, not well)
 
     def _mark(self, rank: int, name: str) -> None:
+        """Record the memory of a rank, including what the switch holds for it.
+
+        A rank could otherwise keep a tensor in a message that it receives later.
+        """
         if name not in self.held and len(self.held) >= MAX_MARKS:
             raise NotPlain("endless marks")
         known, now = self.held.setdefault(name, {}).get(rank), self._host.memory(rank)
+        if now is not None:
+            now += self.exchange.unfinished_bytes(rank) + self._connections[rank].unread_bytes()
         self.held[name][rank] = now if known is None or now is None else max(known, now)
         self.marked[name, rank] = self.exchange.issued(rank)
 

@@ -30,13 +30,19 @@ EPERM, ENOSYS, NO_FAMILY = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS, ERRNO | er
 
 
 def verdict(
-    machine: Machine, number: int, argument: int = 0, second: int = 0, audit: int | None = None
+    machine: Machine,
+    number: int,
+    argument: int = 0,
+    second: int = 0,
+    audit: int | None = None,
+    fourth: int = 0,
+    rank: bool = False,
 ) -> int:
     """Return the result of the filter for a call."""
-    data = struct.pack("<IIQQQ", number, machine.audit if audit is None else audit, 0, argument, second)
-    steps = [
-        struct.unpack_from("HBBI", program(machine), place) for place in range(0, len(program(machine)), 8)
-    ]
+    head = (number, machine.audit if audit is None else audit, 0)
+    data = struct.pack("<IIQQQQQ", *head, argument, second, 0, fourth)
+    code = program(machine, rank)
+    steps = [struct.unpack_from("HBBI", code, place) for place in range(0, len(code), 8)]
     place, loaded = 0, 0
     while True:
         code, then, otherwise, value = steps[place]
@@ -91,6 +97,40 @@ def test_locks_do_nothing_and_other_signals_on_files_are_refused(machine: Machin
         fcntl.F_SETPIPE_SZ,
     }  # fmt: skip
     assert set(commands.values()) == {ALLOW, ERRNO, EPERM}
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_shared_memory_without_a_file_and_huge_pages_are_refused(machine: Machine) -> None:
+    flags = {
+        "private": 0x22, "of a file": 0x01, "shared": 0x21, "shared, checked": 0x23, "huge": 0x40022
+    }  # fmt: skip
+    results = {
+        name: verdict(machine, seccomp.MMAP[machine.column], fourth=value) for name, value in flags.items()
+    }
+    assert {name for name, result in results.items() if result == EPERM} == {
+        "shared",
+        "shared, checked",
+        "huge",
+    }
+    assert set(results.values()) == {ALLOW, EPERM}
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_only_the_judge_installs_a_filter(machine: Machine) -> None:
+    options = {option: verdict(machine, seccomp.PRCTL[machine.column], option) for option in range(80)}
+    assert {option for option, result in options.items() if result != ALLOW} == {seccomp.PR_SET_SECCOMP}
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_a_rank_starts_threads_but_no_process_and_no_socket(machine: Machine) -> None:
+    column, again = machine.column, ERRNO | errno.EAGAIN
+    for numbers in (SOCKET, seccomp.SOCKETPAIR):
+        assert verdict(machine, numbers[column], socket.AF_UNIX, rank=True) == EPERM
+    assert verdict(machine, CLONE[column], 17, rank=True) == again
+    assert verdict(machine, CLONE[column], 0x3D0F00, rank=True) == ALLOW  # a thread of glibc's
+    assert verdict(machine, CLONE[column], 0x10000000 | 0x3D0F00, rank=True) == EPERM
+    for number in seccomp.FORKS_OF_X86:
+        assert column == 1 or verdict(machine, number, rank=True) == again
 
 
 @pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])

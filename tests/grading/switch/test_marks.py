@@ -71,3 +71,38 @@ def test_what_a_rank_allocates_counts_although_the_switch_is_slow(monkeypatch: p
     monkeypatch.setattr(local, "resident_bytes", late)
     run = LocalStudent({}, 60).ranks(holds, [{}, {}])
     assert all(1 << 24 <= run.memory(rank, "held") < 3 << 23 for rank in range(2))
+
+
+SENDS_WHAT_NO_RANK_RECEIVES = """
+def keep(x):
+    if dist.get_rank() == 0:
+        work = dist.isend(x.repeat(1 << 20), 1)
+        return work
+    return None
+
+def back(work):
+    got = torch.empty(1 << 22)
+    if work is None:
+        dist.recv(got, 0)
+        dist.send(got, 0)
+    else:
+        dist.recv(got, 1)
+        work.wait()
+    return got
+"""
+
+
+@scenario
+def keeps(student, rank, world):
+    kept = student.keep(torch.arange(4.0))
+    mark("kept")  # noqa: F821 - of the ranks
+    dist.barrier()
+    return student.back(kept)[:8].clone()
+
+
+def test_what_a_rank_has_sent_and_no_rank_has_received_counts():
+    names = {"torch": torch, "dist": dist}
+    exec(compile(SENDS_WHAT_NO_RANK_RECEIVES, "<cell keep>", "exec"), names)
+    run = LocalStudent(names, 60).ranks(keeps, [{}, {}])
+    assert run.results[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert run.memory(0, "kept") > 1 << 24

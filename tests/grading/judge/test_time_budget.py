@@ -1,0 +1,65 @@
+"""The seconds of a submission: full limits until it exceeds one, several times the reference's afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlo_lib.grading.checks.contract import Check
+from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.judge.time_budget import TOTAL_SECONDS, TimeBudget
+
+LATE = Ended(Status.TIMEOUT, "no answer in time")
+
+
+def check(seconds: float = 60.0, name: str = "check_it") -> Check:
+    return Check(lambda student, t: None, "it", 1.0, seconds, name, "It")
+
+
+def test_the_first_limit_is_the_checks_own_if_the_reference_is_unknown() -> None:
+    assert TimeBudget().seconds(check(60)) == 60
+    assert TimeBudget().load_seconds(20) == 20
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reference", "limit"), [(60, 0.1, 10), (60, 1.0, 20), (60, 9.0, 60), (5, 9.0, 5)]
+)
+def test_the_first_limit_is_many_times_the_references_time(
+    seconds: float, reference: float, limit: float
+) -> None:
+    assert TimeBudget({"check_it": reference}).seconds(check(seconds)) == limit
+
+
+def test_each_exceeded_limit_shortens_the_next_ones_but_a_right_answer_keeps_its_time() -> None:
+    budget = TimeBudget({"check_it": 0.01, "check_slow": 3.0})
+    limits = []
+    for _ in range(4):
+        budget.note(LATE)
+        limits.append(budget.seconds(check()))
+    assert limits == [2, 1, 0.5, 0.25]
+    assert budget.seconds(check(name="check_slow")) == 9
+    assert budget.load_seconds(20) == 1
+
+
+def test_all_tries_of_a_bomb_cost_less_than_one_full_limit_more() -> None:
+    budget, cost = TimeBudget(dict.fromkeys(map(str, range(30)), 0.01)), 0.0
+    for number in range(90):
+        cost += budget.seconds(check(name=str(number % 30)))
+        budget.note(LATE)
+    assert cost < 10 + 4 + 90 * 0.03 + 1e-9
+
+
+def test_other_ends_are_no_exceeded_limits() -> None:
+    budget = TimeBudget()
+    budget.note(Ended(Status.KERNEL_DIED, "the process ended by itself"))
+    budget.note(ValueError("not plain"))
+    assert budget.exceeded == 0
+    budget.note(Ended(Status.OOM, "too much"))
+    assert budget.exceeded == 1
+
+
+def test_a_submission_that_computes_for_too_long_in_all_has_short_limits() -> None:
+    budget = TimeBudget({"check_it": 0.01})
+    budget.computed = TOTAL_SECONDS
+    assert budget.seconds(check()) == 10
+    budget.computed += 1
+    assert budget.seconds(check()) == 0.5
