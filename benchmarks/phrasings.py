@@ -22,7 +22,7 @@ NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.LtE: ast.Gt, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-FREE_NAMES = "part amount value first piece inner term size factor numbers".split()
+FREE_NAMES = ["part", "amount", "value", "first", "piece", "inner", "term", "size", "factor", "numbers"]
 
 
 def rephrased(tree: ast.Module, draw: random.Random, boldness: float) -> ast.Module:
@@ -91,9 +91,9 @@ class _Expressions(ast.NodeTransformer):
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
         numbers = _is_number(node.left) or _is_number(node.right)
-        if isinstance(node.op, ast.Mult) or (isinstance(node.op, ast.Add) and numbers):
-            if self._says(0.2) and not _calls(node):
-                node.left, node.right = node.right, node.left
+        commutes = isinstance(node.op, ast.Mult) or (isinstance(node.op, ast.Add) and numbers)
+        if commutes and self._says(0.2) and not _calls(node):
+            node.left, node.right = node.right, node.left
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
@@ -111,19 +111,24 @@ class _Expressions(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
-        simple = node.orelse and not isinstance(node.orelse[0], ast.If) and not isinstance(node.body[0], ast.If)
+        simple = (
+            node.orelse and not isinstance(node.orelse[0], ast.If) and not isinstance(node.body[0], ast.If)
+        )
         if simple and self._says(0.25):
             node.test, node.body, node.orelse = _negated(node.test), node.orelse, node.body
         return node
 
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
         self.generic_visit(node)
-        words = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        words = [
+            key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        ]
         if len(words) == len(node.keys) > 1:
             if self._says(0.2):
                 place = self.draw.randrange(len(words) - 1)
-                for items in (node.keys, node.values):
-                    items[place], items[place + 1] = items[place + 1], items[place]  # type: ignore[index]
+                keys, values = node.keys, node.values
+                keys[place], keys[place + 1] = keys[place + 1], keys[place]
+                values[place], values[place + 1] = values[place + 1], values[place]
                 words[place], words[place + 1] = words[place + 1], words[place]
             if all(word.isidentifier() for word in words) and self._says(0.15):
                 pairs = [ast.keyword(word, value) for word, value in zip(words, node.values, strict=True)]
@@ -137,11 +142,13 @@ def _name_repeated_attributes(function: ast.FunctionDef, draw: random.Random, ra
     counts = Counter(
         (node.value.id, node.attr)
         for node in ast.walk(function)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         and node.value.id in given and node.value.id == "config"
     )  # fmt: skip
-    taken, start = used(function) | set(given), 0
-    has_docstring = isinstance(function.body[0], ast.Expr) and isinstance(function.body[0].value, ast.Constant)
+    taken = used(function) | set(given)
+    has_docstring = isinstance(function.body[0], ast.Expr) and isinstance(
+        function.body[0].value, ast.Constant
+    )
     start = 1 if has_docstring and len(function.body) > 1 else 0
     for (owner, attribute), number in counts.items():
         name = draw.choice((attribute, attribute, "".join(word[0] for word in attribute.split("_")) + "_"))
@@ -203,22 +210,32 @@ def _inline(block: Block, draw: random.Random, function: ast.AST) -> None:
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
             continue
         name = node.targets[0].id
-        if counts[name] == 2 and name in used(after) and isinstance(after, (ast.Assign, ast.Return, ast.Expr)):
-            if not any(isinstance(inner, (ast.comprehension, ast.Lambda)) for inner in ast.walk(after)):
-                _Replace(lambda found, n=name: isinstance(found, ast.Name) and found.id == n, node.value).visit(after)
-                del block[place]
-                return
+        simple = isinstance(after, (ast.Assign, ast.Return, ast.Expr)) and not any(
+            isinstance(inner, (ast.comprehension, ast.Lambda)) for inner in ast.walk(after)
+        )
+        if simple and counts[name] == 2 and name in used(after):
+            _Replace(lambda found, n=name: isinstance(found, ast.Name) and found.id == n, node.value).visit(
+                after
+            )
+            del block[place]
+            return
 
 
 def _name_a_part(block: Block, draw: random.Random, function: ast.AST) -> None:
     """An expression inside a statement → a variable before it."""
-    places = [n for n, node in enumerate(block) if isinstance(node, (ast.Assign, ast.Return, ast.AugAssign, ast.Expr))]
+    places = [
+        n
+        for n, node in enumerate(block)
+        if isinstance(node, (ast.Assign, ast.Return, ast.AugAssign, ast.Expr))
+    ]
     draw.shuffle(places)
     taken = used(function) | {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
     free = [name for name in FREE_NAMES if name not in taken]
     for place in places:
         parts = [
-            part for part in _outside_of_scopes(block[place]) if isinstance(part, (ast.BinOp, ast.Call)) and used(part)
+            part
+            for part in _outside_of_scopes(block[place])
+            if isinstance(part, (ast.BinOp, ast.Call)) and used(part)
         ]
         parts = [part for part in parts if part is not getattr(block[place], "value", None)]
         if parts and free:
@@ -245,7 +262,11 @@ class _Replace(ast.NodeTransformer):
         self.new = ast.Name(new, ast.Load()) if isinstance(new, str) else new
 
     def visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and self.chosen(node):
+        if (
+            isinstance(node, ast.expr)
+            and isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+            and self.chosen(node)
+        ):
             return self.new
         result: ast.AST = self.generic_visit(node)
         return result

@@ -21,7 +21,7 @@ import ast
 import builtins
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -39,22 +39,27 @@ UNANSWERED, MUTANT, REFERENCE = 0.06, 0.05, 0.03  # shares of the answers of hon
 Answers = Mapping[str, str]  # question → text of its cell
 
 SYNONYMS = {
-    "rank": "r me my_rank this_rank", "world": "n world_size ranks_total size_of_world p", "me": "rank r mine_id",
-    "n": "world count number world_size", "chunks": "parts pieces splits blocks", "parts": "chunks pieces blocks",
-    "pieces": "chunks parts slices", "step": "k s hop it round_", "current": "acc moving send_buf packet",
-    "received": "recv buf incoming_chunk got", "buffer": "tmp recv_buf buf received", "result": "out res ans output",
-    "whole": "full out result", "rows": "table all_rows result schedule", "row": "cells line current_row r_cells",
-    "total": "acc s summed everything", "i": "j m mb index", "warmup": "ahead w n_warm warm_up first_ones",
-    "warm_up": "ahead warm n_first", "low": "lo left lower", "high": "hi right upper", "mid": "middle m half",
-    "count": "n_valid number num_tokens c", "valid": "mask ok keep", "mask": "valid keep", "state": "st memory_state s",
-    "acts": "activations act a", "q": "q_dim queries query_size", "kv": "kv_dim keys kv_size", "h": "d hidden_size",
-    "table": "rows emb result", "start": "t begin earliest", "cell": "name key c", "stages": "mine my_stages own",
+    "rank": "r me my_rank this_rank", "world": "n world_size ranks_total size_of_world p",
+    "me": "rank r mine_id", "n": "world count number world_size", "chunks": "parts pieces splits blocks",
+    "parts": "chunks pieces blocks", "pieces": "chunks parts slices", "step": "k s hop it round_",
+    "current": "acc moving send_buf packet", "received": "recv buf incoming_chunk got",
+    "buffer": "tmp recv_buf buf received", "result": "out res ans output", "whole": "full out result",
+    "rows": "table all_rows result schedule", "row": "cells line current_row r_cells",
+    "total": "acc s summed everything", "i": "j m mb index",
+    "warmup": "ahead w n_warm warm_up first_ones", "warm_up": "ahead warm n_first",
+    "low": "lo left lower", "high": "hi right upper", "mid": "middle m half",
+    "count": "n_valid number num_tokens c", "valid": "mask ok keep", "mask": "valid keep",
+    "state": "st memory_state s", "acts": "activations act a", "q": "q_dim queries query_size",
+    "kv": "kv_dim keys kv_size", "h": "d hidden_size", "table": "rows emb result",
+    "start": "t begin earliest", "cell": "name key c", "stages": "mine my_stages own",
     "forwards": "fwd fs f_cells", "backwards": "bwd bs b_cells", "depth": "log_n rounds levels",
-    "parameters": "counts params", "counts": "params parts", "logits": "logits", "tokens": "n_tokens positions",
+    "parameters": "counts params", "counts": "params parts", "logits": "logits",
+    "tokens": "n_tokens positions",
 }  # fmt: skip
-WORDS = "alpha beta gamma delta omega foo bar baz qux val var item elem data info temp first second obj thing".split()
+WORDS = ("alpha", "beta", "gamma", "delta", "omega", "foo", "bar", "baz", "qux", "val", "var", "item", "elem")
 COMMENTS = (
-    "see the figure above", "as in the text", "TODO: check this", "careful with the last one", "from the hint",
+    "see the figure above", "as in the text", "TODO: check this", "careful with the last one",
+    "from the hint",
     "this took me a while", "same as before", "all ranks do this", "not sure why, but it works", "the sum",
     "in bytes", "now the rest", "the easy case first", "one after the other", "ok", "works for 1 rank too",
 )  # fmt: skip
@@ -188,7 +193,7 @@ class _Habits:
         _rename(tree, chosen)
         for block in blocks(tree):
             block[:] = [new for old in block for new in self._statement(old, draw, taken)]
-        lines = []
+        lines: list[str] = []
         for line in ast.unparse(ast.fix_missing_locations(tree)).splitlines():
             if line.strip() and not line.strip().endswith('"""') and draw.random() < self.comments:
                 indent = line[: len(line) - len(line.lstrip())]
@@ -202,12 +207,16 @@ class _Habits:
             left = ast.Name(node.target.id, ast.Load())
             node = ast.Assign([node.target], ast.BinOp(left, node.op, node.value))
         value = node.value if isinstance(node, ast.Return) else None
-        if value is not None and not isinstance(value, (ast.Name, ast.Constant)):
-            if self.result not in taken and draw.random() < self.returns:
-                yield ast.Assign([ast.Name(self.result, ast.Store())], value)
-                node = ast.Return(ast.Name(self.result, ast.Load()))
+        long = value is not None and not isinstance(value, (ast.Name, ast.Constant))
+        if value is not None and long and self.result not in taken and draw.random() < self.returns:
+            yield ast.Assign([ast.Name(self.result, ast.Store())], value)
+            node = ast.Return(ast.Name(self.result, ast.Load()))
         yield node
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and draw.random() < self.asserts:
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and draw.random() < self.asserts
+        ):
             yield ast.parse(f"assert {node.targets[0].id} is not None").body[0]
 
 
@@ -218,10 +227,17 @@ def _copied(
     if kind is not Kind.PARTIAL:
         change = renamed if kind is Kind.RENAMED else reordered
         return {question: change(text, draw) for question, text in source.items()}, tuple(answered)
-    long = [question for question in answered if _length(source[question]) - _length(lab.solution(question).released) >= LEAST_COPIED]
+    long = [
+        question
+        for question in answered
+        if _length(source[question]) - _length(lab.solution(question).released) >= LEAST_COPIED
+    ]
     questions = tuple(draw.sample(long, draw.choice((2, 3))))
     change = (lambda text, draw: text) if verbatim else renamed
-    return {**honest_answers(lab, draw), **{name: change(source[name], draw) for name in questions}}, questions
+    return {
+        **honest_answers(lab, draw),
+        **{name: change(source[name], draw) for name in questions},
+    }, questions
 
 
 def _length(text: str) -> int:
@@ -231,7 +247,9 @@ def _length(text: str) -> int:
 @cache
 def _solutions(directory: str) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
-    for section in re.split(r"^=== ", (FOLDER / f"{directory}.txt").read_text(encoding="utf-8"), flags=re.M)[1:]:
+    for section in re.split(r"^=== ", (FOLDER / f"{directory}.txt").read_text(encoding="utf-8"), flags=re.M)[
+        1:
+    ]:
         question, _, rest = section.partition("\n")
         found[question.strip()] = tuple(re.split(r"^---[ ]*\n", rest, flags=re.M)[1:])
     return found
@@ -276,7 +294,9 @@ def _arguments(tree: ast.AST) -> list[str]:
 
 def _local_names(tree: ast.Module) -> list[str]:
     """Return the names that functions of ``tree`` bind: variables, inner functions and their parameters."""
-    outer = {argument for node in tree.body if isinstance(node, ast.FunctionDef) for argument in _parameters(node)}
+    outer = {
+        argument for node in tree.body if isinstance(node, ast.FunctionDef) for argument in _parameters(node)
+    }
     found: dict[str, None] = {}
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
@@ -292,12 +312,22 @@ def _local_names(tree: ast.Module) -> list[str]:
 
 def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[str]:
     arguments = node.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    every = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
     return [argument.arg for argument in every if argument is not None]
 
 
 def _rename(tree: ast.AST, names: Mapping[str, str]) -> None:
-    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    called = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             node.id = names.get(node.id, node.id)
@@ -305,7 +335,11 @@ def _rename(tree: ast.AST, names: Mapping[str, str]) -> None:
             node.arg = names.get(node.arg, node.arg)
         elif isinstance(node, ast.FunctionDef):
             node.name = names.get(node.name, node.name)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called & set(names):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in called & set(names)
+        ):
             for word in node.keywords:
                 word.arg = names.get(word.arg or "", word.arg)
 
@@ -317,8 +351,10 @@ def _shuffled(block: list[ast.stmt], draw: random.Random, in_function: bool) -> 
                 block[place], block[place + 1] = block[place + 1], block[place]
     if not in_function:
         return block
-    docstring = [block[0]] if isinstance(block[0], ast.Expr) and isinstance(block[0].value, ast.Constant) else []
-    result = list(docstring)
+    docstring = (
+        [block[0]] if isinstance(block[0], ast.Expr) and isinstance(block[0].value, ast.Constant) else []
+    )
+    result: list[ast.stmt] = [*docstring]
     for node in block[len(docstring) :]:
         if draw.random() < 0.35:
             result += ast.parse(draw.choice(NO_OPS)).body

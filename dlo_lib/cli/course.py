@@ -272,11 +272,11 @@ def _show_notes(notes: Iterable[str]) -> None:
 
 def similar(lab: LabName, course: Course = Path(), as_json: AsJson = False) -> None:
     """List pairs of submissions that share much of their code, with each other or with the library, for a
-    manual review.
+    manual review: 1.00 is the score of two equal answers.
     """
     from dlo_lib.grading.classroom.export import grades_folder
     from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.similarity import SIMILAR, find_similar
+    from dlo_lib.grading.classroom.similarity import FRAGMENTS, SIMILAR, find_similar
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
@@ -284,21 +284,21 @@ def similar(lab: LabName, course: Course = Path(), as_json: AsJson = False) -> N
     if as_json:
         print(json.dumps([asdict(match) for match in matches], indent=1))
         return
-    table = Table(
-        "one", "other", "shared", "of one", "of other", "cells", title=f"{info.directory}: {info.title}"
-    )
+    table = Table("one", "other", "evidence", "cells: score", title=f"{info.directory}: {info.title}")
     for match in matches:
-        cells = ", ".join(match.cells_of_one)
+        cells = []
+        for cell in match.cells:
+            elsewhere = "" if cell.of_other in (cell.of_one, match.other) else f", {cell.of_other}"
+            cells.append(f"{cell.of_one}{elsewhere}: {cell.score:.2f}")
         table.add_row(
-            escape(match.one),
-            escape(match.other),
-            str(match.shared),
-            f"{match.share_of_one:.0%}",
-            f"{match.share_of_other:.0%}",
-            escape(cells),
+            escape(match.one), escape(match.other), f"{match.evidence:.1f}", escape("\n".join(cells))
         )
     console.print(table if matches else tr("no two submissions share more than the exercise explains"))
-    console.print(tr("also in {file}", file=grades_folder(opened, info) / SIMILAR), soft_wrap=True)
+    folder = grades_folder(opened, info)
+    console.print(
+        tr("also in {file}; the code is in {code}", file=folder / SIMILAR, code=folder / FRAGMENTS),
+        soft_wrap=True,
+    )
 
 
 def receipt(

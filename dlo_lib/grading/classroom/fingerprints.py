@@ -46,7 +46,23 @@ HOLE, SPACE = re.compile(r"\{[^{}]*\}"), re.compile(r"\s")
 PREFIXES = "rRbBfFuU"
 LONGEST_KEY = 16  # characters of a string that keeps its value
 OWN = frozenset(keyword.kwlist) | frozenset(name for name in dir(builtins) if name.islower())
-BLOCKS = frozenset("if elif else for while with try except finally def class match case".split())
+BLOCKS = frozenset(
+    (
+        "if",
+        "elif",
+        "else",
+        "for",
+        "while",
+        "with",
+        "try",
+        "except",
+        "finally",
+        "def",
+        "class",
+        "match",
+        "case",
+    )
+)
 IDLE = frozenset({("if", "False"), ("if", "True"), ("pass",)})  # statements without effect
 
 
@@ -91,7 +107,9 @@ def statements(text: str, names: frozenset[str] = frozenset()) -> Iterator[State
         kind, word, here = found.lastgroup, found[0], line
         line += word.count("\n")
         at_end = kind == "skip" and "\n" in word and not word.startswith("\\") and depth == 0
-        head = word == ":" and depth == 0 and bool(current) and current[0] in BLOCKS and "lambda" not in current
+        head = (
+            word == ":" and depth == 0 and bool(current) and current[0] in BLOCKS and "lambda" not in current
+        )
         if at_end or head or (word == END and depth == 0):
             if current:
                 yield Statement(tuple(current), first, last)

@@ -17,7 +17,7 @@ The square separates a copied answer from resemblance: students who solve the sa
 little in many cells.
 
 The library, the lab's released files and its references are also compared, because a student could have
-pasted them; what they contain does not count between students. No points depend on the result. Cost: linear
+pasted them; a run of tokens that they contain does not count between students. No points depend on the result. Cost: linear
 in the fingerprints; the pairs whose shared weight is small are not compared.
 """
 
@@ -49,7 +49,10 @@ LEAST_EVIDENCE = 5.0  # of a pair of students
 LEAST_OF_SOURCE = 3.0  # evidence that a cell comes from the library or from a reference
 LEAST_SCORE = 0.3  # of the cells that are shown
 MOST_SHARED = (10, 0.2)  # a fingerprint that this number or part of the class has weighs 0
-COMMON = (6, 0.2)  # against the library: shared by more students than this number and part, it is the exercise
+COMMON = (
+    6,
+    0.2,
+)  # against the library: shared by more students than this number and part, it is the exercise
 MAX_LINES, MAX_WIDTH = 120, 160  # of a fragment
 SIMILAR, FRAGMENTS = "similar.csv", "similar.txt"
 
@@ -188,11 +191,12 @@ def fragments(
 
     Characters that a terminal could take for a command are replaced.
     """
-    lines = ["A > marks the lines that both have. Names, comments, layout and the order of statements do not count."]
+    lines = ["A > marks the lines that both have. Names, comments, layout and the order do not count."]
+    every = {**texts, **sources}
     for match in matches:
         lines += ["", f"{'=' * 20} {match.one} - {match.other}: evidence {match.evidence:.1f}"]
         for cell in match.cells:
-            one, other = texts[match.one][cell.of_one], (texts | sources)[match.other][cell.of_other]
+            one, other = texts[match.one][cell.of_one], every[match.other][cell.of_other]
             shared = document({cell.of_one: one}, given)[cell.of_one]
             shared &= document({cell.of_other: other}, given)[cell.of_other]
             lines += ["", f"{'-' * 20} score {cell.score:.2f}"]
@@ -214,12 +218,14 @@ def _pairs(class_: Mapping[str, Document], weights: Mapping[int, float]) -> list
             for other in students[place + 1 :]:
                 shared[one, other] += weight  # type: ignore[assignment]
     telling = {
-        student: {cell: frozenset(v for v in values if v in owners) for cell, values in class_[student].items()}
+        student: {
+            cell: frozenset(v for v in values if v in owners) for cell, values in class_[student].items()
+        }
         for student in class_
     }
     weigh = _weigher(weights)
     totals = {
-        student: {cell: weigh(value for value in values if value in weights) for cell, values in parts.items()}
+        student: {cell: _totals(values, weights) for cell, values in parts.items()}
         for student, parts in class_.items()
     }
     found = []
@@ -228,10 +234,13 @@ def _pairs(class_: Mapping[str, Document], weights: Mapping[int, float]) -> list
             continue
         cells = []
         for name, values in telling[one].items():
-            best = max(((weigh(values & theirs), part) for part, theirs in telling[other].items()), default=(0.0, ""))
-            if best[0]:
-                score = best[0] / min(totals[one][name], totals[other][best[1]])
-                cells.append(CellMatch(name, best[1], score, best[0] * score**2))
+            in_common = ((weigh(values & theirs), part) for part, theirs in telling[other].items())
+            weight, part = max(in_common, default=(0.0, ""))
+            if weight:
+                # Statements have the name of their cell: of two different cells, only runs can be equal.
+                which = 0 if part == name else 1
+                score = weight / min(totals[one][name][which], totals[other][part][which])
+                cells.append(CellMatch(name, part, score, weight * score**2))
         if (match := _match(one, other, cells)).evidence >= LEAST_EVIDENCE:
             found.append(match)
     return found
@@ -282,6 +291,13 @@ def _match(one: str, other: str, cells: Iterable[CellMatch]) -> Match:
     return Match(one, other, evidence, shown or tuple(every[:1]))
 
 
+def _totals(values: Iterable[int], weights: Mapping[int, float]) -> tuple[float, float]:
+    """Return the weight of all fingerprints of a cell, and that of its runs."""
+    known = [value for value in values if value in weights]
+    weigh = _weigher(weights)
+    return weigh(known), weigh(value for value in known if value >= 0)
+
+
 def _weight(number: int, students: int) -> float:
     """Return the weight of a fingerprint that ``number`` students have, two of them the pair."""
     most = max(MOST_SHARED[0], MOST_SHARED[1] * students)
@@ -301,7 +317,11 @@ def _marked(text: str, part: str, shared: frozenset[int], given: Given) -> list[
         for line in range(mark.first, mark.last + 1)
     }
     lines = text.splitlines()
-    near = [n for n in range(1, len(lines) + 1) if len(lines) <= MAX_LINES or {n - 2, n - 1, n, n + 1, n + 2} & hit]
+    near = [
+        n
+        for n in range(1, len(lines) + 1)
+        if len(lines) <= MAX_LINES or {n - 2, n - 1, n, n + 1, n + 2} & hit
+    ]
     return [f"{'>' if n in hit else ' '} {lines[n - 1]}"[:MAX_WIDTH] for n in near[:MAX_LINES]]
 
 
