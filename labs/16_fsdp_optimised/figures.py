@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dlo_lib.comm.calls import Kind
-from dlo_lib.comm.tracing.timeline import KINDS
+from dlo_lib.comm.tracing.events import Event
+from dlo_lib.comm.tracing.timeline import KINDS, Picture, plot
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.hardware import gpu
 from dlo_lib.labkit.figures import (
@@ -40,21 +43,39 @@ from dlo_lib.profiling.report import MemoryReport
 GATHER, REDUCE = KINDS[Kind.ALL_GATHER], KINDS[Kind.REDUCE_SCATTER]
 ACTIONS = {"forward": BLUE, "backward": SKY, "gather": GATHER, "reduce": REDUCE}
 FORMS = {"ddp": "DDP", "fsdp": "FSDP", "fsdp + checkpointing": "FSDP + checkpointing"}
+ABOVE = {"xytext": (0, 5), "textcoords": "offset points", "fontsize": SMALL}
 Point = tuple[int, float, float]
 CARDS = ("v100-16", "v100-32", "a100-40", "a100-80")
 
 
 @styled
 def last_step(trace: Trace, title: str) -> Figure:
-    """Draw what follows the last barrier, in milliseconds from the barrier."""
+    """Draw what follows the last barrier, in milliseconds from the barrier.
+
+    gloo reports the end of a reduction only to a process that waits for it. Of a reduction that is not waited for at once, only the
+    start is drawn.
+    """
     begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER))
     end = max(event.waited_until or event.issued for event in trace.events)
-    figure = trace.plot(f"one step: {title}", start=begin, end=end + 0.03 * (end - begin))
+    length = end - begin
+    drawn = list(_with_known_ends([event for event in trace.events if event.issued >= begin], 0.015 * length))
+    figure = plot(Picture(drawn, trace.spans, trace.seconds), f"one step: {title}", begin, end + 0.03 * length)
     axes = figure.axes[0]
     low, high = axes.get_xlim()
     ticks = [tick for tick in MaxNLocator(8).tick_values(0, high - low) if 0 <= tick <= high - low]
     axes.set_xticks([low + tick for tick in ticks], [f"{tick:g}" for tick in ticks])
     return figure
+
+
+def _with_known_ends(events: Sequence[Event], short: float) -> Iterator[Event]:
+    """Give a reduction the length ``short`` if the process makes or awaits other calls before it waits for it."""
+    for event in events:
+        waited = event.waited_from
+        others = [other for other in events if other.rank == event.rank and other is not event]
+        moments = [moment for other in others for moment in (other.issued, other.waited_from) if moment is not None]
+        if event.call.kind is Kind.REDUCE_SCATTER and waited is not None and any(event.issued < moment < waited for moment in moments):
+            event = replace(event, done=event.begun + short)
+        yield event
 
 
 @styled
@@ -133,15 +154,17 @@ def policies(sent: Mapping[int, tuple[float, float]], peaks: Mapping[int, float]
 
 @styled
 def wrapping(cases: tuple[list[float], dict[str, list[float]], list[float]]) -> Figure:
-    """Draw the forward time over the blocks in a unit, and the peak of gathered weights."""
+    """Draw the forward time over the blocks in a unit, relative to one block per unit, and the peak of gathered weights."""
     counts, times, peaks = cases
-    left, right = panels(2, width=11, height=4)
+    left, right = panels(2, width=11, height=4.4)
+    one = counts.index(1)
     for (name, values), style in zip(times.items(), METHODS):
-        left.plot(counts, values, **style.line(marked=True), label=name)
-    left.set_yscale("log")
-    legend(left, "above", ncols=2)
+        relative = [value / values[one] for value in values]
+        left.plot(counts, relative, **style.line(marked=True), label=f"{name}: {values[one]:.3g} ms")
+    left.legend(title="with one block per unit", title_fontsize=SMALL, alignment="left")
     right.plot(counts, peaks, "o-", color=MUTED)
-    for axes, label in ((left, "forward pass (ms), your function"), (right, "GiB of gathered weights, peak")):
+    ylabel = "forward pass, your function\n(1: one block per unit)"
+    for axes, label in ((left, ylabel), (right, "GiB of gathered weights, peak")):
         log_ticks(axes, "x", counts, lambda count: "1/7" if count < 1 else f"{count:g}")
         figure = finish(axes, xlabel="blocks in a unit", ylabel=label)
     return figure
@@ -232,13 +255,27 @@ def break_even(winners: Mapping[int, tuple[str, int] | None], runs: Mapping[str,
     """Draw the measured sequences per second of the winner over the memory of a rank."""
     (axes,) = panels(width=10, height=4)
     rates = {(form, batch): batch / seconds for form, points in runs.items() for batch, _, seconds in points}
-    for form, style in zip(runs, METHODS):
-        won = {limit: rates[chosen] for limit, chosen in winners.items() if chosen is not None and chosen[0] == form}
-        label = f"{FORMS[form]} wins" if won else f"{FORMS[form]} wins nowhere"
-        axes.plot(list(won), list(won.values()), **style.points(), label=label)
-    nothing = [limit for limit, chosen in winners.items() if chosen is None]
-    if nothing:
-        axes.axvspan(min(nothing), max(nothing), color=MUTED, alpha=0.2, label="no measured point fits")
+    styles = dict(zip(runs, METHODS))
+    spans = [(chosen, [limit for limit, _ in group]) for chosen, group in groupby(winners.items(), lambda item: item[1])]
+    ends = [limits[0] for _, limits in spans[1:]] + [max(winners)]
+    labelled: set[str] = set()
+    for (chosen, limits), end in zip(spans, ends):
+        if chosen is None:
+            axes.axvspan(limits[0], end, color=MUTED, alpha=0.2, label="no measured point fits")
+            continue
+        form, batch = chosen
+        label = None if form in labelled else f"{FORMS[form]} wins"
+        labelled.add(form)
+        axes.plot([limits[0], end], [rates[chosen]] * 2, **styles[form].line(), linewidth=4, label=label)
+        axes.annotate(f"{batch}", ((limits[0] + end) / 2, rates[chosen]), ha="center", **ABOVE)
+    for form in runs:
+        if form not in labelled:
+            axes.plot([], [], **styles[form].line(), linewidth=4, label=f"{FORMS[form]} wins nowhere")
     axes.set_ylim(0, 1.1 * max(rates.values()))
     legend(axes, "right")
-    return finish(axes, xlabel="memory of a rank (MiB)", ylabel="sequences per second,\none rank, small model")
+    return finish(
+        axes,
+        xlabel="memory of a rank (MiB)",
+        ylabel="sequences per second,\none rank, small model",
+        title="numbers: the batch of the winner",
+    )

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlo_lib.cluster import Job
@@ -42,7 +41,6 @@ from dlo_lib.train.metrics import peak_memory
 
 UNITS, WIDTH, ROWS_OF_X = 6, 1024, 8
 COMPUTING = 0.015  # seconds of the forward of a layer; its backward takes twice as long
-STEPS = 4  # that are timed, after one that is not
 LLAMA = LlamaConfig(512, 128, 384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32)
 LIBRARY_LAYERS, LIBRARY_WIDTH = 6, 64
 MESSAGES = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
@@ -51,7 +49,7 @@ SEQ, WORLD = 512, 8
 CHECKPOINTED, COMPILED = "fsdp + checkpointing", "fsdp + compile"
 BATCHES = {"ddp": (1, 2, 4, 8), "fsdp": (4, 8, 16, 32), CHECKPOINTED: (8, 16, 32), COMPILED: (8, 16, 24)}
 ROWS = [(form, batch) for form, batches in BATCHES.items() for batch in batches]
-SMALL = {"ddp": (1, 2, 4, 8), "fsdp": (2, 4, 8, 16), CHECKPOINTED: (8, 16, 32)}
+SMALL = {"ddp": (1, 2, 4, 8), "fsdp": (2, 4, 8, 16), CHECKPOINTED: (2, 8, 16, 32)}
 SMALL_SEQ, SMALL_MODEL = 64, LlamaConfig(512, 256, 768, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
 
 Point = tuple[int, float, float]
@@ -106,36 +104,23 @@ def traced_step(shard: Sharding) -> None:
         model(x).sum().backward()
 
 
-def llama_seconds(shard: Sharding) -> float:
-    """Return the seconds of a training step of a small Llama, the least of ``STEPS`` after a warm-up step."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = Llama(LLAMA)
-    shard(model, Block)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    tokens = torch.randint(LLAMA.vocab_size, (2, 65))
-    seconds = []
-    for _ in range(STEPS + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
-
-
 def asked_ahead(trace: Trace) -> tuple[int, int]:
-    """Count the gathers of rank 0, and those with another event between their start and their wait."""
-    events = trace.select(rank=0)
-    gathers = trace.select(Kind.ALL_GATHER, rank=0)
+    """Count the gathers of rank 0 in the last step, and those that start before the process waits for another message or reduces."""
+    events, _ = _last_step(trace, 0)
+    gathers = [event for event in events if event.call.kind is Kind.ALL_GATHER]
 
     def early(gather: Any) -> bool:
-        waited = gather.waited_from
-        moments = [event.issued for event in events] + [event.waited_from for event in events if event.waited_from is not None]
-        return waited is not None and any(gather.issued < moment < waited for moment in moments)
+        others = [event for event in events if event is not gather]
+        moments = [event.waited_from for event in others if event.waited_from is not None]
+        moments += [event.issued for event in others if event.call.kind is not Kind.ALL_GATHER]
+        return gather.waited_from is not None and any(gather.issued < moment < gather.waited_from for moment in moments)
 
     return len(gathers), sum(early(gather) for gather in gathers)
+
+
+def sent_in_a_step(trace: Trace, kind: Kind) -> int:
+    """Return the payload bytes of rank 0 for calls of a kind in the last step."""
+    return sum(event.call.payload_bytes for event in _last_step(trace, 0)[0] if event.call.kind is kind)
 
 
 def _last_step(trace: Trace, rank: int) -> tuple[list[Any], float]:
@@ -384,11 +369,11 @@ def small_runs(seconds: dict[str, list[tuple[int, float]]], world_size: int = 2)
     }
 
 
-def limits(runs: dict[str, list[Point]], number: int = 60) -> list[int]:
-    """Return memory sizes in MiB, from just below the least peak to just above the largest."""
+def limits(runs: dict[str, list[Point]], number: int = 120) -> list[int]:
+    """Return memory sizes in MiB at equal distances, from below the least peak to above the largest."""
     peaks = [peak / 2**20 for points in runs.values() for _, peak, _ in points]
-    low, high = 0.8 * min(peaks), 1.1 * max(peaks)
-    return sorted({round(low + (high - low) * i / (number - 1)) for i in range(number)})
+    low, high = int(0.8 * min(peaks)), int(1.1 * max(peaks))
+    return list(range(low, high + 1, max(1, (high - low) // number)))
 
 
 def table(job: Job) -> list[str]:

@@ -8,9 +8,11 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and Llama 3.2 is measured at true size on fake tensors.
 #
-# This lab builds on labs 13 (memory) and 15 (FSDP); the core exercises take about 95 minutes, with the file
-# `own_fsdp.py`; with the demos plan two hours. The optional steps take an hour and a quarter more. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you
-# are stuck at a step, `lab.use_reference("name")` lets you continue without its points.
+# This lab builds on labs 13 (memory) and 15 (FSDP). The core exercises take about 80 minutes, with the part of the file `own_fsdp.py` that
+# you need. The rest of the core text, marked **Read**, and the demos take about 15 minutes more, so plan 95 minutes. The optional steps
+# take 80 minutes more; nothing in the core needs them, so you can skip them and their figures. Each exercise has a check that answers at
+# once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
+# continue without its points.
 #
 # Words: shard (*fragment*), prefetch (*préchargement*), overlap (*recouvrement*), activation checkpointing (*recalcul des activations*), graph break (*rupture de graphe*).
 
@@ -35,10 +37,12 @@ lab = Lab(globals())
 # %% [markdown] id="why"
 # ## Why: ranks that wait
 #
+# **Read · 4 min**
+#
 # The FSDP of lab 15 does this for each block: gather, wait, compute, free; in backward the same, then average the
-# gradient, and wait. Two ranks run one step of six layers tanh(x W), one layer a unit. A simulated GPU computes each
-# layer: forward takes 15 ms, backward 30 ms, and the processor is free meanwhile. The messages are real. What share of
-# the step does a rank wait, on average?
+# gradient, and wait. Two ranks run one step of six layers tanh(x W), one layer a unit. The messages are real. The GPU is
+# simulated: a layer takes at least 15 ms in forward and 30 ms in backward, in which the processor is free, as beside a GPU. What share of
+# the step does a rank wait, on average? (The cell takes about 10 s.)
 
 # %% id="predict_wait" tags=["prediction"]
 expected_wait = {"simple": None, "prefetch": None}  # shares of the step between 0 and 1, before and after your work
@@ -54,10 +58,14 @@ print(predictions.compared({"simple": expected_wait["simple"]}, {"simple": sweep
 figures.last_step(simple, "gather, wait, compute, free")
 
 # %% [markdown] id="why_after"
-# Blue is computing, red is waiting. While the processor multiplies, the network is idle; while data is in
-# transit, the processor is idle. This is not necessary: unit 3 could be in transit while unit 2 computes.
-# GPUs have faster links, but they also compute faster: with few tokens a message takes *longer* than the
-# computing.
+# Blue is computing, red is waiting. Below them are the messages; a thin line before a message means that the other rank has not
+# made the call yet, so that no data moves. A blue block is longer than the 15 or 30 ms of the simulated GPU, because it also contains
+# the work of the processor: a small matrix product, hooks, copies of weights. Seven gathers come before the first
+# reduction: the simple form frees the last unit too, and gathers it again at once.
+#
+# While a layer is computed, the network is idle; while data is in transit, the layers wait. This is not necessary: unit 3
+# could be in transit while unit 2 computes. GPUs have faster links, but they also compute faster: with few tokens a message takes
+# *longer* than the computing.
 
 # %% [markdown] id="plan_text"
 # ## 1 · A plan
@@ -76,13 +84,13 @@ figures.last_step(simple, "gather, wait, compute, free")
 #
 # Write `plan(units, reshard)` for one step: forwards 0, 1, ..., backwards in the opposite order, so that
 #
-# - when a unit computes, **the gather of the next one has started** (k+1 in forward, k-1 in backward), so
-#   that its message is in transit meanwhile;
+# - when a unit computes, **the gather of the unit that computes after it has started**: of k+1 in forward, of k-1 in backward. The last
+#   unit of forward is also the first of backward, and unit 0 is the last of backward: there is no gather ahead for them;
 # - with `reshard=True`, **at most two units** are whole or in transit at any time, and each unit is gathered
-#   again for backward, except the last one, with which backward begins;
-# - with `reshard=False`, units stay whole from forward to backward: every unit is gathered once;
-# - the reduction of each gradient starts before the backward of the next unit, so that both overlap; at the
-#   end every unit is free.
+#   again for backward, except the last one, which stays whole;
+# - with `reshard=False`, units stay whole from forward to backward: every unit is gathered once. The other rules are the same;
+# - the reduction of each gradient starts before the backward of the next unit, so that both overlap. It needs the gradient and not the
+#   weights, so `free` and `reduce` may have either order. At the end every unit is free, and no unit is freed twice.
 
 # %% nbgrader={"grade_id": "plan", "solution": true}
 def plan(units: int, reshard: bool = True) -> list[tuple[str, int]]:
@@ -163,7 +171,7 @@ figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in
 # %% [markdown] id="wrapping_text"
 # ## 3 · What is a unit?
 #
-# **Optional · 20 min · ●●●**
+# **Optional · 24 min · ●●●**
 #
 # No later exercise needs this one. Its figure needs step 2 too.
 #
@@ -171,8 +179,8 @@ figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in
 # messages, each with its α. Large units mean few messages, but two units must be whole at once, and the rank
 # waits for the whole first one.
 #
-# A unit is `(bytes, seconds)`: the size of its weights, and the time of its forward. With your plan, the
-# gather of unit k+1 starts when unit k begins to compute, and messages are sent one at a time. Write
+# A unit is `(bytes, seconds)`: the size of its weights, and the time of its forward. As in your plan, the
+# gather of unit k+1 starts when unit k begins to compute, and not earlier. Write
 #
 # - `forward_time(units, alpha, beta)`: the seconds from the first gather to the end of the last forward;
 # - `choose_units(blocks, limit, alpha, beta)`: the number of consecutive blocks in each unit, as a list such
@@ -208,28 +216,34 @@ def choose_units(blocks: list[tuple[int, float]], limit: int, alpha: float, beta
 lab.check("wrapping")
 
 # %% [markdown] id="wrapping_after"
-# The figure shows your `forward_time` for the blocks of the model on 64 ranks, from units of one matrix (1/7
-# of a block) to one unit for everything, with a fast and a slow link, for few and for many tokens. The second
-# panel shows the cost in memory.
+# The left panel shows your `forward_time` for the blocks of the model on 64 ranks, from units of one matrix (1/7
+# of a block) to one unit for everything, with a fast and a slow link, for few and for many tokens. Each line is relative to the time with
+# one block per unit, which the legend gives. The right panel shows the cost in memory.
 
 # %% id="show_wrapping" tags=["demo"]
 figures.wrapping(sweep.wrapping_cases(MODEL, forward_time, gather_cost))
 
 # %% [markdown] id="wrapping_lesson"
-# One block per unit is a good rule: large enough that α does not matter, small enough that two units need
-# little memory. With few tokens on a slow link no cut helps: the messages take longer than the computing.
-# More tokens per rank help; step 6 makes memory for them.
+# One block per unit is a good rule. The rank always waits for the first unit, so large units are slow; on a slow link with few tokens
+# small ones are slow too, because every message has its α. Two whole units of one block need little memory. With few
+# tokens no cut makes the slow link fast: its messages take longer than the computing. More tokens per rank help; step 6 makes memory for
+# them.
 
 # %% [markdown] id="execute_text"
 # ## 4 · A gather in two halves
 #
-# **Core · 28 min · ●●○**
+# **Core · 20 min · ●●○**
 #
-# The FSDP of lab 15 is in the file `own_fsdp.py` of this folder, with your names (`Unit`, `reshard`, `pack`, ...): open
-# it and read it, about a quarter of an hour. Put your functions there if you wish. Its `add_hooks` calls five *moments*,
-# and `Simple` fills them in.
+# The FSDP of lab 15 is in the file `own_fsdp.py` of this folder, with the names of that lab. Read about 80 of its lines (10 minutes): the
+# class `Unit`; `unshard`, `fill`, `reshard`; `start_reduce`, `wait_reduce`; the class `Simple` at the end. You can skip the rest: packing and
+# `make_units` are those of lab 15, and `add_hooks` only calls the methods of `Simple`. You may put your own functions there.
 #
-# Its `unshard` gathers and waits. Split it:
+# Four words. A unit is *whole* while its full weights are in memory. Its *row* is the packed part that this rank keeps. The *root*
+# is the unit of all parameters outside the blocks; `add_hooks` gathers it before forward and frees it after backward. The *moments* of a
+# step are the five points at which `add_hooks` calls a method: before and after the forward and the backward of each block, and at the
+# end of backward.
+#
+# `unshard` gathers and waits. Split it:
 #
 # - `start_gather(unit)` starts the all-gather of `unit.row` with `async_op=True`, and stores the buffer (world, S) and
 #   the handle as `unit.message`. It **does not wait**. If the unit is whole, or its message is in transit, it does
@@ -268,31 +282,43 @@ def wait_gather(unit: Unit) -> None:
 lab.check("gather")
 
 # %% [markdown] id="streams"
-# **On a GPU** the same calls use *streams*, which are queues of kernels. NCCL runs a message on a separate stream, so
+# <details><summary>On a GPU: streams (optional reading)</summary>
+#
+# On a GPU the same calls use *streams*, which are queues of kernels. NCCL runs a message on a separate stream, so
 # the kernels of the current unit run meanwhile. `handle.wait()` does not stop the Python process: it makes the stream
 # that computes wait for the message. The Python process runs ahead of the GPU, so it could allocate the buffers of
 # many units before the first is computed; FSDP therefore lets the process wait for an event of an earlier unit. A
 # buffer that one stream fills and another reads must not be reused too early: PyTorch keeps it until the event that
 # follows its last use (`tensor.record_stream` is the older form).
+#
+# </details>
 
 # %% [markdown] id="prefetch_text"
 # ## 5 · Prefetch
 #
-# **Core · 25 min · ●●●**
+# **Core · 20 min · ●●●**
 #
-# Now run your plan inside the hooks. `add_hooks` calls these methods for block k; `units` is the list of all blocks.
+# Now run your plan of step 1 inside the hooks. `add_hooks` calls these methods; `units` is the list of all blocks.
 #
-# | method | what your plan does there |
+# | method | is called |
 # |---|---|
-# | `before_forward(units, k)` | gather k, if it is not in transit; gather k+1; wait for k only |
-# | `after_forward(units, k)` | free k, except the last block, and except with `reshard_after_forward=False` |
-# | `before_backward(units, k)` | gather k and k-1 if necessary; wait for k only |
-# | `after_backward(units, k)` | free k, start to reduce k |
-# | `end_of_backward(units)` | wait for the reductions that are left |
+# | `before_forward(units, k)`, `after_forward(units, k)` | around the forward of block k |
+# | `before_backward(units, k)`, `after_backward(units, k)` | around the backward of block k |
+# | `end_of_backward(units)` | once, after the last backward |
 #
-# Before block k computes, wait for block k only. A reduction that has just started must not be waited for: every other
-# message overlaps with computing. At k = 0 no block precedes: `units[k - 1]` would be the *last* block, whose gather would
-# stay in transit into the next step, with the weights of this one. With `reshard_after_forward=False` every unit is still whole in backward, so `start_gather` does nothing there.
+# Which actions of the plan belong to which method? `gather` is your `start_gather`, `free` is `reshard`, `reduce` is `start_reduce`.
+#
+# - Before block k computes, wait for block k and for no other message. The gather ahead may start before or after this wait.
+# - The method that starts a reduction does not wait for it. `end_of_backward` waits for all reductions (`wait_reduce`).
+# - The last block stays whole after forward. With `reshard_after_forward=False` every block does; there `start_gather` does nothing in
+#   backward.
+# - At k = 0 no block precedes. In Python `units[k - 1]` is then the *last* block. If its gather starts there, the next step
+#   computes with the weights of this step.
+#
+# How many gathers has a step of six blocks, with and without freeing blocks after forward?
+
+# %% id="predict_gathers" tags=["prediction"]
+expected_gathers = {"reshard_after_forward=True": None, "reshard_after_forward=False": None}  # of one step with 6 blocks
 
 # %% nbgrader={"grade_id": "prefetch", "solution": true}
 class Prefetch:
@@ -347,26 +373,37 @@ def shard_fast(model: nn.Module, kind: type[nn.Module], reshard_after_forward: b
 lab.check("prefetch")
 
 # %% [markdown] id="prefetch_after"
-# The next cell runs the step of the beginning again, then with your form. The **order** is the same on every machine:
-# did the gather of unit k+1 start before the process began to wait for unit k, or to compute it? The **time** depends on
-# the machine. (On a loaded one a rank also waits for the other rank, which no prefetch avoids: if the times disagree
-# with the counts, run the cell again.)
+# The next cell runs the step of the beginning again, then with your form. (About 10 s.) The **order** is the same on every machine:
+# how many gathers start while another unit computes? The first gather of a step cannot, because nothing computes before it. The
+# **time** depends on the machine. (On a loaded one a rank also waits for the other rank, which no prefetch avoids: if the times
+# disagree with the counts, run the cell again.)
 
 # %% id="show_overlap" tags=["demo"]
-simple, ahead = (run_ranks(sweep.traced_step, 2, form, trace=True).trace for form in (sweep.simple_form, shard_fast))
-for name, trace in (("simple", simple), ("prefetch", ahead)):
+from functools import partial
+
+Prefetch().end_of_backward([])  # stops here if `Prefetch` is not written yet
+kept_form = partial(shard_fast, reshard_after_forward=False)
+simple, ahead, kept = (run_ranks(sweep.traced_step, 2, form, trace=True).trace for form in (sweep.simple_form, shard_fast, kept_form))
+for name, trace in (("simple", simple), ("prefetch", ahead), ("prefetch, without freeing after forward", kept)):
     gathers, early = sweep.asked_ahead(trace)
     largest = trace.max_in_flight("all_gather", rank=0) / (4 * sweep.WIDTH**2)
     took = 1e3 * sweep.seconds_of_step(trace)
-    print(f"{name:8} {took:.0f} ms a step; {early} of {gathers} gathers started ahead; at most {largest:.0f} in transit at once")
+    print(f"{name}: {took:.0f} ms a step; {early} of {gathers} gathers started ahead; at most {largest:.0f} in transit at once")
+counted = {f"reshard_after_forward={again}": sweep.asked_ahead(trace)[0] for again, trace in ((True, ahead), (False, kept))}
+print(predictions.compared(expected_gathers, counted))
 print(predictions.compared(expected_wait, {"simple": sweep.waiting(simple), "prefetch": sweep.waiting(ahead)}, "{:.0%}".format))
 ahead.to_perfetto("prefetch.json")  # open it on https://ui.perfetto.dev
 figures.last_step(ahead, "your plan")
 
+# %% [markdown] id="overlap_lesson"
+# The gathers are below blue: computing hides them. Of a reduction the figure draws only the start, because gloo reports
+# its end only to a process that waits for it; the reduction of unit k is in transit while unit k-1 computes. The red at the beginning is the
+# first gather, and the red at the end the last reduction: no computing is left that could hide them.
+
 # %% [markdown] id="checkpoint_text"
 # ## 6 · Activation checkpointing
 #
-# **Core · 22 min · ●●●**
+# **Core · 20 min · ●●●**
 #
 # FSDP divides the state of the model, but not the activations: they grow with the batch of the rank, and soon
 # take most of the memory. Checkpointing keeps only the **input** of each block. Backward computes the block a
@@ -377,9 +414,10 @@ figures.last_step(ahead, "your plan")
 #
 # - Forward computes without a graph, and keeps `function`, `x`, and the state of the random generator
 #   (`torch.get_rng_state`): dropout must drop the same numbers again.
-# - Backward detaches `x`, computes again with the old random state, and calls
+# - Backward detaches `x`, lets it require a gradient (`requires_grad_()`), computes again with the old random state, and calls
 #   `torch.autograd.backward(output, grad)`. This also sets the `.grad` of all parameters that `function`
-#   uses. Backward returns the gradient of each argument of forward.
+#   uses. Backward returns the gradient of each argument of forward. Autograd runs `backward` without recording: switch recording on
+#   for the second computing (`torch.enable_grad()`).
 # - Afterwards the random generator must have the state that it had before backward.
 
 # %% nbgrader={"grade_id": "checkpoint", "solution": true}
@@ -414,10 +452,12 @@ class Checkpoint(torch.autograd.Function):
 lab.check("checkpoint")
 
 # %% [markdown] id="checkpoint_after"
-# The next cells measure cost and gain: FLOPs with your function on a small stack of Llama blocks, memory with
-# FSDP on 8 ranks at true size. Under FSDP, does computing a block again need **one more gather**? The model has 6
-# units: the embedding, 4 blocks, the output layer. Without checkpointing a step makes 10 gathers: one for each unit in
-# forward, one for each block in backward. (The output layer stays whole, and the backward of the embedding needs no weight.)
+# The next cell measures cost and gain. (About 25 s.) It counts the FLOPs of a small stack of Llama blocks with your `Checkpoint`. It counts gathers
+# on 2 ranks, and memory on 8 ranks at true size, with the FSDP of the library, which checkpoints each block in the same way. Under FSDP, does
+# computing a block again need **one more gather**? In the library's form the embedding and the output layer are units too, so the small
+# model has 6: the embedding, 4 blocks, the output layer. Without checkpointing a step makes 10 gathers: one for each unit in
+# forward, one for each block in backward. (The output layer stays whole, and the backward of the embedding needs no weight. In your form both
+# belong to the root, and the last block stays whole.)
 
 # %% id="predict_checkpoint" tags=["prediction"]
 expected_checkpoint = {"FLOPs, with / without": None, "gathers with checkpointing": None}
@@ -433,11 +473,14 @@ figures.checkpointing(peaks, MODEL)
 # %% [markdown] id="checkpoint_lesson"
 # There is no further gather: the unit is whole for its backward anyway, and the second forward runs in that
 # time. (This would be different with several units in one checkpoint.)
+#
+# Look at what remains with checkpoints. Most of it is "logits and loss", with about 12 GiB: 8192 tokens, each with a score for 128 256 words,
+# in several copies. Checkpoints around blocks do not change this part. Computing the loss for a few tokens at a time does.
 
 # %% [markdown] id="hybrid_text"
 # ## 7 · Two kinds of links: HSDP
 #
-# **Optional · 15 min · ●●○**
+# **Optional · 12 min · ●●○**
 #
 # No later exercise needs this one.
 #
@@ -499,15 +542,15 @@ figures.links(crossings)
 # %% [markdown] id="sweep_text"
 # ## 8 · The sweep
 #
-# **Optional · 10 min · ●○○**
+# **Optional · 8 min · ●○○**
 #
 # Which form wins depends on the memory of the card: more memory per sequence means a smaller batch, and each step has a
 # fixed cost that a small batch pays often. A sweep measures it: DDP, FSDP and FSDP with checkpointing, several batches
 # each. First write the decision that its table serves.
 #
 # `fastest(runs, limit)`: `runs` maps a name to measured points `(batch, peak_bytes, seconds)` of one rank. Among all
-# points that fit into `limit` bytes, return the name and the batch of the one with the most **sequences per second**, or
-# `None` if no point fits.
+# points whose peak is at most `limit` bytes, return the name and the batch of the one with the most **sequences per second**, or
+# `None` if there is no such point.
 
 # %% nbgrader={"grade_id": "sweep", "solution": true}
 def fastest(runs: dict[str, list[tuple[int, float, float]]], limit: float) -> tuple[str, int] | None:
@@ -522,13 +565,13 @@ def fastest(runs: dict[str, list[tuple[int, float, float]]], limit: float) -> tu
 lab.check("sweep")
 
 # %% [markdown] id="sweep_memory"
-# The next cell measures the memory at true size, on fake tensors, for one of 8 ranks. (About 30 s.)
+# The next cell measures the memory at true size, on fake tensors, for one of 8 ranks. (About a minute.)
 
 # %% id="run_sweep_memory" tags=["demo"]
 figures.sweep_memory(sweep.memory(MODEL, POINTS), MODEL)
 
 # %% [markdown] id="sweep_speed"
-# Time needs real ranks, so this machine measures a small Llama: two processes, all three forms. (About 30 s.) Without GPUs
+# Time needs real ranks, so this machine measures a small Llama: two processes, all three forms. (20 s to a minute.) Without GPUs
 # the ranks share cores with other processes, so the seconds are *processor time*, the least of three steps. How many
 # sequences per second, compared with DDP at its largest batch?
 
@@ -543,7 +586,7 @@ figures.sweep_speed({form: [(batch, batch / seconds) for batch, seconds in point
 
 # %% [markdown] id="sweep_speed_after"
 # Every point of the next figure is measured: seconds as above, peaks of the small model on fake tensors. Your `fastest`
-# chooses the winner for each size of memory. (If you have not written it, run `lab.use_reference("sweep")` first.)
+# chooses the winner for each size of memory. (About 15 s. If you have not written it, run `lab.use_reference("sweep")` first.)
 
 # %% id="show_break_even" tags=["demo"]
 runs = sweep.small_runs(times)
@@ -607,7 +650,7 @@ figures.rounding(sweep.tiny_updates(HostOptimizer))
 # %% [markdown] id="compile_text"
 # ## 10 · torch.compile on an FSDP module
 #
-# **Optional · 8 min · ●●○**
+# **Optional · 6 min · ●●○**
 #
 # Lab 04 shows graphs and graph breaks. The hooks of FSDP, which free storages and start messages, break graphs; a hook
 # that becomes part of a graph is worse, because the graph then keeps a decision that was made once.
@@ -629,9 +672,10 @@ lab.check("compile")
 
 # %% [markdown] id="compile_after"
 # The next cell compiles a small Llama in the FSDP of the library: as a whole, then block by block with your
-# function.
+# function. (About 15 s.)
 
 # %% id="show_compile" tags=["demo"]
+compile_blocks([], "eager")  # stops here if the function is not written yet
 whole_graphs, block_graphs = run_ranks(sweep.graphs_under_fsdp, 1, compile_blocks)[0]
 print(f"compiled as a whole: {len(whole_graphs)} graphs, of {whole_graphs} operations")
 print(f"block by block:      {len(block_graphs)} graph for {sweep.LLAMA.num_layers} blocks, of {block_graphs} operations")
@@ -657,16 +701,18 @@ print(*sweep.table(job), sep="\n")
 # %% [markdown] id="standard_text"
 # ## 12 · The same with what you will use on Monday
 #
+# **Read · 5 min**
+#
 # PyTorch's `fully_shard` (FSDP2) has an option or a call for each exercise of this lab. It sends the **same messages in
 # the same order** as your form, so it passes the checks of step 5, with one exception on this machine: "only the block
 # that computes is waited for". FSDP2 leaves the overlap to the streams of the GPU. A CPU has no streams, so there it
-# waits for every message at once; your form, with `async_op=True`, overlaps here too. Three lines are worth a look:
+# waits for every message at once; your form, with `async_op=True`, overlaps here too. How the options look:
 #
-# - backward prefetches the previous unit by itself; forward does so only for the modules named with
+# - Backward prefetches the previous unit by default; forward does so only for the modules named with
 #   `set_modules_to_forward_prefetch`. (On GPUs the Python process runs ahead and starts the next gather early anyway;
 #   the call matters where the process is the slow part.)
-# - the last block is not resharded after forward, because backward begins with it;
-# - `MixedPrecisionPolicy` gathers in bf16 and reduces in fp32, which halves the bytes of the gathers.
+# - The last block is not resharded after forward, because backward begins with it.
+# - `MixedPrecisionPolicy` gathers in bf16 and reduces in fp32.
 
 # %% id="run_standard" tags=["demo"]
 from torch.distributed.device_mesh import init_device_mesh
@@ -703,35 +749,34 @@ class StandardCheckpoint:
 lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 
 # %% [markdown] id="standard_measure"
-# The same step of a small Llama on 2 ranks, in all forms: time is the least of several steps, bytes are those that a rank
-# passes to communication in a step.
+# One table for all forms: the step of the beginning, six layers on a simulated GPU, 2 ranks. (About 20 s.) Gathers and reductions are the bytes
+# of whole tensors that a rank passes to these calls in a step. How many lines of code do you save?
 
 # %% id="show_standard" tags=["demo"]
-from functools import partial
-
-from dlo_lib.labkit.side_by_side import Form, lines_of, table
+from dlo_lib.labkit.figures import ms, size
+from dlo_lib.labkit.side_by_side import lines_of
+from dlo_lib.text import columns
 
 mixed = partial(standard, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-forms = []
+own_lines = lines_of(start_gather, wait_gather, shard_fast, *filter(callable, vars(Prefetch).values()))
+rows = [("2 ranks, 6 layers", "time of a step", "gathers", "", "reductions", "lines of code")]
 for name, shard, lines in (
     ("lab 15, simple", sweep.simple_form, None),
-    ("yours", shard_fast, lines_of(start_gather, wait_gather, shard_fast, *filter(callable, vars(Prefetch).values()))),
-    ("yours, reshard_after_forward=False", partial(shard_fast, reshard_after_forward=False), None),
+    ("yours", shard_fast, own_lines),
+    ("yours, reshard_after_forward=False", kept_form, None),
     ("fully_shard", standard, lines_of(standard)),
     ("fully_shard, reshard_after_forward=False", partial(standard, reshard_after_forward=False), None),
     ("fully_shard, bf16", mixed, None),
 ):
-    job = run_ranks(sweep.llama_seconds, 2, shard, trace=True)
-    steps = 1 + sweep.STEPS
-    sent = sum(job.trace.bytes(kind, rank=0) for kind in ("all_gather", "reduce_scatter")) / steps
-    forms.append(Form(name, lines=lines, seconds=max(job), nbytes=sent))
-print(table(forms))
+    trace = run_ranks(sweep.traced_step, 2, shard, trace=True).trace
+    gathers, reductions = (size(sweep.sent_in_a_step(trace, kind)) for kind in (sweep.Kind.ALL_GATHER, sweep.Kind.REDUCE_SCATTER))
+    rows.append((name, ms(sweep.seconds_of_step(trace)), gathers, f"in {sweep.asked_ahead(trace)[0]}", reductions, f"{lines or '-'}"))
+print(columns(rows))
 
 # %% [markdown] id="standard_lesson"
-# On a CPU the time is mostly that of Python and of copies, and a loaded machine changes the order of the rows. The bytes do
-# not change: `reshard_after_forward=False` removes the second gather, and bf16 halves the gathers. (A CPU without bf16 units
-# computes slowly in bf16, so that row can be slower here; a GPU computes faster in bf16.) Your lines do
-# not count `own_fsdp.py`, which `fully_shard` replaces too.
+# Your form gathers 11 units, the simple one 12. `reshard_after_forward=False` removes the second gather of each unit, and bf16 halves the bytes of
+# the gathers. Reductions are the same everywhere. Your form is the fastest here, because a CPU lets `fully_shard` overlap nothing; on a GPU both
+# overlap. Your lines do not count `own_fsdp.py`, which `fully_shard` replaces too. A loaded machine changes the times, not the bytes.
 
 # %% [markdown] id="quiz_text"
 # ## 13 · Quiz

@@ -52,6 +52,6 @@ ANSWERS = {
     "q1": Answer("b", "each message overlaps with a longer forward; the rank waits only for the first one"),
     "q2": Answer("d", "gradients and state stay sharded; a unit is whole from its forward to its backward"),
     "q3": Answer("a", "the second forward runs while the unit is whole for its backward"),
-    "q4": Answer("c", "with other numbers the gradient would be that of another output than the loss has seen"),
-    "q5": Answer("b", "a gather for the next step would send the weights before their update"),
+    "q4": Answer("c", "just before backward all 20 units are whole, 2000 MB; with resharding two are, 200 MB"),
+    "q5": Answer("b", "8 ms for the first gather, then 19 times the longer one of gather and forward, then 5 ms: 8 + 19 * 8 + 5"),
 }

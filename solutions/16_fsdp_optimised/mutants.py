@@ -67,7 +67,83 @@ MUTANTS = [
             "if reshard and k > 0:": "if k > 0:",
         },
     ),
+    Mutant(
+        "Without resharding no gradient is reduced",
+        "check_plan_is_legal",
+        says="reshard=False): the gradients of units [0] are never reduced",
+        replace={
+            'actions += [("backward", k), ("free", k), ("reduce", k)]': """
+            actions += [("backward", k), ("free", k)] + ([("reduce", k)] if reshard else [])
+            """,
+        },
+    ),
+    Mutant(
+        "Without resharding each unit is gathered just before its forward",
+        "check_next_is_under_way",
+        says="reshard=False): forward 0 computes before the gather of unit 1 starts",
+        replace={
+            'actions = [("gather", 0)]': 'actions = [("gather", 0)] if reshard else []',
+            """
+            if k < last:
+                actions.append(("gather", k + 1))
+            """: """
+            if not reshard:
+                actions.append(("gather", k))
+            elif k < last:
+                actions.append(("gather", k + 1))
+            """,
+        },
+    ),
+    Mutant(
+        "Without resharding all reductions start at the end",
+        "check_plan_is_legal",
+        says="starts, so they do not overlap",
+        replace={
+            'actions += [("backward", k), ("free", k), ("reduce", k)]': """
+            actions += [("backward", k), ("free", k)] + ([("reduce", k)] if reshard else [])
+            """,
+            "return actions": 'return actions if reshard else actions + [("reduce", k) for k in range(units)]',
+        },
+    ),
+    Mutant(
+        "Every unit is freed a second time at the end",
+        "check_plan_is_legal",
+        says="is freed while it is already free",
+        replace={"return actions": 'return actions + [("free", k) for k in range(units)]'},
+    ),
+    Mutant(
+        "The units are always four",
+        "check_plan_is_legal",
+        says="its units have the numbers 0 to",
+        also=("check_next_is_under_way", "check_two_units", "check_kept_whole", "check_no_gather_too_many"),
+        replace={"last = units - 1": "units, last = 9, 8"},
+    ),
+    Mutant(
+        "The actions are lists",
+        "check_plan_is_legal",
+        says="an action is a tuple",
+        also=("check_next_is_under_way", "check_two_units", "check_kept_whole", "check_no_gather_too_many"),
+        replace={"return actions": "return list(map(list, actions))"},
+    ),
     # -- policy
+    Mutant(
+        "The peak is that of the two largest units, which need not be neighbours",
+        "check_peak",
+        says="together with its neighbour",
+        replace={
+            "peak = max(sum(units[k : k + 2]) + kept * sum(units[:k]) for k in range(len(units)))": """
+            peak = max(sum(units[k : k + 2]) + kept * sum(units[:k]) for k in range(len(units)))
+            if keep == world:
+                peak = sum(sorted(units)[-2:])
+            """,
+        },
+    ),
+    Mutant(
+        "The shard of each earlier unit counts as gathered",
+        "check_peak",
+        says="the peak counts shards",
+        replace={"kept = 1 / keep if keep < world else 0": "kept = 1 / keep"},
+    ),
     Mutant(
         "The peak is that of two neighbours, even if there is only one unit",
         "check_few_units",
@@ -135,7 +211,57 @@ MUTANTS = [
             "(seconds := forward_time(units, alpha, beta))": "(seconds := hidden_time(units, alpha, beta))",
         },
     ),
+    Mutant(
+        "All gathers start at the beginning, one after the other",
+        "check_forward_time",
+        says="when all gathers start at the beginning",
+        replace={
+            "def forward_time(units: list[tuple[int, float]], alpha: float, beta: float) -> float:": """
+            def forward_time(units, alpha, beta):
+                arrived = ended = 0.0
+                for size, seconds in units:
+                    arrived += alpha + beta * size
+                    ended = max(arrived, ended) + seconds
+                return ended
+
+
+            def hidden_time(units, alpha, beta):
+            """,
+            "(seconds := forward_time(units, alpha, beta))": "(seconds := hidden_time(units, alpha, beta))",
+        },
+    ),
     # -- gather
+    Mutant(
+        "start_gather does nothing, and wait_gather gathers and waits",
+        "check_start_does_not_wait",
+        says="start_gather starts no message",
+        answer="""
+        def start_gather(unit):
+            pass
+
+
+        def wait_gather(unit):
+            if not unit.is_whole:
+                packed = unit.row.new_empty(dist.get_world_size(), unit.row.numel())
+                dist.all_gather_into_tensor(packed.view(-1), unit.row)
+                fill(unit, packed)
+        """,
+    ),
+    Mutant(
+        "wait_gather does nothing if no gather was started",
+        "check_whole",
+        says="wait_gather without start_gather leaves the unit freed",
+        replace={
+            """
+            start_gather(unit)
+            packed, handle = unit.message
+            """: """
+            if unit.message is None:
+                return
+            packed, handle = unit.message
+            """,
+        },
+    ),
     Mutant(
         "Each gather is waited for as soon as it is started",
         "check_start_does_not_wait",
@@ -165,6 +291,7 @@ MUTANTS = [
         "The next block is not gathered ahead in forward",
         "check_in_order",
         says="starts, so the rank waits for it later",
+        also=("check_kept",),
         replace={
             """
             if k + 1 < len(units):
@@ -201,7 +328,7 @@ MUTANTS = [
     Mutant(
         "Each reduction is waited for at once",
         "check_messages_travel",
-        says="wait for reductions at the end of backward",
+        says="not waited for in the method that starts it",
         replace={
             "start_reduce(units[k])": """
             start_reduce(units[k])
@@ -212,7 +339,7 @@ MUTANTS = [
     Mutant(
         "The last block is freed after forward and gathered again at once",
         "check_in_order",
-        says="is gathered where the plan has",
+        says="must not free the last block",
         replace={"if self.reshard_after_forward and k + 1 < len(units):": "if self.reshard_after_forward:"},
     ),
     Mutant(
@@ -221,7 +348,130 @@ MUTANTS = [
         says="a block stays whole until the end of its backward",
         replace={"if self.reshard_after_forward and k + 1 < len(units):": "if k + 1 < len(units):"},
     ),
+    Mutant(
+        "With reshard_after_forward=False all blocks are gathered before the first one computes",
+        "check_kept",
+        says="too early",
+        replace={
+            """
+            if k + 1 < len(units):
+                start_gather(units[k + 1])
+            """: """
+            for unit in units[k + 1 : k + 2 if self.reshard_after_forward else None]:
+                start_gather(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "Two blocks are gathered ahead in forward",
+        "check_in_order",
+        says="too early",
+        also=("check_kept",),
+        replace={
+            """
+            if k + 1 < len(units):
+                start_gather(units[k + 1])
+            """: """
+            for unit in units[k + 1 : k + 3]:
+                start_gather(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "No block is freed after forward",
+        "check_in_order",
+        says="so after_forward does not free it",
+        replace={"if self.reshard_after_forward and k + 1 < len(units):": "if False:"},
+    ),
+    Mutant(
+        "A block stays whole after backward",
+        "check_same_training",
+        says="so after_backward does not free it",
+        also=("check_in_order", "check_kept", "check_other_sizes"),
+        replace={
+            """
+            reshard(units[k])
+            start_reduce(units[k])
+            """: "start_reduce(units[k])",
+        },
+    ),
+    Mutant(
+        "All reductions start at the end of backward",
+        "check_in_order",
+        says="should start right after its backward",
+        also=("check_kept",),
+        replace={
+            "start_reduce(units[k])": "",
+            "wait_reduce(unit)": """
+            start_reduce(unit)
+            wait_reduce(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "Before block 0 the last block is gathered, for the next step",
+        "check_same_training",
+        says="at k = 0 no block precedes",
+        also=("check_in_order", "check_kept", "check_other_sizes"),
+        replace={
+            """
+            if k > 0:
+                start_gather(units[k - 1])
+            """: "start_gather(units[k - 1])",
+        },
+    ),
     # -- checkpoint
+    Mutant(
+        "The random state is ignored",
+        "check_random_state",
+        says="does not have the state",
+        also=("check_dropout",),
+        replace={
+            "now = torch.get_rng_state()": "",
+            "torch.set_rng_state(ctx.random)": "",
+            "torch.set_rng_state(now)": "",
+        },
+    ),
+    Mutant(
+        "The second computation runs without recording",
+        "check_same_gradients",
+        says="autograd runs `backward` without recording",
+        also=("check_dropout", "check_blocks_forgotten", "check_random_state", "check_computed_twice"),
+        replace={
+            """
+            with torch.enable_grad():
+                output = ctx.function(x)
+            """: "output = ctx.function(x)",
+        },
+    ),
+    Mutant(
+        "The detached x requires no gradient",
+        "check_blocks_forgotten",
+        says="the detached x must require one",
+        also=("check_same_gradients", "check_dropout", "check_random_state", "check_computed_twice"),
+        replace={"x = x.detach().requires_grad_()": "x = x.detach()"},
+    ),
+    Mutant(
+        "Forward keeps its graph, and backward runs through it",
+        "check_computed_twice",
+        says="backward computes no block a second time",
+        also=("check_blocks_forgotten",),
+        replace={
+            """
+            with torch.no_grad():
+                return function(x)
+            """: """
+            with torch.enable_grad():
+                ctx.x = x.detach().requires_grad_()
+                ctx.output = function(ctx.x)
+            return ctx.output.detach()
+            """,
+            """
+            with torch.enable_grad():
+                output = ctx.function(x)
+            """: "x, output = ctx.x, ctx.output",
+        },
+    ),
     Mutant(
         "Forward computes with a graph and keeps it for backward",
         "check_blocks_forgotten",
@@ -249,7 +499,7 @@ MUTANTS = [
     Mutant(
         "The second computation draws new random numbers",
         "check_dropout",
-        says="the gradient of",
+        says="the random state that forward began with",
         replace={"torch.set_rng_state(ctx.random)": ""},
     ),
     Mutant(
@@ -280,6 +530,18 @@ MUTANTS = [
         },
     ),
     # -- offload
+    Mutant(
+        "The master of an fp32 parameter on the CPU is the parameter",
+        "check_masters",
+        says="shares the memory",
+        replace={"torch.float32, copy=True)": "torch.float32)"},
+    ),
+    Mutant(
+        "A master has the dtype of its parameter",
+        "check_masters",
+        says="not float32",
+        replace={'parameter.detach().to("cpu", torch.float32, copy=True)': 'parameter.detach().to("cpu", copy=True)'},
+    ),
     Mutant(
         "A missing gradient counts as zero, so weight decay changes the parameter",
         "check_without_gradient",
@@ -383,6 +645,12 @@ MUTANTS = [
         "check_fastest",
         says="above the limit",
         replace={"if peak <= limit": "if peak <= 1.2 * limit"},
+    ),
+    Mutant(
+        "A peak that is exactly the limit is taken not to fit",
+        "check_fastest",
+        says="so it fits",
+        replace={"if peak <= limit": "if peak < limit"},
     ),
     Mutant(
         "If no point fits, the name is empty",

@@ -1,6 +1,7 @@
 """The FSDP of lab 15, without its hooks, for this lab: units, their packed rows, and the average of their gradients.
 
-Replace any function by the one that you wrote: names and meaning are those of lab 15. New here: ``Unit.message``, ``Unit.reducing``,
+To read: ``Unit``, ``unshard`` to ``wait_reduce``, and ``Simple``. The rows and the making of units are those of lab 15.
+You may replace any function by the one that you wrote: names and meaning are those of lab 15. New here: ``Unit.message``, ``Unit.reducing``,
 ``start_reduce`` and ``wait_reduce``, which split the reduction into its start and its end.
 """
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from dlo_lib.grading.checks.contract import check, scenario
+from dlo_lib.labkit.compare import wrong_if
 
-from .twins import Blocks, Table, by_the_clock, followed, joined, least_time, through_blocks, too_large
+from .twins import Blocks, Table, all_at_once, by_the_clock, followed, joined, least_time, through_blocks, too_large
 
 KINDS = ("gather", "forward", "backward", "free", "reduce")
 
@@ -67,22 +68,28 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
 # -- 1 · plan
 
 
+def called(units: int, reshard: bool) -> str:
+    """Return the call of ``plan`` as a student writes it."""
+    return f"plan({units})" if reshard else f"plan({units}, reshard=False)"
+
+
 def read_plan(student, t, units: int, reshard: bool = True) -> Table:
     """Return the student's plan; check its pairs of a kind and a unit, and the order of the computations."""
-    got = student.plan(units, reshard) if not reshard else student.plan(units)
-    t.that(type(got) is list, "plan({units}) must be a list of pairs", units=units)
+    got = student.plan(units) if reshard else student.plan(units, reshard=False)
+    name = called(units, reshard)
+    t.that(type(got) is list, "{name} must be a list of pairs", name=name)
     for action in got:
-        pair = type(action) is tuple and [type(part) for part in action] == [str, int]
-        good = pair and action[0] in KINDS and 0 <= action[1] < units
-        t.that(
-            bool(good), 'plan({units}) has {action}: an action is ("gather", k) or one of the other four kinds', units=units, action=action
-        )
+        where = {"name": name, "action": action, "last": units - 1}
+        t.that(type(action) is tuple, '{name} has {action}: an action is a tuple, such as ("gather", 0)', **where)
+        pair = [type(part) for part in action] == [str, int] and action[0] in KINDS
+        t.that(bool(pair), '{name} has {action}: an action is ("gather", k) or one of the other four kinds', **where)
+        t.that(0 <= action[1] < units, "{name} has {action}: its units have the numbers 0 to {last}", **where)
     computed = [action for action in got if action[0] in ("forward", "backward")]
     wanted = [("forward", k) for k in range(units)] + [("backward", k) for k in reversed(range(units))]
     t.that(
         computed == wanted,
-        "plan({units}) computes {got}, not the forwards 0, 1, ..., then the backwards in the opposite order",
-        units=units,
+        "{name} computes {got}, not the forwards 0, 1, ..., then the backwards in the opposite order",
+        name=name,
         got=computed,
     )
     return got
@@ -102,37 +109,47 @@ def whole_after_each(table: Table) -> list[set[int]]:
 def check_plan_is_legal(student, t):
     "Units are whole when they compute, gradients are reduced, and every unit is freed"
     for units in (1, 2, t.integer(3, 6), t.integer(7, 12)):
-        table = read_plan(student, t, units)
-        before: set[int] = set()
-        done: list[tuple[str, int]] = []
-        for action, after in zip(table, whole_after_each(table)):
-            kind, k = action
-            where = {"units": units, "kind": kind, "k": k}
-            if kind in ("forward", "backward"):
-                t.that(k in before, "plan({units}): {kind} {k} computes a unit that is not gathered, or already freed", **where)
-                unreduced = [("reduce", other) for name, other in done if name == "backward" and ("reduce", other) not in done]
-                t.that(not unreduced, "plan({units}): {kind} {k} begins before the reduction of the gradient of the previous unit", **where)
-            if kind == "gather":
-                t.that(k not in before, "plan({units}): unit {k} is gathered while it is already whole", **where)
-            if kind == "reduce":
-                good = ("backward", k) in done and ("reduce", k) not in done
-                t.that(good, "plan({units}): unit {k} is reduced twice, or before its backward", **where)
-            before = after
-            done.append(action)
-        t.that(not before, "plan({units}): at the end units {left} are still whole", units=units, left=sorted(before))
-        missing = [k for k in range(units) if ("reduce", k) not in table]
-        t.that(not missing, "plan({units}): the gradients of units {missing} are never reduced", units=units, missing=missing)
+        for reshard in (True, False):
+            legal(t, read_plan(student, t, units, reshard), units, called(units, reshard))
+
+
+def legal(t, table: Table, units: int, name: str) -> None:
+    """Follow a table action by action."""
+    before: set[int] = set()
+    done: list[tuple[str, int]] = []
+    for action, after in zip(table, whole_after_each(table)):
+        kind, k = action
+        where = {"name": name, "kind": kind, "k": k}
+        if kind in ("forward", "backward"):
+            t.that(k in before, "{name}: {kind} {k} computes a unit that is not gathered, or already freed", **where)
+            unreduced = [other for what, other in done if what == "backward" and ("reduce", other) not in done]
+            message = "{name}: {kind} {k} begins before the reduction of the gradient of unit {other} starts, so they do not overlap"
+            t.that(not unreduced, message, other=unreduced[0] if unreduced else k, **where)
+        if kind == "gather":
+            t.that(k not in before, "{name}: unit {k} is gathered while it is already whole or in transit", **where)
+        if kind == "free":
+            t.that(k in before, "{name}: unit {k} is freed while it is already free", **where)
+        if kind == "reduce":
+            good = ("backward", k) in done and ("reduce", k) not in done
+            t.that(good, "{name}: unit {k} is reduced twice, or before its backward", **where)
+        before = after
+        done.append(action)
+    t.that(not before, "{name}: at the end units {left} are still whole", name=name, left=sorted(before))
+    missing = [k for k in range(units) if ("reduce", k) not in table]
+    t.that(not missing, "{name}: the gradients of units {missing} are never reduced", name=name, missing=missing)
 
 
 @check("plan", points=1)
 def check_next_is_under_way(student, t):
     "The gather of the next unit starts before a unit computes"
     for units in (2, t.integer(3, 6), t.integer(7, 12)):
-        table = read_plan(student, t, units)
-        computed = [(action, whole) for action, whole in zip(table, whole_after_each(table)) if action[0] in ("forward", "backward")]
-        for ((kind, k), whole), ((_, following), _) in pairwise(computed):
-            message = "plan({units}): {kind} {k} computes before the gather of unit {following} starts, so the rank waits for its message"
-            t.that(following in whole, message, units=units, kind=kind, k=k, following=following)
+        for reshard in (True, False):
+            table = read_plan(student, t, units, reshard)
+            computed = [(action, whole) for action, whole in zip(table, whole_after_each(table)) if action[0] in ("forward", "backward")]
+            for ((kind, k), whole), ((_, following), _) in pairwise(computed):
+                message = "{name}: {kind} {k} computes before the gather of unit {following} starts, so the rank waits for its message"
+                where = {"name": called(units, reshard), "kind": kind, "k": k, "following": following}
+                t.that(following in whole, message, **where)
 
 
 @check("plan", points=1)
@@ -157,21 +174,23 @@ def check_kept_whole(student, t):
         units=units,
         gathers=gathers,
     )
-    t.that(not whole_after_each(table)[-1], "plan({units}, reshard=False): every unit must be free at the end", units=units)
 
 
 @check("plan", points=1)
 def check_no_gather_too_many(student, t):
     "Backward begins with a unit that is already whole"
     units = t.integer(3, 8)
-    gathers = sum(kind == "gather" for kind, _ in read_plan(student, t, units))
-    t.that(
-        gathers <= 2 * units - 1,
-        "plan({units}) has {gathers} gathers, {least} are enough: the last unit of forward is the first of backward, so it stays whole",
-        units=units,
-        gathers=gathers,
-        least=2 * units - 1,
+    gathered = [k for kind, k in read_plan(student, t, units) if kind == "gather"]
+    last = units - 1
+    where = {"units": units, "last": last, "count": gathered.count(last)}
+    message = (
+        "plan({units}) gathers unit {last} {count} times, once is enough: "
+        "the last unit of forward is the first of backward, so it stays whole"
     )
+    t.that(gathered.count(last) == 1, message, **where)
+    for k in range(last):
+        message = "plan({units}) gathers unit {k} {count} times: once for forward and once for backward are enough"
+        t.that(gathered.count(k) <= 2, message, units=units, k=k, count=gathered.count(k))
 
 
 # -- 2 · policy
@@ -198,11 +217,14 @@ def check_peak(student, t):
         for keep in keeps:
             what = "the peak for units of {units} bytes on {world} ranks with keep = {keep}"
             got, want = cost(student, t, units, world, keep)[0], followed(units, world, keep)[0]
-            shards_too = keep == world and 1e-6 * want < got - want <= sum(units) / world
-            t.that(
-                not shards_too,
-                "the peak is too large with keep = world: between forward and backward a rank keeps nothing *beyond* its shard",
-            )
+            mistakes = {
+                "the peak is that of the two largest units, but a unit is whole together with its neighbour": sum(sorted(units)[-2:]),
+                "with keep = world the peak counts shards: a rank keeps only its shard, which is not gathered": followed(
+                    units, world, keep, shards_count=True
+                )[0],
+            }
+            if keep == world:
+                wrong_if(t, got, want, mistakes)
             t.close(got, want, what, units=units, world=world, keep=keep)
 
 
@@ -228,18 +250,38 @@ def timed_blocks(t, blocks: int, busy: float) -> tuple[Blocks, float, float]:
     return [(t.integer(500, 3000), busy * t.uniform(1.0, 4.0)) for _ in range(blocks)], alpha, beta
 
 
+TELLING: tuple[tuple[Blocks, float, float], ...] = (
+    ([(1000, 5.0), (1000, 1.0), (3000, 1.0)], 1.0, 1e-3),  # unit 0 computes longer than the messages of units 1 and 2 need
+    ([(3000, 1.0), (1000, 6.0), (2000, 2.0), (500, 4.0)], 0.5, 1e-3),  # no two neighbours have the same order of message and computing
+    ([(500, 1.0), (4000, 1.0), (500, 1.0), (4000, 3.0)], 1.0, 1e-3),  # the messages take longer
+)
+"""Units, alpha and beta that give another time to each known mistake."""
+
+
+def scaled(case: tuple[Blocks, float, float], factor: float) -> tuple[Blocks, float, float]:
+    """Multiply all times of a case."""
+    units, alpha, beta = case
+    return [(size, factor * seconds) for size, seconds in units], factor * alpha, factor * beta
+
+
 @check("wrapping", points=1)
 def check_forward_time(student, t):
     "The time of a forward pass"
-    for busy in (0.2, 1.0, 5.0):
-        for blocks in (1, 2, t.integer(3, 9)):
-            units, alpha, beta = timed_blocks(t, blocks, busy)
-            want = by_the_clock(units, alpha, beta)
-            got = t.number(student.forward_time(units, alpha, beta), "forward_time(...)")
-            one_by_one = sum(alpha + beta * size + seconds for size, seconds in units)
-            waits = blocks > 1 and abs(got - one_by_one) <= 1e-9 * one_by_one
-            t.that(not waits, "this is the time when nothing overlaps: the message of unit k+1 is in transit while unit k computes")
-            t.close(got, want, "forward_time of {blocks} units, alpha {alpha:.2f}, beta {beta:.2g}", blocks=blocks, alpha=alpha, beta=beta)
+    drawn = [timed_blocks(t, blocks, busy) for busy in (0.2, 1.0, 5.0) for blocks in (1, 2, t.integer(3, 9))]
+    for units, alpha, beta in [*(scaled(case, t.uniform(0.5, 2.0)) for case in TELLING), *drawn]:
+        want = by_the_clock(units, alpha, beta)
+        got = t.number(student.forward_time(units, alpha, beta), "forward_time(...)")
+        mistakes = {
+            "this is the time when nothing overlaps: the message of unit k+1 is in transit while unit k computes": sum(
+                alpha + beta * size + seconds for size, seconds in units
+            ),
+            "this is the time when all gathers start at the beginning: the gather of unit k+1 starts when unit k begins to compute": all_at_once(
+                units, alpha, beta
+            ),
+        }
+        wrong_if(t, got, want, mistakes)
+        where = {"blocks": len(units), "alpha": alpha, "beta": beta}
+        t.close(got, want, "forward_time of {blocks} units, alpha {alpha:.2f}, beta {beta:.2g}", **where)
 
 
 def chosen(student, t, blocks: Blocks, limit: int, alpha: float, beta: float) -> Blocks:
@@ -331,6 +373,12 @@ def check_fastest(student, t):
         slow = got[1] == max(largest.values()) and got != [name, batch]
         t.that(not slow, "fastest(...) returns {got}, the largest batch that fits: the measure is sequences per second", got=got)
         t.equal(got, [name, batch], "fastest(runs, {limit:.1f} GB)", limit=limit / 1e9)
+    name, batch = in_order_of_rate(runs, float("inf"))[0]
+    exact = t.items(student.fastest(runs, peaks[name, batch]), 2, "fastest(runs, limit)")
+    message = (
+        "the peak of {best} is exactly the limit, so it fits, but fastest(...) returns {got}: a point fits if its peak is at most the limit"
+    )
+    t.that(exact == [name, batch], message, best=(name, batch), got=exact)
 
 
 @check("sweep", points=1)

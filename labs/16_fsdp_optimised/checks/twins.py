@@ -15,15 +15,15 @@ Blocks = list[tuple[int, float]]
 # -- plans
 
 
-def ahead_of_time(units: int) -> Table:
+def ahead_of_time(units: int, reshard: bool = True) -> Table:
     """Return a legal table: each gather starts one computation ahead, every reduction at once."""
     table: Table = [("gather", 0)]
     order = [("forward", k) for k in range(units)] + [("backward", k) for k in reversed(range(units))]
     for (kind, k), following in itertools.zip_longest(order, order[1:]):
-        if following is not None and following[1] != k:
+        if following is not None and following[1] != k and (reshard or following[0] == "forward"):
             table.append(("gather", following[1]))
         table.append((kind, k))
-        if kind == "backward" or k != units - 1:
+        if kind == "backward" or (reshard and k != units - 1):
             table.append(("free", k))
         if kind == "backward":
             table.append(("reduce", k))
@@ -34,8 +34,8 @@ def ahead_of_time(units: int) -> Table:
 
 
 @twin
-def followed(units: list[int], world: int, keep: int) -> tuple[float, float]:
-    """Return the peak and the sent bytes of a step, action by action."""
+def followed(units: list[int], world: int, keep: int, shards_count: bool = False) -> tuple[float, float]:
+    """Return the peak and the sent bytes of a step, action by action; ``shards_count``: as if a shard were gathered."""
     held, gathered, over = [0.0] * len(units), set(), set()
     sent, peak = 0.0, 0.0
     for kind, k in ahead_of_time(len(units)):
@@ -47,7 +47,7 @@ def followed(units: list[int], world: int, keep: int) -> tuple[float, float]:
         elif kind == "backward":
             over.add(k)
         elif kind == "free":
-            held[k] = 0.0 if k in over or keep == world else units[k] / keep
+            held[k] = 0.0 if k in over or (keep == world and not shards_count) else units[k] / keep
         peak = max(peak, sum(held))
     return peak, sent
 
@@ -61,6 +61,15 @@ def by_the_clock(units: Blocks, alpha: float, beta: float) -> float:
         if k + 1 < len(units):
             arrived[k + 1] = max(begins, arrived[k]) + alpha + beta * units[k + 1][0]
     return ended[len(units) - 1]
+
+
+def all_at_once(units: Blocks, alpha: float, beta: float) -> float:
+    """Return the seconds of a forward pass in which all gathers start at the beginning, one after the other."""
+    arrived = ended = 0.0
+    for size, seconds in units:
+        arrived += alpha + beta * size
+        ended = max(arrived, ended) + seconds
+    return ended
 
 
 def joined(blocks: Blocks, counts: list[int]) -> Blocks:
