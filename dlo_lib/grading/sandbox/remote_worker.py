@@ -53,7 +53,7 @@ IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
 LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms, most answers come sooner
 # No worker has more than this multiple of its time by the wall clock. Several tasks also wait for each other,
 # and children that have ended are not counted in any figure.
-WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 2.0
+WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 4.0
 
 
 class Worker:
@@ -90,8 +90,8 @@ class Worker:
             self._root = pid_of(supervisor)
             os.close(supervisor)
         self.crowded = False
-        """True if it ran out of time although its only task had neither computed nor slept for that time: the
-        task waited for a processor, so that the verdict may be another when it runs alone."""
+        """True if it ran out of time although it had neither computed nor slept for that time: it waited for
+        a processor, so that the verdict may be another when it runs alone."""
         self._tasks, self._many, self._bomb = 1, False, False
         self._base = resident_bytes(self.pid)
         self._files = self._in_files()
@@ -217,7 +217,7 @@ class Worker:
         idle_left = (IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL) * self._given - idle
         own_left = min(self._given - computed, idle_left)
         wall_left = (WALL_FACTOR if one else WALL_FACTOR_OF_SEVERAL) * self._given - passed
-        self.crowded = self.crowded or (one and wall_left <= 0 < own_left)
+        self.crowded = self.crowded or wall_left <= 0 < own_left
         return max(0.0, min(own_left, wall_left))
 
     def check_memory(self) -> None:
