@@ -27,7 +27,7 @@ from dlo_lib.errors import unknown_name
 from dlo_lib.usage import leave_with
 
 _WIDTH = 180  # the width of a table that is redirected to a file
-HARNESS = {"paired", "peaks", "phrasings", "planted_class", "replay", "sleeping", "__main__"}
+HARNESS = {"bombs", "paired", "peaks", "phrasings", "planted_class", "replay", "sleeping", "__main__"}
 
 
 def names() -> list[str]:

@@ -11,6 +11,9 @@ workers in a sandbox. The CPU time *of the submission* is the time that its proc
 processes. The rest is the time of the grader. Memory is the anonymous memory (RssAnon) of the batch and of
 its judging service, after the last row divided by after a tenth of the judged rows, in a class that is 7.5
 times as large.
+
+The last two rows are about submissions that take all they can get (``bombs``): the seconds until the row of
+each, and those of the honest submission that is judged beside each.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.bombs import BOMBS, bombed
 from benchmarks.paired import Row, Spread
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
@@ -107,28 +111,76 @@ def rows(pairs: int = SUBMISSIONS) -> Iterator[Row]:
     memory += f"{late >> 20} MiB after the last, {early >> 20} MiB after a tenth"
     ratio = _spread([late / early])
     yield Row("dlo grade, last row", "dlo grade, a tenth of the rows", 1, memory_ratio=ratio, note=memory)
+    yield from _bombs(lab)
+
+
+def _bombs(lab: LabSource) -> Iterator[Row]:
+    """Compare each bomb with the honest submission, and the honest one beside a bomb with it alone."""
+    students = {f"bomb{number:02d}": name for number, name in enumerate(BOMBS)}
+    with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
+        course = Path(name) / "course"
+        answers = {"honest": {question: lab.solution(question).answer for question in lab.questions}}
+        answers |= {student: bombed(lab, BOMBS[bomb]) for student, bomb in students.items()}
+        _new_course(course, lab, answers)
+        _graded(course, "--only", "honest")  # proves the lab
+        honest = _graded(course, "--only", "honest")
+        alone = _wall_seconds(course, "honest")
+        costs = {student: _graded(course, "--only", student) for student in students}
+    seconds = {student: cost.wall - honest.wall + alone for student, cost in costs.items()}
+    longest = max(seconds, key=seconds.__getitem__)
+    note = f"alone {alone:.1f} s; seconds, and of CPU time: " + ", ".join(
+        f"{bomb} {seconds[student]:.1f}, {costs[student].cpu - honest.cpu + honest.own:.1f}"
+        for student, bomb in students.items()
+    )
+    slowest = f"a bomb in each answer (the longest: {students[longest]})"
+    yield Row(slowest, "the reference", 1, _spread([value / alone for value in seconds.values()]), note=note)
+
+    ratios: dict[str, float] = {}
+    for student, bomb in students.items():
+        with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
+            course = Path(name) / "course"
+            _new_course(course, lab, {student: answers[student], "honest": answers["honest"]})
+            _graded(course, "--only", "honest")
+            before = _wall_seconds(course, "honest")
+            _graded(course)  # with two jobs
+            ratios[bomb] = _wall_seconds(course, "honest") / before
+    note = ", ".join(f"{bomb} {ratio:.2f}" for bomb, ratio in ratios.items())
+    yield Row("the reference beside a bomb", "alone", 1, _spread(list(ratios.values())), note=note)
+
+
+def _wall_seconds(course: Path, student: str) -> float:
+    """Return the seconds in which a submission was judged."""
+    with open(course / "grades" / LAB / "timings.csv", encoding="utf-8", newline="") as file:
+        return next(float(row["wall_seconds"]) for row in csv.DictReader(file) if row["student"] == student)
 
 
 def _spread(values: list[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
-    students = [f"s{number:03d}" for number in range(submissions)]
-    create_course(folder, students=students)
+def _new_course(folder: Path, lab: LabSource, answers: Mapping[str, Mapping[str, str]]) -> None:
+    """Create a course with a submission of each student."""
+    create_course(folder, students=list(answers))
     build_notebook(lab.folder)
     if not open_course(folder).generate_assignment(LAB)["success"]:
         raise UserError(f"{LAB} cannot be released: `dlo release {LAB} --prove-only` says why")
+    for student, own in answers.items():
+        notebook = release_notebook(lab.folder)
+        for cell in notebook.cells:
+            cell.source = own.get(cell.id, cell.source)
+        write_text(folder / "submitted" / student / LAB / lab.info.notebook, notebook_text(notebook))
+
+
+def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
+    students = [f"s{number:03d}" for number in range(submissions)]
     reference = {question: lab.solution(question).answer for question in lab.questions}
     planted = [mutant.planted(lab) for mutant in read_mutants(lab)]
+    chosen = {}
     for number, student in enumerate(students):
         half = {question: reference[question] for question in lab.questions[: len(lab.questions) // 2]}
         mutant = planted[number // 4 % len(planted)]
-        answers = (reference, half, {**reference, mutant.question: mutant.answer}, {})[number % 4]
-        notebook = release_notebook(lab.folder)
-        for cell in notebook.cells:
-            cell.source = answers.get(cell.id, cell.source)
-        write_text(folder / "submitted" / student / LAB / lab.info.notebook, notebook_text(notebook))
+        chosen[student] = (reference, half, {**reference, mutant.question: mutant.answer}, {})[number % 4]
+    _new_course(folder, lab, chosen)
     return folder
 
 

@@ -1,8 +1,8 @@
-"""Give a worker with many running tasks the share of the processors that one process has.
+"""Give a worker with several running tasks about the share of the processors that one process has.
 
-Without this, a fork bomb of 64 processes would slow down the submission that is judged beside it. The judge
-lowers the priority of the tasks from outside; tasks that they start inherit it, and a worker has no right to
-raise it again. It needs no control group.
+Without this, it would slow down the submission that is judged beside it. The judge lowers the priority of the
+tasks from outside; tasks that they start inherit it, and a worker has no right to raise it again. It needs no
+control group. A worker with more than ``MOST_RUNNING`` running tasks is a bomb, and the judge ends it.
 
 Reference: sched(7): a step of 1 in the nice value is a factor of 1.25 in processor time; the autogroup of a
 session has a nice value too. Cost: 20 µs for each task.
@@ -18,16 +18,17 @@ from collections.abc import Iterable
 from dlo_lib.grading.switch.memory import read_proc
 
 STEP = 1.25
-LOWEST = 19
+LOWEST = 10  # a lower one could keep locks of the kernel for seconds
+MOST_RUNNING = 16  # no lab has more than four
 
 
-def share_processor(pids: Iterable[int]) -> int:
+def share_processor(pids: Iterable[int]) -> tuple[int, int]:
     """Lower the priority of the tasks of these processes by the number of those that run; return the number
-    of all tasks.
+    of all tasks and of those that run.
     """
     tasks = [(pid, int(task)) for pid in pids for task in _tasks(pid)]
     if len(tasks) < 2:
-        return len(tasks)
+        return len(tasks), len(tasks)
     running = sum(_runs(pid, task) for pid, task in tasks)
     if running > 1:
         nice = min(LOWEST, math.ceil(math.log(running, STEP)))
@@ -39,7 +40,7 @@ def share_processor(pids: Iterable[int]) -> int:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 if os.getpriority(os.PRIO_PROCESS, task) < nice:
                     os.setpriority(os.PRIO_PROCESS, task, nice)
-    return len(tasks)
+    return len(tasks), running
 
 
 def _tasks(pid: int) -> list[str]:

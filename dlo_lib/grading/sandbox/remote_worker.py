@@ -43,7 +43,7 @@ from dlo_lib.grading.sandbox.limits import (
     usage,
 )
 from dlo_lib.grading.sandbox.lockdown import WORK
-from dlo_lib.grading.sandbox.processor_share import share_processor
+from dlo_lib.grading.sandbox.processor_share import MOST_RUNNING, share_processor
 from dlo_lib.text import tr
 
 MAX_NOISE = 10_000
@@ -53,7 +53,7 @@ IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
 LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms, most answers come sooner
 # No worker has more than this multiple of its time by the wall clock. Several tasks also wait for each other,
 # and children that have ended are not counted in any figure.
-WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 3.0
+WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 4.0
 
 
 class Worker:
@@ -92,7 +92,7 @@ class Worker:
         self.crowded = False
         """True if it ran out of time although it had neither computed nor slept for that time: it waited for
         a processor, so that the verdict may be another when it runs alone."""
-        self._tasks = 1
+        self._tasks, self._many, self._bomb = 1, False, False
         self._base = resident_bytes(self.pid)
         self._files = self._in_files()
         self._copied = COPIED_BEFORE
@@ -221,15 +221,20 @@ class Worker:
         return max(0.0, min(own_left, wall_left))
 
     def check_memory(self) -> None:
-        """Record the peak of the worker's memory; kill the worker above its limit. Share the processors
-        between its tasks.
+        """Record the peak of the worker's memory; kill the worker above its limit, or with too many running
+        tasks. Share the processors between its tasks.
 
         Calls within ``LOOK_SECONDS`` of the last measurement return at once.
         """
         if time.monotonic() - max(self._asked, self._looked) < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
-        self._tasks = max(self._tasks, share_processor(self.processes()))
+        tasks, running = share_processor(self.processes())
+        self._tasks = max(self._tasks, tasks)
+        if running > MOST_RUNNING and self._many:  # twice in succession
+            self._bomb = True
+            self._kill()
+        self._many = running > MOST_RUNNING
         memory = self.usage().memory + (0 if self._supervised else socket_bytes(self._root))
         self._peak = max(self._peak, memory)
         if memory > self._memory:
@@ -247,6 +252,9 @@ class Worker:
             return Ended(
                 Status.OOM, text, tr("more than {limit} MiB of memory used", limit=self._memory >> 20)
             )
+        if self._bomb:
+            text = tr("more than {limit} processes and threads computed at once", limit=MOST_RUNNING)
+            return Ended(Status.TIMEOUT, text)
         code = self._exit_code()
         how = signal.Signals(-code).name if code < 0 else tr("exit code {code}", code=code)
         where = tr(" in cell `{cell}`", cell=self.cell) if self.cell else ""

@@ -41,7 +41,7 @@ def all_reduce_mean(x):
     return x
 
 
-# %% a_port_in_use {"question": "mean", "says": "Address already in use", "row": "23"}
+# %% a_port_in_use {"question": "mean", "says": "Operation not permitted", "row": "23"}
 import socket
 
 
@@ -369,7 +369,7 @@ def all_reduce_mean(x):
     return x
 
 
-# %% ranks_that_meet_at_a_socket {"question": "mean", "says": "ConnectionRefusedError"}
+# %% ranks_that_meet_at_a_socket {"question": "mean", "says": "Operation not permitted"}
 import socket
 
 
