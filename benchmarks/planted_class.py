@@ -1,8 +1,8 @@
-"""A made-up class of a lab in which some submissions are copies: the ground truth for ``dlo similar``.
+"""A fictitious class of a lab in which some submissions are copies: the ground truth for ``dlo similar``.
 
 Honest students do not share a source. For each question the folder ``honest_answers`` has several solutions
 that differ in method, each with places where a student chooses between phrasings. Every honest student draws
-a solution and its phrasings, with names, comments, assertions and habits of their own. Some leave a question
+a solution and its phrasings, with separate names, comments, assertions and habits. Some leave a question
 unanswered, some answer like a mutant of the lab, some like the course's reference. A solution ``a «b¦c»``
 means ``a b`` or ``a c``; alternatives may contain others.
 

@@ -84,7 +84,7 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Fingerprint:
     """A fingerprint and the lines of the passage; ``value`` is negative for a statement."""
 
     value: int
@@ -140,7 +140,7 @@ def tokens(text: str, names: frozenset[str] = frozenset()) -> Iterator[str]:
         yield from statement.tokens
 
 
-def marks(text: str, names: frozenset[str] = frozenset(), cell: str = "") -> Iterator[Mark]:
+def marks(text: str, names: frozenset[str] = frozenset(), cell: str = "") -> Iterator[Fingerprint]:
     """Yield the fingerprints of ``text`` with their lines.
 
     Args:
@@ -154,14 +154,14 @@ def marks(text: str, names: frozenset[str] = frozenset(), cell: str = "") -> Ite
             continue
         if len(statement.tokens) >= LEAST_STATEMENT:
             value = _value("\0".join((cell, *statement.tokens)))
-            yield Mark(-1 - value, statement.first, statement.last)
+            yield Fingerprint(-1 - value, statement.first, statement.last)
         for token in (*statement.tokens, END):
             if len(run) == K:
                 rolled = (rolled - run.popleft()[0] * leaving) % MODULUS
             run.append((_value(token), statement.first))
             rolled = (rolled * BASE + run[-1][0]) % MODULUS
             if len(run) == K:
-                yield Mark(rolled, run[0][1], statement.last)
+                yield Fingerprint(rolled, run[0][1], statement.last)
 
 
 def fingerprints(

@@ -17,8 +17,8 @@ The square separates a copied answer from resemblance: students who solve the sa
 little in many cells.
 
 The library, the lab's released files and its references are also compared, because a student could have
-pasted them; a run of tokens that they contain does not count between students. No points depend on the result. Cost: linear
-in the fingerprints; the pairs whose shared weight is small are not compared.
+pasted them; a run of tokens that they contain does not count between students. No points depend on the
+result. Cost: linear in the fingerprints; the pairs whose shared weight is small are not compared.
 """
 
 from __future__ import annotations
@@ -263,13 +263,13 @@ def _from_sources(
     for student in sorted(class_):
         cells: dict[str, list[CellMatch]] = defaultdict(list)
         for cell, values in class_[student].items():
-            total = sum(size(value) for value in values if counts[value] <= common)
+            totals = _totals(values, {value: size(value) for value in values if counts[value] <= common})
             by_place: dict[tuple[str, str], set[int]] = defaultdict(set)
             for value in values:
                 for place in places.get(value, ()):
                     by_place[place].add(value)
             for (name, part), both in by_place.items():
-                score = weigh(both) / total
+                score = weigh(both) / totals[0 if part == cell else 1]
                 cells[name].append(CellMatch(cell, part, score, weigh(both) * score**2))
         matches = [_match(student, name, _best_parts(every)) for name, every in cells.items()]
         found += [match for match in matches if match.evidence >= LEAST_OF_SOURCE]
