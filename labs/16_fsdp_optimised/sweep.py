@@ -40,6 +40,7 @@ from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.train.metrics import peak_memory
 
 UNITS, WIDTH, ROWS_OF_X = 6, 1024, 8
+TIMED = 5  # steps, of which the first is not timed
 COMPUTING = 0.015  # seconds of the forward of a layer; its backward takes twice as long
 LLAMA = LlamaConfig(512, 128, 384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32)
 LIBRARY_LAYERS, LIBRARY_WIDTH = 6, 64
@@ -92,14 +93,14 @@ def simple_form(model: nn.Module, kind: type[nn.Module]) -> None:
     own_fsdp.add_hooks(model, root, units, own_fsdp.Simple())
 
 
-def traced_step(shard: Sharding) -> None:
-    """Run three steps on this rank, each after a barrier: what follows the last barrier is one warm step."""
+def traced_step(shard: Sharding, steps: int = 3) -> None:
+    """Run steps on this rank, each after a barrier: what follows the last barrier is one warm step."""
     torch.set_num_threads(1)
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(*(Layer() for _ in range(UNITS)))
     shard(model, Layer)
     x = torch.randn(ROWS_OF_X, WIDTH)
-    for _ in range(3):
+    for _ in range(steps):
         dist.barrier()
         model(x).sum().backward()
 
@@ -133,6 +134,18 @@ def _last_step(trace: Trace, rank: int) -> tuple[list[Any], float]:
 def seconds_of_step(trace: Trace) -> float:
     """Return the time of the last step, of the slower rank."""
     return max(_last_step(trace, rank)[1] for rank in {event.rank for event in trace.events})
+
+
+def least_seconds(trace: Trace) -> float:
+    """Return the time of the fastest step after the first one, of the slower rank."""
+    found: list[list[float]] = []
+    for rank in {event.rank for event in trace.events}:
+        begins = [event.waited_until or event.issued for event in trace.select(Kind.BARRIER, rank)]
+        ends = [event.waited_until or event.issued for event in trace.select(rank=rank)]
+        spans = zip(begins, [*begins[1:], float("inf")])
+        # A barrier ends where the next step begins, so that it is not in the step before.
+        found.append([max(end for end in ends if begin < end < following) - begin for begin, following in spans])
+    return min(map(max, list(zip(*found))[1:]))
 
 
 def waiting(trace: Trace) -> float:

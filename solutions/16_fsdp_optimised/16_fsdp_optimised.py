@@ -59,7 +59,7 @@ figures.last_step(simple, "gather, wait, compute, free")
 
 # %% [markdown] id="why_after"
 # Blue is computing, red is waiting. Below them are the messages; a thin line before a message means that the other rank has not
-# made the call yet, so that no data moves. A blue block is longer than the 15 or 30 ms of the simulated GPU, because it also contains
+# made the call yet, so no data moves. A blue block is longer than the 15 or 30 ms of the simulated GPU, because it also contains
 # the work of the processor: a small matrix product, hooks, copies of weights. Seven gathers come before the first
 # reduction: the simple form frees the last unit too, and gathers it again at once.
 #
@@ -218,7 +218,7 @@ lab.check("wrapping")
 # %% [markdown] id="wrapping_after"
 # The left panel shows your `forward_time` for the blocks of the model on 64 ranks, from units of one matrix (1/7
 # of a block) to one unit for everything, with a fast and a slow link, for few and for many tokens. Each line is relative to the time with
-# one block per unit, which the legend gives. The right panel shows the cost in memory.
+# one block per unit, which the legend gives. (Two lines coincide: an eighth of the speed with eight times the tokens.) The right panel shows the cost in memory.
 
 # %% id="show_wrapping" tags=["demo"]
 figures.wrapping(sweep.wrapping_cases(MODEL, forward_time, gather_cost))
@@ -749,7 +749,8 @@ class StandardCheckpoint:
 lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 
 # %% [markdown] id="standard_measure"
-# One table for all forms: the step of the beginning, six layers on a simulated GPU, 2 ranks. (About 20 s.) Gathers and reductions are the bytes
+# One table for all forms: the step of the beginning, six layers on a simulated GPU, 2 ranks. (20 to 30 s.) The time is that of the fastest
+# of several steps. Gathers and reductions are the bytes
 # of whole tensors that a rank passes to these calls in a step. How many lines of code do you save?
 
 # %% id="show_standard" tags=["demo"]
@@ -768,15 +769,16 @@ for name, shard, lines in (
     ("fully_shard, reshard_after_forward=False", partial(standard, reshard_after_forward=False), None),
     ("fully_shard, bf16", mixed, None),
 ):
-    trace = run_ranks(sweep.traced_step, 2, shard, trace=True).trace
+    trace = run_ranks(sweep.traced_step, 2, shard, sweep.TIMED, trace=True).trace
     gathers, reductions = (size(sweep.sent_in_a_step(trace, kind)) for kind in (sweep.Kind.ALL_GATHER, sweep.Kind.REDUCE_SCATTER))
-    rows.append((name, ms(sweep.seconds_of_step(trace)), gathers, f"in {sweep.asked_ahead(trace)[0]}", reductions, f"{lines or '-'}"))
+    rows.append((name, ms(sweep.least_seconds(trace)), gathers, f"in {sweep.asked_ahead(trace)[0]}", reductions, f"{lines or '-'}"))
 print(columns(rows))
 
 # %% [markdown] id="standard_lesson"
 # Your form gathers 11 units, the simple one 12. `reshard_after_forward=False` removes the second gather of each unit, and bf16 halves the bytes of
-# the gathers. Reductions are the same everywhere. Your form is the fastest here, because a CPU lets `fully_shard` overlap nothing; on a GPU both
-# overlap. Your lines do not count `own_fsdp.py`, which `fully_shard` replaces too. A loaded machine changes the times, not the bytes.
+# the gathers. Reductions are the same everywhere. On a quiet machine your form is faster than the simple one, and than `fully_shard`, which
+# overlaps nothing on a CPU; on a GPU both overlap. A loaded machine changes the times, not the bytes. Your lines do not count
+# `own_fsdp.py`, which `fully_shard` replaces too.
 
 # %% [markdown] id="quiz_text"
 # ## 13 · Quiz

@@ -44,6 +44,7 @@ GATHER, REDUCE = KINDS[Kind.ALL_GATHER], KINDS[Kind.REDUCE_SCATTER]
 ACTIONS = {"forward": BLUE, "backward": SKY, "gather": GATHER, "reduce": REDUCE}
 FORMS = {"ddp": "DDP", "fsdp": "FSDP", "fsdp + checkpointing": "FSDP + checkpointing"}
 ABOVE = {"xytext": (0, 5), "textcoords": "offset points", "fontsize": SMALL}
+SOLID = {"linestyle": "-", "linewidth": 3}
 Point = tuple[int, float, float]
 CARDS = ("v100-16", "v100-32", "a100-40", "a100-80")
 
@@ -266,11 +267,11 @@ def break_even(winners: Mapping[int, tuple[str, int] | None], runs: Mapping[str,
         form, batch = chosen
         label = None if form in labelled else f"{FORMS[form]} wins"
         labelled.add(form)
-        axes.plot([limits[0], end], [rates[chosen]] * 2, **styles[form].line(), linewidth=4, label=label)
+        axes.plot([limits[0], end], [rates[chosen]] * 2, **styles[form].points() | SOLID, label=label)
         axes.annotate(f"{batch}", ((limits[0] + end) / 2, rates[chosen]), ha="center", **ABOVE)
     for form in runs:
         if form not in labelled:
-            axes.plot([], [], **styles[form].line(), linewidth=4, label=f"{FORMS[form]} wins nowhere")
+            axes.plot([], [], **styles[form].points() | SOLID, label=f"{FORMS[form]} wins nowhere")
     axes.set_ylim(0, 1.1 * max(rates.values()))
     legend(axes, "right")
     return finish(
