@@ -239,6 +239,28 @@ MUTANTS = [
         """,
     ),
     Mutant(
+        "Each rank sends its chunks straight to the ranks that add them, with the bytes of a ring",
+        "check_ring_messages",
+        says="which is not its neighbour in the ring",
+        answer="""
+        def ring_all_reduce(tensor):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            flat = tensor.reshape(-1).clone()
+            parts = list(flat.tensor_split(world))
+            mine = parts[rank].clone()
+            for step in range(1, world):
+                to, source = (rank + step) % world, (rank - step) % world
+                arriving = torch.empty_like(parts[rank])
+                exchange(parts[to], to, arriving, source)
+                mine += arriving
+            parts[rank].copy_(mine)
+            for step in range(1, world):
+                to, source = (rank + step) % world, (rank - step) % world
+                exchange(mine, to, parts[source], source)
+            return flat.view(tensor.shape)
+        """,
+    ),
+    Mutant(
         "The all-reduce of torch.distributed is called",
         "check_ring_messages",
         says="calls all_reduce",
@@ -309,6 +331,27 @@ MUTANTS = [
                     dist.send(data, rank + distance)
                 elif distance <= rank < 2 * distance:
                     dist.recv(data, rank - distance)
+                distance *= 2
+            tensor.copy_(data)
+        """,
+    ),
+    Mutant(
+        "The root sends to a rank without further ranks first, so the others begin a round too late",
+        "check_broadcast_rounds",
+        says="the broadcast to 4 ranks takes 3 rounds, 2 are enough",
+        answer="""
+        def tree_broadcast(tensor, root):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            place, data = (rank - root) % world, tensor.contiguous()
+            if place:
+                least = place & -place
+                dist.recv(data, (rank - least) % world)
+            else:
+                least = 1 << world.bit_length()
+            distance = 1
+            while distance < least:
+                if place + distance < world:
+                    dist.send(data, (rank + distance) % world)
                 distance *= 2
             tensor.copy_(data)
         """,

@@ -67,6 +67,15 @@ class Outcome:
         return self.check.points if self.passed else 0.0
 
 
+OF_AN_ANSWER = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""Exceptions of a check that a wrong structure, shape or number in an answer causes."""
+
+
+def unreadable() -> str:
+    """Return the words about an answer with which a check cannot compute."""
+    return tr("what came back does not have the form that the check reads")
+
+
 def run_check(check: Check, student: Student, seed: int) -> Outcome:
     """Run ``check`` with inputs drawn from ``seed``. Exceptions of the check and of the student's code are
     caught.
@@ -101,32 +110,47 @@ def _verdict(
         )
     except Ended as error:
         return error.status, str(error), error.words
-    except Exception as error:  # noqa: BLE001  an error of the check, not of the student
-        return _grader_error(f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001  an error in the check
+        reason = f"{type(error).__name__}: {error}"
+        if watched.answered and isinstance(error, OF_AN_ANSWER):
+            # The reference passes this check on the same inputs, so the student's answer is the cause.
+            return Status.WRONG, f"{unreadable()} ({reason})", unreadable()
+        return _grader_error(reason)
     if not trial.compared:
         return _grader_error("it compared nothing")
     return Status.OK, trial.explanation, trial.explanation
 
 
 class _Watched:
-    """``student``, and its last run on ranks."""
+    """``student``, its last run on ranks, and whether it has given an answer to the check."""
 
     def __init__(self, student: Student) -> None:
         self._student = student
         self._run: Run | None = None
+        self.answered = False
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return getattr(self._student, name)
+        function = getattr(self._student, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            value = function(*args, **kwargs)
+            self.answered = True
+            return value
+
+        return call
 
     def ranks(
         self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
     ) -> Run:
         self._run = None
         self._run = self._student.ranks(scenario, inputs_per_rank, nudge)
+        self.answered = True
         return self._run
 
     def get(self, name: str) -> Any:
-        return self._student.get(name)
+        value = self._student.get(name)
+        self.answered = True
+        return value
 
     def forgotten_wait(self) -> str:
         """Return what the student forgot in the last run that returned; it may explain a wrong result."""

@@ -146,7 +146,7 @@ class Trial:
     def _number(self, got: Any, name: _Name) -> float | int:
         self._claim(type(got) in (int, float), name, "{what} should be a number, not {got}", got=_Short(got))
         self._claim(_finite(got), name, "{what} is {got}, not a finite number", got=_Short(got))
-        return got
+        return got if abs(got) < 2**63 else float(got)  # arithmetic with a huge int would raise in the check
 
     def _tensor(
         self, got: Any, name: _Name, shape: Sequence[int] | None, dtype: torch.dtype | None

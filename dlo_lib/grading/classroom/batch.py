@@ -20,6 +20,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
+from dlo_lib.grading.checks.outcome import unreadable
 from dlo_lib.grading.checks.status import Status
 from dlo_lib.grading.classroom.export import (
     REPORTS,
@@ -249,7 +250,7 @@ class _Batch:
             self._note(job.student, "no judge finished this submission: see above")
         for question in stored.report.questions.values():
             for check in question.checks:
-                if check.status == GRADER_ERROR:
+                if check.status == GRADER_ERROR or check.message.startswith(unreadable()):
                     self._note(job.student, f"check {check.name}: {check.message}")
         if shutil.disk_usage(self.course).free < LEAST_FREE:
             raise self._full_disk()  # before an earlier row of this student is touched

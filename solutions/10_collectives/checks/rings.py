@@ -433,6 +433,14 @@ def check_ring_messages(student, t):
         no_rank_gathers(t, run)
         most = 2 * (world - 1) * math.ceil(size / world) * values[0].itemsize
         for rank in range(world):
+            far = next((to for to in targets(run, rank) if to not in ((rank - 1) % world, (rank + 1) % world)), None)
+            t.that(
+                far is None,
+                "rank {rank} of {world} sends to rank {far}, which is not its neighbour in the ring",
+                rank=rank,
+                world=world,
+                far=far,
+            )
             t.that(
                 sent(run, rank) <= most,
                 "too many bytes: rank {rank} of {world} sends {got}, a ring all-reduce of {whole} bytes sends {most}, 2 (N-1) chunks of B / N",
