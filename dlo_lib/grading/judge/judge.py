@@ -215,7 +215,8 @@ class Judge:
         ]
         checks.sort(key=lambda check: check.name in before and before[check.name].status is Status.TIMEOUT)
         cells = [cell for cell in self._cells_alone(question, submission) if cell.id not in left_out]
-        return self._attempt(cells, lambda at: self._run(at, {question: checks}, MAX_TIMEOUTS)[question])
+        timeouts = MAX_TIMEOUTS if self.budget.exceeded < MAX_TIMEOUTS else 1
+        return self._attempt(cells, lambda at: self._run(at, {question: checks}, timeouts)[question])
 
     def question(self, question: str, submission: Submission, outcomes: dict[str, Outcome]) -> QuestionReport:
         """Return the report of a question."""

@@ -14,8 +14,9 @@ from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.outcome import Ended, Status
 
 FULL_SECONDS, FULL_FACTOR = 10.0, 20.0  # at most the limit of the check, at least this
-SHORT_SECONDS, SHORT_FACTOR = 4.0, 3.0  # halved with each limit that is exceeded
-LOAD_SECONDS = 8.0  # the same for the cells
+SHORT_SECONDS, SHORT_FACTOR = 4.0, 5.0  # halved with each limit that is exceeded, down to
+LEAST_SECONDS = 1.0  # far more than most checks need, also on a loaded machine
+SHORT_PART = 5  # of the full limit, where the time of the reference solution is not known
 TOTAL_SECONDS, TOTAL_FACTOR = 60.0, 10.0  # of computing, for the whole submission
 SPENT = 3  # a submission without seconds left counts as one that has exceeded this many limits
 
@@ -50,9 +51,10 @@ class TimeBudget:
         if self.exceeded == 0:
             least = check.seconds if known is None else max(FULL_SECONDS, FULL_FACTOR * known)
         else:
-            least = max(SHORT_SECONDS / 2**self.exceeded, SHORT_FACTOR * (known or 0.0))
+            needed = check.seconds / SHORT_PART if known is None else SHORT_FACTOR * known
+            least = max(LEAST_SECONDS, SHORT_SECONDS / 2**self.exceeded, needed)
         return min(check.seconds, least)
 
     def load_seconds(self, full: float) -> float:
         """Return the limit of all cells together; ``full`` until a limit is exceeded."""
-        return full if self.exceeded == 0 else min(full, max(1.0, LOAD_SECONDS / 2**self.exceeded))
+        return full if self.exceeded == 0 else full / SHORT_PART
