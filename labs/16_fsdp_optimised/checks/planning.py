@@ -12,7 +12,17 @@ from itertools import pairwise
 from dlo_lib.grading.checks.contract import check, scenario
 from dlo_lib.labkit.compare import wrong_if
 
-from .twins import Blocks, Table, all_at_once, by_the_clock, followed, joined, least_time, through_blocks, too_large
+from .twins import (
+    Blocks,
+    Table,
+    all_at_once,
+    by_the_clock,
+    followed,
+    joined,
+    least_time,
+    through_blocks,
+    too_large,
+)
 
 KINDS = ("gather", "forward", "backward", "free", "reduce")
 
