@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -39,8 +40,9 @@ from dlo_lib.profiling import measure_memory
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.train.metrics import peak_memory
 
-UNITS, WIDTH, ROWS_OF_X = 6, 1024, 8
-TIMED = 5  # steps, of which the first is not timed
+UNITS, ROWS_OF_X = 6, 8
+WIDTH = int(os.environ.get("DLO_WIDTH", 1024))  # of a layer: a unit has 4 bytes x WIDTH x WIDTH
+TIMED = 4  # steps, of which the first is not timed
 COMPUTING = 0.015  # seconds of the forward of a layer; its backward takes twice as long
 LLAMA = LlamaConfig(512, 128, 384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32)
 LIBRARY_LAYERS, LIBRARY_WIDTH = 6, 64
