@@ -74,9 +74,16 @@ def uses_what_arrives(t: Trial, run: Run, kind: Kind | None = None, rank: int = 
         call: the number of the call of this kind on this rank, -1 for the last one.
     """
     calls = run.calls(rank, kind)
+    if kind is Kind.RECV and not calls:
+        calls = run.calls(rank, Kind.RECV_ANY)
     t.that(bool(calls), "rank {rank} receives nothing", rank=rank)
     same_kind = run.calls(rank, calls[-1].kind)
-    place = call % len(same_kind)
+    # The root of a broadcast receives nothing in it.
+    places = [
+        place for place, one in enumerate(same_kind) if one.kind is not Kind.BROADCAST or one.peer != rank
+    ]
+    t.that(bool(places), "rank {rank} receives nothing", rank=rank)
+    place = places[call % len(places)]
     chosen = same_kind[place]
     members = chosen.members
     begin = (members.index(rank) + 1) % len(members) * chosen.numel if chosen.kind is Kind.ALL_GATHER else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -200,16 +201,18 @@ class _CellMatcher:
             self.warnings.append(tr("given cell `{cell}` was edited: the source's is used", cell=known.id))
 
     def _answered_elsewhere(self) -> set[str]:
-        """Return the questions whose names an added cell defines: as in the notebook, the later definition
-        counts.
+        """Return the questions whose names an added cell defines or fills: as in the notebook, the later
+        definition counts.
         """
         solutions = {
             cell.id: _defined(cell.released) for cell in self.lab.cells if cell.kind is CellKind.SOLUTION
         }
-        own = [cell.source for cells in self.extras.values() for cell in cells]
-        return {
-            question for question, names in solutions.items() if any(_defines(text, names) for text in own)
-        }
+        every = frozenset().union(*solutions.values())
+        given: set[str] = set()
+        for text in (cell.source for cells in self.extras.values() for cell in cells):
+            if any(name in text for name in every):
+                given |= _defined(text) | _filled(text)
+        return {question for question, names in solutions.items() if not names.isdisjoint(given)}
 
     def _in_order(self) -> Iterator[SubmissionCell]:
         yield from self.extras.get(None, [])
@@ -252,11 +255,26 @@ def _defined(text: str) -> frozenset[str]:
     return frozenset(names or re.findall(r"^(?:def|class)\s+(\w+)", text, re.MULTILINE))
 
 
+def _filled(text: str) -> frozenset[str]:
+    """Return the names whose items the text sets, as in ``quiz["q1"] = "a"`` or ``quiz.update(q1="a")``."""
+    changed = [
+        node.value if isinstance(node, ast.Subscript) else node.func.value  # type: ignore[union-attr]
+        for node in ast.walk(_parsed(text))
+        if (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
+        or (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update"
+        )
+    ]
+    return frozenset(node.id for node in changed if isinstance(node, ast.Name))
+
+
 def _parsed(text: str) -> ast.Module:
     if len(text) > MAX_PARSED:
         return ast.Module([], [])
     try:
-        return ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a text may have thousands of invalid escapes
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 

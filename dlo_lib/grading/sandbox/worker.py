@@ -154,7 +154,31 @@ def _run_cell(cell: Mapping[str, Any], names: dict[str, Any], channel: Channel) 
                 asyncio.run(result)
         except BaseException as error:  # noqa: BLE001  also SystemExit: the next cell runs, as in a notebook
             fault = asdict(fault_of(error))
+            if type(error) is NameError and cell["own"]:
+                _define_the_rest(cell["source"], f"<cell {cell['id']}>", error, names)
     return {"cell": cell["id"], "fault": fault, "cut": output.size > MAX_OUTPUT}
+
+
+def _define_the_rest(source: str, file: str, error: NameError, names: dict[str, Any]) -> None:
+    """Run the functions, classes and imports below the line at which an own cell failed.
+
+    A measurement above them may use a name of a given cell that the judge does not run; in the notebook the
+    whole cell runs.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != file:
+        trace = trace.tb_next
+    if trace is None:
+        return
+    try:
+        statements = ast.parse(source, file).body
+    except SyntaxError:  # a cell with magics
+        return
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    for statement in statements:
+        if isinstance(statement, kinds) and statement.lineno > trace.tb_lineno:
+            with contextlib.suppress(Exception):  # the cell has failed already
+                exec(compile(ast.Module([statement], []), file, "exec"), names)
 
 
 def _compiled(source: str, file: str, own: bool) -> CodeType:
