@@ -257,14 +257,12 @@ def _defined(text: str) -> frozenset[str]:
 
 def _filled(text: str) -> frozenset[str]:
     """Return the names whose items the text sets, as in ``quiz["q1"] = "a"`` or ``quiz.update(q1="a")``."""
-    changed = [
-        node.value if isinstance(node, ast.Subscript) else node.func.value  # type: ignore[union-attr]
-        for node in ast.walk(_parsed(text))
-        if (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
-        or (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update"
-        )
-    ]
+    changed: list[ast.expr] = []
+    for node in ast.walk(_parsed(text)):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            changed.append(node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            changed += [node.func.value] * (node.func.attr == "update")
     return frozenset(node.id for node in changed if isinstance(node, ast.Name))
 
 
