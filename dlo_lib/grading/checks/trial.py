@@ -131,6 +131,8 @@ class Trial:
             self._number(got, name)
             near = abs(got - want) <= atol + rtol * abs(want)
             message = "{what} is {got:.6g}, expected {want:.6g}"
+            if f"{got:.6g}" == f"{want:.6g}":
+                message = "{what} is {got:.15g}, expected {want:.15g}"
             self._claim(bool(near), name, message, got=got, want=want)
             return
         self._tensor(got, name, want.shape, want.dtype)

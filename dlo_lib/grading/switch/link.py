@@ -26,7 +26,7 @@ from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.grading.checks.codec import DTYPES, HEAD
 from dlo_lib.grading.switch.request import MAX_UNWAITED
-from dlo_lib.grading.switch.wire import flat, frame
+from dlo_lib.grading.switch.wire import frame, memory_of
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_SITE = 180  # longest file name, in characters, that is sent
@@ -223,7 +223,7 @@ class Link:
                     if target.is_contiguous()
                     else torch.empty_like(target, memory_format=torch.contiguous_format)
                 )
-                self._fill(flat(whole).numpy().data)
+                self._fill(memory_of(whole))
                 if whole is not target:
                     target.copy_(whole)
 

@@ -11,6 +11,7 @@ may itself be blocked in a send.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
 from collections import deque
@@ -45,10 +46,21 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor; the view keeps the tensor alive.
+
+    ``tensor.numpy()`` would forbid for ever that the student's code resizes the storage.
+    """
+    tensor = flat(tensor)
+    memory = (ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(memory)
+
+
 def frame(head: dict[str, Any], tensors: Sequence[Tensor] = ()) -> list[memoryview]:
     """Return the pieces of a frame; large tensors are not copied and must not change before they are sent."""
     tree = json.dumps(head).encode()
-    blobs = [flat(tensor).numpy().data for tensor in tensors if tensor.numel()]
+    blobs = [memory_of(tensor) for tensor in tensors if tensor.numel()]
     size = sum(blob.nbytes for blob in blobs)
     start = HEAD.pack(len(tree), size) + tree
     if size <= PIECE:

@@ -74,6 +74,28 @@ def mine(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return (torch.randn(*shape, generator=generator) * 8).to(dtype)
 
 
+def freed_and_used_again() -> list[Tensor]:
+    """Free tensors that were sent and received, as FSDP does, and allocate them again."""
+    row, whole = mine(7), torch.zeros(7 * dist.get_world_size())
+    dist.all_gather_into_tensor(whole, row)
+    large, total = mine(40_000), torch.zeros(40_000)
+    dist.all_reduce(large)
+    total.copy_(large)
+    gathered = whole.clone()
+    for tensor in (row, whole, large):
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        storage.resize_(0)
+        storage.resize_(size)
+        tensor.fill_(1)
+    return [gathered, total, row + whole[:7] + large[:7]]
+
+
+def test_tensors_of_messages_can_be_freed() -> None:
+    got, _ = on_switch(freed_and_used_again, 2)
+    assert same(got, run_ranks(freed_and_used_again, 2, explain=Explain.OFF))
+
+
 # -- each operation, against gloo
 
 
