@@ -550,7 +550,6 @@ def check_same_gradients(student, t):
 @check("checkpoint", points=2, seconds=20)
 def check_dropout(student, t):
     "Backward repeats the dropout of forward"
-    same_inputs(student, t, checkpoint_case(t, 0.0, 1))
     case = checkpoint_case(t, 0.5, t.integer(1, 3))
     (got,), want = checkpoint_run(student, checkpointed, [case]).results, without_checkpoints(**case)
     t.close(got["output"], want["output"], "the output with dropout", atol=1e-10)
@@ -558,7 +557,10 @@ def check_dropout(student, t):
         "without dropout the gradient of x is right, with dropout it is wrong: "
         "the second computation must begin with the random state that forward began with"
     )
-    t.that(near(got["x"], want["x"], atol=1e-10), message)
+    right = near(got["x"], want["x"], atol=1e-10)
+    if not right:
+        same_inputs(student, t, checkpoint_case(t, 0.0, 1))  # another mistake, if the gradient is wrong without dropout too
+    t.that(right, message)
 
 
 @check("checkpoint", points=2, seconds=30)
@@ -577,10 +579,11 @@ def check_blocks_forgotten(student, t):
 @check("checkpoint", points=1, seconds=20)
 def check_random_state(student, t):
     "Backward does not change the state of the random generator"
-    same_inputs(student, t, checkpoint_case(t, 0.0, 1))
     case = checkpoint_case(t, 0.5, t.integer(1, 3))  # dropout: each computation changes the state
     (got,), want = checkpoint_run(student, checkpointed, [case]).results, without_checkpoints(**case)
     t.close(got["output"], want["output"], "the output with dropout", atol=1e-10)
+    has_run = type(got["x"]) is Tensor and bool(got["x"].abs().sum() > 0)
+    t.that(has_run, "not tested yet: backward gives x no gradient, see the first check")
     t.that(
         bool(torch.equal(got["random"], want["random"])),
         "After backward the random generator does not have the state that it had before.",
