@@ -300,8 +300,8 @@ def large_at_rest(student, rank, world, seed, width, count, parts):
 
 
 @scenario
-def whole_state(student, rank, world, sizes, state, compute, buffer):
-    """``full_state`` of a sharded Llama, as a list of names and one of tensors."""
+def whole_state(student, rank, world, sizes, state, compute, buffer, scale):
+    """``full_state`` of a sharded Llama whose shards were multiplied by ``scale``, as a step changes them."""
     from dlo_lib.models.llama import Block, Llama, LlamaConfig
 
     model = Llama(LlamaConfig(**sizes))
@@ -309,6 +309,10 @@ def whole_state(student, rank, world, sizes, state, compute, buffer):
     if buffer is not None:
         model.layers[0].register_buffer("seen", buffer)
     units = student.shard_model(model, Block, None if compute is None else getattr(torch, compute))
+    with torch.no_grad():
+        for unit in units:
+            for shard in unit.shards:
+                shard.mul_(scale)
     return student.full_state(model, units)
 
 

@@ -352,16 +352,21 @@ def check_at_rest(student, t):
 
 
 def state_run(student, t, world: int, compute: str | None = None, tied: bool = False, buffer: Tensor | None = None, only: str = ""):
-    """``full_state`` is the state that was sharded; the run, and the sizes. ``only``: compare this name only."""
+    """``full_state`` is the state of the shards, which change after sharding; the run, and the sizes.
+    ``only``: compare this name only."""
     sizes = {**TINY, "tied_embeddings": tied}
-    state = whole_state_of(t, sizes, torch.float32)
-    run = student.ranks(whole_state, [{"sizes": sizes, "state": state, "compute": compute, "buffer": buffer}] * world)
-    want = {**state, **({} if buffer is None else {"layers.0.seen": buffer})}
+    state, scale = whole_state_of(t, sizes, torch.float32), 2.0 ** t.integer(1, 3)
+    inputs = {"sizes": sizes, "state": state, "compute": compute, "buffer": buffer, "scale": scale}
+    run = student.ranks(whole_state, [inputs] * world)
+    want = {**{name: scale * weight for name, weight in state.items()}, **({} if buffer is None else {"layers.0.seen": buffer})}
     for rank, got in enumerate(run.results):
         t.that(type(got) is dict, "full_state should return a dict")
         for name, right in want.items():
             if name == only or not only:
                 t.that(name in got, "the state of rank {rank} of {world} lacks {name}", rank=rank, world=world, name=name)
+                before = "{name} on rank {rank} of {world} is that before the shards changed: gather the rows when full_state is called"
+                if name in state:
+                    wrong_if(t, got[name], right, {before: state[name]}, name=name, rank=rank, world=world)
                 t.close(
                     got[name], right, "{name} in the state of rank {rank} of {world}", name=name, rank=rank, world=world, atol=0, rtol=0
                 )
