@@ -143,7 +143,9 @@ class Worker:
                 if (more := self.more_time(deadline)) > 0:
                     deadline = deadline_after(more)
                     continue
-                raise self.ended() if self._over_limit else Ended(Status.TIMEOUT, self._no_answer()) from None
+                raise (
+                    self.ended() if self._out_of_memory() else Ended(Status.TIMEOUT, self._no_answer())
+                ) from None
             except (EOFError, OSError):
                 raise self.ended() from None
             if answer is not None:
@@ -237,13 +239,19 @@ class Worker:
         self._many = running > MOST_RUNNING
         memory = self.usage().memory + (0 if self._supervised else socket_bytes(self._root))
         self._peak = max(self._peak, memory)
-        if memory > self._memory:
+        if memory > self._memory or self._out_of_memory():
             self._over_limit = True
             self._kill()
 
+    def _out_of_memory(self) -> bool:
+        """Return whether the worker has exceeded its limit, or the kernel has killed one of its processes
+        because of it; the others may wait for ever.
+        """
+        return self._over_limit or (self.group is not None and self.group.oom_killed)
+
     def ended(self) -> Ended:
         """Return the reason for which the process ended."""
-        if self._over_limit or (self.group is not None and self.group.oom_killed):
+        if self._out_of_memory():
             text = tr(
                 "more than {limit} MiB of memory used ({peak} MiB)",
                 limit=self._memory >> 20,

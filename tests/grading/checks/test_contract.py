@@ -157,6 +157,42 @@ def test_an_exception_in_a_check_is_a_grader_error() -> None:
     assert "instructor" in outcome.words
 
 
+class Answering:
+    """A student whose functions return what the check cannot compute with."""
+
+    def text(self) -> str:
+        return "text"
+
+    def large(self) -> int:
+        return 10**308
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda student, t: t.that(student.text() + 1 > 0, ""),
+        lambda student, t: t.that(student.text()["key"] > 0, ""),
+        lambda student, t: t.that(1 / len(student.text()[4:]) > 0, ""),
+        lambda student, t: t.that(student.text().item() > 0, ""),
+    ],
+)
+def test_an_answer_with_which_a_check_cannot_compute_is_wrong_and_no_error_of_the_grader(
+    function: Callable[[Any, Trial], None],
+) -> None:
+    outcome = run_check(check("q", points=2)(function), Answering(), 0)  # type: ignore[arg-type]
+    assert (outcome.status, outcome.points) == (Status.WRONG, 0.0)
+    assert outcome.words == "what came back does not have the form that the check reads"
+    assert "Error" in outcome.message
+
+
+def test_a_huge_integer_does_not_stop_the_arithmetic_of_a_check() -> None:
+    def function(student: Any, t: Trial) -> None:
+        t.that(t.number(student.large(), "it") * 60.5 < 1e9, "too large")
+
+    outcome = run_check(check("q", points=2)(function), Answering(), 0)  # type: ignore[arg-type]
+    assert (outcome.status, outcome.words) == (Status.WRONG, "too large")
+
+
 def test_an_ended_process_keeps_its_status_and_words() -> None:
     def dies(student, t):
         raise Ended(Status.OOM, "too much")

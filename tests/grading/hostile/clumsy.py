@@ -427,6 +427,24 @@ def an_answer_at_the_end(notebook: Notebook, folder: Path) -> None:
 
 
 @case("GRADED", PLAIN)
+def a_quiz_filled_in_a_cell_below(notebook: Notebook, folder: Path) -> None:
+    answers = cell(notebook, "quiz")["source"]
+    cell(notebook, "quiz")["source"] = 'quiz = {"q1": ""}'
+    place = notebook["cells"].index(cell(notebook, "quiz")) + 1
+    fill = "\nfor name, letter in mine.items():\n    quiz[name] = letter"
+    notebook["cells"].insert(place, own_cell(answers.replace("quiz =", "mine =") + fill))
+
+
+@case("GRADED", PLAIN)
+def a_helper_below_a_line_that_needs_a_measurement(notebook: Notebook, folder: Path) -> None:
+    """The judge runs no measurements, so the first line fails there and not in the notebook."""
+    text = "print(seconds_of_the_measurement)\ndef largest(x):\n    return x.float().abs().amax(dim=1)"
+    place = notebook["cells"].index(cell(notebook, "scale"))
+    notebook["cells"].insert(place, own_cell(text))
+    cell(notebook, "scale")["source"] = "def absmax_scale(x):\n    return largest(x) / 127"
+
+
+@case("GRADED", PLAIN)
 def in_another_time_zone(notebook: Notebook, folder: Path) -> None:
     (folder / "timestamp.txt").write_text("9999-12-31 23:59:59 -1400")
     cell(notebook, "scale")["source"] += (

@@ -187,7 +187,8 @@ def quantise(x):
     return torch.ones(1 << 42)
 
 
-# %% all_memory_in_children {"question": "quantise", "status": "OOM", "says": "MiB of memory used"}
+# %% all_memory_in_children {"question": "quantise", "status": ""}
+# Out of memory, or out of time on a loaded machine, where the children have the priority of one process.
 import os, time
 
 
