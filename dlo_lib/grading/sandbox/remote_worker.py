@@ -245,7 +245,7 @@ class Worker:
 
     def _out_of_memory(self) -> bool:
         """Return whether the worker has exceeded its limit, or the kernel has killed one of its processes
-        because of it; the others may wait for ever.
+        because of it; the others may wait without an end.
         """
         return self._over_limit or (self.group is not None and self.group.oom_killed)
 

@@ -49,7 +49,7 @@ def flat(tensor: Tensor) -> Tensor:
 def memory_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor; the view keeps the tensor alive.
 
-    ``tensor.numpy()`` would forbid for ever that the student's code resizes the storage.
+    ``tensor.numpy()`` would forbid the student's code to resize the storage.
     """
     tensor = flat(tensor)
     memory = (ctypes.c_ubyte * tensor.numel()).from_address(tensor.data_ptr())
