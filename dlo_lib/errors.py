@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 
 EXIT_BAD_INPUT = 2
@@ -46,6 +46,13 @@ def require_count(name: str, value: object, least: int = 1) -> None:
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """Return up to three names of ``known`` that are similar to ``name``."""
     return difflib.get_close_matches(name.lower(), sorted(known), n=3, cutoff=0.5)
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, then what caused it, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def no_space(path: object, error: OSError) -> UserError | None:

@@ -145,7 +145,7 @@ def collect(
 
 def _wait_for_grader(process: str) -> None:
     text = "waiting until the grader (process {process}) is done with the lab"
-    Console(stderr=True).print(tr(text, process=process), markup=False)
+    _show_notes([tr(text, process=process)])
 
 
 def _show(inventory: Inventory) -> None:
@@ -258,11 +258,8 @@ def export(
         console.print(tr("{number} students in {file}", number=len(table.rows), file=out), soft_wrap=True)
     _show_notes(table.notes)
     if broken := [row.student for row in table.rows if has_no_points(row)]:
-        Console(stderr=True).print(
-            tr("no points, because grading failed or was not run: {students}", students=", ".join(broken)),
-            soft_wrap=True,
-            markup=False,
-        )
+        text = "no points, because grading failed or was not run: {students}"
+        _show_notes([tr(text, students=", ".join(broken))])
 
 
 def _show_notes(notes: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nbgrader.apps.api import NbGraderAPI
 
-from dlo_lib.errors import UserError
+from dlo_lib.errors import UserError, causes_of
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.outcome import unreadable
 from dlo_lib.grading.checks.status import Status
@@ -312,13 +312,10 @@ def _check_cells(course: NbGraderAPI, lab: LabSource) -> None:
         raise UserError(tr(text, lab=lab.info.directory, questions=", ".join(dict.fromkeys(changed))))
 
 
-def _is_full(error: BaseException | None) -> bool:
+def _is_full(error: BaseException) -> bool:
     """Return whether an error, or what caused it, is a full disk or quota; SQLite reports it in words."""
-    while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return any(getattr(one, "errno", None) in full or "disk is full" in str(one) for one in causes_of(error))
 
 
 def _ran_out(report: Report) -> bool:

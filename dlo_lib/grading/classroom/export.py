@@ -9,7 +9,7 @@ JSON; times are in a separate file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -189,6 +189,7 @@ def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
 def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     """Return the grades of ``lab`` in the gradebook, a row for every student of the roster."""
     notes = []
+    refused = refused_students(grades_folder(course, lab))
     with course.gradebook as gradebook:
         notebook = gradebook.find_notebook(lab.name, lab.directory)
         maxima = {cell.name.removeprefix(TEST_PREFIX): cell.max_score for cell in notebook.grade_cells}
@@ -200,7 +201,7 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
         rows = []
         for student in sorted(student.id for student in gradebook.students):
             scores, penalty = dict.fromkeys(questions, 0.0), 0.0
-            graded, status, checks = _status(course, lab, student)
+            graded, status, checks = _status(course, lab, student, refused)
             if graded:  # otherwise the gradebook has the points of an earlier grading
                 submitted = gradebook.find_submission_notebook(lab.name, lab.directory, student)
                 scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
@@ -233,7 +234,9 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     return GradeTable(lab, questions, tuple(rows), tuple(notes))
 
 
-def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str, str]:
+def _status(
+    course: NbGraderAPI, lab: LabInfo, student: str, refused: Collection[str]
+) -> tuple[bool, str, str]:
     """Return whether there is a graded notebook, the judge's status of the submission, and the version of the
     checks.
     """
@@ -246,7 +249,7 @@ def _status(course: NbGraderAPI, lab: LabInfo, student: str) -> tuple[bool, str,
         return True, str(stored.get("status", GRADED)), str(stored.get("checks", ""))
     submitted = Path(directory.format_path(directory.submitted_directory, student, lab.directory))
     if not submitted.is_dir():
-        return False, REFUSED if student in refused_students(grades_folder(course, lab)) else NO_ATTEMPT, ""
+        return False, REFUSED if student in refused else NO_ATTEMPT, ""
     return False, NOT_GRADED if _stored(course, lab, student) is None else GRADER_ERROR, ""
 
 

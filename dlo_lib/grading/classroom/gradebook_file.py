@@ -15,7 +15,7 @@ from pathlib import Path
 from nbgrader.apps.api import NbGraderAPI
 from sqlalchemy.engine import make_url
 
-from dlo_lib.errors import UserError
+from dlo_lib.errors import UserError, causes_of
 from dlo_lib.text import tr
 
 BACKUPS = "gradebook-backups"
@@ -31,13 +31,9 @@ def patient_url(url: str) -> str:
     return make_url(url).update_query_dict({"timeout": str(LOCK_SECONDS)}).render_as_string(False)
 
 
-def is_locked(error: BaseException | None) -> bool:
+def is_locked(error: BaseException) -> bool:
     """Return whether an error, or what caused it, is a gradebook that another program holds."""
-    while error is not None:
-        if "database is locked" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any("database is locked" in str(one) for one in causes_of(error))
 
 
 def locked_gradebook(folder: Path) -> UserError:

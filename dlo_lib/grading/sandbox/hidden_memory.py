@@ -21,6 +21,7 @@ import termios
 import time
 from collections.abc import Iterable, Iterator
 
+from dlo_lib.grading.sandbox.limits import task_state, tasks_of
 from dlo_lib.grading.switch.memory import read_proc
 
 TERMINAL_BYTES = 160 << 10  # the buffers of both directions: 64 KiB each, and 4 KiB of lines
@@ -29,6 +30,7 @@ SOCKET_BYTES = 1 << 20  # the most that the buffers of one socket hold, rounded 
 # 5 to 7 MiB until a scenario begins, and 2 to 5 MiB more until a mark.
 COPIED_BEFORE, COPIED_MEANWHILE = 8 << 20, 6 << 20
 STOP_SECONDS = 1.0
+STOPPED = ("T", "t", "X", "Z", "")  # states of a thread that moves no data, and of one that has ended
 
 
 def pipe_bytes(pids: Iterable[int]) -> int:
@@ -99,14 +101,14 @@ def stopped(handle: int, pid: int) -> Iterator[None]:
         handle: the pidfd of the process.
         pid: its process id.
     """
-    if len(_threads(pid)) < 2:
+    if len(tasks_of(pid)) < 2:
         yield
         return
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGSTOP)
     try:
         end = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < end and not all(_is_stopped(pid, thread) for thread in _threads(pid)):
+        while time.monotonic() < end and not all(task_state(pid, task) in STOPPED for task in tasks_of(pid)):
             select.select([], [], [], 0.0005)
         yield
     finally:
@@ -123,15 +125,3 @@ def _unread(path: str) -> int:
         return int(struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0])
     finally:
         os.close(descriptor)
-
-
-def _threads(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-
-
-def _is_stopped(pid: int, thread: str) -> bool:
-    fields = read_proc(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()
-    return not fields or fields[0] in "TtXZ"

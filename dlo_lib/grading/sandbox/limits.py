@@ -139,6 +139,19 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
+def tasks_of(pid: int) -> list[int]:
+    """Return the threads of a process; none if it has ended."""
+    try:
+        return [int(task) for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
+def task_state(pid: int, task: int) -> str:
+    """Return the state of a thread as a letter of proc(5), such as R; empty if it has ended."""
+    return "".join(read_proc(f"/proc/{pid}/task/{task}/stat").rpartition(")")[2].split()[:1])
+
+
 def scratch_bytes(pid: int, folders: Iterable[str] = ("tmp", "dev/shm")) -> int:
     """Return the bytes of the files in the /tmp and /dev/shm of a sandboxed process, which are in memory.
 

@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Iterable
 
-from dlo_lib.grading.switch.memory import read_proc
+from dlo_lib.grading.sandbox.limits import task_state, tasks_of
 
 STEP = 1.25
 LOWEST = 10  # a lower one could keep locks of the kernel for seconds
@@ -26,10 +26,10 @@ def share_processor(pids: Iterable[int]) -> tuple[int, int]:
     """Lower the priority of the tasks of these processes by the number of those that run; return the number
     of all tasks and of those that run.
     """
-    tasks = [(pid, int(task)) for pid in pids for task in _tasks(pid)]
+    tasks = [(pid, task) for pid in pids for task in tasks_of(pid)]
     if len(tasks) < 2:
         return len(tasks), len(tasks)
-    running = sum(_runs(pid, task) for pid, task in tasks)
+    running = sum(task_state(pid, task) == "R" for pid, task in tasks)
     if running > 1:
         nice = min(LOWEST, math.ceil(math.log(running, STEP)))
         for pid in {pid for pid, _ in tasks}:
@@ -41,14 +41,3 @@ def share_processor(pids: Iterable[int]) -> tuple[int, int]:
                 if os.getpriority(os.PRIO_PROCESS, task) < nice:
                     os.setpriority(os.PRIO_PROCESS, task, nice)
     return len(tasks), running
-
-
-def _tasks(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/task")
-    except OSError:  # it has ended
-        return []
-
-
-def _runs(pid: int, task: int) -> bool:
-    return read_proc(f"/proc/{pid}/task/{task}/stat").rpartition(")")[2].split()[:1] == ["R"]

@@ -17,7 +17,6 @@ import pytest
 from dlo_lib.grading.sandbox.cgroups import find_hierarchy
 from dlo_lib.grading.sandbox.hidden_memory import COPIED_BEFORE, COPIED_MEANWHILE
 from dlo_lib.grading.sandbox.host import Zygote
-from dlo_lib.grading.sandbox.isolation import find_isolation
 from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
 
 SIZE = 4 << 20
@@ -346,15 +345,6 @@ def overwrite(count):
                 count -= 1
     return count
 """
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Zygote]:
-    found = find_isolation()
-    if found.isolation is None:
-        pytest.skip(f"NOT TESTED HERE: the sandbox ({'; '.join(found.reasons)})")
-    with Zygote(isolation=found.isolation) as zygote:
-        yield zygote
 
 
 @pytest.fixture(params=["with the host's control groups", "without control groups"])

@@ -9,7 +9,6 @@ import pytest
 
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.sandbox.host import Zygote
-from dlo_lib.grading.sandbox.isolation import find_isolation
 from dlo_lib.grading.sandbox.limits import descendants
 from dlo_lib.grading.sandbox.processor_share import share_processor
 from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
@@ -26,15 +25,6 @@ def one(): spin()
 def renice():
     os.nice(-1)
 """
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Zygote]:
-    found = find_isolation()
-    if found.isolation is None:
-        pytest.skip(f"NOT TESTED HERE: the sandbox ({'; '.join(found.reasons)})")
-    with Zygote(isolation=found.isolation) as zygote:
-        yield zygote
 
 
 @pytest.fixture
