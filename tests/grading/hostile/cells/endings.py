@@ -173,7 +173,8 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-# %% all_memory {"question": "quantise", "status": "OOM", "says": "MiB of memory used", "row": "11"}
+# %% all_memory {"question": "quantise", "status": "", "row": "11"}
+# Out of memory, or out of time on a new virtual machine, to which the host gives 2 GiB in more than 10 s of CPU.
 held = []
 
 
