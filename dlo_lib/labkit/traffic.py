@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.checks.contract import Nudge, Run, Trial
+from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.labkit.compare import fields
 
 
@@ -98,6 +99,44 @@ def uses_what_arrives(t: Trial, run: Run, kind: Kind | None = None, rank: int = 
         "was changed on the way, and the result is the same. Compute with the received values"
     )
     t.that(not same, message, rank=rank, kind=chosen.kind.value, call=place + 1)
+
+
+def sends_one_of(
+    t: Trial, run: Run, kind: Kind, known: Sequence[Sequence[Tensor]], message: str, rtol: float = 1e-6
+) -> None:
+    """In each call of ``kind``, every rank sends the numbers of one of the tensors ``known[rank]``.
+
+    A rank that knows the inputs of the others could compute a right result and send messages of the right
+    size with other numbers. The order of the numbers is free, unless a call sends more than the run keeps.
+
+    Args:
+        rtol: largest norm of the difference, relative to the norm of the right numbers.
+    """
+    for rank in range(run.world):
+        for sent in run.numbers(rank, kind):
+            good = any(_same_numbers(sent, want, rtol) for want in known[rank])
+            t.that(good, message, **fields(message, rank=rank))
+
+
+def adds_up_to_one_of(
+    t: Trial, run: Run, kind: Kind, known: Sequence[Tensor], message: str, rtol: float = 1e-6
+) -> None:
+    """In each call of ``kind``, what the ranks send adds up to the numbers of one of ``known``, or to these
+    divided by the number of ranks.
+    """
+    for number, parts in enumerate(zip(*(run.numbers(rank, kind) for rank in range(run.world)))):
+        total = torch.stack([part.double() for part in parts]).sum(0)
+        good = any(_same_numbers(total, want / by, rtol) for want in known for by in (1, run.world))
+        t.that(good, message, **fields(message, call=number + 1))
+
+
+def _same_numbers(sent: Tensor, want: Tensor, rtol: float) -> bool:
+    got, right = sent.double(), want.reshape(-1).to(sent.dtype).double()
+    if right.numel() > got.numel() == KEPT_NUMBERS:
+        right = right[:KEPT_NUMBERS]
+    elif right.numel() == got.numel():
+        got, right = got.sort().values, right.sort().values
+    return got.shape == right.shape and bool((got - right).norm() <= rtol * right.norm())
 
 
 def plain(result: Any) -> list[Any]:

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.grading.checks.contract import Kind, Trial, Wrong, scenario
+from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.notebook.local_student import LocalStudent
-from dlo_lib.labkit.traffic import uses_what_arrives
+from dlo_lib.labkit.traffic import adds_up_to_one_of, sends_one_of, uses_what_arrives
 
 
 @scenario
@@ -32,6 +33,13 @@ def sends_and_forgets(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """The traffic is right; the result came on another way, here with the arguments."""
     dist.all_reduce(value)
     return whole
+
+
+def sends_zeros(value: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Also what arrives is added to the result, which so depends on it."""
+    zeros = torch.zeros_like(value)
+    dist.all_reduce(zeros)
+    return whole + zeros
 
 
 def judge(function, kind: Kind | None = None, which=summed, rank: int = 0) -> None:
@@ -61,3 +69,36 @@ def test_of_a_gather_the_part_of_another_rank_is_changed(rank: int) -> None:
     judge(lambda packed, whole: packed.chunk(2)[1 - rank], Kind.ALL_GATHER, gathered, rank)
     with pytest.raises(Wrong, match="does not depend"):
         judge(lambda packed, whole: packed.chunk(2)[rank].clone(), Kind.ALL_GATHER, gathered, rank)
+
+
+@pytest.mark.parametrize("size", [3, 2 * KEPT_NUMBERS])
+def test_the_numbers_of_a_message_are_compared(size: int) -> None:
+    values = [torch.arange(float(size)), torch.arange(float(size)) + 5]
+    inputs = [{"value": value, "whole": sum(values)} for value in values]
+    for function in (all_reduced, sends_zeros):
+        run = LocalStudent({"total": function}, 60).ranks(summed, inputs)
+        assert all(torch.equal(result["total"], values[0] + values[1]) for result in run.results)
+        uses_what_arrives(Trial(0), run, Kind.ALL_REDUCE)
+        if function is all_reduced:
+            known = [[torch.ones(2), value] for value in values]
+            sends_one_of(Trial(0), run, Kind.ALL_REDUCE, known, "")
+            adds_up_to_one_of(Trial(0), run, Kind.ALL_REDUCE, [torch.ones(2), values[0] + values[1]], "")
+        else:
+            with pytest.raises(Wrong, match="rank 0 sends other numbers"):
+                sends_one_of(
+                    Trial(0),
+                    run,
+                    Kind.ALL_REDUCE,
+                    [[value] for value in values],
+                    "rank {rank} sends other numbers",
+                )
+            with pytest.raises(Wrong, match="call 1"):
+                adds_up_to_one_of(Trial(0), run, Kind.ALL_REDUCE, [values[0] + values[1]], "call {call}")
+
+
+def test_the_order_of_the_numbers_and_an_earlier_division_are_free() -> None:
+    values = [torch.arange(3.0), torch.arange(3.0) + 5]
+    inputs = [{"value": value, "whole": sum(values)} for value in values]
+    run = LocalStudent({"total": all_reduced}, 60).ranks(summed, inputs)
+    sends_one_of(Trial(0), run, Kind.ALL_REDUCE, [[value.flip(0)] for value in values], "")
+    adds_up_to_one_of(Trial(0), run, Kind.ALL_REDUCE, [2 * (values[0] + values[1])], "")

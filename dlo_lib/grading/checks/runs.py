@@ -16,6 +16,7 @@ from dlo_lib.grading.checks.exceptions import Unmeasured, Wrong
 from dlo_lib.text import tr
 
 Value = TypeVar("Value")
+KEPT_NUMBERS = 4096  # of what a rank sends in one call, at most
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,16 @@ class Run:
 
     results: list[Any]
     traffic: tuple[tuple[Call, ...], ...] = ()
-    """The completed calls by rank, in the order of issue."""
+    """The calls by rank, in the order of issue, also messages that were never received."""
     held: Mapping[str, Mapping[int, int | None]] = field(default_factory=dict)
     """Memory in bytes by mark and rank; None if this machine cannot measure it."""
     issued: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """The number of calls that a rank had issued when it last passed a mark, by mark and rank."""
     unwaited: tuple[tuple[str, ...], ...] = ()
     """By rank, a description of each asynchronous call for which the rank never waited."""
+    sent: tuple[tuple[Tensor, ...], ...] = field(default=(), repr=False, compare=False)
+    """By rank and call, a vector of the first ``KEPT_NUMBERS`` that the rank sent; empty if it sent
+    nothing, or 16 MiB before this call."""
     repeat: Callable[[Nudge], Run] | None = field(default=None, repr=False, compare=False)
     """Runs the same scenario on the same inputs again, with a nudge."""
 
@@ -85,6 +89,10 @@ class Run:
     def calls(self, rank: int, kind: Kind | None = None) -> list[Call]:
         """Return the calls of ``rank``, of one kind or all."""
         return [call for call in self.traffic[rank] if kind in (None, call.kind)]
+
+    def numbers(self, rank: int, kind: Kind) -> list[Tensor]:
+        """Return the first numbers that ``rank`` sent in each call of ``kind``."""
+        return [sent for call, sent in zip(self.traffic[rank], self.sent[rank]) if call.kind is kind]
 
     def bytes(self, rank: int, kind: Kind | None = None) -> int:
         """Return the payload of these calls in bytes: the size of the full tensors."""

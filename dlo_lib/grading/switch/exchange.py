@@ -1,10 +1,10 @@
 """Match the calls of the ranks: the k-th collective of each member of a group, and each send with its
 receive.
 
-This module decides, computes and records; it has no sockets. It records completed calls as
-``comm.calls.Call``, one list per rank. It finds a deadlock from the calls that ranks have issued and those
-that they wait for (``comm.deadlock.stuck_ranks``), without a clock, as soon as it occurs. Messages come from
-``comm.deadlock.explanation``.
+This module decides, computes and records; it has no sockets. It records each call as ``comm.calls.Call``,
+also a message that is never received, and the first numbers that it sends. It finds a deadlock from the calls
+that ranks have issued and those that they wait for (``comm.deadlock.stuck_ranks``), without a clock, as soon
+as it occurs. Messages come from ``comm.deadlock.explanation``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dlo_lib.comm.calls import Call, Kind
@@ -30,12 +31,14 @@ from dlo_lib.comm.deadlock.stuck_ranks import (
 from dlo_lib.comm.deadlock.vocabulary import NameFile, ranks_in_words, what, where
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
+from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.switch.arithmetic import allowed, outputs
 from dlo_lib.grading.switch.request import CallRequest
 from dlo_lib.text import tr
 
 MAX_CALLS = 20_000  # of one rank
 MAX_HELD = 1 << 30  # bytes of all ranks in calls that are not matched yet
+KEPT_BYTES = 16 << 20  # of all calls of a rank
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,9 @@ class Exchange:
         self.views = {rank: RankView(rank, Activity.COMPUTING) for rank in range(world)}
         self.nudged = False
         self._nudge, self._name_file = nudge, name_file
-        self._passed: list[dict[int, Call]] = [{} for _ in range(world)]
+        self._calls: list[list[Call]] = [[] for _ in range(world)]
+        self._sent: list[list[Tensor]] = [[] for _ in range(world)]
+        self._kept_bytes = [0] * world
         self._by_seq: list[dict[int, Call]] = [{} for _ in range(world)]
         self._unwaited: list[list[Call]] = [[] for _ in range(world)]
         self._open: list[dict[int, tuple[CallRequest, Call]]] = [{} for _ in range(world)]
@@ -133,9 +138,15 @@ class Exchange:
 
     # -- state
 
-    def passed(self, rank: int) -> tuple[Call, ...]:
-        """Return the completed calls of ``rank``, in the order in which the rank issued them."""
-        return tuple(call for _, call in sorted(self._passed[rank].items()))
+    def calls(self, rank: int) -> tuple[Call, ...]:
+        """Return the calls of ``rank`` in the order of issue, also those that are not complete."""
+        return tuple(self._calls[rank])
+
+    def sent(self, rank: int) -> tuple[Tensor, ...]:
+        """Return the first numbers that ``rank`` sent in each of its calls, as a vector; empty where it sent
+        nothing.
+        """
+        return tuple(self._sent[rank])
 
     def unwaited(self, rank: int) -> tuple[str, ...]:
         """Return a description of each asynchronous call for which ``rank`` has not waited."""
@@ -245,6 +256,10 @@ class Exchange:
             raise NotPlain("a call number used twice")
         self._open[rank][request.seq] = (request, call)
         self._by_seq[rank][request.seq] = call
+        self._calls[rank].append(call)
+        first = _first_numbers(request.sent if self._kept_bytes[rank] < KEPT_BYTES else ())
+        self._sent[rank].append(first)
+        self._kept_bytes[rank] += first.nbytes
         if self._nudge is not None and self._nudge.hits(
             rank, request.kind, self._of_kind[rank][request.kind]
         ):
@@ -296,7 +311,6 @@ class Exchange:
             )
         rank, view = request.rank, self.views[request.rank]
         _, call = self._open[rank].pop(request.seq)
-        self._passed[rank][call.number] = call
         self._held -= request.held
         if view.waits_for is call:
             view.state, view.waits_for = Activity.COMPUTING, None
@@ -314,6 +328,19 @@ class Exchange:
             where=where(call, self._name_file),
         )
         return Wrong(f"{who}: {text}", tr("the ranks' calls do not agree"))
+
+
+def _first_numbers(tensors: Sequence[Tensor]) -> Tensor:
+    kept: list[Tensor] = []
+    left = KEPT_NUMBERS
+    for tensor in tensors:
+        kept.append(tensor.reshape(-1)[:left].clone())
+        left -= kept[-1].numel()
+        if left == 0:
+            break
+    if len({tensor.dtype for tensor in kept}) > 1:
+        kept = [tensor.double() for tensor in kept]
+    return kept[0] if len(kept) == 1 else torch.cat(kept) if kept else torch.empty(0)
 
 
 def _is_cell(name: str) -> bool:

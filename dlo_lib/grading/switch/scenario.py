@@ -92,7 +92,8 @@ def finished_run(
             rank=nudge.rank, element=nudge.element, kind=nudge.kind.value, call=nudge.call + 1,
         )  # fmt: skip
         raise Wrong(text, tr("the data that should pass between the ranks did not"))
-    traffic = tuple(service.exchange.passed(rank) for rank in range(len(results)))
+    traffic = tuple(service.exchange.calls(rank) for rank in range(len(results)))
+    sent = tuple(service.exchange.sent(rank) for rank in range(len(results)))
     last = final_marks(scenario)
     misplaced = {
         (name, rank)
@@ -107,7 +108,7 @@ def finished_run(
     for (name, rank), calls in service.marked.items():
         issued.setdefault(name, {})[rank] = calls
     unwaited = tuple(service.exchange.unwaited(rank) for rank in range(len(results)))
-    return Run(results, traffic, held, issued, unwaited, repeat)
+    return Run(results, traffic, held, issued, unwaited, sent, repeat)
 
 
 def as_wrong(fault: Fault, own: Mapping[str, Sequence[str]] | None = None) -> Wrong:

@@ -15,11 +15,13 @@ from dlo_lib.comm.calls import Call
 from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.order import comes_before, first_difference
-from dlo_lib.labkit.traffic import uses_what_arrives
+from dlo_lib.labkit.traffic import adds_up_to_one_of, passes_only, sends_one_of, uses_what_arrives
+from dlo_lib.models.llama import Block
 
-from .gathering import MIB
+from .gathering import GRADIENTS, MIB, ROWS, gathers_rows, reduces_gradients
 from .scenarios import backward_of_llama, large_at_rest, layers_in_order, prepared, trained, whole_state
 from .twins import (
+    expected_units,
     large_layers,
     layered,
     llama,
@@ -140,6 +142,14 @@ def same_llama(student, t, world: int, frozen: list[str], batches: int = 1) -> N
             rows = rows_of(batches * right, rank, world)
             t.close(shards[name], rows, what, name=name, rank=rank, world=world, rtol=1e-9, atol=1e-10)
         t.that(all(shards.get(name) is None for name in frozen), "a frozen parameter has a gradient on rank {rank}", rank=rank)
+    passes_only(
+        t, run, [Kind.ALL_GATHER, Kind.REDUCE_SCATTER], "rank {rank} used {kinds} too: a step needs gathers and reduce-scatters only"
+    )
+    units = [names for _, names in expected_units(sizes, [], Block)]
+    gathers_rows(t, run, [[state[same[0]] for same in names] for names in units])
+    each = [grads] if batches == 1 else [whole_gradients(sizes, state, frozen, [mine[i] for mine in own])[1] for i in range(batches)]
+    trained = [[world * grads[same[0]] for same in names if same[0] in grads] for grads in each for names in units]
+    reduces_gradients(t, run, [unit for unit in trained if unit])
 
 
 def layers_case(t, world: int, blocks: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -162,6 +172,8 @@ def order_run(student, t, world: int, blocks: int, parts: list[str] | None, time
                 unit = _unit(i)
                 t.that(mine is not None, what + " is missing", unit=unit, rank=rank, world=world)
                 t.close(mine, rows_of(times * right, rank, world), what, unit=unit, rank=rank, world=world, rtol=1e-9, atol=1e-12)
+    gathers_rows(t, run, [[tensor] for tensor in (first, *weights)])
+    reduces_gradients(t, run, [[world * grad] for grad in grads])
     return run, [packed_bytes([tensor.shape], world, 8) for tensor in (first, *weights)]
 
 
@@ -262,7 +274,7 @@ def rest_run(student, t, count: int, parts: list[str] | None):
     """Bytes of each rank after forward and after backward, of its rows, and of a whole unit."""
     seed, width, world = t.integer(0, 999), 1448 if count > 1 else 2048, 2
     run = student.ranks(large_at_rest, [{"seed": seed, "width": width, "count": count, "parts": parts}] * world)
-    loss, sums = large_layers(seed, width, count + 1)
+    loss, sums, first, grads = large_layers(seed, width, count + 1)
     for rank, (got, _) in enumerate(run.results):
         t.close(got, loss, "the loss of rank {rank}", rank=rank, rtol=1e-3)
     if parts != ["forward"]:
@@ -270,6 +282,9 @@ def rest_run(student, t, count: int, parts: list[str] | None):
             missing = any(shards[i] is None for _, shards in run.results)
             t.that(not missing, "the gradient of {unit} is missing", unit=_unit(i))
             t.close(sum(shards[i] for _, shards in run.results), want, "the sum of gradient {i}", i=i, rtol=2e-2, atol=1e-4)
+    sends_one_of(t, run, Kind.ALL_GATHER, list(zip(*first)), ROWS)
+    adds_up_to_one_of(t, run, Kind.REDUCE_SCATTER, [world * grad for grad in grads], GRADIENTS, rtol=1e-2)
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=0)
     backward = [] if parts == ["forward"] else [run.memory(rank, "after backward") for rank in range(world)]
     whole = 4 * width**2
     return [run.memory(rank, "after forward") for rank in range(world)], backward, (count + 1) * whole / world, whole

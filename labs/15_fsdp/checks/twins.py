@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.models.llama import Llama, LlamaConfig
 
@@ -148,8 +149,9 @@ def layered(first: Tensor, weights: list[Tensor], xs: list[Tensor], dtype: torch
 
 
 @twin
-def large_layers(seed: int, width: int, count: int) -> tuple[float, list[float]]:
-    """The loss of ``count`` large layers, and the sum of the gradient of each."""
+def large_layers(seed: int, width: int, count: int) -> tuple[float, list[float], list[Tensor], list[Tensor]]:
+    """The loss of ``count`` large layers, and of each the sum of the gradient, and the first numbers of the rows of each of two ranks and
+    of the gradient."""
     random = torch.Generator().manual_seed(seed)
     weights = [(torch.randn(width, width, generator=random) / width**0.5).requires_grad_() for _ in range(count)]
     x = torch.randn(2, width, generator=random)
@@ -157,7 +159,8 @@ def large_layers(seed: int, width: int, count: int) -> tuple[float, list[float]]
         x = torch.tanh(x @ weight)
     loss = x.square().mean()
     grads = torch.autograd.grad(loss, weights)
-    return float(loss.detach()), [float(grad.sum()) for grad in grads]
+    first = [torch.stack([rows_of(weight.detach(), rank, 2).flatten()[:KEPT_NUMBERS] for rank in range(2)]) for weight in weights]
+    return float(loss.detach()), [float(grad.sum()) for grad in grads], first, [grad.flatten()[:KEPT_NUMBERS].clone() for grad in grads]
 
 
 def expected_units(sizes: Mapping[str, Any], ties: list[list[str]], kind: type) -> list[tuple[str, list[list[str]]]]:

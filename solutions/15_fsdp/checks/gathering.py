@@ -5,16 +5,38 @@ Traffic is counted outside the student's process; bytes are exact, padding inclu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Nudge, check
 from dlo_lib.labkit.compare import near
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import passes_exactly, passes_only
+from dlo_lib.labkit.traffic import adds_up_to_one_of, passes_exactly, passes_only, sends_one_of, uses_what_arrives
 
 from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced, stored
 from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of
+
+# -- what messages carry
+
+# Ranks that know the inputs of all others, such as weights from a seed, could otherwise compute the results without the unit, and send
+# messages of the right sizes with other numbers.
+ROWS = "rank {rank} gathers other numbers than the rows of a unit: the message of unshard is unit.row, in compute_dtype"
+GRADIENTS = "in reduce-scatter {call} the ranks send other numbers than the packed gradients of a unit"
+
+
+def gathers_rows(t, run, units: Sequence[Sequence[Tensor]]) -> None:
+    """Every all-gather of a rank carries its packed row of one of ``units``, each given by its whole parameters."""
+    known = [[packed_row(list(unit), rank, run.world) for unit in units] for rank in range(run.world)]
+    sends_one_of(t, run, Kind.ALL_GATHER, known, ROWS)
+
+
+def reduces_gradients(t, run, units: Sequence[Sequence[Tensor]], rtol: float = 1e-6) -> None:
+    """Every reduce-scatter carries the gradients of one of ``units``, each given by the sums of its gradients over the ranks."""
+    packed = [torch.cat([packed_row(list(unit), rank, run.world) for rank in range(run.world)]) for unit in units]
+    adds_up_to_one_of(t, run, Kind.REDUCE_SCATTER, packed, GRADIENTS, rtol)
+
 
 # -- unshard
 
@@ -151,10 +173,12 @@ def check_freed(student, t):
     seed, width = t.integer(0, 999), 1448
     run = student.ranks(large_freed, [{"seed": seed, "width": width}] * 2)
     random = torch.Generator().manual_seed(seed)
-    want = [torch.randn(width, width, generator=random)[0, :4] for _ in range(2)]
+    wholes = [torch.randn(width, width, generator=random) for _ in range(2)]
     for rank, got in enumerate(run.results):
-        for mine, right in zip(t.items(got, 2, "the whole parameters"), want):
+        for mine, right in zip(t.items(got, 2, "the whole parameters"), [whole[0, :4] for whole in wholes]):
             t.close(mine, right, "a whole parameter on rank {rank}", rank=rank)
+    gathers_rows(t, run, [wholes])
+    uses_what_arrives(t, run, Kind.ALL_GATHER, rank=1)
     row = 4 * width**2  # half of two matrices
     message = (
         "never freed: rank {rank} holds {held:.0f} MiB after reshard, but its row has {row:.0f}. Free the storage of every whole parameter"
@@ -293,8 +317,10 @@ def check_gradients_freed(student, t):
     seed, width = t.integer(0, 999), 2048
     run = student.ranks(large_reduced, [{"seed": seed, "width": width}] * 2)
     random = torch.Generator().manual_seed(seed)
-    whole = float(torch.randn(width, width, generator=random).double().sum())
-    t.close(sum(run.results), whole, "the sum of the gradients of all shards", rtol=1e-3, atol=1e-2)
+    grad = torch.randn(width, width, generator=random)
+    t.close(sum(run.results), float(grad.double().sum()), "the sum of the gradients of all shards", rtol=1e-3, atol=1e-2)
+    reduces_gradients(t, run, [[2 * grad]])
+    uses_what_arrives(t, run, Kind.REDUCE_SCATTER, t.integer(0, 1))
     own = 2 * 4 * width**2 / 2  # the row and its gradient
     message = (
         "rank {rank} holds {held:.0f} MiB after reduce_gradients, but its row and their gradients have {own:.0f}: a whole gradient is "

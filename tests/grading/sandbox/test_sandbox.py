@@ -488,7 +488,7 @@ def attack():
 """
     processor = min(os.sched_getaffinity(0))
     busy = f"import os\nos.sched_setaffinity(0, {{{processor}}})\nprint(flush=True)\nwhile True: pass"
-    # Sessions of their own, because the kernel shares a processor between sessions first
+    # Separate sessions, because the kernel shares a processor between sessions first
     start = functools.partial(subprocess.Popen, stdout=subprocess.PIPE, start_new_session=True)
     others = [start([sys.executable, "-c", busy]) for _ in range(4)]
     try:

@@ -53,7 +53,7 @@ def on_switch(work: Work, world: int, nudge: Nudge | None = None) -> tuple[list[
 
 def calls(switch: LocalSwitch, rank: int) -> list[Kind]:
     assert switch.service is not None
-    return [call.kind for call in switch.service.exchange.passed(rank)]
+    return [call.kind for call in switch.service.exchange.calls(rank)]
 
 
 def same(got: Any, want: Any) -> bool:
@@ -418,7 +418,7 @@ def test_completed_calls_are_recorded() -> None:
     assert calls(switch, 0) == [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.SEND]
     assert calls(switch, 1) == [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.RECV]
     assert switch.service is not None
-    reduce, gather, send = switch.service.exchange.passed(0)
+    reduce, gather, send = switch.service.exchange.calls(0)
     assert (reduce.payload_bytes, reduce.ring_bytes, reduce.site.function) == (24, 24.0, "a_few")
     assert (gather.payload_bytes, gather.ring_bytes, gather.dtype) == (16, 8.0, "bfloat16")
     assert (send.peer, send.tag, send.payload_bytes) == (1, 5, 12)

@@ -19,9 +19,10 @@ import torch
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.checks.codec import HEAD, MAX_TENSORS, NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
+from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.switch import exchange, server
-from dlo_lib.grading.switch.exchange import Exchange
-from dlo_lib.grading.switch.request import CallRequest, read
+from dlo_lib.grading.switch.exchange import KEPT_BYTES, Exchange
+from dlo_lib.grading.switch.request import CallRequest, TensorSpec, read
 from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 
@@ -211,12 +212,40 @@ def test_a_message_is_compared_only_with_waiting_ones() -> None:
     assert asked <= many * many
 
 
-def test_an_unmatched_call_is_not_recorded() -> None:
+def test_a_call_is_recorded_when_it_is_made() -> None:
     switch = Exchange(2, str)
     switch.issue(request(0, 1))
-    assert switch.passed(0) == ()
+    assert [len(switch.calls(rank)) for rank in range(2)] == [1, 0]
     assert len(switch.issue(request(1, 1))) == 2
-    assert [len(switch.passed(rank)) for rank in range(2)] == [1, 1]
+    assert [len(switch.calls(rank)) for rank in range(2)] == [1, 1]
+
+
+def test_a_message_that_is_not_received_is_recorded() -> None:
+    """Also one to the rank itself, where a student could keep a tensor."""
+    switch = Exchange(2, str)
+    switch.issue(request(0, 1, kind="send", peer=0, expected=[], reduction=""))
+    assert [call.kind for call in switch.calls(0)] == [Kind.SEND]
+    assert len(switch.sent(0)) == 1
+
+
+def test_the_first_numbers_of_each_call_are_kept() -> None:
+    switch = Exchange(2, str)
+    many = torch.arange(2.0 * KEPT_NUMBERS)
+    parts = (many[:3], many[3:])
+    sizes = tuple(TensorSpec("float32", tuple(part.shape)) for part in parts)
+    switch.issue(replace(request(0, 1), sent=parts, sizes=sizes, expected=sizes))
+    many.zero_()
+    assert torch.equal(switch.sent(0)[0], torch.arange(float(KEPT_NUMBERS)))
+
+
+def test_the_kept_numbers_have_a_limit() -> None:
+    switch = Exchange(2, str)
+    large = torch.zeros(KEPT_NUMBERS, dtype=torch.float64)
+    call = request(0, 1, kind="send", peer=1, expected=[], reduction="")
+    many = KEPT_BYTES // large.nbytes
+    for seq in range(1, many + 3):
+        switch.issue(replace(call, seq=seq, sent=(large,), sizes=(TensorSpec("float64", (KEPT_NUMBERS,)),)))
+    assert [sent.numel() for sent in switch.sent(0)[many - 1 :]] == [KEPT_NUMBERS, 0, 0]
 
 
 def test_a_nudge_of_a_missing_element_alters_nothing() -> None:
