@@ -26,16 +26,16 @@ ROWS = "rank {rank} gathers other numbers than the rows of a unit: the message o
 GRADIENTS = "in reduce-scatter {call} the ranks send other numbers than the packed gradients of a unit"
 
 
-def gathers_rows(t, run, units: Sequence[Sequence[Tensor]]) -> None:
-    """Every all-gather of a rank carries its packed row of one of ``units``, each given by its whole parameters."""
+def gathers_rows(t, run, units: Sequence[Sequence[Tensor]], kind: Kind = Kind.ALL_GATHER, first: int | None = None) -> None:
+    """Every all-gather of a rank, or the first ones, carries its packed row of one of ``units``, each given by its whole parameters."""
     known = [[packed_row(list(unit), rank, run.world) for unit in units] for rank in range(run.world)]
-    sends_one_of(t, run, Kind.ALL_GATHER, known, ROWS)
+    sends_one_of(t, run, kind, known, ROWS, first=first)
 
 
-def reduces_gradients(t, run, units: Sequence[Sequence[Tensor]], rtol: float = 1e-6) -> None:
-    """Every reduce-scatter carries the gradients of one of ``units``, each given by the sums of its gradients over the ranks."""
+def reduces_gradients(t, run, units: Sequence[Sequence[Tensor]], first: int | None = None) -> None:
+    """Every reduce-scatter, or the first ones, carries the gradients of one of ``units``, each given by their sums over the ranks."""
     packed = [torch.cat([packed_row(list(unit), rank, run.world) for rank in range(run.world)]) for unit in units]
-    adds_up_to_one_of(t, run, Kind.REDUCE_SCATTER, packed, GRADIENTS, rtol)
+    adds_up_to_one_of(t, run, Kind.REDUCE_SCATTER, packed, GRADIENTS, first=first)
 
 
 # -- unshard
@@ -62,6 +62,7 @@ def gather_run(student, t, copies: list[list[Tensor]], compute: str | None = Non
         for i, (mine, right) in enumerate(zip(got, want)):
             moved = right + shift[i] if len(shift) else right
             t.close(mine, moved, "parameter {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-7, rtol=1e-6)
+    sends_one_of(t, run, Kind.ALL_GATHER, [[packed_row(own, rank, world)] for rank, own in enumerate(copies)], ROWS)
     return run
 
 
@@ -252,6 +253,10 @@ def reduce_run(
             if nudge is not None and nudge.rank == rank and i == trained_ones[0]:
                 right = nudged(own, right, nudge, world)
             t.close(own, right, "the gradient of shard {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-6, rtol=1e-5)
+    zero = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+    sums = [[sum((own[i].double() for own in ranks if own[i] is not None), zero[i]) for i in trained_ones] for ranks in grads]
+    if not frozen:
+        reduces_gradients(t, run, sums)
     return run, [torch.Size(shapes[i]) for i in trained_ones]
 
 

@@ -386,6 +386,10 @@ def state_run(student, t, world: int, compute: str | None = None, tied: bool = F
                     got[name], right, "{name} in the state of rank {rank} of {world}", name=name, rank=rank, world=world, atol=0, rtol=0
                 )
         t.that(set(got) <= set(want), "the state has names that the model lacks: {names}", names=sorted(set(map(str, got)) - set(want))[:3])
+    units = [[scale * state[same[0]] for same in names] for _, names in expected_units(sizes, [], Block)]
+    at_once = [tensor for unit in units for tensor in unit]  # another check is for this
+    for kind in (Kind.ALL_GATHER, Kind.BROADCAST):
+        gathers_rows(t, run, [*units, at_once], kind)
     return run, sizes
 
 
@@ -395,8 +399,8 @@ def check_state(student, t):
     for world in (1, 2, 3):
         run, _ = state_run(student, t, world)
     rank = t.integer(0, 2)
-    gathers = run.calls(rank, Kind.ALL_GATHER)
-    uses_what_arrives(t, run, Kind.ALL_GATHER if gathers else Kind.BROADCAST, rank)
+    kind = Kind.ALL_GATHER if run.calls(rank, Kind.ALL_GATHER) else Kind.BROADCAST
+    uses_what_arrives(t, run, kind, rank)
 
 
 @check("state", points=1, seconds=30)
@@ -435,7 +439,7 @@ def train_run(student, t, own: list[list[list[tuple[Tensor, Tensor]]]], frozen: 
     fixed = {"sizes": sizes, "state": state, "frozen": frozen, "lr": lr, "dtype": "float64", "compute": None, "reduce": None}
     run = student.ranks(trained, [{**fixed, "steps": mine} for mine in own])
     at_once = [[batch for mine in own for batch in mine[step]] for step in range(steps)]
-    losses, values = whole_training(sizes, state, frozen, at_once, lr)
+    losses, values, grads = whole_training(sizes, state, frozen, at_once, lr)
     for rank, (got, shards) in enumerate(run.results):
         for step, (mine, right) in enumerate(zip(t.items(got, steps, "the losses"), losses)):
             what = "the loss of step {step} on rank {rank} of {world}"
@@ -443,6 +447,11 @@ def train_run(student, t, own: list[list[list[tuple[Tensor, Tensor]]]], frozen: 
         for name, right in values.items():
             rows, what = rows_of(right, rank, world), "{name} on rank {rank} of {world} after the last step"
             t.close(shards.get(name), rows, what, name=name, rank=rank, world=world, rtol=1e-7, atol=1e-8)
+    if len(own[0][0]) == 1:  # micro-batches of the first step
+        units = [names for _, names in expected_units(sizes, [], Block)]
+        gathers_rows(t, run, [[state[same[0]] for same in names] for names in units], first=len(units))
+        trained_names = [found for names in units if (found := [same[0] for same in names if same[0] in grads])]
+        reduces_gradients(t, run, [[world * grads[name] for name in names] for names in trained_names], first=len(trained_names))
     return run, {name: value.shape for name, value in values.items()}
 
 
