@@ -328,7 +328,7 @@ explore(figures.tree, ranks=[2, 3, 4, 6, 8, 12])
 #
 # - No rank receives twice, so there are N - 1 messages in total.
 # - The number of rounds is the smallest possible: two with four ranks (the root sends two messages, not
-#   three), three with eight.
+#   three), three with five to eight.
 
 # %% nbgrader={"grade_id": "broadcast", "solution": true}
 def tree_broadcast(tensor: torch.Tensor, root: int) -> None:

@@ -13,13 +13,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Nudge, check
 from dlo_lib.labkit.compare import near
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import (
-    adds_up_to_one_of,
-    passes_exactly,
-    passes_only,
-    sends_one_of,
-    uses_what_arrives,
-)
+from dlo_lib.labkit.traffic import adds_up_to_one_of, passes_exactly, passes_only, sends_one_of, uses_what_arrives
 
 from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced, stored
 from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of

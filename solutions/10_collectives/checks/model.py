@@ -86,7 +86,7 @@ def check_fit(student, t):
         t.close(value, want, "{name} of the fit", name=name, rtol=1e-3, atol=0.0)
 
 
-@check("fit", points=2)
+@check("fit", points=1)
 def check_noise(student, t):
     "Noise on large tensors does not hide the latency"
     alpha, beta = t.uniform(1.5e-5, 3e-5), link(t)[1]
@@ -98,6 +98,23 @@ def check_noise(student, t):
     t.that(bool(abs(got[0] - alpha) < 0.15 * alpha), message, got=got[0], want=alpha)
     message = "the timings have noise of 10 %. β of the fit is {got:.3g} seconds per byte, expected {want:.3g} within 15 %"
     t.that(bool(abs(got[1] - beta) < 0.15 * beta), message, got=got[1], want=beta)
+
+
+@check("fit", points=1)
+def check_all_timings(student, t):
+    "Every timing counts"
+    rows = timings(t, *link(t), 0.1)
+
+    def fit(rows: list[tuple]) -> list[float]:
+        return [t.number(value, "a number of the fit") for value in t.items(student.fit_link(rows), 2, "fit_link(timings)")]
+
+    before = fit(rows)
+    t.that(all(value > 0 for value in before), "not tested yet: the fit has a number that is not positive, see the first check")
+    for number in t.integers(0, len(rows) - 1, 3).tolist():
+        algorithm, size, ranks, time = rows[number]
+        changed = fit([*rows[:number], (algorithm, size, ranks, 1.5 * time), *rows[number + 1 :]])
+        message = "timing {number} of {count} ({algorithm}, {size} bytes) was changed, and the fit is the same: use all timings"
+        t.that(changed != before, message, number=number + 1, count=len(rows), algorithm=algorithm, size=size)
 
 
 @check("crossover", points=2)

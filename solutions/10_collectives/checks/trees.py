@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.checks.contract import Kind, Run, check
+from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check
 from dlo_lib.labkit.compare import wrong_if
-from dlo_lib.labkit.traffic import uses_what_arrives
+from dlo_lib.labkit.traffic import sends_one_of, uses_what_arrives
 
 from .rings import drawn, everywhere, messages_only, pair, run_on, sent, targets, unchanged
 from .scenarios import from_root, from_root_transposed, in_levels, to_everyone, to_zero
@@ -68,25 +69,39 @@ def check_any_root(student, t):
 
 @check("broadcast", points=2, seconds=60)
 def check_broadcast_rounds(student, t):
-    "Two rounds with four ranks, three with eight: ranks that have the tensor send it on"
+    "Two rounds with four ranks, three with five to eight: ranks that have the tensor send it on"
     for world in (4, 8):
-        run = broadcast_right(student, t, world, root=0)
-        children = {rank: targets(run, rank) for rank in range(world)}
-        every = sorted(itertools.chain(*children.values()))
-        again = next((rank for rank in every if rank == 0 or every.count(rank) > 1), None)
-        t.that(
-            again is None, "{count} messages for {world} ranks: rank {rank} receives a tensor that it already has; {least} messages are enough",
-            count=len(every), world=world, rank=again, least=world - 1,
-        )  # fmt: skip
-        count = len(children[0])
-        star = "the root of {world} ranks sends all {count} messages itself, one after the other: a rank that has received the tensor sends it on"
-        t.that(count < world - 1, star, world=world, count=count)
-        in_few_rounds(
-            t, children, 0,
-            "the broadcast to {world} ranks takes {got} rounds, {least} are enough: in each round every rank that has the tensor sends it on. "
-            "Your messages (rank: to, in your order) are {tree}",
-            in_order=True,
-        )  # fmt: skip
+        broadcast_rounds(t, broadcast_right(student, t, world, root=0), root=0)
+    world = t.integer(5, 7)
+    root = t.integer(1, world - 1)
+    run = None
+    with contextlib.suppress(Wrong):  # another check is for this number of ranks and this root
+        run = broadcast_right(student, t, world, root)
+    if run is not None:
+        broadcast_rounds(t, run, root)
+
+
+def broadcast_rounds(t, run: Run, root: int) -> None:
+    """Check the number of messages and of rounds."""
+    world = run.world
+    children = {rank: targets(run, rank) for rank in range(world)}
+    every = sorted(itertools.chain(*children.values()))
+    again = next((rank for rank in every if rank == root or every.count(rank) > 1), None)
+    t.that(
+        again is None, "{count} messages for {world} ranks: rank {rank} receives a tensor that it already has; {least} messages are enough",
+        count=len(every), world=world, rank=again, least=world - 1,
+    )  # fmt: skip
+    count = len(children[root])
+    star = (
+        "the root of {world} ranks sends all {count} messages itself, one after the other: a rank that has received the tensor sends it on"
+    )
+    t.that(count < world - 1, star, world=world, count=count)
+    in_few_rounds(
+        t, children, root,
+        "the broadcast to {world} ranks takes {got} rounds, {least} are enough: in each round every rank that has the tensor sends it on. "
+        "Your messages (rank: to, in your order) are {tree}",
+        in_order=True,
+    )  # fmt: skip
 
 
 @check("broadcast", points=1, seconds=30)
@@ -133,28 +148,36 @@ def check_reduce_three(student, t):
 
 @check("reduce", points=2, seconds=60)
 def check_reduce_rounds(student, t):
-    "Two rounds with four ranks, three with eight: rank 0 receives one partial sum per round"
+    "Two rounds with four ranks, three with five to eight: rank 0 receives one partial sum per round"
     for world in (4, 8):
-        run = reduce_right(student, t, drawn(t, world, t.integer(3, 7)))
-        children: dict[int, list[int]] = {rank: [] for rank in range(world)}
-        for rank in range(world):
-            peers, want = targets(run, rank), min(rank, 1)
-            t.that(
-                len(peers) == want, "rank {rank} of {world} sends {count} messages: each rank except rank 0 sends its partial sum once",
-                rank=rank, world=world, count=len(peers),
-            )  # fmt: skip
-            for to in peers:
-                children[to].append(rank)
-        count = len(children[0])
-        star = (
-            "rank 0 of {world} ranks receives {count} messages, one after the other: pairs of ranks can add their tensors at the same time"
-        )
-        t.that(count < world - 1, star, world=world, count=count)
-        in_few_rounds(
-            t, children, 0,
-            "the reduce from {world} ranks takes {got} rounds, {least} are enough: in each round half of the ranks that still have a partial sum "
-            "send it. Your messages (rank: from) are {tree}",
+        reduce_rounds(t, reduce_right(student, t, drawn(t, world, t.integer(3, 7))))
+    run = None
+    with contextlib.suppress(Wrong):  # another check is for numbers of ranks that are not powers of two
+        run = reduce_right(student, t, drawn(t, t.integer(5, 7), t.integer(3, 7)))
+    if run is not None:
+        reduce_rounds(t, run)
+
+
+def reduce_rounds(t, run: Run) -> None:
+    """Check the number of messages and of rounds."""
+    world = run.world
+    children: dict[int, list[int]] = {rank: [] for rank in range(world)}
+    for rank in range(world):
+        peers, want = targets(run, rank), min(rank, 1)
+        t.that(
+            len(peers) == want, "rank {rank} of {world} sends {count} messages: each rank except rank 0 sends its partial sum once",
+            rank=rank, world=world, count=len(peers),
         )  # fmt: skip
+        for to in peers:
+            children[to].append(rank)
+    count = len(children[0])
+    star = "rank 0 of {world} ranks receives {count} messages, one after the other: pairs of ranks can add their tensors at the same time"
+    t.that(count < world - 1, star, world=world, count=count)
+    in_few_rounds(
+        t, children, 0,
+        "the reduce from {world} ranks takes {got} rounds, {least} are enough: in each round half of the ranks that still have a partial sum "
+        "send it. Your messages (rank: from) are {tree}",
+    )  # fmt: skip
 
 
 @check("reduce", points=1, seconds=30)
@@ -217,7 +240,7 @@ def check_unequal_parts(student, t):
 @check("everyone", points=1, seconds=30)
 def check_everyone_steps(student, t):
     "In each step every rank sends one part and receives one"
-    world = 4
+    world = 2 * t.integer(2, 3)
     run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
     for step, peers in enumerate(zip(*(targets(run, rank) for rank in range(world)))):
         crowded = next((peer for peer in peers if peers.count(peer) > 1), None)
@@ -284,6 +307,12 @@ def check_levels(student, t):
                 "nodes. Cut the tensor by a reduce-scatter inside the node first",
                 rank=rank, world=world, inside=inside, got=got, chunk=chunk,
             )  # fmt: skip
+        total_chunks = [total.tensor_split(inside)[rank % inside] for rank in range(world)]
+        node_chunks = [summed(values[rank - rank % inside :][:inside]).tensor_split(inside)[rank % inside] for rank in range(world)]
+        message = "rank {rank} passes other numbers to its all-reduce than its chunk of the sum over its node: they should come from the reduce-scatter"
+        sends_one_of(t, run, Kind.ALL_REDUCE, [[chunk] for chunk in node_chunks], message)
+        message = "rank {rank} passes other numbers to its all-gather than its chunk of the sum over all ranks: they should come from the all-reduce"
+        sends_one_of(t, run, Kind.ALL_GATHER, [[chunk] for chunk in total_chunks], message)
         if world == 4:
             uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))
 
