@@ -125,24 +125,6 @@ def sends_one_of(
             t.that(good, message, **fields(message, rank=rank))
 
 
-def adds_up_to_one_of(
-    t: Trial,
-    run: Run,
-    kind: Kind,
-    known: Sequence[Tensor],
-    message: str,
-    rtol: float = 1e-6,
-    first: int | None = None,
-) -> None:
-    """In each call of ``kind``, what the ranks send adds up to the numbers of one of ``known``, or to these
-    divided by the number of ranks. ``rtol`` and ``first`` as in ``sends_one_of``.
-    """
-    for number, parts in enumerate(zip(*(run.numbers(rank, kind)[:first] for rank in range(run.world)))):
-        total = torch.stack([part.double() for part in parts]).sum(0)
-        good = any(_same_numbers(total, want / by, rtol) for want in known for by in (1, run.world))
-        t.that(good, message, **fields(message, call=number + 1))
-
-
 def _same_numbers(sent: Tensor, want: Tensor, rtol: float) -> bool:
     got, right = sent.double(), want.reshape(-1).to(sent.dtype).double()
     if right.numel() > got.numel() == KEPT_NUMBERS:

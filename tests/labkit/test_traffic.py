@@ -9,7 +9,7 @@ import torch.distributed as dist
 from dlo_lib.grading.checks.contract import Kind, Trial, Wrong, scenario
 from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.notebook.local_student import LocalStudent
-from dlo_lib.labkit.traffic import adds_up_to_one_of, sends_one_of, uses_what_arrives
+from dlo_lib.labkit.traffic import sends_one_of, uses_what_arrives
 
 
 @scenario
@@ -82,7 +82,6 @@ def test_the_numbers_of_a_message_are_compared(size: int) -> None:
         if function is all_reduced:
             known = [[torch.ones(2), value] for value in values]
             sends_one_of(Trial(0), run, Kind.ALL_REDUCE, known, "")
-            adds_up_to_one_of(Trial(0), run, Kind.ALL_REDUCE, [torch.ones(2), values[0] + values[1]], "")
         else:
             with pytest.raises(Wrong, match="rank 0 sends other numbers"):
                 sends_one_of(
@@ -92,13 +91,10 @@ def test_the_numbers_of_a_message_are_compared(size: int) -> None:
                     [[value] for value in values],
                     "rank {rank} sends other numbers",
                 )
-            with pytest.raises(Wrong, match="call 1"):
-                adds_up_to_one_of(Trial(0), run, Kind.ALL_REDUCE, [values[0] + values[1]], "call {call}")
 
 
-def test_the_order_of_the_numbers_and_an_earlier_division_are_free() -> None:
+def test_the_order_of_the_numbers_is_free() -> None:
     values = [torch.arange(3.0), torch.arange(3.0) + 5]
     inputs = [{"value": value, "whole": sum(values)} for value in values]
     run = LocalStudent({"total": all_reduced}, 60).ranks(summed, inputs)
     sends_one_of(Trial(0), run, Kind.ALL_REDUCE, [[value.flip(0)] for value in values], "")
-    adds_up_to_one_of(Trial(0), run, Kind.ALL_REDUCE, [2 * (values[0] + values[1])], "")

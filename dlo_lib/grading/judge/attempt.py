@@ -8,6 +8,7 @@ the same cells first.
 from __future__ import annotations
 
 import contextlib
+import functools
 import linecache
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Origin, SubmissionCell
 from dlo_lib.grading.judge.time_budget import TimeBudget
+from dlo_lib.grading.lab.imports import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange
@@ -31,6 +33,7 @@ from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.text import tr
 
+MOST_IMPORTS = 100  # of a submission, that the zygote is asked for
 GRACE = 0.3  # seconds that other ranks have after the first failure to report an earlier cause
 
 
@@ -61,7 +64,7 @@ class Attempt:
         if self._broken is not None:
             raise self._broken
         if self._worker is None:
-            self._worker = self.zygote.worker()
+            self._worker = self.zygote.worker(imports=self._imports)
             try:
                 answer = self._worker.ask(deadline_after(self.seconds), **self._request())
                 self._note(_loaded(self._worker, answer))
@@ -76,7 +79,7 @@ class Attempt:
     def ranks(self, world: int) -> Iterator[list[Worker]]:
         """Start ``world`` processes that have run the cells; kill them at the end."""
         self.worker()  # cells that end a process do so here, in one process
-        workers = self.zygote.ranks(world)
+        workers = self.zygote.ranks(world, self._imports)
         try:
             deadline = deadline_after(self.seconds)
             for worker in workers:
@@ -126,6 +129,10 @@ class Attempt:
         for cell in self.cells:
             file = f"<cell {cell.id}>"
             linecache.cache[file] = (len(cell.source), None, own.get(cell.id, []), file)
+
+    @functools.cached_property
+    def _imports(self) -> list[str]:
+        return imported_modules(cell.source for cell in self.cells if _is_own(cell))[:MOST_IMPORTS]
 
     def _request(self) -> dict[str, Any]:
         cells = [{"id": cell.id, "source": cell.source, "own": _is_own(cell)} for cell in self.cells]

@@ -5,11 +5,9 @@ The lab's source determines what the zygote blocks, imports and places in worker
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import re
-from collections.abc import Iterable
 
+from dlo_lib.grading.lab.imports import imported_modules
 from dlo_lib.grading.lab.release import imported_files
 from dlo_lib.grading.lab.source import CellKind, LabSource
 from dlo_lib.grading.sandbox.host import Zygote
@@ -30,7 +28,9 @@ def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
     given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
     # Not the references: the code of a student could run them.
     files = {name: lab.folder / name for name in imported_files(lab.info, lab.folder)}
-    return Zygote(lab.info.taught, _imported(given), lab.info.reduced, files, isolation, _loads_dynamo(lab))
+    return Zygote(
+        lab.info.taught, imported_modules(given), lab.info.reduced, files, isolation, _loads_dynamo(lab)
+    )
 
 
 def _loads_dynamo(lab: LabSource) -> bool:
@@ -39,16 +39,3 @@ def _loads_dynamo(lab: LabSource) -> bool:
     texts = [cell.source for cell in lab.cells]
     texts += [path.read_text(encoding="utf-8", errors="replace") for path in sorted(lab.folder.rglob("*.py"))]
     return any(LOADS_DYNAMO.search(text) for text in texts)
-
-
-def _imported(sources: Iterable[str]) -> list[str]:
-    """Return the modules that these cells import."""
-    names: dict[str, None] = {}
-    for source in sources:
-        with contextlib.suppress(SyntaxError):  # a cell with magics
-            for node in ast.walk(ast.parse(source)):
-                if isinstance(node, ast.Import):
-                    names |= dict.fromkeys(alias.name for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    names[node.module] = None
-    return list(names)

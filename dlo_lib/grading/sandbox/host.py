@@ -144,25 +144,27 @@ class Zygote:
             start_new_session=True,
         )
 
-    def worker(self, memory: int = MEMORY) -> Worker:
+    def worker(self, memory: int = MEMORY, imports: Sequence[str] = ()) -> Worker:
         """Start a process that has run no cell yet; it may hold ``memory`` bytes beyond what it shares with
-        the zygote.
+        the zygote. ``imports``: modules that its cells import; the zygote imports the common ones.
 
         Raises:
             RuntimeError: the zygote did not start or has ended, or the worker's file systems could not be
                 created.
         """
-        return self.workers(1, memory)[0]
+        return self.workers(1, memory, imports=imports)[0]
 
-    def ranks(self, world: int) -> list[Worker]:
+    def ranks(self, world: int, imports: Sequence[str] = ()) -> list[Worker]:
         """Start the processes of ``world`` ranks at once."""
-        return self.workers(world, rank=True)
+        return self.workers(world, rank=True, imports=imports)
 
-    def workers(self, number: int, memory: int = MEMORY, rank: bool = False) -> list[Worker]:
+    def workers(
+        self, number: int, memory: int = MEMORY, rank: bool = False, imports: Sequence[str] = ()
+    ) -> list[Worker]:
         """Start ``number`` processes at once, as :meth:`worker` starts one. ``rank``: they are ranks."""
         self.wait()
         limits = replace(Limits(), memory=memory, rank=rank)
-        requested = [self._request(limits) for _ in range(number)]
+        requested = [self._request(limits, imports) for _ in range(number)]
         started: list[Worker] = []
         try:
             while requested:
@@ -176,13 +178,13 @@ class Zygote:
             raise
         return started
 
-    def _request(self, limits: Limits) -> tuple[Path, socket.socket, socket.socket]:
+    def _request(self, limits: Limits, imports: Sequence[str]) -> tuple[Path, socket.socket, socket.socket]:
         """Ask the zygote for a worker; return its folder, and the judge's ends of its two sockets."""
         folder = WORK if self.isolation.confines else Path(tempfile.mkdtemp(dir=self._folder))
         line, its_line = socket.socketpair()
         status, its_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_line, its_status, contextlib.suppress(OSError):  # the zygote has ended: status reports it
-            request = WorkerRequest(str(folder), limits).to_json()
+            request = WorkerRequest(str(folder), limits, imports).to_json()
             socket.send_fds(self._control, [request], [its_line.fileno(), its_status.fileno()])
         return folder, line, status
 

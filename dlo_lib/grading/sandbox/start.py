@@ -19,7 +19,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -37,20 +37,23 @@ class WorkerRequest:
     Args:
         folder: the working directory; the worker creates it in a sandbox, the judge without one.
         limits: the limits of the worker.
+        imports: modules that the cells import.
     """
 
     folder: str
     limits: Limits
+    imports: Sequence[str] = ()
 
     def to_json(self) -> bytes:
         """Return the request as JSON."""
-        return json.dumps({"folder": self.folder, "limits": vars(self.limits)}).encode()
+        values = {"folder": self.folder, "limits": vars(self.limits), "imports": list(self.imports)}
+        return json.dumps(values).encode()
 
 
 def parse_request(message: bytes) -> WorkerRequest:
     """Return the request in ``message``."""
     values = json.loads(message)
-    return WorkerRequest(values["folder"], Limits(**values["limits"]))
+    return WorkerRequest(values["folder"], Limits(**values["limits"]), values["imports"])
 
 
 def start_confined(request: WorkerRequest, channel: int, status: int, workspace: dict[str, Any]) -> NoReturn:

@@ -13,7 +13,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Nudge, check
 from dlo_lib.labkit.compare import near
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import adds_up_to_one_of, passes_exactly, passes_only, sends_one_of, uses_what_arrives
+from dlo_lib.labkit.traffic import passes_exactly, passes_only, sends_one_of, uses_what_arrives
 
 from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced, stored
 from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of
@@ -23,7 +23,7 @@ from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of
 # Ranks that know the inputs of all others, such as weights from a seed, could otherwise compute the results without the unit, and send
 # messages of the right sizes with other numbers.
 ROWS = "rank {rank} gathers other numbers than the rows of a unit: the message of unshard is unit.row, in compute_dtype"
-GRADIENTS = "in reduce-scatter {call} the ranks send other numbers than the packed gradients of a unit"
+GRADIENTS = "rank {rank} passes other numbers to a reduce-scatter than its packed gradients of a unit"
 
 
 def gathers_rows(t, run, units: Sequence[Sequence[Tensor]], kind: Kind = Kind.ALL_GATHER, first: int | None = None) -> None:
@@ -32,10 +32,16 @@ def gathers_rows(t, run, units: Sequence[Sequence[Tensor]], kind: Kind = Kind.AL
     sends_one_of(t, run, kind, known, ROWS, first=first)
 
 
-def reduces_gradients(t, run, units: Sequence[Sequence[Tensor]], first: int | None = None) -> None:
-    """Every reduce-scatter, or the first ones, carries the gradients of one of ``units``, each given by their sums over the ranks."""
-    packed = [torch.cat([packed_row(list(unit), rank, run.world) for rank in range(run.world)]) for unit in units]
-    adds_up_to_one_of(t, run, Kind.REDUCE_SCATTER, packed, GRADIENTS, first=first)
+def reduces_gradients(t, run, units: Sequence[Sequence[Sequence[Tensor]]], first: int | None = None, rtol: float = 1e-6) -> None:
+    """Every reduce-scatter of a rank, or the first ones, carries its gradients of one of its units; ``units[rank]`` are given by the whole
+    gradients of their trained parameters. A rank may divide them by the number of ranks before."""
+    known = [[packed_whole(unit, run.world) / by for unit in own for by in (1, run.world)] for own in units]
+    sends_one_of(t, run, Kind.REDUCE_SCATTER, known, GRADIENTS, rtol, first)
+
+
+def packed_whole(tensors: Sequence[Tensor], world: int) -> Tensor:
+    """The rows of all ranks, packed and padded."""
+    return torch.cat([packed_row(list(tensors), rank, world) for rank in range(world)])
 
 
 # -- unshard
@@ -130,9 +136,10 @@ MOVED = "after unshard a whole parameter has another storage than before: resize
 def check_storage(student, t):
     "The whole parameters have the memory of their dtype"
     for dtype, compute in ((torch.float32, "bfloat16"), (torch.float64, None)):
-        tensors = [t.normal(2 * t.integer(1, 3), t.integer(2, 4), dtype=dtype), t.normal(t.integer(2, 5), dtype=dtype)]
-        want = [tensor if compute is None else tensor.to(getattr(torch, compute)) for tensor in tensors]
-        for got in student.ranks(stored, [{"tensors": tensors, "compute": compute}] * 2).results:
+        shapes = [(2 * t.integer(1, 3), t.integer(2, 4)), (t.integer(2, 5),)]
+        copies = [[t.normal(*shape, dtype=dtype) for shape in shapes] for _ in range(2)]
+        want = [whole if compute is None else whole.to(getattr(torch, compute)) for whole in from_ranks(copies)]
+        for got in student.ranks(stored, [{"tensors": own, "compute": compute} for own in copies]).results:
             t.that(got != "moved", MOVED)
             wholes, sizes = t.items(got, 2, "parameters and sizes")
             for i, (size, right) in enumerate(zip(t.items(sizes, len(want), "the sizes"), want)):
@@ -152,9 +159,11 @@ def check_storage(student, t):
 @check("unshard", points=2, seconds=20)
 def check_same_tensors(student, t):
     "Backward uses the weight tensors of forward"
-    weight = t.normal(2 * t.integer(1, 3), t.integer(2, 4))
-    xs = [t.normal(3, len(weight)) for _ in range(2)]
-    for x, got in zip(xs, student.ranks(kept_for_backward, [{"weight": weight, "x": x} for x in xs]).results):
+    shape = 2 * t.integer(1, 3), t.integer(2, 4)
+    copies = [[t.normal(*shape)] for _ in range(2)]
+    weight, xs = from_ranks(copies)[0], [t.normal(3, shape[0]) for _ in range(2)]
+    run = student.ranks(kept_for_backward, [{"weight": own, "x": x} for (own,), x in zip(copies, xs)])
+    for x, got in zip(xs, run.results):
         t.that(got != "moved", MOVED)
         t.that(got != "inplace", "backward refuses a whole weight that was changed after forward: fill it through .data")
         message = "backward needs the tensors of forward, and they have no memory: fill the tensors of unit.wholes, and make no new ones"
@@ -175,8 +184,11 @@ def check_freed(student, t):
     run = student.ranks(large_freed, [{"seed": seed, "width": width}] * 2)
     random = torch.Generator().manual_seed(seed)
     wholes = [torch.randn(width, width, generator=random) for _ in range(2)]
+    sizes = []
     for rank, got in enumerate(run.results):
-        for mine, right in zip(t.items(got, 2, "the whole parameters"), [whole[0, :4] for whole in wholes]):
+        values, of_storages = t.items(got, 2, "parameters and sizes")
+        sizes.append(max(t.items(of_storages, 2, "the sizes")))
+        for mine, right in zip(t.items(values, 2, "the whole parameters"), [whole[0, :4] for whole in wholes]):
             t.close(mine, right, "a whole parameter on rank {rank}", rank=rank)
     gathers_rows(t, run, [wholes])
     uses_what_arrives(t, run, Kind.ALL_GATHER, rank=1)
@@ -185,6 +197,9 @@ def check_freed(student, t):
         "never freed: rank {rank} holds {held:.0f} MiB after reshard, but its row has {row:.0f}. Free the storage of every whole parameter"
     )
     holds_at_most(t, run, "after reshard", row + 5 * MIB, message, row=row / MIB)
+    for rank, size in enumerate(sizes):
+        message = "after reshard the storage of a whole parameter on rank {rank} has {size} bytes: resize it to 0"
+        t.that(not size, message, rank=rank, size=size)
 
 
 @check("reshard", points=1, seconds=20)
@@ -253,10 +268,10 @@ def reduce_run(
             if nudge is not None and nudge.rank == rank and i == trained_ones[0]:
                 right = nudged(own, right, nudge, world)
             t.close(own, right, "the gradient of shard {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-6, rtol=1e-5)
-    zero = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
-    sums = [[sum((own[i].double() for own in ranks if own[i] is not None), zero[i]) for i in trained_ones] for ranks in grads]
     if not frozen:
-        reduces_gradients(t, run, sums)
+        zero = [torch.zeros(shape) for shape in shapes]
+        sent = [[[zero[i] if ranks[rank][i] is None else ranks[rank][i] for i in trained_ones] for ranks in grads] for rank in range(world)]
+        reduces_gradients(t, run, sent)
     return run, [torch.Size(shapes[i]) for i in trained_ones]
 
 
@@ -324,7 +339,7 @@ def check_gradients_freed(student, t):
     random = torch.Generator().manual_seed(seed)
     grad = torch.randn(width, width, generator=random)
     t.close(sum(run.results), float(grad.double().sum()), "the sum of the gradients of all shards", rtol=1e-3, atol=1e-2)
-    reduces_gradients(t, run, [[2 * grad]])
+    reduces_gradients(t, run, [[[grad]]] * 2)
     uses_what_arrives(t, run, Kind.REDUCE_SCATTER, t.integer(0, 1))
     own = 2 * 4 * width**2 / 2  # the row and its gradient
     message = (

@@ -97,23 +97,32 @@ def whole_gradients(sizes: dict, state: dict[str, Tensor], frozen: list[str], ba
 @twin
 def whole_training(
     sizes: dict, state: dict[str, Tensor], frozen: list[str], steps: list[list[Batch]], lr: float
-) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
-    """Losses and final parameters of one process that takes all batches of a step at once, and the gradients of the first step."""
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and final parameters of one process that takes all batches of a step at once."""
     model = llama(sizes)
     model.load_state_dict(state)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
-    losses, first = [], {}
+    losses = []
     for batches in steps:
         count = sum(int((targets != -100).sum()) for _, targets in batches)
         loss = torch.stack([cross_entropy(model, batch, "sum") for batch in batches]).sum() / count
         optimizer.zero_grad()
         loss.backward()
-        first = first or {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
         optimizer.step()
         losses.append(float(loss.detach()))
-    return losses, {name: parameter.detach() for name, parameter in model.named_parameters()}, first
+    return losses, {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@twin
+def rank_gradients(sizes: dict, state: dict[str, Tensor], frozen: list[str], batch: Batch, factor: float) -> dict[str, Tensor]:
+    """The gradients of the summed loss of a batch, times a factor, of the trained parameters."""
+    model = llama(sizes)
+    model.load_state_dict(state)
+    trained = {name: parameter for name, parameter in model.named_parameters() if name not in frozen}
+    grads = torch.autograd.grad(factor * cross_entropy(model, batch, "sum"), list(trained.values()))
+    return dict(zip(trained, grads))
 
 
 @twin

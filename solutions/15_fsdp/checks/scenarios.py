@@ -81,7 +81,7 @@ def freed(student, rank, world, tensors, compute):
 
 @scenario
 def large_freed(student, rank, world, seed, width):
-    """Memory after a large unit, half of it frozen, was whole; some of what the rank keeps."""
+    """Memory after a large unit, half of it frozen, was whole; some of its numbers, and the bytes of its storages afterwards."""
     random = torch.Generator().manual_seed(seed)
     module = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(width, width, generator=random)) for _ in range(2)])
     module[1].requires_grad_(False)
@@ -90,7 +90,7 @@ def large_freed(student, rank, world, seed, width):
     whole = [parameter.detach()[0, :4].clone() for parameter in unit.wholes]
     student.reshard(unit)
     mark("after reshard")
-    return whole
+    return whole, [parameter.untyped_storage().nbytes() for parameter in unit.wholes]
 
 
 @scenario
