@@ -21,6 +21,7 @@ from dlo_lib.text import tr
 
 MAX_CELLS = 5_000
 MAX_OWN = 4 << 20  # characters of all cells that a student added, and of all answers
+RUN_TEXT = ("exec", "marshal", "CodeType", "FunctionType", "run_cell")  # or modules
 MAX_PARSED = 1 << 18  # characters of one text: its syntax tree takes a thousand times the memory
 
 
@@ -130,6 +131,10 @@ class _CellMatcher:
         attempted |= merged | self._answered_elsewhere()
         cells_in_order = tuple(self._in_order())
         own = [cell.source for cell in cells_in_order if cell.origin is not Origin.GIVEN]
+        text = "cell `{cell}` runs code from text ({names}): `dlo similar` cannot compare that code"
+        for cell in cells_in_order:
+            if cell.origin is not Origin.GIVEN and (names := _runs_text(cell.source)):
+                self.warnings.append(tr(text, cell=cell.id, names=", ".join(names)))
         references = frozenset(name for text in own for name in _references(text)) & set(self.lab.questions)
         return Submission(
             cells_in_order, frozenset(attempted), references, tuple(dict.fromkeys(self.warnings))
@@ -264,6 +269,18 @@ def _filled(text: str) -> frozenset[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             changed += [node.func.value] * (node.func.attr == "update")
     return frozenset(node.id for node in changed if isinstance(node, ast.Name))
+
+
+def _runs_text(text: str) -> list[str]:
+    """Return the functions with which the text could run code that is not in it, such as ``exec``."""
+    if not any(name in text for name in RUN_TEXT):
+        return []
+    found = {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(_parsed(text))
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    return [name for name in RUN_TEXT if name in found]
 
 
 def _parsed(text: str) -> ast.Module:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 from collections.abc import Iterable
+
+LINE_OF_IPYTHON = re.compile(r"^ *[%!?].*$|^.*\?$", re.MULTILINE)  # a magic, a command, or a question
 
 
 def imported_modules(sources: Iterable[str]) -> list[str]:
@@ -13,7 +16,8 @@ def imported_modules(sources: Iterable[str]) -> list[str]:
     """
     names: dict[str, None] = {}
     for source in sources:
-        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # a cell with magics
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            source = LINE_OF_IPYTHON.sub("", source)
             for node in ast.walk(ast.parse(source)):
                 if isinstance(node, ast.Import):
                     names |= dict.fromkeys(alias.name for alias in node.names)

@@ -80,3 +80,26 @@ def test_the_stub_of_a_missing_answer_stays(small: LabSource) -> None:
     assert [cell.source for cell in taken.cells if cell.id == "quantise"] == [
         small.solution("quantise").released
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("exec(open('mine.py').read())", "exec"),
+        ("import builtins\nrun = builtins.exec", "exec"),
+        ("import marshal, types\ng = types.FunctionType(marshal.loads(b''), {})", "marshal, FunctionType"),
+        ("# exec would be shorter\nexecutor = 'exec'", ""),
+        ("%%time\nmodel.execute()", ""),
+    ],
+)
+def test_code_that_is_not_in_the_notebook_is_named(small: LabSource, source: str, names: str) -> None:
+    """A copied reference in base64 has the tokens of nothing."""
+    taken = rebuild_submission(
+        {"cells": [code(f"{source}\ndef quantise(x):\n    return x", id="quantise")]}, small
+    )
+    said = [text for text in taken.warnings if "runs code from text" in text]
+    assert said == (
+        [f"cell `quantise` runs code from text ({names}): `dlo similar` cannot compare that code"]
+        if names
+        else []
+    )

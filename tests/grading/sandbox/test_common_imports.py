@@ -54,4 +54,5 @@ def test_the_zygote_imports_only_common_packages(sandbox: Zygote) -> None:
 
 
 def test_text_that_is_no_python_imports_nothing() -> None:
-    assert imported_modules(["%%time\nimport sympy", "from . import x", "\0", "(" * 10_000]) == []
+    assert imported_modules(["%%time\nimport sympy\nsympy.solve?"]) == ["sympy"]
+    assert imported_modules(["%%bash\nls -l", "from . import x", "\0", "(" * 10_000]) == []

@@ -18,12 +18,22 @@ def work(x):
     return x
 """
 SENDS_IT_EARLY = """
+import gc
+from dlo_lib.grading.switch.link import Link
+
+def work(x):
+    for link in [one for one in gc.get_objects() if type(one) is Link]:
+        link.mark("half")
+        Link.mark = lambda *arguments: None  # the scenario has the original
+    dist.all_reduce(x)
+    return x
+"""
+REPLACES_IT = """
 import sys
 
 def work(x):
-    names = sys._getframe(1).f_globals
-    names["mark"]("half")
-    names["mark"] = lambda name: None
+    sys._getframe(1).f_globals["mark"] = lambda name: None
+    sys._getframe(1).f_builtins["mark"] = lambda name: None
     dist.all_reduce(x)
     return x
 """
@@ -49,8 +59,9 @@ def test_a_mark_comes_after_the_calls_before_it():
     assert calls_before_half(HONEST) == [1, 1]
 
 
-def test_a_mark_sent_early_by_the_student_is_detected():
-    assert calls_before_half(SENDS_IT_EARLY) == [0, 0]
+def test_a_mark_of_the_student_does_not_replace_that_of_the_scenario():
+    assert calls_before_half(SENDS_IT_EARLY) == [1, 1]
+    assert calls_before_half(REPLACES_IT) == [1, 1]
 
 
 @scenario

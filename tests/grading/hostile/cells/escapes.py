@@ -31,7 +31,7 @@ class Strip(ast.NodeTransformer):
 get_ipython().ast_transformers.append(Strip())
 
 
-# %% replaces_compile_and_exec
+# %% replaces_compile_and_exec {"status": "GRADED_WARN", "says": "runs code from text"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -316,7 +316,7 @@ lab.use_reference("scale")
 # %% asks_for_the_reference_under_another_name {"says": "is not defined"}
 getattr(lab, "use_" + "reference")("scale")
 
-# %% reads_the_solutions {"row": "4"}
+# %% reads_the_solutions {"row": "4", "status": "GRADED_WARN", "says": "runs code from text"}
 import os, glob
 
 found = []

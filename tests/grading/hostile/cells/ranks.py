@@ -251,7 +251,7 @@ def fully_sharded(linear):
     return fully_shard(linear)
 
 
-# %% the_librarys_own_fsdp_from_its_file {"question": "fsdp"}
+# %% the_librarys_own_fsdp_from_its_file {"question": "fsdp", "status": "GRADED_WARN", "says": "runs code from text"}
 import dlo_lib, pathlib
 
 file = pathlib.Path(dlo_lib.__file__).parent / "parallel" / "fsdp" / "fsdp.py"
@@ -275,7 +275,7 @@ def fully_sharded(linear):
     return FSDP(linear)
 
 
-# %% the_librarys_own_fsdp_from_compiled_files {"question": "fsdp"}
+# %% the_librarys_own_fsdp_from_compiled_files {"question": "fsdp", "status": "GRADED_WARN", "says": "runs code from text"}
 import glob, marshal, dlo_lib, os
 
 folder = os.path.dirname(dlo_lib.__file__) + "/parallel/fsdp/"
