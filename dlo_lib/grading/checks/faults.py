@@ -65,6 +65,8 @@ class Fault:
         refused = self.kind == "BlockingIOError" and self.text.startswith(f"[Errno {errno.EAGAIN}]")
         if refused or self.text == "can't start new thread":  # os.fork, threading
             raised = tr("your code started too many processes or threads ({raised})", raised=raised)
+        if self.kind == "OSError" and self.text.startswith(f"[Errno {errno.ENOSPC}]"):
+            raised = tr("your code wrote more files than an answer may ({raised})", raised=raised)
         if not self.line:
             return raised
         return f"{raised} ({self._where})"

@@ -42,7 +42,7 @@ def run_scenario(
 def _compiled(scenario: Scenario, mark: Callable[[str], None]) -> CodeType:
     """Compile a scenario with ``mark`` as a constant.
 
-    As a global of the scenario, which the student's code can reach through the frames of its callers, it could
+    As a global of the scenario, which the frames of the student's callers lead to, it could
     be replaced by a function that frees memory while it is measured.
     """
     tree = ast.parse(scenario.source)

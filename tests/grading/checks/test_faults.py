@@ -22,3 +22,8 @@ def test_a_fork_bomb_has_started_too_many_processes(error: Exception) -> None:
 def test_other_errors_of_the_same_kinds_keep_their_message() -> None:
     for error in (BlockingIOError(errno.EINPROGRESS, "now"), RuntimeError("can't start")):
         assert fault_of(error).message().startswith(f"your code raised {type(error).__name__}: ")
+
+
+def test_a_full_folder_of_an_answer_is_not_the_graders_disk() -> None:
+    said = fault_of(OSError(errno.ENOSPC, "No space left on device")).message()
+    assert said.startswith("your code wrote more files than an answer may (your code raised OSError: [Errno 28]")
