@@ -27,8 +27,8 @@ from dlo_lib.grading.switch.memory import read_proc
 TERMINAL_BYTES = 160 << 10  # the buffers of both directions: 64 KiB each, and 4 KiB of lines
 SOCKET_BYTES = 1 << 20  # the most that the buffers of one socket hold, rounded up
 # A worker copies pages of the zygote by writing to them, mostly reference counts: the ranks of all labs copy
-# 5 to 7 MiB until a scenario begins, and 2 to 5 MiB more until a mark.
-COPIED_BEFORE, COPIED_MEANWHILE = 8 << 20, 6 << 20
+# 5 to 7 MiB until a scenario begins, 14 MiB if a cell draws a figure, and 2 to 5 MiB more until a mark.
+COPIED_BEFORE, COPIED_MEANWHILE = 12 << 20, 6 << 20
 STOP_SECONDS = 1.0
 STOPPED = ("T", "t", "X", "Z", "")  # states of a thread that moves no data, and of one that has ended
 

@@ -26,4 +26,6 @@ def test_other_errors_of_the_same_kinds_keep_their_message() -> None:
 
 def test_a_full_folder_of_an_answer_is_not_the_graders_disk() -> None:
     said = fault_of(OSError(errno.ENOSPC, "No space left on device")).message()
-    assert said.startswith("your code wrote more files than an answer may (your code raised OSError: [Errno 28]")
+    assert said.startswith(
+        "your code wrote more files than an answer may (your code raised OSError: [Errno 28]"
+    )

@@ -514,3 +514,32 @@ def test_the_zygotes_memory_stays_flat(sandbox: Zygote) -> None:
     before = [once() for _ in range(10)][-1]
     after_all = [once() for _ in range(300)][-1]
     assert after_all - before < 1 << 20
+
+
+MAGICS = """%%time
+%matplotlib inline
+dist.isend?
+?torch.ones
+%timeit -n 1 -r 1 undefined_name
+import torch
+
+def attack():
+    from dlo_lib.launch import run_ranks
+    try:
+        run_ranks(print, 2)
+    except PermissionError as error:
+        return str(error), error.__traceback__.tb_lineno
+%config InlineBackend.figure_format = "svg"
+"""
+
+
+def test_magics_without_effect_are_left_out_and_no_ranks_are_started(sandbox: Zygote) -> None:
+    """IPython overwrites 3 to 4 MiB of inherited memory for each of them, trying to start ranks 13 MiB."""
+    worker = sandbox.worker()
+    try:
+        loaded = worker.ask(deadline_after(20), do="load", cells=[{"id": "a", "own": True, "source": MAGICS}])
+        assert loaded["value"][0]["fault"] is None
+        answer = worker.ask(deadline_after(20), do="call", name="attack", args=[], kwargs={})
+    finally:
+        worker.close()
+    assert answer["value"] == ("run_ranks starts no ranks while a lab is graded", 11)
