@@ -240,16 +240,17 @@ def check_unequal_parts(student, t):
 @check("everyone", points=1, seconds=30)
 def check_everyone_steps(student, t):
     "In each step every rank sends one part and receives one"
-    world = 2 * t.integer(2, 3)
-    run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
-    for step, peers in enumerate(zip(*(targets(run, rank) for rank in range(world)))):
-        crowded = next((peer for peer in peers if peers.count(peer) > 1), None)
-        t.that(
-            crowded is None,
-            "in step {step} several ranks send to rank {rank}, which is overloaded while others wait",
-            step=step,
-            rank=crowded,
-        )
+    for world in (4, 6):
+        run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
+        for step, peers in enumerate(zip(*(targets(run, rank) for rank in range(world)))):
+            crowded = next((peer for peer in peers if peers.count(peer) > 1), None)
+            t.that(
+                crowded is None,
+                "in step {step} several ranks of {world} send to rank {rank}, which is overloaded while others wait",
+                step=step,
+                world=world,
+                rank=crowded,
+            )
 
 
 @check("everyone", points=2, seconds=30)
