@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlo_lib.cluster import function_job, local, records, slurm, turns
+from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, summary
@@ -304,6 +305,7 @@ class Job:
     def __repr__(self) -> str:
         record = self.record
         rows = [("element", "state", "reason", "start", "elapsed", "settings")]
+        statuses = self.status()
         rows += [
             (
                 str(one.element),
@@ -313,7 +315,7 @@ class Job:
                 one.elapsed,
                 settings_text(record.settings[one.element]),
             )
-            for one in self.status()
+            for one in statuses
         ]
         numbers = ", ".join(str(turn.number) for turn in record.turns)
         head = tr(
@@ -323,7 +325,7 @@ class Job:
             gpus=record.gpus,
             numbers=numbers,
         )
-        return f"{head}\n{columns(rows)}"
+        return "\n".join([head, columns(rows), *explanations(statuses)])
 
 
 def jobs() -> list[Job]:

@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.states import ElementStatus, State, summary
 from dlo_lib.cluster.views import JobView, settings_text
 from dlo_lib.drawing import whole_numbers
@@ -95,7 +96,15 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
         state=summary(statuses),
     )
     more = tr("and {count} more", count=len(statuses) - ROWS) if len(statuses) > ROWS else ""
-    return render("job", title=title, heads=heads, rows=rows, more=more, curves=_losses(job))
+    return render(
+        "job",
+        title=title,
+        heads=heads,
+        rows=rows,
+        more=more,
+        waits=explanations(statuses),
+        curves=_losses(job),
+    )
 
 
 def _losses(job: JobView) -> str:

@@ -23,6 +23,7 @@ from dlo_lib.hardware import Gpu, gpu
 from dlo_lib.text import tr
 
 PACKAGED = Path(__file__).parent / "sites"
+KINDS = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
 class Scheduler(enum.Enum):
@@ -105,6 +106,11 @@ def site(name: str | Path) -> Site:
     values = _read(file)
     values.setdefault("name", file.stem)
     return _site(values, file)
+
+
+def site_names() -> list[str]:
+    """Return the names of all sites. No file is read, so one with mistakes does not hide the others."""
+    return sorted(_known())
 
 
 def sites() -> dict[str, Site]:
@@ -190,17 +196,23 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     if name == "gpu":
         return gpu(value)
     if name == "qos":
+        if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+            raise _wrong_kind(name, value, tr("tables, each under [[qos]]"))
         return tuple(_qos(row) for row in value)
     if name == "scheduler":
+        if value not in (known := [one.value for one in Scheduler]):
+            raise unknown_name("scheduler", str(value), known)
         return Scheduler(value)
     if name == "modules":
-        kind, value = tuple, tuple(value)
+        if not isinstance(value, list) or not all(isinstance(module, str) for module in value):
+            raise _wrong_kind(name, value, tr('a list of texts, such as ["gcc/12", "cuda/12.4"]'))
+        return tuple(value)
     if name == "environment":
+        if not isinstance(value, dict) or any(isinstance(text, (dict, list)) for text in value.values()):
+            raise _wrong_kind(name, value, tr('a table of texts, such as { NCCL_DEBUG = "WARN" }'))
         return {str(variable): str(text) for variable, text in value.items()}
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        raise TypeError(
-            tr("{name} is {value!r}: it must be {kind}", name=name, value=value, kind=kind.__name__)
-        )
+        raise _wrong_kind(name, value, tr(KINDS[kind]))
     least = 0 if name == "gpus_per_node" else 1
     if kind is int and value < least:
         raise ValueError(
@@ -209,9 +221,25 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     return value
 
 
+def _wrong_kind(name: str, value: object, kind: str) -> TypeError:
+    return TypeError(tr("{name} is {value!r}: it must be {kind}", name=name, value=value, kind=kind))
+
+
 def _qos(row: dict[str, Any]) -> Qos:
     known = [option.name for option in fields(Qos)]
-    for name in row:
+    for name, value in row.items():
         if name not in known:
             raise unknown_name("key of a qos", name, known)
+        whole = name in ("gpus", "jobs")
+        if whole and (type(value) is not int or value < 1):
+            raise _wrong_kind(f"{name} of a qos", value, tr("a whole number from 1"))
+        if not whole and not isinstance(value, str):
+            raise _wrong_kind(f"{name} of a qos", value, tr("a text"))
+    for name in ("name", "time"):
+        if name not in row:
+            called = row.get("name", "?")
+            raise ValueError(
+                tr('the qos "{called}" has no {name}: each has a name and the time of its longest job',
+                   called=called, name=name)
+            )  # fmt: skip
     return Qos(**(row | {"time": parse_duration(row["time"])}))

@@ -20,7 +20,7 @@ from dlo_lib.cluster.digest import digest
 from dlo_lib.cluster.job import Job
 from dlo_lib.cluster.request import Allocation, allocate, make_request
 from dlo_lib.cluster.script import WARNING_S, JobScript, Launcher
-from dlo_lib.cluster.site import Scheduler, Site, sites
+from dlo_lib.cluster.site import Scheduler, Site, site_names
 from dlo_lib.cluster.site import site as find_site
 from dlo_lib.cluster.states import State
 from dlo_lib.cluster.work import OnRanks, Sweep, Work, arguments, combinations, name_of, options, work_of
@@ -273,7 +273,10 @@ def _site(wanted: str | Path | None) -> Site:
     if not slurm.is_available():
         return find_site("local")
     raise UserError(
-        tr("which site? Set site= or DLO_SITE to one of {names}, or to a TOML file", names=", ".join(sites()))
+        tr(
+            "which site? Set site= or DLO_SITE to one of {names}, or to a TOML file",
+            names=", ".join(site_names()),
+        )
     )
 
 

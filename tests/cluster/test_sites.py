@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster.site import Scheduler, site, sites
+from dlo_lib.cluster.site import Scheduler, site, site_names, sites
 from dlo_lib.errors import UserError
 from tests.cluster.fixtures import OTHER_SITE
 
@@ -72,12 +72,36 @@ def test_a_site_may_extend_another(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (("gpus_per_node = 2", "gpus_per_node = 0.5"), "gpus_per_node is 0.5: it must be int"),
+        (("gpus_per_node = 2", "gpus_per_node = 0.5"), "gpus_per_node is 0.5: it must be a whole number"),
         (("cores_per_gpu = 16", "cores_per_gpu = 0"), "cores_per_gpu is 0: it must be at least 1"),
         (("partition", "particion"), 'unknown key "particion": did you mean partition'),
         (('gpu = "a100-80"', 'gpu = "a100-81"'), 'unknown GPU "a100-81": did you mean a100-80'),
         (("1-00:00:00", "one day"), 'time is "one day": write it as hours:minutes:seconds'),
-        (('scheduler = "slurm"', 'scheduler = "pbs"'), "pbs"),
+        (('scheduler = "slurm"', 'scheduler = "pbs"'), 'unknown scheduler "pbs"'),
+        (("cores_per_gpu = 16", 'cores_per_gpu = "16"'), "cores_per_gpu is '16': it must be a whole number"),
+        (
+            ('scheduler = "slurm"', 'scheduler = "slurm"\nmodules = "gcc"'),
+            "modules is 'gcc': it must be a list of texts",
+        ),
+        (
+            ('scheduler = "slurm"', 'scheduler = "slurm"\nenvironment = ["A=1"]'),
+            "it must be a table of texts",
+        ),
+        (
+            ('scheduler = "slurm"', 'scheduler = "slurm"\nnetwork = "yes"'),
+            "network is 'yes': it must be true or false",
+        ),
+        (
+            ('partition = "training"', 'partition = ["a"]'),
+            "partition is ['a']: it must be a text",
+        ),
+        (('time = "1-00:00:00"', ""), "has no time: each has a name and the time of its longest job"),
+        (
+            ('time = "1-00:00:00"', 'time = "1-00:00:00"\ngpus = "8"'),
+            "gpus of a qos is '8': it must be a whole number",
+        ),
+        (('time = "1-00:00:00"', "time = 24"), "time of a qos is 24: it must be a text"),
+        (("[[qos]]", "[qos]"), "it must be tables, each under [[qos]]"),
         (('title = "our machine room"', ""), "lacks title"),
         (('title = "our', "title = our"), "is not a readable TOML file"),
         (("title", 'extends = "ours.toml"\ntitle'), "no site at"),
@@ -90,6 +114,15 @@ def test_a_wrong_file_is_one_line_that_names_it(change, says, tmp_path):
         site(file)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_wrong_file_does_not_hide_the_other_sites(tmp_path, monkeypatch):
+    (tmp_path / "broken.toml").write_text("title = ")
+    monkeypatch.setenv("DLO_SITES", str(tmp_path))
+    assert {"broken", "jean-zay-a100", "local"} <= set(site_names())
+    assert site("jean-zay-a100").gpus_per_node == 8
+    with pytest.raises(UserError, match="broken.toml is not a readable TOML file"):
+        site("broken")
 
 
 def test_a_site_that_extends_itself_is_refused(tmp_path):

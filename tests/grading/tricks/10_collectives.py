@@ -1,4 +1,4 @@
-# Answers that do not do what the exercise asks, each with the points that it earns all the same.
+# Answers that do not do what the exercise asks, each with the points that it still earns.
 
 # %% levels_by_a_gather_of_everything {"question": "levels", "earns": 1.0}
 def two_level_all_reduce(

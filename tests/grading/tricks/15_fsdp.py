@@ -1,4 +1,4 @@
-# Answers that do not do what the exercise asks, each with the points that it earns all the same.
+# Answers that do not do what the exercise asks, each with the points that it still earns.
 
 # %% pages_dropped_without_a_resize {"question": "reshard", "earns": 2.0}
 import ctypes as _ctypes
