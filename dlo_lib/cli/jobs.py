@@ -1,8 +1,9 @@
-"""`dlo jobs`: list, show and cancel the submitted jobs and print their logs."""
+"""`dlo jobs`: list, show, cancel, resubmit and forget the submitted jobs, and print their logs."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.table import Table
 from dlo_lib.text import tr
 
 jobs = typer.Typer(
-    help="The jobs you submitted: list, show, cancel, logs.",
+    help="The jobs you submitted: list, show, cancel, resubmit, forget, logs.",
     no_args_is_help=False,
     invoke_without_command=True,
 )
@@ -43,7 +44,15 @@ def list_jobs(as_json: AsJson = False) -> None:
     rows = [(job, job.record, job.state) for job in submitted()]
     if as_json:
         shown = [
-            {"name": job.name, "site": record.site, "gpus": record.gpus, "state": state}
+            {
+                "job": record.digest[: records.SHORT],
+                "name": job.name,
+                "site": record.site,
+                "gpus": record.gpus,
+                "numbers": [turn.number for turn in record.turns],
+                "submitted": record.submitted,
+                "state": state,
+            }
             for job, record, state in rows
         ]
         print(json.dumps(shown, indent=1))
@@ -88,18 +97,67 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 @jobs.command()
-def cancel(name: Name) -> None:
-    """Cancel all running and pending elements of a job."""
+def cancel(
+    name: Name,
+    element: Annotated[
+        int | None, typer.Option("--element", "-e", help="only this element of a sweep, from 0", min=0)
+    ] = None,
+) -> None:
+    """Cancel all running and pending elements of a job, or one of them."""
     from dlo_lib.cluster.job import job as find_job
 
     job = find_job(name)
     was_over = job.done
-    job.cancel()
+    job.cancel(element)
+    if element is not None and not was_over:
+        print(tr("element {element} of {job} is cancelled", element=element, job=job.name))
+        return
     print(
         tr("{job} has already ended: {state}", job=job.name, state=job.state)
         if was_over
         else tr("{job} is cancelled", job=job.name)
     )
+
+
+@jobs.command()
+def resubmit(name: Name) -> None:
+    """Submit the elements of a job again that ended without completing; training resumes.
+
+    Without SLURM, the command ends with the job, because the job runs on this machine.
+    """
+    from dlo_lib.cluster.job import JobFailed
+    from dlo_lib.cluster.job import job as find_job
+    from dlo_lib.cluster.site import Scheduler
+
+    job = find_job(name).resubmit()
+    turn = job.record.turns[-1]
+    elements = ", ".join(map(str, turn.elements))
+    print(
+        tr(
+            "{job} is submitted again, number {number}: elements {elements}",
+            job=job.name,
+            number=turn.number,
+            elements=elements,
+        ),
+        flush=True,
+    )
+    if job.record.scheduler is Scheduler.LOCAL:
+        try:
+            job.wait()
+        except JobFailed as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(1) from error
+
+
+@jobs.command()
+def forget(name: Name) -> None:
+    """Remove the record and the files of a job that has ended; the same call then submits it again."""
+    from dlo_lib.cluster.job import job as find_job
+
+    job = find_job(name)
+    called, folder = job.name, job.folder
+    job.forget()
+    print(tr("{job} is forgotten, and its folder {folder} is removed", job=called, folder=folder))
 
 
 @jobs.command()

@@ -152,14 +152,21 @@ class Job:
         """The job's name in the queue."""
         return self.record.queue_name
 
-    def cancel(self) -> None:
+    def cancel(self, element: int | None = None) -> None:
         """Stop elements that run and remove those that wait; elements that have ended do not change.
 
+        Args:
+            element: cancel only this one.
+
         Raises:
-            UserError: the job runs on another cluster, which shares the folder of jobs with this one.
+            UserError: there is no such element, or the job runs on another cluster, which shares the folder
+                of jobs with this one.
         """
         record = self.record
+        if element is not None:
+            self._check_element(element)
         left = {status.element for status in self.status() if not status.state.over}
+        left &= left if element is None else {element}
         for turn in record.turns:
             mine = tuple(element for element in turn.elements if element in left)
             if not mine:
@@ -251,6 +258,10 @@ class Job:
                     time.sleep(min(1.0, self.pace()))
 
     def _log(self, element: int) -> Path:
+        self._check_element(element)
+        return self.folder / "logs" / f"{element}.out"
+
+    def _check_element(self, element: int) -> None:
         if not 0 <= element < self.elements:
             raise UserError(
                 tr(
@@ -260,7 +271,6 @@ class Job:
                     last=self.elements - 1,
                 )
             )
-        return self.folder / "logs" / f"{element}.out"
 
     def out(self, element: int = 0) -> Path:
         """Return the folder of an element's files: ``$DLO_OUT`` of its process, ``--out`` of training."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dlo_lib import cluster
-from dlo_lib.cluster import Job, State
+from dlo_lib.cluster import Job, JobFailed, State
 from tests.cli.in_process import Dlo, commands
 
 Terminal = Callable[..., subprocess.CompletedProcess[str]]
@@ -70,6 +70,50 @@ def test_list_show_logs_cancel(submitted: Job, dlo: Terminal, here: Dlo) -> None
         "following ends with the job"
     )
     assert "has already ended" in here("jobs", "cancel", "nightly").out
+
+
+def test_resubmit_and_forget(here: Dlo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DLO_SITE", "local")
+    monkeypatch.setenv("DLO_POLL_S", "0.1")
+    monkeypatch.chdir(tmp_path)
+    job = cluster.submit(
+        ["bash", "-c", 'echo "element $1"; test -e ready || [ "$1" = 0 ]'], sweep={"n": [0, 1]}, name="retry"
+    )
+    with pytest.raises(JobFailed):
+        job.wait(timeout=60)
+
+    failed = here("jobs", "resubmit", "retry")
+    assert failed.status == 1
+    assert f"{job.name} is submitted again, number" in failed.out
+    assert failed.out.endswith("elements 1\n")
+    assert "1 of 2 did not complete" in failed.err
+
+    (tmp_path / "ready").touch()
+    assert here("jobs", "resubmit", "retry").status == 0
+    assert job.state == "2 completed"
+    completed = here("jobs", "resubmit", "retry")
+    assert (completed.status, completed.err) == (
+        2,
+        f"dlo: {job.name} has completed; nothing is resubmitted\n",
+    )
+    (listed,) = json.loads(here("jobs", "list", "--json").out)
+    assert listed["numbers"] == [turn.number for turn in job.record.turns]
+    assert len(listed["numbers"]) == 3
+
+    assert f"{job.name} is forgotten" in here("jobs", "forget", "retry").out
+    assert not job.folder.exists()
+    assert here("jobs", "forget", "retry").status == 2
+
+
+def test_one_element_is_cancelled(submitted: Job, here: Dlo) -> None:
+    refused = here("jobs", "forget", "nightly")
+    assert (refused.status, refused.err) == (2, f"dlo: {submitted.name} is not over: cancel() it first\n")
+    missing = here("jobs", "cancel", "nightly", "-e", "2")
+    assert (missing.status, missing.err) == (2, f"dlo: {submitted.name} has no element 2: use 0 to 1\n")
+    assert here("jobs", "cancel", "nightly", "-e", "0").status == 0
+    assert submitted.status()[1].state is State.RUNNING
+    assert here("jobs", "cancel", "nightly", "-e", "1").out == f"element 1 of {submitted.name} is cancelled\n"
+    assert submitted.status()[1].state is State.CANCELLED
 
 
 def test_without_jobs_the_list_shows_how_to_submit_one(here: Dlo) -> None:
