@@ -127,25 +127,19 @@ Link.post = forged
 )
 
 MARKS_EARLY = """
-import sys
+import gc
 from dlo_lib.grading.switch.link import Link
 
 mark_now, Link.mark = Link.mark, lambda self, name: None
 """ + PLAIN.replace(
     "        self.parameter, self.rank",
-    """        frame = sys._getframe()
-        while "mark" not in frame.f_globals:
-            frame = frame.f_back
-        mark_now(frame.f_globals["mark"].__self__, "after the steps")
+    """        mark_now(next(one for one in gc.get_objects() if type(one) is Link), "after the steps")
         self.parameter, self.rank""",
 )
 
-ENDS_EARLY = "import sys\n" + PLAIN.replace(
+ENDS_EARLY = "import gc\nfrom dlo_lib.grading.switch.link import Link\n" + PLAIN.replace(
     "        self.parameter, self.rank",
-    """        frame = sys._getframe()
-        while "mark" not in frame.f_globals:
-            frame = frame.f_back
-        frame.f_globals["mark"].__self__.end(False)
+    """        next(one for one in gc.get_objects() if type(one) is Link).end(False)
         self.parameter, self.rank""",
 )
 
@@ -177,7 +171,7 @@ CHEATS = {
         RIGHT_TRAFFIC,
         {"check_memory": "MB are enough", "check_what_arrives_is_used": "the parameter"},
     ),
-    "marks early": (MARKS_EARLY, {"check_memory": 'rank 0 did not come to "after the steps"'}),
+    "marks early": (MARKS_EARLY, {"check_memory": "MB are enough"}),
     "ends early": (
         ENDS_EARLY,
         dict.fromkeys(("check_same", "check_traffic", "check_memory"), "before it returned a result"),
