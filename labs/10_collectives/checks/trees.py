@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -74,11 +73,11 @@ def check_broadcast_rounds(student, t):
         broadcast_rounds(t, broadcast_right(student, t, world, root=0), root=0)
     world = t.integer(5, 7)
     root = t.integer(1, world - 1)
-    run = None
-    with contextlib.suppress(Wrong):  # another check is for this number of ranks and this root
+    try:
         run = broadcast_right(student, t, world, root)
-    if run is not None:
-        broadcast_rounds(t, run, root)
+    except Wrong:  # another check is for this number of ranks and this root
+        return
+    broadcast_rounds(t, run, root)
 
 
 def broadcast_rounds(t, run: Run, root: int) -> None:
@@ -151,11 +150,11 @@ def check_reduce_rounds(student, t):
     "Two rounds with four ranks, three with five to eight: rank 0 receives one partial sum per round"
     for world in (4, 8):
         reduce_rounds(t, reduce_right(student, t, drawn(t, world, t.integer(3, 7))))
-    run = None
-    with contextlib.suppress(Wrong):  # another check is for numbers of ranks that are not powers of two
+    try:
         run = reduce_right(student, t, drawn(t, t.integer(5, 7), t.integer(3, 7)))
-    if run is not None:
-        reduce_rounds(t, run)
+    except Wrong:  # another check is for numbers of ranks that are not powers of two
+        return
+    reduce_rounds(t, run)
 
 
 def reduce_rounds(t, run: Run) -> None:
@@ -240,17 +239,29 @@ def check_unequal_parts(student, t):
 @check("everyone", points=1, seconds=30)
 def check_everyone_steps(student, t):
     "In each step every rank sends one part and receives one"
-    for world in (4, 6):
-        run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
-        for step, peers in enumerate(zip(*(targets(run, rank) for rank in range(world)))):
-            crowded = next((peer for peer in peers if peers.count(peer) > 1), None)
-            t.that(
-                crowded is None,
-                "in step {step} several ranks of {world} send to rank {rank}, which is overloaded while others wait",
-                step=step,
-                world=world,
-                rank=crowded,
-            )
+
+    def run(world: int) -> Run:
+        return parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
+
+    no_rank_overloaded(t, run(4))
+    try:
+        six = run(6)
+    except Wrong:  # another check is for numbers of ranks that are not powers of two
+        return
+    no_rank_overloaded(t, six)
+
+
+def no_rank_overloaded(t, run: Run) -> None:
+    """Check that in each step each rank receives from one rank at most."""
+    for step, peers in enumerate(zip(*(targets(run, rank) for rank in range(run.world)))):
+        crowded = next((peer for peer in peers if peers.count(peer) > 1), None)
+        t.that(
+            crowded is None,
+            "in step {step} several ranks of {world} send to rank {rank}, which is overloaded while others wait",
+            step=step,
+            world=run.world,
+            rank=crowded,
+        )
 
 
 @check("everyone", points=2, seconds=30)
