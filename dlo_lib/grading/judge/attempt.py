@@ -24,7 +24,7 @@ from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Origin, SubmissionCell
 from dlo_lib.grading.judge.time_budget import TimeBudget
-from dlo_lib.grading.lab.imports import imported_modules
+from dlo_lib.grading.lab.syntax import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -17,12 +16,12 @@ from functools import lru_cache
 from typing import Any
 
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource, defined_names
+from dlo_lib.grading.lab.syntax import parsed
 from dlo_lib.text import tr
 
 MAX_CELLS = 5_000
 MAX_OWN = 4 << 20  # characters of all cells that a student added, and of all answers
 RUN_TEXT = ("exec", "marshal", "CodeType", "FunctionType", "run_cell")  # or modules
-MAX_PARSED = 1 << 18  # characters of one text: its syntax tree takes a thousand times the memory
 
 
 class Origin(Enum):
@@ -235,7 +234,7 @@ def _references(text: str) -> set[str]:
         return set()
     calls = [
         node
-        for node in ast.walk(_parsed(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     used = [call.args[0] for call in calls if call.func.attr == "use_reference" and call.args]  # type: ignore[attr-defined]
@@ -256,14 +255,14 @@ def _defines(text: str, names: frozenset[str]) -> bool:
 @lru_cache(maxsize=256)
 def _defined(text: str) -> frozenset[str]:
     """Return the names that the text defines at its top level."""
-    names = defined_names(_parsed(text))
+    names = defined_names(parsed(text))
     return frozenset(names or re.findall(r"^(?:def|class)\s+(\w+)", text, re.MULTILINE))
 
 
 def _filled(text: str) -> frozenset[str]:
     """Return the names whose items the text sets, as in ``quiz["q1"] = "a"`` or ``quiz.update(q1="a")``."""
     changed: list[ast.expr] = []
-    for node in ast.walk(_parsed(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             changed.append(node.value)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -277,21 +276,10 @@ def _runs_text(text: str) -> list[str]:
         return []
     found = {
         node.id if isinstance(node, ast.Name) else node.attr
-        for node in ast.walk(_parsed(text))
+        for node in ast.walk(parsed(text))
         if isinstance(node, ast.Name | ast.Attribute)
     }
     return [name for name in RUN_TEXT if name in found]
-
-
-def _parsed(text: str) -> ast.Module:
-    if len(text) > MAX_PARSED:
-        return ast.Module([], [])
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a text may have thousands of invalid escapes
-            return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module([], [])
 
 
 def _plain(text: str) -> str:

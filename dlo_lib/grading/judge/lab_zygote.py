@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from dlo_lib.grading.lab.imports import imported_modules
 from dlo_lib.grading.lab.release import imported_files
 from dlo_lib.grading.lab.source import CellKind, LabSource
+from dlo_lib.grading.lab.syntax import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import Isolation
 

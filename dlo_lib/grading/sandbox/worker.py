@@ -41,7 +41,8 @@ from dlo_lib.grading.switch.scenario import DirectNames, run_scenario
 MAX_OUTPUT = 1 << 20  # characters of one cell; more output is reported as cut
 # Magics that define nothing, and the help of a name. IPython overwrites 3 to 4 MiB of memory for each.
 WITHOUT_EFFECT = re.compile(
-    r"^%%time\b.*$|^%(timeit|matplotlib|config|load_ext|autoreload)\b.*$|^\?{1,2}[\w.]+\s*$|^[\w.]+\?{1,2}\s*$",
+    r"^%%time\b.*$|^%(timeit|matplotlib|config|load_ext|autoreload)\b.*$"
+    r"|^\?{1,2}[\w.]+[ \t]*$|^[\w.]+\?{1,2}[ \t]*$",
     re.MULTILINE,
 )
 

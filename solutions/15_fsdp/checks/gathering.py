@@ -32,11 +32,11 @@ def gathers_rows(t, run, units: Sequence[Sequence[Tensor]], kind: Kind = Kind.AL
     sends_one_of(t, run, kind, known, ROWS, first=first)
 
 
-def reduces_gradients(t, run, units: Sequence[Sequence[Sequence[Tensor]]], first: int | None = None, rtol: float = 1e-6) -> None:
+def reduces_gradients(t, run, units: Sequence[Sequence[Sequence[Tensor]]], first: int | None = None) -> None:
     """Every reduce-scatter of a rank, or the first ones, carries its gradients of one of its units; ``units[rank]`` are given by the whole
     gradients of their trained parameters. A rank may divide them by the number of ranks before."""
     known = [[packed_whole(unit, run.world) / by for unit in own for by in (1, run.world)] for own in units]
-    sends_one_of(t, run, Kind.REDUCE_SCATTER, known, GRADIENTS, rtol, first)
+    sends_one_of(t, run, Kind.REDUCE_SCATTER, known, GRADIENTS, first=first)
 
 
 def packed_whole(tensors: Sequence[Tensor], world: int) -> Tensor:

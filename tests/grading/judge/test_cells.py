@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dlo_lib.grading.judge import cells
-from dlo_lib.grading.judge.cells import MAX_OWN, MAX_PARSED, Origin, rebuild_submission
+from dlo_lib.grading.judge.cells import MAX_OWN, Origin, rebuild_submission
 from dlo_lib.grading.lab.source import LabSource
+from dlo_lib.grading.lab.syntax import MAX_PARSED
 
 
 def code(source: str, **more: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dlo_lib.grading.lab.imports import imported_modules
+from dlo_lib.grading.lab.syntax import MAX_PARSED, imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.limits import descendants, tasks_of
 from dlo_lib.grading.sandbox.remote_worker import deadline_after
@@ -51,6 +51,13 @@ def test_the_zygote_imports_only_common_packages(sandbox: Zygote) -> None:
         answer = worker.ask(deadline_after(20), do="call", name="loaded", args=[name], kwargs={})
         assert answer["value"] is common, name
     worker.close()
+
+
+def test_names_that_no_package_has_are_left_out() -> None:
+    """A request to the zygote has a limit of 64 KiB, and one that is cut would end it."""
+    long = [f"import {'a' * 101}", f"from sympy import {'b' * 100}", "import é"]
+    assert imported_modules([*long, "import sympy"]) == ["sympy"]
+    assert imported_modules(["import sympy\n" + "#" * MAX_PARSED]) == []
 
 
 def test_text_that_is_no_python_imports_nothing() -> None:

@@ -519,6 +519,7 @@ def test_the_zygotes_memory_stays_flat(sandbox: Zygote) -> None:
 MAGICS = """%%time
 %matplotlib inline
 dist.isend?
+
 ?torch.ones
 %timeit -n 1 -r 1 undefined_name
 import torch
@@ -542,4 +543,4 @@ def test_magics_without_effect_are_left_out_and_no_ranks_are_started(sandbox: Zy
         answer = worker.ask(deadline_after(20), do="call", name="attack", args=[], kwargs={})
     finally:
         worker.close()
-    assert answer["value"] == ("run_ranks starts no ranks while a lab is graded", 11)
+    assert answer["value"] == ("run_ranks starts no ranks while a lab is graded", 12)
