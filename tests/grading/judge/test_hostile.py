@@ -286,9 +286,9 @@ def is_running(pid: int) -> bool:
 def test_a_killed_and_resumed_batch_gives_the_same_table(
     home: Path, together: Graded, judges: JudgeClient, tmp_path: Path
 ) -> None:
-    """Row 26, with those of each family that cost little. The small class is killed
-    twice, see test_batch.py."""
-    cases = [case for case in CASES if not case.status or case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
+    """Row 26, with those of each family that cost little; without those that state no status, because theirs
+    depends on the machine's speed. The small class is killed twice, see test_batch.py."""
+    cases = [case for case in CASES if case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
     course = new_class(home, tmp_path / "course", cases)
     grader = subprocess.Popen(
         command("--resume"), cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
