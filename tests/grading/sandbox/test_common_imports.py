@@ -33,7 +33,9 @@ def test_imports_in_functions_cost_a_rank_no_memory(sandbox: Zygote) -> None:
     before = rank.held_bytes()
     answer = rank.ask(deadline_after(20), do="call", name="solve", args=[], kwargs={})
     assert answer["value"] == 2.5
-    assert rank.held_bytes() - before < 6 << 20
+    # Imported in the rank, they cost 80 MiB. What remains is inherited pages that the imports and the call
+    # overwrite: 0 to 6 MiB here, in steps of 2 MiB where the zygote's memory is in huge pages.
+    assert rank.held_bytes() - before < 20 << 20
     rank.close()
     zygotes = [pid for pid in [sandbox.pid, *descendants(sandbox.pid)] if os.path.exists(f"/proc/{pid}")]
     assert all(len(tasks_of(pid)) == 1 for pid in zygotes)
