@@ -16,7 +16,11 @@ lab: setup ## set everything up and open JupyterLab on the labs
 test: setup-dev ## set everything up and pass the whole suite
 	@$(PYTHON3) deploy/system_packages.py
 	@$(MAKE) --no-print-directory lint
-	@exec $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS) || { \
+	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
+	  echo; echo "Tests failed, see above. They run once more now, one after another:"; \
+	  echo "one that fails again is broken, one that passes depends on the other load of this machine."; \
+	  exec $(BIN)/python -m pytest --last-failed $(ARGS); }
 
 test-fast: setup-dev ## the suite without what is slow
 	@exec $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
