@@ -11,6 +11,7 @@ Papers: Llama 3 (arXiv:2407.21783), GQA (arXiv:2305.13245), SwiGLU (arXiv:2002.0
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any
@@ -131,8 +132,12 @@ class Attention(nn.Module):
     """Causal self-attention; ``num_heads / num_kv_heads`` query heads share one key
     head and one value head."""
 
+    attend: Callable[..., Tensor] = staticmethod(F.scaled_dot_product_attention)
+    """The attention function. Context parallelism replaces it in an instance."""
+
     def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
+        self.config = config
         self.head_dim = config.head_dim
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden, q_size, bias=False, **factory)
@@ -147,7 +152,7 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(heads).transpose(1, 2)  # (batch, num_kv_heads, seq, head_dim)
         v = self.v_proj(x).view(heads).transpose(1, 2)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        out = self.attend(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return self.o_proj(out.transpose(1, 2).reshape(batch, seq, -1))  # (batch, seq, hidden)
 
 

@@ -87,13 +87,18 @@ class Communicator:
 
         Both tensors are contiguous. An empty tensor is not sent.
         """
+        for work in self.start_exchange(sent, to, received, source):
+            work.wait()
+
+    def start_exchange(self, sent: Tensor, to: int, received: Tensor, source: int) -> list[dist.Work]:
+        """Start an ``exchange`` and return its messages in flight. Wait for all of them before ``sent`` is
+        changed and ``received`` is read."""
         operations = []
         if received.numel():
             operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
         if sent.numel():
             operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=to))
-        for work in dist.batch_isend_irecv(operations) if operations else ():
-            work.wait()
+        return dist.batch_isend_irecv(operations) if operations else []
 
     def send(self, tensor: Tensor, to: int) -> None:
         """Send ``tensor``, and wait until it may be changed."""
