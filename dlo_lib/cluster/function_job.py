@@ -20,24 +20,36 @@ from dlo_lib.text import tr
 CALL, CONTEXT = "call.pkl", "call.json"
 
 
-def pack(fn: Callable[..., Any], arguments: Mapping[str, Any], sweep: Sequence[Mapping[str, Any]]) -> bytes:
+def pack(
+    fn: Callable[..., Any], arguments: Mapping[str, Any], sweep: Sequence[Mapping[str, Any]]
+) -> tuple[bytes, set[str]]:
     """Pack the calls ``fn(**arguments, **settings)``, one for each ``settings`` of ``sweep``.
+
+    Return them, and the names of the modules that they import.
 
     Raises:
         UserError: the function or a value cannot be sent to another process.
     """
     from dlo_lib.launch.values import pack_call
 
-    return pack_call(fn, (), {"arguments": dict(arguments), "sweep": list(sweep)})
+    modules: set[str] = set()
+    call = pack_call(fn, (), {"arguments": dict(arguments), "sweep": list(sweep)}, modules)
+    return call, modules
 
 
-def write(folder: Path, call: bytes) -> None:
-    """Write a packed call to the job's folder."""
+def write(folder: Path, call: bytes, path: Sequence[str] = ()) -> None:
+    """Write a packed call to the job's folder; ``path`` comes first in the module path of its process."""
     from dlo_lib.launch.frames import cell_sources
 
     with write_aside(folder / CALL) as aside:
         aside.write_bytes(call)
-    write_text(folder / CONTEXT, json.dumps({"path": sys.path, "sources": cell_sources()}))
+    context = {
+        "copies": list(path),
+        "path": sys.path,
+        "sources": cell_sources(),
+        "python": list(sys.version_info[:2]),
+    }
+    write_text(folder / CONTEXT, json.dumps(context))
 
 
 def result(folder: Path, element: int) -> Any:

@@ -10,16 +10,31 @@ import traceback
 from pathlib import Path
 
 from dlo_lib.cluster.function_job import CALL, CONTEXT, result_file
+from dlo_lib.errors import EXIT_BAD_INPUT
 from dlo_lib.files import write_aside
 from dlo_lib.launch import explained, init_process_group, place
 from dlo_lib.launch.frames import register_sources
 from dlo_lib.launch.values import pack_result, unpack_call
+from dlo_lib.text import tr
 
 
 def main() -> int:
     """Call the function on this rank; return the exit status."""
     folder, element = Path(os.environ["DLO_JOB"]), int(os.environ["DLO_ELEMENT"])
     context = json.loads((folder / CONTEXT).read_text(encoding="utf-8"))
+    if context["python"] != list(sys.version_info[:2]):
+        sent, running = (".".join(map(str, one)) for one in (context["python"], sys.version_info[:2]))
+        print(
+            tr(
+                "the function was sent by Python {sent}, and the job runs Python {here}: "
+                "use the same version, or submit a .py file",
+                sent=sent,
+                here=running,
+            ),
+            file=sys.stderr,
+        )
+        return EXIT_BAD_INPUT
+    sys.path[:0] = context["copies"]  # before the folders that the copies were made of
     sys.path += [entry for entry in context["path"] if entry not in sys.path]
     register_sources({name: tuple(lines) for name, lines in context["sources"].items()})
     fn, _, given = unpack_call((folder / CALL).read_bytes())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlo_lib.cluster import function_job, local, records, slurm, turns
 from dlo_lib.cluster.pending import explanations
+from dlo_lib.cluster.rank_output import of_rank
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, summary
@@ -68,12 +69,7 @@ class Job:
     def look(self) -> tuple[Record, list[ElementStatus]]:
         """Return the record and the statuses without writing anything."""
         record = self.record
-        if record.over is not None:
-            return record, list(record.over)
-        found: dict[int, ElementStatus] = {}
-        for turn in record.turns:  # later submissions replace elements of earlier ones
-            found |= turns.statuses(self.folder, record, turn)
-        return record, [found[element] for element in sorted(found)]
+        return record, turns.current(self.folder, record)
 
     @property
     def state(self) -> str:
@@ -230,12 +226,21 @@ class Job:
             raise UserError(tr("{job} is not over: cancel() it first", job=self.name))
         records.forget(self.folder)
 
-    def logs(self, element: int = 0, lines: int | None = None) -> str:
-        """Return the output of an element so far, or its last ``lines`` lines."""
+    def logs(self, element: int = 0, lines: int | None = None, rank: int | None = None) -> str:
+        """Return the output of an element so far, or its last ``lines`` lines.
+
+        Args:
+            rank: only the output of this rank. With several ranks each line of the whole output begins with
+                the number of its rank.
+        """
         try:
             text = self._log(element).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             return ""
+        if rank is not None:
+            script, record = self.script, self.record
+            per_launcher = record.ranks_per_node if "--tee=" in script else 0
+            text = of_rank(text, rank, per_launcher, tasks="--label" in script)
         return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:])
 
     def follow(self, element: int = 0) -> Iterator[str]:

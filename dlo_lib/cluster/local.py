@@ -12,6 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Turn, exit_code, mark, marked
 from dlo_lib.cluster.slurm import submission_environment
 from dlo_lib.cluster.states import ElementStatus, State
@@ -21,16 +22,17 @@ from dlo_lib.text import tr
 _runners: list[subprocess.Popen[bytes]] = []
 
 
-def start(folder: Path, elements: tuple[int, ...], after: Path | None = None) -> Turn:
+def start(folder: Path, elements: tuple[int, ...], after: Dependency | None = None) -> Turn:
     """Start a runner for these elements of the job in ``folder``.
 
-    It starts them after all earlier jobs, and after the job in ``after`` has completed.
+    It starts them after all earlier jobs, and when the job in ``after`` has ended as wanted.
     """
     runner = subprocess.Popen(
         trusted_python(
             "from dlo_lib.cluster.runner import main; main()",
             str(folder),
-            str(after or ""),
+            "" if after is None else str(after.folder),
+            "" if after is None else after.kind,
             str(os.getpid()),
             *map(str, elements),
         ),

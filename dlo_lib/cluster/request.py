@@ -7,12 +7,13 @@ one line with its cure.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from dlo_lib.cluster.duration import parse_duration, short_duration, slurm_duration
+from dlo_lib.cluster.sbatch_options import Options
 from dlo_lib.cluster.site import Qos, Scheduler, Site
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.errors import UserError, require_count, unknown_name
 from dlo_lib.text import tr
 
 
@@ -21,27 +22,41 @@ class Request:
     """What a user requests from a site.
 
     Attributes:
-        gpus: GPUs of one job on all its nodes, one rank each; 0: one task without a GPU.
-        nodes: None: as few as hold the GPUs.
+        gpus: GPUs of one job on all its nodes, one rank each; 0: ranks without a GPU. None: 0 if ``ranks``
+            is given or the site has no GPUs, else 1.
+        ranks: ranks of one job without GPUs; None: one.
+        nodes: None: as few as hold the GPUs or the ranks.
         cores: cores of a task; None: the share of one GPU.
         time: time limit of each job.
         account, qos, reservation: "" for the site's value or the user's default.
+        memory: memory of a node, such as ``64G``; "": the default of the partition.
+        options: further options of sbatch.
+        setup: lines of bash before the program.
         elements: number of jobs in the array; 1 without a sweep.
     """
 
-    gpus: int = 1
+    gpus: int | None = None
+    ranks: int | None = None
     nodes: int | None = None
     cores: int | None = None
+    memory: str = ""
     time: timedelta = timedelta(minutes=20)
     account: str = ""
     qos: str = ""
     reservation: str = ""
+    options: Options = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
     elements: int = 1
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources of a job: one rank per GPU, the same on every node; ``cores`` are those of a rank."""
+    """The resources of a job: one rank per GPU, or ``cpu_ranks_per_node``, the same on every node.
+
+    Attributes:
+        cores: cores of a rank.
+        options: further options of sbatch, of the site and of the request.
+    """
 
     site: Site
     nodes: int
@@ -51,6 +66,10 @@ class Allocation:
     account: str
     qos: str
     reservation: str
+    cpu_ranks_per_node: int = 1
+    memory: str = ""
+    options: Options = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -60,7 +79,7 @@ class Allocation:
     @property
     def ranks_per_node(self) -> int:
         """Number of ranks on each node."""
-        return max(1, self.gpus_per_node)
+        return self.gpus_per_node or self.cpu_ranks_per_node
 
 
 def make_request(time: str | timedelta, **wanted: object) -> Request:
@@ -74,6 +93,7 @@ def allocate(site: Site, request: Request) -> Allocation:
     Raises:
         UserError: the site cannot provide them; the message says what it can provide.
     """
+    request = _with_gpus(site, request)
     nodes = _nodes(site, request)
     qos = _qos(site, request)
     if qos is not None:
@@ -81,17 +101,37 @@ def allocate(site: Site, request: Request) -> Allocation:
     return Allocation(
         site,
         nodes,
-        request.gpus // nodes,
+        (request.gpus or 0) // nodes,
         request.cores or site.cores_per_gpu,
         request.time,
         _account(site, request.account),
         request.qos,
         request.reservation or site.reservation,
+        (request.ranks or 1) // nodes,
+        request.memory,
+        request.options,
+        request.setup,
     )
 
 
+def _with_gpus(site: Site, request: Request) -> Request:
+    """Return the request with its number of GPUs."""
+    if isinstance(request.setup, str) or not all(isinstance(line, str) for line in request.setup):
+        text = 'setup is {given!r}: give a list of lines, such as ["ulimit -n 65536"]'
+        raise UserError(tr(text, given=request.setup))
+    if request.ranks is not None:
+        if request.gpus:
+            text = "gpus={gpus} with ranks={ranks}: there is one rank per GPU, so leave ranks out"
+            raise UserError(tr(text, gpus=request.gpus, ranks=request.ranks))
+        require_count("ranks", request.ranks)
+        return replace(request, gpus=0)
+    if request.gpus is None:
+        return replace(request, gpus=1 if site.gpus_per_node else 0)
+    return request
+
+
 def _nodes(site: Site, request: Request) -> int:
-    gpus, most = request.gpus, site.gpus_per_node
+    gpus, most = request.gpus or 0, site.gpus_per_node
     if (
         gpus < 0
         or (request.nodes is not None and request.nodes < 1)
@@ -105,11 +145,13 @@ def _nodes(site: Site, request: Request) -> int:
                 cores=request.cores,
             )
         )
-    if gpus == 0 and (request.nodes or 1) > 1:
-        text = "nodes={nodes} with gpus=0: a job without GPUs is one process on one node"
+    if gpus == 0 and request.ranks is None and (request.nodes or 1) > 1:
+        text = "nodes={nodes} with gpus=0: a job without GPUs is one process on one node; ranks= sets several"
         raise UserError(tr(text, nodes=request.nodes))
-    if site.scheduler is Scheduler.LOCAL or gpus == 0:
+    if site.scheduler is Scheduler.LOCAL:
         return 1
+    if gpus == 0:
+        return _nodes_of_ranks(site, request)
     if most == 0:
         raise UserError(tr("{site} has no GPUs: use gpus=0 there, or another site", site=site.name))
     nodes = request.nodes or -(-gpus // most)
@@ -153,6 +195,28 @@ def _nodes(site: Site, request: Request) -> int:
             either=either,
         )
     )
+
+
+def _nodes_of_ranks(site: Site, request: Request) -> int:
+    """Return the number of nodes for ranks without GPUs."""
+    ranks, cores = request.ranks or 1, request.cores or site.cores_per_gpu
+    of_node = site.cores_per_node or site.gpus_per_node * site.cores_per_gpu
+    most = max(1, of_node // cores) if of_node else ranks
+    least = -(-ranks // most)
+    nodes = request.nodes or next(count for count in range(least, ranks + 1) if ranks % count == 0)
+    if nodes < least:
+        text = (
+            "{ranks} ranks of {cores} cores on {nodes} nodes: a node of {site} holds {most} of them: "
+            "use nodes={least}"
+        )
+        raise UserError(
+            tr(text, ranks=ranks, cores=cores, nodes=nodes, site=site.name, most=most, least=least)
+        )
+    if ranks % nodes:
+        text = "{ranks} ranks cannot be spread evenly over {nodes} nodes: use ranks={below} or ranks={above}"
+        below, above = max(nodes, ranks // nodes * nodes), -(-ranks // nodes) * nodes
+        raise UserError(tr(text, ranks=ranks, nodes=nodes, below=below, above=above))
+    return nodes
 
 
 def _qos(site: Site, request: Request) -> Qos | None:

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.job import Job
 from dlo_lib.cluster.records import SCRIPT, jobs_dir, mark
-from dlo_lib.cluster.states import State
 
 _POLL_S = 0.2
 _GRACE_S = 5.0
@@ -35,7 +35,7 @@ class _Stopped(BaseException):
 class Runner:
     """The process that ``local.start`` starts for some elements of one job."""
 
-    def __init__(self, folder: Path, after: Path | None, parent: int) -> None:
+    def __init__(self, folder: Path, after: Dependency | None, parent: int) -> None:
         self._folder, self._after, self._parent = folder, after, parent
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -47,19 +47,21 @@ class Runner:
     def run(self, elements: list[int]) -> None:
         """Run the elements one after another."""
         with contextlib.suppress(_Stopped):
-            if self._after is not None and not self._wait_for(self._after):
-                for element in elements:
-                    mark(self._folder, "cancelled", element)
-                return
+            if self._after is not None:
+                elements = self._wait_for(self._after, elements)
             with self._machine_lock():
                 for element in elements:
                     self._element(element)
 
-    def _wait_for(self, after: Path) -> bool:
-        """Wait until the job in ``after`` has ended; return whether it completed."""
-        while not (before := Job(after)).done:
+    def _wait_for(self, after: Dependency, elements: list[int]) -> list[int]:
+        """Wait until the job in ``after`` has ended; return the elements that may run; mark the rest."""
+        while not (before := Job(after.folder)).done:
             self._sleep()
-        return all(status.state is State.COMPLETED for status in before.status())
+        statuses = before.status()
+        for element in elements:
+            if not after.allows(statuses, element):
+                mark(self._folder, "cancelled", element)
+        return [element for element in elements if after.allows(statuses, element)]
 
     @contextlib.contextmanager
     def _machine_lock(self) -> Iterator[None]:
@@ -132,7 +134,6 @@ def _children() -> list[int]:
 
 def main() -> None:
     """Run the elements that the arguments of this process name."""
-    folder, after, parent, *elements = sys.argv[1:]
-    Runner(Path(folder), Path(after) if after else None, int(parent)).run(
-        [int(element) for element in elements]
-    )
+    folder, after, kind, parent, *elements = sys.argv[1:]
+    earlier = Dependency(Path(after), kind) if after else None
+    Runner(Path(folder), earlier, int(parent)).run([int(element) for element in elements])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import jinja2
 
+from dlo_lib.cluster import sbatch_options, software
 from dlo_lib.cluster.duration import slurm_duration
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.site import Scheduler
@@ -48,6 +49,7 @@ class JobScript:
         python: the interpreter; None: the one of the environment that the script activates.
         head: lines at the top of the script.
         passes_arguments: whether the script passes its arguments to the program.
+        module_path: folders of the copied code, which come first in the module path.
         out: value of the program's ``--out``, in bash.
     """
 
@@ -64,6 +66,7 @@ class JobScript:
     python: str | None = None
     head: tuple[str, ...] = ()
     passes_arguments: bool = False
+    module_path: tuple[str, ...] = ()
     out: str = ""
 
     @property
@@ -115,14 +118,13 @@ class JobScript:
             )
         site = self.allocation.site
         slurm = site.scheduler is Scheduler.SLURM
-        launch = shlex.join(self.work.command) if not isinstance(self.work, OnRanks) else self._ranks(slurm)
+        launch = self._ranks(slurm) if isinstance(self.work, OnRanks) else self._once(slurm)
         return _template().render(
             head=self.head,
             options=self._options() if slurm else [],
-            modules=site.modules if slurm else (),
+            software=self._software(slurm),
             variables=self._variables(slurm),
             slurm=slurm,
-            activates_environment=self.python is None,
             folder=None if self.folder is None else shlex.quote(str(self.folder)),
             arguments=shlex.join(self.arguments),
             elements=[shlex.join(element) for element in self.elements] if any(self.elements) else [],
@@ -148,7 +150,7 @@ class JobScript:
         starts = (
             "one launcher, which starts the ranks"
             if torchrun
-            else "one rank per GPU"
+            else ("one rank per GPU" if want.gpus_per_node else "ranks of a node")
             if isinstance(self.work, OnRanks)
             else "one process"
         )
@@ -167,8 +169,11 @@ class JobScript:
             (f"--reservation={want.reservation}", "nodes reserved for a course"),
             (f"--nodes={want.nodes}", "the same GPUs on fewer nodes communicate faster"),
             (f"--ntasks-per-node={tasks}", starts),
-            (f"--gres=gpu:{want.gpus_per_node}", "GPUs of a node"),
-            (f"--cpus-per-task={cores}", share if want.gpus_per_node else "cores of the process"),
+            (
+                f"--gres=gpu:{f'{site.gpu_type}:' if site.gpu_type else ''}{want.gpus_per_node}",
+                "GPUs of a node",
+            ),
+            (f"--cpus-per-task={cores}", share if want.gpus_per_node else "cores of a process"),
             (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
             (f"--time={slurm_duration(want.time)}", "a short job starts earlier, because it fits into gaps"),
             (f"--array={chosen}", "one job for each element of the sweep"),
@@ -184,11 +189,14 @@ class JobScript:
             "--open-mode": not self.requeue,
             "--gres": want.gpus_per_node == 0,
         }
-        return [
+        rows = [
             (option, why)
             for option, why in rows
             if not option.endswith("=") and not left_out.get(option.partition("=")[0])
         ]
+        by_job = {option.removeprefix("--").partition("=")[0] for option, _ in rows}
+        further = sbatch_options.merged(site.options, want.options, want.memory, by_job)
+        return rows + [(option, "set by the site or the call") for option in sbatch_options.lines(further)]
 
     def _output(self) -> str:
         if self.folder is not None:
@@ -200,6 +208,9 @@ class JobScript:
         """Return the variables exported to the ranks: name, value, reason."""
         site, ranks = self.allocation.site, self.allocation.ranks
         rows = [("PYTHONUNBUFFERED", "1", "output of a rank appears at once")]
+        if self.module_path:
+            path = ":".join(map(shlex.quote, self.module_path))
+            rows.append(("PYTHONPATH", f'{path}"${{PYTHONPATH:+:$PYTHONPATH}}"', "the code as submitted"))
         if slurm and isinstance(self.work, OnRanks):
             rows.append(
                 (
@@ -210,9 +221,7 @@ class JobScript:
             )
         if self._torchrun:
             share = (
-                "SLURM_CPUS_PER_TASK / ${SLURM_GPUS_ON_NODE:-1}"
-                if slurm
-                else f"($(nproc) + {ranks - 1}) / {ranks}"
+                f"SLURM_CPUS_PER_TASK / {self._on_node}" if slurm else f"($(nproc) + {ranks - 1}) / {ranks}"
             )
             rows.append(
                 ("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "torchrun's default is 1")
@@ -227,23 +236,66 @@ class JobScript:
             (name, shlex.quote(value), "set by the site") for name, value in site.environment.items() if slurm
         ]
 
+    @property
+    def _names_ranks(self) -> bool:
+        """Whether each line of output has the number of its rank (``logs``)."""
+        return self.folder is not None and self.allocation.ranks > 1
+
+    @property
+    def _label(self) -> str:
+        return "--label " if self._names_ranks else ""
+
+    @property
+    def _tee(self) -> str:
+        return "--tee=3 " if self._names_ranks else ""
+
+    @property
+    def _on_node(self) -> str:
+        """The number of ranks of a node, in bash."""
+        alone = self.allocation.ranks_per_node
+        return "${SLURM_GPUS_ON_NODE:-1}" if self.allocation.gpus_per_node else str(alone)
+
+    def _software(self, slurm: bool) -> list[str]:
+        setup = self.allocation.setup
+        if slurm:
+            return software.lines(self.allocation.site, setup, course=self.python is None)
+        return ["", *setup] if setup else []
+
+    def _container(self, slurm: bool) -> str:
+        want = self.allocation
+        gpus, folder = want.gpus_per_node > 0, self.folder is not None
+        return software.container(want.site, gpus, folder) if slurm else ""
+
+    def _once(self, slurm: bool) -> str:
+        assert not isinstance(self.work, OnRanks)
+        return self._container(slurm) + shlex.join(self.work.command)
+
     def _ranks(self, slurm: bool) -> str:
         assert isinstance(self.work, OnRanks)
-        python = "python" if self.python is None else shlex.quote(self.python)
-        program = shlex.join(self.work.program)
+        own = self.python is None or (slurm and self.allocation.site.has_software)
+        python = self._container(slurm) + ("python" if own else shlex.quote(str(self.python)))
+        program, interpreter = shlex.join(self.work.program), ""
+        if self.module_path and program.startswith("-m ") and not program.startswith("-m dlo_lib."):
+            # Without -P the working directory comes first, and with it the code of today.
+            if not self._torchrun:
+                program = f"-P {program}"
+            else:
+                interpreter, program = "--no-python ", f"{python} -P {program}"
         if slurm and not self._torchrun:
-            return f"srun --kill-on-bad-exit=1 {python} {program}"
+            return f"srun --kill-on-bad-exit=1 {self._label}{python} {program}"
         if slurm:
             where = '--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$first_node:$port"'
-            nodes = '--nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}"'
+            nodes = f'--nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="{self._on_node}"'
             return (
-                f"srun --kill-on-bad-exit=1 {python} -m torch.distributed.run \\\n  {nodes} \\\n"
+                f"srun --kill-on-bad-exit=1 {self._label}{python} -m torch.distributed.run "
+                f"{self._tee}{interpreter}\\\n  {nodes} \\\n"
                 f"  {where} \\\n  {program}"
             )
         if not self._torchrun:
             return f"{python} {program}"
         return (
-            f"{python} -m torch.distributed.run --standalone --nproc-per-node={self.allocation.ranks} "
+            f"{python} -m torch.distributed.run --standalone {self._tee}{interpreter}"
+            f"--nproc-per-node={self.allocation.ranks} "
             f"{program}"
         )
 

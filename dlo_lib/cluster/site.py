@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from dlo_lib.cluster.duration import parse_duration
+from dlo_lib.cluster.sbatch_options import normal
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.hardware import Gpu, gpu
 from dlo_lib.text import tr
 
 PACKAGED = Path(__file__).parent / "sites"
+_LISTS = {
+    "modules": '["gcc/12", "cuda/12.4"]',
+    "setup": '["ulimit -n 65536"]',
+    "container_options": '["--nv"]',
+}
 KINDS = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
@@ -56,12 +62,21 @@ class Site:
     Attributes:
         gpus_per_node: 0 for nodes without GPUs.
         cores_per_gpu: physical cores per GPU; on nodes without GPUs, cores of a task.
+        cores_per_node: physical cores of a node, which limit ``ranks=``; 0: those of its GPUs, or unknown.
+        gpu_type: the type of the GPU in SLURM's ``--gres``; "": not typed.
         gpu: its entry in ``dlo_lib.hardware``, for memory limits; None on a CPU.
         partition, constraint, hint, reservation: values of sbatch's options; "": not used.
         account_suffix: suffix of accounts for these nodes.
         account_variable: environment variable with the project's name.
         qos: the first one applies to jobs that name none.
+        options: further options of sbatch (``sbatch_options``).
         modules: loaded at the start of the job.
+        modules_init: script that defines the command ``module``, if the job's shell lacks it.
+        venv, conda: virtual environment of jobs: its folder, or the name or folder of a conda environment;
+            "": the one that submits.
+        conda_base: folder of the conda installation; "": conda is asked.
+        container: image in which jobs run, started by ``container_runtime`` with ``container_options``.
+        setup: lines of bash that run before the program.
         min_torch: the oldest PyTorch for this GPU.
         arch: the GPU's CUDA architecture.
         environment: variables set in the job.
@@ -76,6 +91,8 @@ class Site:
     scheduler: Scheduler
     gpus_per_node: int
     cores_per_gpu: int
+    cores_per_node: int = 0
+    gpu_type: str = ""
     gpu: Gpu | None = None
     partition: str = ""
     constraint: str = ""
@@ -84,7 +101,16 @@ class Site:
     account_suffix: str = ""
     account_variable: str = ""
     qos: tuple[Qos, ...] = ()
+    options: Mapping[str, str | int | bool] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
+    modules_init: str = ""
+    venv: str = ""
+    conda: str = ""
+    conda_base: str = ""
+    container: str = ""
+    container_runtime: str = "apptainer"
+    container_options: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
     min_torch: str = ""
     arch: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -93,6 +119,16 @@ class Site:
     work: str = ""
     scratch: str = ""
     data: str = ""
+
+    def __post_init__(self) -> None:
+        named = [name for name in ("venv", "conda", "container") if getattr(self, name)]
+        if len(named) > 1:
+            raise ValueError(tr("{names} contradict each other: keep one", names=" and ".join(named)))
+
+    @property
+    def has_software(self) -> bool:
+        """Whether jobs use another Python than the one that submits them."""
+        return bool(self.venv or self.conda or self.container)
 
 
 def site(name: str | Path) -> Site:
@@ -203,17 +239,22 @@ def _value(name: str, value: Any, kind: Any) -> Any:
         if value not in (known := [one.value for one in Scheduler]):
             raise unknown_name("scheduler", str(value), known)
         return Scheduler(value)
-    if name == "modules":
-        if not isinstance(value, list) or not all(isinstance(module, str) for module in value):
-            raise _wrong_kind(name, value, tr('a list of texts, such as ["gcc/12", "cuda/12.4"]'))
+    if name in _LISTS:
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise _wrong_kind(name, value, tr("a list of texts, such as {example}", example=_LISTS[name]))
         return tuple(value)
+    if name == "options":
+        if not isinstance(value, dict):
+            raise _wrong_kind(name, value, tr('a table, such as { mem = "64G", exclusive = true }'))
+        normal(value)
+        return value
     if name == "environment":
         if not isinstance(value, dict) or any(isinstance(text, (dict, list)) for text in value.values()):
             raise _wrong_kind(name, value, tr('a table of texts, such as { NCCL_DEBUG = "WARN" }'))
         return {str(variable): str(text) for variable, text in value.items()}
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise _wrong_kind(name, value, tr(KINDS[kind]))
-    least = 0 if name == "gpus_per_node" else 1
+    least = 1 if name == "cores_per_gpu" else 0
     if kind is int and value < least:
         raise ValueError(
             tr("{name} is {value}: it must be at least {least}", name=name, value=value, least=least)

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -55,15 +56,19 @@ def submit(script: Path, *options: str) -> int:
     return int(done.stdout.strip().split(";")[0])
 
 
-def check(script: Path, *options: str) -> None:
-    """Check whether SLURM would accept ``script``, without submitting it.
+def expected_start(script: str) -> tuple[str, str]:
+    """Return when the job of this script would start, in SLURM's format, and why SLURM would refuse it.
 
-    Raises:
-        UserError: SLURM would refuse it.
+    Nothing is submitted. Either text may be empty.
     """
-    done = _call("sbatch", "--test-only", *options, str(script))
+    with tempfile.NamedTemporaryFile("w", suffix=".sh", encoding="utf-8") as file:
+        file.write(script)
+        file.flush()
+        done = _call("sbatch", "--test-only", file.name)
     if done.returncode:
-        raise UserError(tr("SLURM would refuse the job: {why}", why=_error_text(done)))
+        return "", _error_text(done)
+    start = re.search(r"to start at (\S+)", done.stderr + done.stdout)
+    return (start[1].replace("T", " ") if start else ""), ""
 
 
 def named(name: str, script: Path) -> int | None:

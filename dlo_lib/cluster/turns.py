@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dlo_lib.cluster import local, records, slurm
+from dlo_lib.cluster import dependency, local, records, slurm
+from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.script import STOPPED
 from dlo_lib.cluster.site import Scheduler
@@ -13,10 +14,10 @@ from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.text import tr
 
 
-def start(folder: Path, elements: tuple[int, ...], after: Path | None = None) -> None:
+def start(folder: Path, elements: tuple[int, ...], after: Dependency | None = None) -> None:
     """Submit these elements of the job in ``folder``, whose lock is held.
 
-    Start when the job in ``after`` completes.
+    They start when the job in ``after`` has ended as wanted.
     """
     record = records.read(folder)
     records.clear(folder, elements)
@@ -25,13 +26,21 @@ def start(folder: Path, elements: tuple[int, ...], after: Path | None = None) ->
     else:
         some = [f"--array={','.join(map(str, elements))}"] if len(elements) < len(record.settings) else []
         if after is not None:
-            some += [
-                f"--dependency=afterok:{records.read(after).turns[-1].number}",
-                "--kill-on-invalid-dep=yes",
-            ]
+            earlier = records.read(after.folder)
+            some += dependency.words(after.kind, earlier, current(after.folder, earlier))
         number = slurm.submit(folder / records.SCRIPT, *some)
         turn = Turn(number, elements, cluster=slurm.cluster_name())
     records.add_turn(folder, turn)
+
+
+def current(folder: Path, record: Record) -> list[ElementStatus]:
+    """Return the status of each element of a job, from the record if all have ended."""
+    if record.over is not None:
+        return list(record.over)
+    found: dict[int, ElementStatus] = {}
+    for turn in record.turns:  # later submissions replace elements of earlier ones
+        found |= statuses(folder, record, turn)
+    return [found[element] for element in sorted(found)]
 
 
 def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:

@@ -30,6 +30,7 @@ class Gpu:
         nvlink_bandwidth, pcie_bandwidth: in one direction, all links together, bytes/s.
         peak_flops: dense FLOP/s by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"); a dtype that the chip lacks
             is absent.
+        watts: its power limit.
         sources: the sources of the figures, by field of ``gpus.toml``.
     """
 
@@ -41,6 +42,7 @@ class Gpu:
     nvlink_bandwidth: float
     pcie_bandwidth: float
     peak_flops: dict[str, float]
+    watts: float
     sources: dict[str, str]
 
     def peak(self, dtype: str) -> float:
@@ -86,6 +88,7 @@ def _table() -> dict[str, Gpu]:
             nvlink_bandwidth=row["nvlink"],
             pcie_bandwidth=row["pcie"],
             peak_flops=row["peak_flops"],
+            watts=row["watts"],
             sources=row["sources"] | reserved["sources"],
         )
         for name, row in table["gpu"].items()

@@ -7,13 +7,14 @@ path, rewritten by a test runner) is sent as code too.
 
 from __future__ import annotations
 
+import dis
 import importlib.machinery
 import io
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -25,15 +26,27 @@ from dlo_lib.errors import UserError
 _ADVICE = "send plain data and tensors, and open files, locks and connections inside the function"
 
 
-def pack_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+def pack_call(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    modules: set[str] | None = None,
+) -> bytes:
     """Return ``fn(*args, **kwargs)`` as bytes.
+
+    Args:
+        modules: receives the names of the modules that the call needs when it is unpacked and runs: of
+            functions and classes that are sent as an import, and of imports inside of functions.
 
     Raises:
         UserError: the function or an argument cannot be sent to another process; the message names it.
     """
     _send_unimportable_modules_as_code()
     try:
-        return _pickled((fn, tuple(args), dict(kwargs)))
+        whole = (fn, tuple(args), dict(kwargs))
+        if modules is None:
+            return _pickled(whole)
+        return _pickled(whole, lambda buffer: _ImportsPickler(buffer, modules))
     except Exception as error:
         name = getattr(fn, "__qualname__", repr(fn))
         parts = {f"the function {name} (or something it uses)": fn}
@@ -96,7 +109,36 @@ class _ResultPickler(_Pickler):
         return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
 
 
-def _pickled(value: Any, pickler: type[cloudpickle.Pickler] = _Pickler) -> bytes:
+class _ImportsPickler(_Pickler):
+    """Records the modules that the sent objects import, when it is asked for an id of each object."""
+
+    def __init__(self, file: io.BytesIO, modules: set[str]) -> None:
+        super().__init__(file)
+        self._modules = modules
+        self._as_code = cloudpickle.list_registry_pickle_by_value()
+
+    def persistent_id(self, obj: Any) -> None:
+        if isinstance(obj, CodeType):
+            self._modules |= set(_imports_of(obj))
+        elif isinstance(obj, ModuleType):
+            self._modules.add(obj.__name__)
+        elif isinstance(obj, (FunctionType, type)) and isinstance(name := obj.__module__, str):
+            by_code = name == "__main__" or any(f"{name}.".startswith(f"{sent}.") for sent in self._as_code)
+            self._modules |= set() if by_code else {name}
+
+
+def _imports_of(code: CodeType) -> Iterator[str]:
+    """Yield the names that the statements ``import`` of a code object import, without relative ones."""
+    base = ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            base = str(step.argval)
+            yield base
+        elif step.opname == "IMPORT_FROM":
+            yield f"{base}.{step.argval}"
+
+
+def _pickled(value: Any, pickler: Callable[[io.BytesIO], cloudpickle.Pickler] = _Pickler) -> bytes:
     buffer = io.BytesIO()
     pickler(buffer).dump(value)
     return buffer.getvalue()

@@ -52,6 +52,7 @@ def test_the_same_call_runs_on_this_machine_with_a_notice(capsys):
     said = (
         "no SLURM here: this machine runs the job while this process lives, "
         "one job after another (4 of 16 ranks)\n"
+        f"submitted job {job.name}\n"
     )
     assert capsys.readouterr().out == said
     job.wait(timeout=60)

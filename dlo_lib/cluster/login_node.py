@@ -1,0 +1,92 @@
+"""What only the submitting machine knows: its site, SLURM, the user's accounts and PyTorch, and its disks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from dlo_lib.cluster import records, slurm
+from dlo_lib.cluster.request import Allocation
+from dlo_lib.cluster.site import Scheduler, Site, site_names
+from dlo_lib.cluster.site import site as find_site
+from dlo_lib.errors import UserError
+from dlo_lib.text import tr
+
+
+def wanted_site(wanted: str | Path | None) -> Site:
+    """Return the site of a call: the one named, that of ``$DLO_SITE``, or this machine without SLURM.
+
+    Raises:
+        UserError: there is no such site, or SLURM is here and no site is named.
+    """
+    chosen = wanted or os.environ.get("DLO_SITE")
+    if chosen:
+        return find_site(chosen)
+    if not slurm.is_available():
+        return find_site("local")
+    raise UserError(
+        tr(
+            "which site? Set site= or DLO_SITE to one of {names}, or to a TOML file",
+            names=", ".join(site_names()),
+        )
+    )
+
+
+def checked(allocation: Allocation) -> Allocation:
+    """Check what only this machine knows: whether it has SLURM, the user's accounts, and its PyTorch.
+
+    Raises:
+        UserError: the site would refuse the job, or could not run it.
+    """
+    where = allocation.site
+    if where.scheduler is Scheduler.LOCAL and slurm.is_available():
+        print(tr("this machine has SLURM: do not run long jobs on a login node, set site= instead"))
+        return _here(allocation)
+    if not slurm.is_available():
+        here = _here(allocation)
+        print(
+            tr(
+                "no SLURM here: this machine runs the job while this process lives, "
+                "one job after another ({ranks} of {of} ranks)",
+                ranks=here.ranks,
+                of=allocation.ranks,
+            )
+        )
+        return here
+    from dlo_lib.cluster.pytorch import check_pytorch
+
+    own = allocation.gpus_per_node and not where.has_software  # the software of the site has its PyTorch
+    for said in (check_pytorch(where) if own else "", folder_warning(where)):
+        if said:
+            print(said)
+    mine = slurm.accounts() if allocation.account else ()
+    if mine and allocation.account not in mine:
+        said = tr(
+            'account "{account}" is not one of yours: use {mine}',
+            account=allocation.account,
+            mine=tr(" or ").join(mine),
+        )
+        raise UserError(said)
+    return allocation
+
+
+def folder_warning(where: Site) -> str:
+    """Return a warning if jobs are recorded where the site has little room, such as most home folders."""
+    roomy = [Path(os.path.expandvars(folder)) for folder in (where.work, where.scratch) if folder]
+    folder = records.jobs_dir().resolve()
+    if not any(place.is_dir() for place in roomy) or any(
+        folder.is_relative_to(place.resolve()) for place in roomy if place.is_dir()
+    ):
+        return ""
+    advice = "jobs write their files to {folder}, where {site} may have little room: set DLO_HOME={work}/dlo"
+    return tr(advice, folder=folder, site=where.name, work=where.work)
+
+
+def _here(allocation: Allocation) -> Allocation:
+    """Return the same resources on this machine, with no more ranks than it runs."""
+    machine = find_site("local")
+    ranks = min(allocation.ranks, machine.gpus_per_node)
+    if not allocation.gpus_per_node:
+        return replace(allocation, site=machine, nodes=1, cpu_ranks_per_node=ranks)
+    return replace(allocation, site=machine, nodes=1, gpus_per_node=ranks)

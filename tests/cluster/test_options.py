@@ -1,0 +1,220 @@
+"""Options of sbatch, the software of a site, typed GPUs and ranks without GPUs reach the script, checked."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dlo_lib import cluster
+from dlo_lib.cluster import dependency
+from dlo_lib.cluster.rank_output import of_rank
+from dlo_lib.cluster.request import Allocation, allocate, make_request
+from dlo_lib.cluster.script import JobScript, Launcher
+from dlo_lib.cluster.site import site
+from dlo_lib.cluster.work import Once, work_of
+from dlo_lib.errors import UserError
+from tests.cluster.test_script import head
+
+SITE = """
+title = "another centre"
+scheduler = "slurm"
+gpus_per_node = 2
+cores_per_gpu = 16
+partition = "training"
+gpu_type = "a100"
+options = { mem = "64G", mail-type = "FAIL", exclusive = true }
+"""
+CPUS = """
+title = "nodes without GPUs"
+scheduler = "slurm"
+gpus_per_node = 0
+cores_per_gpu = 4
+cores_per_node = 16
+"""
+
+
+def allocated(tmp_path: Path, more: str = "", text: str = SITE, **wanted: object) -> Allocation:
+    file = tmp_path / "centre.toml"
+    file.write_text(text + more)
+    return allocate(site(file), make_request("1:00:00", **wanted))
+
+
+def text_of(allocation: Allocation, what: object = "dlo_lib.train", **changes: object) -> str:
+    script = JobScript("run", allocation, work_of(what), folder=Path("/job"), python="/own/python")
+    return replace(script, **changes).text()
+
+
+def test_options_of_the_call_replace_those_of_the_site(tmp_path):
+    asked = {
+        "mail_type": "END",
+        "--nice": 10,
+        "mem-per-cpu": "2G",
+        "exclusive": False,
+        "comment": "two words",
+    }
+    said = head(text_of(allocated(tmp_path, gpus=4, options=asked)))
+    assert said["gres"] == "gpu:a100:2"
+    assert (said["mail-type"], said["nice"], said["mem-per-cpu"]) == ("END", "10", "2G")
+    assert said["comment"] == '"two words"'
+    assert not {"mem", "exclusive"} & said.keys()
+    plain = head(text_of(allocated(tmp_path, memory="8G")))
+    assert (plain["mem"], plain["exclusive"], plain["mail-type"]) == ("8G", "", "FAIL")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"),
+    [
+        ({"options": {"nodes": 2}}, "options: the job sets --nodes: use nodes="),
+        ({"options": {"output": "x"}}, r"options: the job sets --output: use job.logs()"),
+        ({"options": {"array": "0-3"}}, "options: the job sets --array: use sweep= and at_once="),
+        ({"options": {"meme": "4G"}}, 'unknown option of sbatch "meme": did you mean mem'),
+        ({"options": {"partition": "other"}}, "options: the site sets --partition: change it in a file that"),
+        ({"options": {"mem": "a lot"}}, 'mem is "a lot": write a number and a unit'),
+        ({"options": {"mem": True}}, "options: mem needs a value"),
+        ({"options": {"hold": "yes"}}, "options: hold takes no value"),
+        ({"options": {"comment": "a\nb"}}, "options: comment has a character that"),
+        ({"options": {"nodelist": ["v1"]}}, r"options: nodelist is \['v1'\]: it must be a text"),
+        ({"options": {"mem": "4G", "mem-per-gpu": "4G"}}, "mem and mem-per-gpu contradict each other"),
+        ({"options": {"mem-per-gpu": "4G"}, "memory": "4G"}, "memory= and options mem-per-gpu contradict"),
+        ({"options": {"hint": "nomultithread", "threads-per-core": 1}}, "threads-per-core contradicts"),
+        ({"options": "--mem=4G"}, "options is '--mem=4G': write a dict, such as"),
+        ({"memory": "64 GB"}, 'memory is "64 GB": write a number and a unit'),
+        ({"setup": "module load gcc"}, "setup is 'module load gcc': give a list of lines"),
+        ({"gpus": 2, "ranks": 2}, "gpus=2 with ranks=2: there is one rank per GPU, so leave ranks out"),
+        ({"ranks": 0}, "ranks is 0: use at least 1"),
+    ],
+)  # fmt: skip
+def test_an_option_that_cannot_be_is_one_line_with_its_cure(wanted, says, tmp_path):
+    with pytest.raises(UserError, match=says) as error:
+        text_of(allocated(tmp_path, **wanted))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('options = ["mem=4G"]', "options is .*: it must be a table, such as"),
+        ('options = { node = "x" }', 'unknown option of sbatch "node"'),
+        ('options = { time = "1:00" }', "options: the job sets --time: use time="),
+        ('conda = "a"\nvenv = "b"', "venv and conda contradict each other: keep one"),
+        ('setup = "ulimit"', "setup is 'ulimit': it must be a list of texts"),
+    ],
+)
+def test_a_wrong_setting_of_a_site_is_one_line(more, says, tmp_path):
+    text = SITE.replace("options = {", "# options = {")
+    with pytest.raises(UserError, match=says) as error:
+        allocated(tmp_path, more, text)
+    assert "centre.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_ranks_without_gpus_fill_nodes(tmp_path):
+    found = allocated(tmp_path, text=CPUS, ranks=8)
+    assert (found.nodes, found.ranks_per_node, found.gpus_per_node) == (2, 4, 0)
+    said = head(text_of(found))
+    assert (said["nodes"], said["ntasks-per-node"], said["cpus-per-task"]) == ("2", "4", "4")
+    assert "gres" not in said
+    torchrun = text_of(found, launcher=Launcher.TORCHRUN)
+    assert '--nproc-per-node="4"' in torchrun
+    assert "SLURM_CPUS_PER_TASK / 4" in torchrun
+    assert allocated(tmp_path, text=CPUS).ranks == 1, "a site without GPUs needs no gpus=0"
+    with pytest.raises(UserError, match="8 ranks of 8 cores on 2 nodes: a node of centre holds 2 .*nodes=4"):
+        allocated(tmp_path, text=CPUS, ranks=8, cores=8, nodes=2)
+    with pytest.raises(
+        UserError, match="5 ranks cannot be spread evenly over 2 nodes: use ranks=4 or ranks=6"
+    ):
+        allocated(tmp_path, text=CPUS, ranks=5, nodes=2)
+
+
+def lines_of(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines()]
+
+
+SOFTWARE = {
+    "modules": ('modules = ["gcc/12", "cuda"]', ["module purge", "module load gcc/12 cuda"]),
+    "venv": ('venv = "$WORK/env"', ['source "$WORK/env/bin/activate"']),
+    "conda": (
+        'conda = "train"',
+        ['conda_base="$("${CONDA_EXE:-conda}" info --base)"', 'conda activate "train"'],
+    ),
+    "setup": ('setup = ["ulimit -n 65536"]', ["ulimit -n 65536", "export MINE=1"]),
+}
+
+
+@pytest.mark.parametrize("kind", SOFTWARE)
+def test_the_software_of_a_site_is_loaded_before_the_program(kind, tmp_path):
+    more, expected = SOFTWARE[kind]
+    text = text_of(allocated(tmp_path, more, setup=("export MINE=1",)))
+    found = [line for line in lines_of(text) if line in expected]
+    assert found == expected
+    launch = next(line for line in lines_of(text) if line.startswith("srun"))
+    assert launch.startswith(
+        "srun --kill-on-bad-exit=1 " + ("python " if kind in ("venv", "conda") else "/own")
+    )
+    (tmp_path / "job.sh").write_text(text)
+    assert subprocess.run(["bash", "-n", tmp_path / "job.sh"], capture_output=True).returncode == 0
+    if shutil.which("shellcheck"):
+        command = ["shellcheck", "--exclude=SC1091,SC2016", str(tmp_path / "job.sh")]
+        assert subprocess.run(command, capture_output=True, text=True).stdout == ""
+
+
+def test_modules_and_a_container_run_where_module_is_no_function(tmp_path):
+    (tmp_path / "init.sh").write_text('module() { echo "module $*, unset: $never_set"; }\n')
+    more = f'modules = ["gcc"]\nmodules_init = "{tmp_path}/init.sh"\ncontainer = "$IMAGES/torch.sif"\n'
+    program = tmp_path / "fake"
+    program.write_text('#!/bin/sh\necho "$0 $*"\n')
+    program.chmod(0o755)
+    more += f'container_runtime = "{program}"\ncontainer_options = ["--rocm"]\n'
+    script = JobScript("run", allocated(tmp_path, more, gpus=0), Once(("make", "data")), folder=tmp_path)
+    environment = {"PATH": "/usr/bin:/bin", "IMAGES": "/images", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-c", script.text()], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == [
+        "module purge, unset: ",
+        "module load gcc, unset: ",
+        f"{program} exec --rocm --bind {tmp_path} --bind {tmp_path} /images/torch.sif make data",
+    ], done.stderr
+    without = script.text().replace(f"{tmp_path}/init.sh", "/nowhere")
+    done = subprocess.run(
+        ["bash", "-c", without], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "no command module on" in done.stderr
+    assert "set modules_init in the file of the site" in done.stderr
+
+
+def test_the_output_of_a_rank_is_found_in_that_of_all():
+    labelled = "0: a\n 1: b\n10: c\nslurmstepd: error\n 1: d\n"
+    assert [of_rank(labelled, rank) for rank in (0, 1, 10)] == ["a\n", "b\nd\n", "c\n"]
+    of_nodes = "0: [default0]:a\n0: [default1]:b\n1: [default0]:c\n1: [default1]:d\n"
+    assert [of_rank(of_nodes, rank, per_node=2) for rank in range(4)] == ["a\n", "b\n", "c\n", "d\n"]
+    assert of_rank("[rank1]:x\n[rank0]:y\n", 1, per_node=2, tasks=False) == "x\n"
+    assert [of_rank("one\n", rank, tasks=False) for rank in (0, 1)] == ["one\n", ""]
+    with pytest.raises(UserError, match="rank is -1"):
+        of_rank("", -1)
+
+
+def test_a_kind_of_dependency_is_checked():
+    with pytest.raises(UserError, match='unknown after_kind "afternotok": did you mean'):
+        dependency.check("afternotok", 1, 1)
+    with pytest.raises(UserError, match="aftercorr joins the elements of two sweeps of the same size"):
+        dependency.check("aftercorr", 2, 3)
+
+
+@pytest.mark.parametrize("kind", ["afterok", "afterany", "aftercorr"])
+def test_this_machine_honours_every_kind_of_dependency(kind, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLO_SITE", "local")
+    monkeypatch.setenv("DLO_POLL_S", "0.1")
+    monkeypatch.chdir(tmp_path)
+    first = cluster.submit(["bash", "-c", 'exit "$1"'], sweep={"code": [0, 1]})
+    later = cluster.submit(["true"], sweep={"code": [0, 1]}, after=first, after_kind=kind)
+    while not later.done:
+        time.sleep(0.05)
+    expected = {"afterok": "2 cancelled", "afterany": "2 completed", "aftercorr": "1 completed, 1 cancelled"}
+    assert later.state == expected[kind]
