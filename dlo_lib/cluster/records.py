@@ -57,8 +57,8 @@ class Record:
         outs: folder of each element's metrics.
         submitted: UTC, ISO 8601.
         card: GPU of the requested site, even if this machine runs the job.
-        ranks_per_node: ranks of one element on each node.
         over: the statuses, once all elements have ended.
+        ranks_per_node: ranks of one element on each node.
     """
 
     digest: str
@@ -70,9 +70,9 @@ class Record:
     outs: tuple[str, ...]
     submitted: str
     card: str | None = None
-    ranks_per_node: int = 1
     turns: tuple[Turn, ...] = ()
     over: tuple[ElementStatus, ...] | None = None
+    ranks_per_node: int = 1
 
     @property
     def queue_name(self) -> str:
