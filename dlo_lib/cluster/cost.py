@@ -58,6 +58,8 @@ def estimate(want: Allocation, elements: int) -> str:
         return tr(text, each=each, cores=cores, limit=limit, hours=_number(cores * hours))
     gpus = want.nodes * want.gpus_per_node
     text = "{each}{gpus} GPUs for at most {limit}: {hours} GPU hours"
+    if gpus == 1:
+        text = "{each}1 GPU for at most {limit}: {hours} GPU hours"
     said = tr(text, each=each, gpus=gpus, limit=limit, hours=_number(gpus * hours))
     if want.site.gpu is None:
         return said

@@ -16,6 +16,8 @@ from filelock import FileLock
 
 from dlo_lib.files import state_dir, write_text
 
+_SETTLED_S = 60.0
+
 
 class Snapshot:
     """The last answer to the query called ``name``.
@@ -32,9 +34,10 @@ class Snapshot:
         """Return the answer of ``query``, or the last one if it is valid.
 
         Args:
-            fresh: the answer has to be newer than this call.
+            fresh: the answer has to be newer than this call, or than a minute after the last change: the
+                clocks of two login nodes may differ, but not by as much.
         """
-        since = time.time() if fresh else 0.0
+        since = min(time.time(), self._changed() + _SETTLED_S) if fresh else 0.0
         known = self._valid(since)
         if known is not None:
             return known
@@ -56,11 +59,17 @@ class Snapshot:
             asked, answer = float(last["asked"]), str(last["answer"])
         except (OSError, ValueError, KeyError):
             return None
+        return (
+            answer
+            if asked > max(since, self._changed()) and 0 <= time.time() - asked < self._interval()
+            else None
+        )
+
+    def _changed(self) -> float:
         try:
-            since = max(since, float(self._file("changed").read_text(encoding="ascii")))
+            return float(self._file("changed").read_text(encoding="ascii"))
         except (OSError, ValueError):
-            since = max(since, 0.0)  # nothing was changed
-        return answer if asked > since and 0 <= time.time() - asked < self._interval() else None
+            return 0.0  # nothing was changed
 
     def _file(self, kind: str) -> Path:
         return state_dir() / f"{self._name}.{kind}"

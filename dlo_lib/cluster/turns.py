@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dlo_lib.cluster import dependency, local, records, slurm
+from dlo_lib.cluster import dependency, endings, local, records, slurm
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.script import STOPPED
@@ -73,12 +73,19 @@ def _of_slurm(folder: Path, turn: Turn, name: str) -> dict[int, ElementStatus]:
     ended = {element: code for element in missing if (code := records.exit_code(folder, element)) is not None}
     known = slurm.history(turn.number) if len(ended) < len(missing) else {}
     for element in missing:
-        if element in ended:
+        told = endings.of_forgotten(folder / "logs" / f"{element}.out", element, ended.get(element))
+        if element in known:
+            found[element] = known[element]
+        elif told is not None:
+            found[element] = told
+        elif element in ended:
             state = State.COMPLETED if ended[element] == 0 else State.FAILED
             found[element] = ElementStatus(element, state, exit_code=ended[element])
         else:
-            unknown = ElementStatus(element, State.LOST, tr("SLURM no longer knows it"))
-            found[element] = known.get(element, unknown)
+            text = tr(
+                "SLURM no longer knows it, and its script did not end: its node has failed, or it was killed"
+            )
+            found[element] = ElementStatus(element, State.LOST, text)
     codes = {element: records.exit_code(folder, element) for element in turn.elements}
     return {
         element: replace(found[element], exit_code=codes[element])

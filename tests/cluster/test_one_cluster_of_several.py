@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from dlo_lib.cluster.site import site
 from dlo_lib.cluster.snapshot import Snapshot
 from dlo_lib.errors import UserError
 
+ROOT = Path(__file__).resolve().parents[2]
 V100 = {"site": "jean-zay-v100", "account": "abc", "time": 5}
 LEAKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TMPDIR")
 
@@ -125,6 +127,55 @@ def test_many_handles_cost_one_query(jean_zay, monkeypatch):
     assert asked == ["squeue", "scancel"]
     until(lambda: jobs[0].done or bool(slurm._queue().invalidate()))
     Path("go").touch()
+
+
+WATCHERS = """
+import contextlib, sys, threading
+from dlo_lib import cluster
+def watch():
+    for job in cluster.jobs():
+        with contextlib.suppress(cluster.JobFailed):
+            job.wait(timeout=0.5, poll=0.05)
+threads = [threading.Thread(target=watch) for _ in range(10)]
+for one in threads: one.start()
+for one in threads: one.join()
+print(len(repr(cluster.jobs()[0]).splitlines()))
+"""
+
+
+def test_waits_views_and_commands_of_several_processes_cost_one_query(jean_zay, monkeypatch, tmp_path):
+    monkeypatch.setenv("DLO_POLL_S", "600")
+    jobs = [waiting(name=f"watched-{number}") for number in range(2)]
+    real = subprocess.run(["which", "squeue"], capture_output=True, text=True, check=True).stdout.strip()
+    (tmp_path / "bin").mkdir()
+    counting = tmp_path / "bin" / "squeue"
+    counting.write_text(f'#!/bin/sh\necho asked >> "{tmp_path}/asked"\nexec {real} "$@"\n')
+    counting.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    dlo = [sys.executable, "-c", "from dlo_lib.cli import main; main()"]
+    commands = [[sys.executable, "-c", WATCHERS]] * 2 + [[*dlo, "jobs"], [*dlo, "jobs", "show", jobs[0].name]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert outputs[0].strip() in ("3", "4"), "the job, its table, and the reason if it waits"
+    jobs[0].watch()
+    assert (tmp_path / "asked").read_text() == "asked\n"
+    Path("go").touch()
+
+
+def test_a_job_that_is_gone_costs_no_query_of_its_own_a_minute_after_the_last_change(tmp_path, monkeypatch):
+    answers = iter("abc")
+    shared = Snapshot("settled", lambda: 600)
+    shared.invalidate()
+    now = time.time()
+    assert [shared.read(lambda: next(answers), fresh=True) for _ in range(2)] == ["a", "b"]
+    monkeypatch.setattr(time, "time", lambda: now + 61)
+    shared.invalidate()
+    monkeypatch.setattr(time, "time", lambda: now + 200)
+    assert [shared.read(lambda: next(answers), fresh=True) for _ in range(3)] == ["c"] * 3
 
 
 def test_an_answer_is_shared_until_it_is_old_or_the_queue_has_changed(tmp_path):
