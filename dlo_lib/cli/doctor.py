@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.doctor_cluster import examine_cluster
 from dlo_lib.cli.jupyter import free_port
 from dlo_lib.cli.workspace import work_dir
 from dlo_lib.cluster import slurm
@@ -23,20 +24,6 @@ from dlo_lib.torch_version import OLDEST, release
 TESTED_TORCH = "2.13"
 OLDEST_NBGRADER = "0.9.5"
 JUPYTER = ("jupyterlab", "notebook", "nbclient", "jupytext", "ipykernel", "matplotlib", "tensorboard")
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """One line of the report.
-
-    ``required``: the labs do not run without it. ``cure`` is empty if the check passes.
-    """
-
-    name: str
-    ok: bool
-    found: str
-    cure: str = ""
-    required: bool = False
 
 
 def examine() -> list[Diagnosis]:
@@ -53,7 +40,7 @@ def examine() -> list[Diagnosis]:
         _port,
         _disk,
     ]
-    return [*(look() for look in looks), *([_course()] if in_a_course() else [])]
+    return [*(look() for look in looks), *examine_cluster(), *([_course()] if in_a_course() else [])]
 
 
 def _python() -> Diagnosis:

@@ -92,6 +92,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
         )
         return
     print(job)
+    if (used := job.usage()) is not None:
+        print(used)
     print(tr("files: {folder}", folder=job.folder))
     print(f"\n{job.script}")
 

@@ -81,7 +81,7 @@ def usage(rows: Iterable[tuple[str, float, float]], gpus: int) -> JobUsage | Non
         if not step:
             found, seconds = True, seconds + elapsed
         energy.setdefault(job, []).append((step, joules))
-    if not found:
+    if not found or not seconds:
         return None
     joules = sum(_energy_of(steps) for steps in energy.values())
     return JobUsage(seconds / 3600, gpus, joules or None)

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.cluster import function_job, local, records, slurm, turns
+from dlo_lib.cluster import cost, function_job, local, records, slurm, turns
+from dlo_lib.cluster.cost import JobUsage, hours_of
 from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.rank_output import of_rank
 from dlo_lib.cluster.records import Record
@@ -301,6 +302,19 @@ class Job:
     def results(self) -> list[Any]:
         """Return the result of each element's function, in the order of the sweep."""
         return [self.result(element) for element in range(self.elements)]
+
+    def usage(self) -> JobUsage | None:
+        """Return the hours and the energy that the job has used so far; None before it has begun.
+
+        Without accounting, it is the run time of the last turn of each element, without energy.
+        """
+        record = self.record
+        of_slurm = record.scheduler is Scheduler.SLURM
+        rows = slurm.used([turn.number for turn in record.turns]) if of_slurm else []
+        if rows:
+            return cost.usage(rows, record.gpus)
+        hours = sum(hours_of(one.elapsed) for one in self.status() if one.state is not State.PENDING)
+        return JobUsage(hours, record.gpus) if hours else None
 
     def dashboard(self) -> Figure:
         """Draw loss, throughput, the parts of a step's time, and peak memory, from the metrics so far."""

@@ -104,7 +104,7 @@ def allocate(site: Site, request: Request) -> Allocation:
         (request.gpus or 0) // nodes,
         request.cores or site.cores_per_gpu,
         request.time,
-        _account(site, request.account),
+        account_of(site, request.account),
         request.qos,
         request.reservation or site.reservation,
         (request.ranks or 1) // nodes,
@@ -272,8 +272,12 @@ def _limits(qos: Qos) -> str:
     return ", ".join(parts)
 
 
-def _account(site: Site, given: str) -> str:
-    """Return the account (``given``, ``$DLO_ACCOUNT`` or the site's variable) with the site's suffix."""
+def account_of(site: Site, given: str = "") -> str:
+    """Return the account (``given``, ``$DLO_ACCOUNT`` or the site's variable) with the site's suffix.
+
+    Raises:
+        UserError: it has the suffix of other nodes.
+    """
     account = given or os.environ.get("DLO_ACCOUNT", "") or os.environ.get(site.account_variable or "-", "")
     if not account or not site.account_suffix:
         return account

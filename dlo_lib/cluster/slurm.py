@@ -96,7 +96,11 @@ def cluster_name() -> str:
     Raises:
         NoAnswer: the controller does not answer.
     """
-    return _cluster_of(":".join(os.environ.get(name, "") for name in _KEPT))
+    return _cluster_of(_configuration())
+
+
+def _configuration() -> str:
+    return ":".join(os.environ.get(name, "") for name in _KEPT)
 
 
 def _queue() -> Snapshot:
@@ -155,6 +159,29 @@ def history(job: int) -> dict[int, ElementStatus]:
     return found
 
 
+def used(jobs: Sequence[int]) -> list[tuple[str, float, float]]:
+    """Return what jobs and their steps have used: name, elapsed seconds, joules (0 where not measured).
+
+    Every turn of a requeued job is counted. Empty if there is no accounting.
+    """
+    if shutil.which("sacct") is None:
+        return []
+    fields = "JobID,ElapsedRaw,ConsumedEnergyRaw"
+    done = _call("sacct", "-nP", "--duplicates", "-j", ",".join(map(str, jobs)), "-o", fields)
+    rows = []
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        name, elapsed, joules = line.split("|")
+        if "[" not in name:  # elements that have not begun
+            rows.append((name, float(elapsed or 0), _joules(joules)))
+    return rows
+
+
+def _joules(text: str) -> float:
+    """Return a measured energy; SLURM has 2^64 - 2 and similar numbers for nodes that do not measure it."""
+    value = float(text or 0)
+    return value if value < 2**62 else 0.0
+
+
 def cancel(job: int, elements: Sequence[int] | None = None, name: str = "") -> None:
     """Cancel the job, or some elements of its array; elements that have ended do not change.
 
@@ -178,12 +205,23 @@ def requeue(job: int, element: int | None = None) -> None:
         raise UserError(tr("SLURM does not requeue the job: {why}", why=_error_text(done)))
 
 
-def accounts() -> tuple[str, ...]:
-    """Return the accounts that the user may use; empty if there is no accounting."""
+@cache
+def _accounts_of(configuration: str) -> tuple[str, ...]:
     if shutil.which("sacctmgr") is None:
         return ()
     user = _call("id", "-un").stdout.strip()
     done = _call("sacctmgr", "-nP", "show", "assoc", "where", f"user={user}", "format=account")
+    return tuple(dict.fromkeys(done.stdout.split())) if done.returncode == 0 else ()
+
+
+def accounts() -> tuple[str, ...]:
+    """Return the accounts that the user may use; empty if there is no accounting."""
+    return _accounts_of(_configuration())
+
+
+def partitions() -> tuple[str, ...]:
+    """Return the names of the cluster's partitions; empty if the controller does not answer."""
+    done = _call("sinfo", "-h", "-a", "-o", "%R")
     return tuple(dict.fromkeys(done.stdout.split())) if done.returncode == 0 else ()
 
 

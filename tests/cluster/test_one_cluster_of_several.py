@@ -166,7 +166,7 @@ def test_waits_views_and_commands_of_several_processes_cost_one_query(jean_zay, 
     Path("go").touch()
 
 
-def test_a_job_that_is_gone_costs_no_query_of_its_own_a_minute_after_the_last_change(tmp_path, monkeypatch):
+def test_a_job_that_is_gone_costs_no_separate_query_a_minute_after_the_last_change(tmp_path, monkeypatch):
     answers = iter("abc")
     shared = Snapshot("settled", lambda: 600)
     shared.invalidate()

@@ -1,0 +1,93 @@
+"""What a job may cost is shown before it is submitted; what it has used is read from the accounting."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from dlo_lib import cluster
+from dlo_lib.cluster import cost, slurm
+from dlo_lib.cluster.request import allocate, make_request
+from dlo_lib.cluster.site import site
+from dlo_lib.hardware import gpu
+
+
+def test_the_estimate_is_the_limit_times_the_gpus():
+    want = allocate(site("jean-zay-a100"), make_request("2:00:00", gpus=16, account="abc"))
+    kwh = 16 * 2 * gpu("a100-80").watts / 1000
+    assert cost.estimate(want, 1) == (
+        f"16 GPUs for at most 2 h: 32 GPU hours, at most {kwh:.3g} kWh for the GPUs"
+    )
+    assert cost.estimate(want, 3).startswith("3 elements with 16 GPUs for at most 2 h: 96 GPU hours")
+    alone = allocate(site("jean-zay-h100"), make_request("30", gpus=0, cores=4, account="abc"))
+    assert cost.estimate(alone, 1) == "4 cores for at most 30 min: 2 core hours"
+
+
+def test_energy_of_steps_that_overlap_is_not_added():
+    rows = [
+        ("7_0", 3600.0, 0.0),
+        ("7_0.batch", 3600.0, 2e6),
+        ("7_0.extern", 3600.0, 7.2e6),
+        ("7_0.0", 1800.0, 3e6),
+        ("7_0.1", 1800.0, 4e6),
+        ("7_1", 1800.0, 0.0),
+        ("7_1.0", 1800.0, 3.6e6),
+    ]
+    used = cost.usage(rows, gpus=4)
+    assert (used.gpu_hours, used.joules) == (6.0, 10.8e6)
+    assert str(used) == "used 6 GPU hours, 3 kWh measured"
+    assert str(cost.usage(rows[:1], gpus=0)) == "used 1 hours without GPUs"
+    assert cost.usage([], 1) is None
+
+
+def test_the_accounting_is_read_by_turn_and_step(monkeypatch):
+    answer = "9|60|\n9.batch|60|1200\n9.0|50|18446744073709551614\n9_[3-4]|0|\n9|30|\n"
+    monkeypatch.setattr(
+        slurm, "_call", lambda *command: subprocess.CompletedProcess(command, 0, stdout=answer, stderr="")
+    )
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
+    rows = slurm.used([9])
+    assert rows == [("9", 60, 0), ("9.batch", 60, 1200), ("9.0", 50, 0), ("9", 30, 0)]
+    assert cost.usage(rows, 1) == cost.JobUsage(90 / 3600, 1, 1200)
+
+
+@pytest.mark.parametrize("name", ["jean_zay", "elsewhere"])
+def test_a_job_says_what_it_may_cost_and_what_it_has_used(
+    name, request, other_site, tmp_path, monkeypatch, capsys
+):
+    request.getfixturevalue(name)
+    monkeypatch.setenv("DLO_POLL_S", "0.3")
+    monkeypatch.chdir(tmp_path)
+    where = {"site": other_site} if name == "elsewhere" else {"site": "jean-zay-v100", "account": "abc"}
+    capsys.readouterr()
+    script = cluster.submit(["sleep", "2"], gpus=2, time=5, dry_run=True, **where)
+    printed = capsys.readouterr().out
+    assert "2 GPUs for at most 5 min: 0.167 GPU hours" in printed
+    assert "; expected start 20" in printed
+    assert cluster.jobs() == []
+    job = cluster.submit(["sleep", "2"], gpus=2, time=5, **where)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith(f"{job.name}: 2 GPUs for at most 5 min")
+    assert lines[-1] == f"submitted job {job.record.turns[0].number} ({job.name})"
+    assert job.script == script
+    cluster.submit(["sleep", "2"], gpus=2, time=5, **where)
+    assert (
+        f"found job {job.record.turns[0].number} ({job.name}), sub"
+        in capsys.readouterr().out.splitlines()[-1]
+    )
+    job.wait(timeout=90)
+    begun = time.monotonic()
+    while (used := job.usage()) is None or used.hours * 3600 < 2:
+        assert time.monotonic() - begun < 60, used
+        time.sleep(0.3)
+    assert used.gpus == 2
+    assert str(used).startswith("used 0.00")
+
+
+def test_a_dry_run_shows_why_slurm_would_refuse(jean_zay, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = {"site": "jean-zay-v100", "account": "abc", "time": 5}
+    cluster.submit(["true"], reservation="does-not-exist", dry_run=True, **asked)
+    assert "SLURM would refuse the job: " in capsys.readouterr().out
