@@ -228,10 +228,10 @@ class _Stored:
 
 
 def _state(model: Llama) -> dict[str, Tensor]:
-    """Return the parameters by their names in the files; a tied parameter occurs once."""
+    """Return the parameters and buffers by their names in the files; a tied parameter occurs once."""
     return {
-        name if name.startswith("lm_head.") else f"model.{name}": parameter
-        for name, parameter in model.named_parameters()
+        name if name.startswith("lm_head.") else f"model.{name}": tensor
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dlo_lib.errors import unknown_name
 from dlo_lib.models.llama import LlamaConfig, RopeScaling
+from dlo_lib.models.router import MoEConfig
 
 _LLAMA_3_VOCABULARY: dict[str, Any] = {"vocab_size": 128_256, "max_positions": 131_072}
 
@@ -28,6 +29,12 @@ CONFIGS: dict[str, LlamaConfig] = {
     "tiny": LlamaConfig(
         vocab_size=257, hidden=64, intermediate=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
         max_positions=1024, tied_embeddings=True,
+    ),
+    # The same, whose second MLP is a mixture of experts with a shared expert.
+    "tiny-moe": LlamaConfig(
+        vocab_size=257, hidden=64, intermediate=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+        max_positions=1024, tied_embeddings=True,
+        moe=MoEConfig(num_experts=8, top_k=2, intermediate=96, shared_intermediate=96, every=2),
     ),
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ def parameters(model: str | LlamaConfig) -> int:
 
 def parameters_by_part(model: str | LlamaConfig) -> dict[str, int]:
     """Return the parameters of all layers by part: ``embedding``, ``attention``, ``mlp``, ``norm``,
-    ``output`` (0 if tied).
+    ``output`` (0 if tied). ``mlp`` includes routers, shared experts and all experts.
     """
     config = model_config(model)
     table = config.vocab_size * config.hidden
@@ -51,10 +51,28 @@ def parameters_by_part(model: str | LlamaConfig) -> dict[str, int]:
     return {
         "embedding": table,
         "attention": config.num_layers * config.hidden * (2 * q_size + 2 * kv_size),  # q and o, k and v
-        "mlp": config.num_layers * 3 * config.hidden * config.intermediate,  # gate, up, down
+        "mlp": _mlp_parameters(config, active=False),
         "norm": (2 * config.num_layers + 1) * config.hidden,
         "output": 0 if config.tied_embeddings else table,
     }
+
+
+def active_parameters(model: str | LlamaConfig) -> int:
+    """Return the number of parameters that one token uses: of the experts, only the chosen ``top_k``."""
+    config = model_config(model)
+    return parameters(config) - _mlp_parameters(config, active=False) + _mlp_parameters(config, active=True)
+
+
+def _mlp_parameters(config: LlamaConfig, active: bool) -> int:
+    """Return the parameters of all MLPs; with ``active``, only those that one token uses."""
+    moe = config.moe
+    mixed = sum(config.has_experts(layer) for layer in range(config.num_layers))
+    total = (config.num_layers - mixed) * 3 * config.hidden * config.intermediate  # gate, up, down
+    if moe is not None:
+        experts = moe.top_k if active else moe.num_experts
+        width = experts * moe.intermediate + moe.shared_intermediate
+        total += mixed * config.hidden * (3 * width + moe.num_experts)  # and the router
+    return total
 
 
 def forward_flops_per_token(
@@ -65,7 +83,7 @@ def forward_flops_per_token(
     config = model_config(model)
     parts = parameters_by_part(config)
     output = config.vocab_size * config.hidden  # also a product if the weight is tied
-    matrices = parts["attention"] + parts["mlp"] + output
+    matrices = parts["attention"] + _mlp_parameters(config, active=True) + output
     doubled_keys = {AttentionFlops.FULL: 2 * seq, AttentionFlops.CAUSAL: seq + 1, AttentionFlops.NONE: 0}[
         attention
     ]

@@ -2,17 +2,23 @@
 
 Both formats of the rotary positions are read: ``rope_parameters`` (transformers 5) and ``rope_theta`` with
 ``rope_scaling`` (earlier versions and the hub). The second is written, because every version reads it. An
-option that ``Llama`` does not support raises an error."""
+option that ``Llama`` does not support raises an error.
+
+A Llama with experts is no model of transformers. Its ``model_type`` is ``dlo_moe_llama``, which transformers
+refuses, and its ``moe`` holds the ``MoEConfig``."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import LlamaConfig, RopeScaling
+from dlo_lib.models.router import GateWeights, MoEConfig
 
+_WITH_EXPERTS = "dlo_moe_llama"
 _ROPE_THETA = 10_000.0  # the default of config.json: the value of the first Llama
 
 
@@ -40,6 +46,7 @@ def config_from_hf(table: dict[str, Any]) -> LlamaConfig:
             norm_eps=table.get("rms_norm_eps", 1e-6),
             tied_embeddings=table.get("tie_word_embeddings", False),
             initializer_std=table.get("initializer_range", 0.02),
+            moe=_moe(table["moe"]) if table["model_type"] == _WITH_EXPERTS else None,
         )
     except KeyError as error:
         raise UserError(
@@ -52,9 +59,12 @@ def config_from_hf(table: dict[str, Any]) -> LlamaConfig:
 def config_to_hf(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
     """Return the content of ``config.json`` for a checkpoint of ``config`` in ``dtype``."""
     scaling = config.rope_scaling
+    kind: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    if config.moe is not None:
+        weights = {"gate_weights": config.moe.gate_weights.value}
+        kind = {"model_type": _WITH_EXPERTS, "moe": asdict(config.moe) | weights}
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **kind,
         "torch_dtype": str(dtype).removeprefix("torch."),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden,
@@ -94,11 +104,15 @@ def _check_supported(table: dict[str, Any]) -> None:
     }
     for name, ours in expected.items():
         theirs = table.get(name, None if name == "model_type" else ours)
-        if theirs != ours:
+        if theirs != ours and (name, theirs) != ("model_type", _WITH_EXPERTS):
             raise UserError(
                 f"config.json has {name} = {theirs!r}, Llama supports {ours!r}: "
                 "choose a checkpoint of the Llama 3 family"
             )
+
+
+def _moe(table: dict[str, Any]) -> MoEConfig:
+    return MoEConfig(**table | {"gate_weights": GateWeights(table["gate_weights"])})
 
 
 def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:

@@ -22,6 +22,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dlo_lib.errors import UserError, require_count
+from dlo_lib.models.experts import Experts
+from dlo_lib.models.moe import MoELayer
+from dlo_lib.models.router import MoEConfig, Router
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class RopeScaling:
 class LlamaConfig:
     """The sizes of a Llama.
 
-    ``hidden`` is the width of the residual stream; ``head_dim`` may differ from hidden / num_heads.
+    ``hidden`` is the width of the residual stream; ``head_dim`` may differ from hidden / num_heads. With
+    ``moe``, the MLP of some blocks is a mixture of experts.
     """
 
     vocab_size: int
@@ -56,6 +60,7 @@ class LlamaConfig:
     norm_eps: float = 1e-5
     tied_embeddings: bool = False
     initializer_std: float = 0.02
+    moe: MoEConfig | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -74,6 +79,10 @@ class LlamaConfig:
             raise ValueError(
                 f"head_dim ({self.head_dim}) must be even: rotary positions rotate pairs of elements"
             )
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether the MLP of block ``layer``, from 0, is a mixture of experts."""
+        return self.moe is not None and (layer + 1) % self.moe.every == 0
 
 
 class RMSNorm(nn.Module):
@@ -159,25 +168,35 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: LlamaConfig, **factory: Any) -> None:
+    def __init__(self, config: LlamaConfig, intermediate: int | None = None, **factory: Any) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden, config.intermediate, bias=False, **factory)
-        self.up_proj = nn.Linear(config.hidden, config.intermediate, bias=False, **factory)
-        self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False, **factory)
+        width = config.intermediate if intermediate is None else intermediate
+        self.gate_proj = nn.Linear(config.hidden, width, bias=False, **factory)
+        self.up_proj = nn.Linear(config.hidden, width, bias=False, **factory)
+        self.down_proj = nn.Linear(width, config.hidden, bias=False, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(nn.Module):
-    """One transformer block; input and output are (batch, seq, hidden)."""
+def make_mlp(config: LlamaConfig, layer: int, **factory: Any) -> nn.Module:
+    """Return the MLP of block ``layer``, or its mixture of experts."""
+    if config.moe is None or not config.has_experts(layer):
+        return MLP(config, **factory)
+    width = config.moe.shared_intermediate
+    shared = MLP(config, width, **factory) if width else None
+    return MoELayer(config.moe, config.hidden, shared, **factory)
 
-    def __init__(self, config: LlamaConfig, **factory: Any) -> None:
+
+class Block(nn.Module):
+    """Transformer block ``layer``; input and output are (batch, seq, hidden)."""
+
+    def __init__(self, config: LlamaConfig, layer: int = 0, **factory: Any) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden, config.norm_eps, **factory)
         self.self_attn = Attention(config, **factory)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps, **factory)
-        self.mlp = MLP(config, **factory)
+        self.mlp = make_mlp(config, layer, **factory)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
@@ -206,7 +225,7 @@ class Llama(nn.Module):
         self.config = config
         self.checkpointing = checkpointing
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden, **factory)
-        self.layers = nn.ModuleList(Block(config, **factory) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(Block(config, layer, **factory) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps, **factory)
         self.lm_head = nn.Linear(config.hidden, config.vocab_size, bias=False, **factory)
         self.init_weights()
@@ -229,6 +248,8 @@ class Llama(nn.Module):
                 nn.init.normal_(module.weight, std=self.config.initializer_std)
             elif isinstance(module, RMSNorm):
                 nn.init.ones_(module.weight)
+            elif isinstance(module, Experts | Router):
+                module.init_weights(self.config.initializer_std)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)  # (batch, seq, hidden)

@@ -7,6 +7,10 @@ Data parallelism averages the gradients over the ranks. With this loss, the aver
 mean loss per token, however the tokens are distributed. (The mean of the means of the ranks would give a
 larger weight to the tokens of a rank that has few of them.)
 
+A mixture-of-experts layer adds the gradients of its losses itself (``models.moe``). The step sets their
+scale, so that the loss of a layer is the mean over the micro-batches, and updates the balance bias after the
+optimiser. The reported loss does not include them.
+
 In addition to the communication of the model, a step sends two numbers: the count of valid tokens, which
 overlaps with the first forward, and the loss, which overlaps with the optimiser."""
 
@@ -23,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlo_lib.data.tokens import IGNORE_INDEX
+from dlo_lib.models.moe import moe_layers, scale_auxiliary_losses, update_balance_bias
 
 MicroBatch = tuple[Tensor, Tensor]
 """Inputs and targets, both (batch, seq) int64."""
@@ -110,6 +115,10 @@ def train_step(
         # Division by the integer count keeps the dtype of the loss; a scale would be fp32.
         return losses * world_size / valid.clamp(min=1)
 
+    mixtures = moe_layers(model)
+    if mixtures:
+        mean = torch.full((), 1 / len(micro_batches), device=micro_batches[0][0].device)
+        scale_auxiliary_losses(mixtures, mean if scaler is None else scaler.scale(mean))
     accumulate = getattr(model, "accumulate_gradients", None)
     if accumulate is not None:  # a pipeline schedules the micro-batches itself
         loss_sum = accumulate(micro_batches, loss_of, precision, scaler)
@@ -135,6 +144,7 @@ def train_step(
     else:
         scaler.step(optimizer)
         scaler.update()
+    update_balance_bias(mixtures)
     optimizer.zero_grad(set_to_none=True)
     on_phase(Phase.END)
 

@@ -117,8 +117,11 @@ class StepSettings:
         plan, alone = _plan(parallel, kind, bucket_view, world_size)
         if isinstance(fused, bool):
             fused = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
+        config = model_config(model)
+        if config.moe is not None:
+            raise UserError("fake tensors do not reach experts: measure a model without experts")
         return cls(
-            config=model_config(model),
+            config=config,
             batch=batch,
             seq=seq,
             precision=kind,

@@ -56,7 +56,8 @@ def test_each_part_is_the_sum_over_its_modules(config):
     assert parameters(config) == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+# the route of a token is not known on the meta device
+@pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.moe is None])
 def test_flops_equal_those_of_the_executed_products(name):
     batch, seq = 2, 16
     config = model_config(name)
