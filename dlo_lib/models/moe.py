@@ -135,7 +135,7 @@ class MoELayer(nn.Module):
         tokens = x.reshape(-1, x.shape[-1])
         experts, weights, probabilities, logits = self.router(tokens)
         factor, count = self.config.capacity_factor, self.config.num_experts
-        capacity = None if factor is None else capacity_of(factor, *experts.shape, count)
+        capacity = None if factor is None else capacity_of(factor, len(tokens), self.config.top_k, count)
         plan = plan_dispatch(experts, count, capacity)
         load = torch.bincount(experts.reshape(-1), minlength=count) if capacity else plan.counts
 

@@ -1,8 +1,9 @@
-"""Distributes a training step over ranks: data, sharded, pipeline and context parallelism.
+"""Distributes a training step over ranks: data, sharded, pipeline, context and expert parallelism.
 
 ddp        copies of the model; gradients are averaged      zero       optimiser state and gradients in shards
 fsdp       parameters in shards; units are gathered         pipeline   layers on different ranks
-context    parts of sequences; attention communicates       sharding   reduction and exchange of shards
+context    parts of sequences; attention communicates       expert     experts on different ranks; tokens travel
+sharding   packing, reduction and exchange of shards, for zero and fsdp
 
 ``plan`` (the plan and the function that applies it) and ``checkpoint`` use these rooms. The rooms use
 ``mesh`` (the ranks), ``protocol`` (the interface of every wrapper), ``backward_pass`` and ``nested`` (tensors

@@ -182,7 +182,7 @@ def test_the_remedies_even_out_the_loads(remedy):
         PLAIN,
         balance_loss=1.0 if remedy == "loss" else 0.0,
         z_loss=0.0,
-        bias_rate=0.003 if remedy == "bias" else 0.0,
+        bias_rate=0.005 if remedy == "bias" else 0.0,
     )
     layer = layer_of(config)
     if layer.router.balance_bias is not None:
@@ -196,13 +196,15 @@ def test_the_remedies_even_out_the_loads(remedy):
         return float(layer.stats.load.max() / layer.stats.load.double().mean())
 
     before = imbalance()
-    for _ in range(200):
+    for _ in range(100):
         (layer(x).sum() * 0.0).backward()
         optimizer.step()
         optimizer.zero_grad()
         update_balance_bias([layer])
     assert before > 1.8
-    assert imbalance() == before if remedy == "none" else imbalance() < 1.4
+    assert (
+        imbalance() == before if remedy == "none" else imbalance() < 1.6
+    )  # the bias alternates around equal loads
 
 
 def test_the_bias_chooses_and_does_not_weigh():
@@ -284,9 +286,14 @@ def test_the_counts_of_a_llama_with_experts():
     experts = model.layers[1].mlp.experts
     unused = sum(param.numel() for param in experts.parameters()) * 6 // 8
     assert active_parameters(config) == parameters(config) - unused
-    assert flops_per_token(config, 16) < flops_per_token(
-        replace(config, moe=replace(config.moe, top_k=8)), 16
-    )
+
+    layer, x = layer_of(CONFIGS["shared"]), torch.randn(10, HIDDEN, dtype=torch.float64, requires_grad=True)
+    with FlopCounterMode(display=False) as counted:
+        layer(x).sum().backward()
+    sizes = replace(config, hidden=HIDDEN, num_layers=1, moe=replace(CONFIGS["shared"], every=1))
+    dense = replace(sizes, moe=None)
+    difference = flops_per_token(sizes, 8) - flops_per_token(dense, 8)
+    assert counted.get_total_flops() == 10 * (difference + 6 * 3 * HIDDEN * dense.intermediate)
 
 
 def test_a_checkpoint_of_a_llama_with_experts(tmp_path):

@@ -17,6 +17,7 @@ Paper: S. Li et al., PyTorch Distributed: Experiences on Accelerating Data Paral
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,7 @@ class GradAllReduce:
         comm_hook: CommHook,
         static_graph: bool,
         find_unused_parameters: bool,
+        reduced_over: Mapping[nn.Parameter, dist.ProcessGroup],
     ) -> None:
         self.sync = True
         """False inside ``no_sync``."""
@@ -67,6 +69,7 @@ class GradAllReduce:
         self._bucket_bytes, self._first_bucket_bytes = bucket_bytes, first_bucket_bytes
         self._views, self._keep_buckets = gradient_as_bucket_view, keep_buckets
         self._find_unused = find_unused_parameters
+        self._reduced_over = reduced_over
         self._comm_hook = comm_hook
         self._static = StaticGraph([name for name, _ in named_params]) if static_graph else None
         self._world_size = self._divisor = dist.get_world_size(group)
@@ -80,11 +83,19 @@ class GradAllReduce:
     def _make_buckets(self, order: list[int]) -> None:
         """Cut the parameters into buckets in the ``order`` (indices) in which their gradients are
         expected."""
-        params = [self._named_params[index][1] for index in order]
+        by_group: dict[dist.ProcessGroup, list[int]] = {self._group: []}
+        for position, index in enumerate(order):
+            ranks = self._reduced_over.get(self._named_params[index][1], self._group)
+            by_group.setdefault(ranks, []).append(position)
+        cut: list[tuple[list[int], dist.ProcessGroup]] = []
+        for ranks, members in by_group.items():
+            params = [self._named_params[order[position]][1] for position in members]
+            found = cut_into_buckets(params, self._bucket_bytes, self._first_bucket_bytes)
+            cut += [([members[number] for number in numbers], ranks) for numbers in found]
         self._buckets: list[GradBucket] = []
         slots: dict[int, GradSlot] = {}
-        for positions in cut_into_buckets(params, self._bucket_bytes, self._first_bucket_bytes):
-            bucket = GradBucket(len(self._buckets), self._group)
+        for positions, ranks in sorted(cut, key=lambda entry: entry[0][-1]):  # in the order of completion
+            bucket = GradBucket(len(self._buckets), ranks)
             for index in (order[position] for position in positions):
                 slots[index] = bucket.add(index, *self._named_params[index])
             self._buckets.append(bucket)

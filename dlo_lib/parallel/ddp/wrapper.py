@@ -26,7 +26,7 @@ import contextlib
 import functools
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -80,6 +80,9 @@ class DDP(ModuleWrapper):
             it gets the average, in which ranks without a gradient count as zeros; otherwise it keeps None.
             The cost is one additional small all-reduce per step, because the ranks exchange which parameters
             they used. If False, a missing gradient raises an error.
+        reduced_over: for parameters that only some ranks of ``group`` hold (the experts of
+            ``parallel.expert``), these ranks. Their gradients are summed over these ranks only, and divided
+            by the number of ranks of ``group``.
 
     Gradients accumulate as without DDP, either in ``no_sync``, or with one average per backward, which sends
     more bytes. Backward hooks communicate, so ``loss.backward()`` is sufficient. ``finish_grad_sync`` is
@@ -109,17 +112,23 @@ class DDP(ModuleWrapper):
         comm_hook: CommHook = sum_hook,
         static_graph: bool = False,
         find_unused_parameters: bool = False,
+        reduced_over: Mapping[nn.Parameter, dist.ProcessGroup] | None = None,
     ) -> None:
         super().__init__()
         group = process_group(group, "DDP")
         self.module = module
+        self.reduced_over = dict(reduced_over or {})
         self.group: dist.ProcessGroup = group
         self._bucket_bytes = bucket_bytes
         self._static_graph = static_graph
         trained = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         self._frozen = [param for param in module.parameters() if not param.requires_grad]
         self._check_same_module([name for name, _ in trained])
-        broadcast_packed([*module.parameters(), *module.buffers()], group, bucket_bytes)
+        shared = [param for param in module.parameters() if param not in self.reduced_over]
+        broadcast_packed([*shared, *module.buffers()], group, bucket_bytes)
+        for holders in dict.fromkeys(self.reduced_over.values()):
+            held = [param for param, ranks in self.reduced_over.items() if ranks is holders]
+            broadcast_packed(held, holders, bucket_bytes)
         state = module.state_dict(keep_vars=True) if broadcast_buffers else {}
         persistent = {id(tensor) for tensor in state.values()}
         self._running_buffers = [buffer for buffer in module.buffers() if id(buffer) in persistent]
@@ -134,6 +143,7 @@ class DDP(ModuleWrapper):
             comm_hook=comm_hook,
             static_graph=static_graph,
             find_unused_parameters=find_unused_parameters,
+            reduced_over=self.reduced_over,
         )
         # Hooks use a weak reference, because otherwise they would keep a discarded DDP communicating.
         weak_reducer = weakref.ref(self._reducer)
@@ -222,7 +232,12 @@ class DDP(ModuleWrapper):
         Only the communication of DDP is followed. A loop with other communication (of a loss, of
         ``SyncBatchNorm``) needs equal numbers of batches. Gradients that a rank accumulated in ``no_sync``
         and did not average are lost.
+
+        Raises:
+            UserError: ``reduced_over`` was given, because such a model communicates in forward.
         """
+        if self.reduced_over:
+            raise UserError("experts exchange tokens in forward: give all ranks equal numbers of batches")
         context = self._reducer.join_context = JoinContext(
             self.group,
             self._device,

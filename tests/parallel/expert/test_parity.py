@@ -1,0 +1,60 @@
+"""Experts on 1 to 4 ranks learn what one process learns from all the data: losses, norms and gradients within
+1e-10 in float64, over 5 steps of 2 micro-batches. The ranks have unequal numbers of tokens, and most
+micro-batches leave experts without a token."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from dlo_lib.launch import run_ranks
+from tests.models.moe_twin import dense_moe
+from tests.models.test_moe import CONFIGS, layer_of, weights_of
+from tests.parallel.expert.forms import MIXTURES, STEPS, History, trained, trained_alone
+
+twin = functools.cache(trained_alone)
+
+
+def assert_same(ranks: list[History], alone: History) -> None:
+    assert max(alone.norms) > 0.5, "nothing was clipped"
+    for history in ranks:
+        torch.testing.assert_close(history.losses, alone.losses, rtol=0, atol=1e-10)
+        torch.testing.assert_close(history.norms, alone.norms, rtol=0, atol=1e-10)
+        assert len(history.gradients) == STEPS
+        for mine, its in zip(history.gradients, alone.gradients):
+            torch.testing.assert_close(mine, its, rtol=0, atol=1e-10)
+        for biases, expected in zip(history.biases, alone.biases, strict=True):
+            torch.testing.assert_close(biases, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(("world_size", "ep"), [(2, 2), (4, 2)])
+def test_every_mixture(world_size, ep, mixture):
+    alone = twin(mixture, world_size)
+    ranks = run_ranks(trained, world_size, mixture, ep)
+    assert_same(ranks, alone)
+    assert alone.idle > 0, "every expert had tokens"
+    assert any(history.dropped for history in ranks) == ("capacity" in mixture)
+    assert bool(alone.biases[0]) == (mixture == "balance bias")
+
+
+@pytest.mark.parametrize(("world_size", "ep"), [(1, 1), (2, 1), (3, 1), (3, 3), (4, 1), (4, 4)])
+def test_every_degree(world_size, ep):
+    assert_same(run_ranks(trained, world_size, "capacity top-2", ep), twin("capacity top-2", world_size))
+
+
+def test_activation_checkpointing():
+    mixture = "drop-less top-1, shared"
+    assert_same(run_ranks(trained, 2, mixture, 2, checkpointing=True), twin(mixture, 2))
+
+
+def test_the_capacity_of_parts_of_a_batch_is_not_that_of_the_whole_batch():
+    """The twin of N ranks limits each part by itself, with other drops than on the whole batch."""
+    layer = layer_of(CONFIGS["capacity"])
+    x = torch.randn(20, 12, dtype=torch.float64)
+    (whole,), whole_losses, _ = dense_moe(weights_of(layer), layer.config, [x])
+    parts, losses, _ = dense_moe(weights_of(layer), layer.config, [x[:15], x[15:]])
+    assert not torch.allclose(torch.cat(parts), whole)
+    assert torch.equal(losses, whole_losses)  # the losses count what was chosen, before drops
