@@ -2,7 +2,7 @@
 
 ddp        copies of the model; gradients are averaged      zero       optimiser state and gradients in shards
 fsdp       parameters in shards; units are gathered         pipeline   layers on different ranks
-context    parts of sequences; attention communicates       expert     experts on different ranks; tokens travel
+context    parts of sequences; attention communicates       expert     experts on different ranks
 sharding   packing, reduction and exchange of shards, for zero and fsdp
 
 ``plan`` (the plan and the function that applies it) and ``checkpoint`` use these rooms. The rooms use
