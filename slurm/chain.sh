@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Submit a long run as a chain of jobs. Each job starts when the previous one has completed and resumes from
-# its checkpoint.
+# Submit a long run as a chain of jobs. Each job starts when the previous one has ended, in any way, and
+# resumes from its checkpoint.
 #
 #     slurm/chain.sh 3 --time=2:00:00 slurm/many_nodes.sbatch --model llama-3.2-1b --parallel fsdp \
 #         --steps 20000 --resume --out runs/long
@@ -17,10 +17,10 @@ fi
 count="$1"
 shift
 
-# If a job fails, the later jobs of the chain can never start; SLURM removes them from the queue.
+# Not afterok: a run that its time limit stops has status 75, and the next job continues it.
 job="$(sbatch --parsable "$@")"
 echo "$job"
 for ((link = 1; link < count; link++)); do
-  job="$(sbatch --parsable --dependency="afterok:${job%%;*}" --kill-on-invalid-dep=yes "$@")"
+  job="$(sbatch --parsable --dependency="afterany:${job%%;*}" "$@")"
   echo "$job"
 done

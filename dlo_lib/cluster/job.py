@@ -134,7 +134,7 @@ class Job:
                     "resubmit() runs them again. Its last lines of output:\n{tail}",
                     job=self.name,
                     element=first.element,
-                    state=first.state.value,
+                    state=first.text,
                     code=code,
                     reason=reason,
                     count=len(failed),
@@ -338,7 +338,7 @@ class Job:
         rows += [
             (
                 str(one.element),
-                one.state.value,
+                one.text,
                 one.reason,
                 one.start,
                 one.elapsed,

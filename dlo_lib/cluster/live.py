@@ -20,7 +20,12 @@ from dlo_lib.markup import render
 from dlo_lib.text import tr
 
 ROWS, CURVES = 12, 10
-_COLOURS = {State.COMPLETED: "#009E73", State.RUNNING: "#0072B2", State.PENDING: "#777777"}
+_COLOURS = {
+    State.COMPLETED: "#009E73",
+    State.RUNNING: "#0072B2",
+    State.PENDING: "#777777",
+    State.STOPPED: "#B36B00",
+}
 _BAD = "#B00020"
 
 
@@ -81,7 +86,7 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
         rows.append(
             {
                 "element": status.element,
-                "state": f"{status.state.value}{code}",
+                "state": f"{status.text}{code}",
                 "colour": colour,
                 "rest": rest,
             }

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 from dlo_lib.cluster.dependency import Dependency
-from dlo_lib.cluster.records import Turn, exit_code, mark, marked
+from dlo_lib.cluster.records import Turn, exit_code, mark, marked, progress_of
 from dlo_lib.cluster.slurm import submission_environment
-from dlo_lib.cluster.states import ElementStatus, State
+from dlo_lib.cluster.states import ElementStatus, State, stopped_early
 from dlo_lib.interpreter import trusted_python
 from dlo_lib.text import tr
 
@@ -72,7 +72,8 @@ def _status(folder: Path, element: int, alive: bool) -> ElementStatus:
     if marked(folder, "cancelled", element):
         return ElementStatus(element, State.CANCELLED, "", start, elapsed)
     if code is not None:
-        return ElementStatus(element, State.FAILED, "", start, elapsed, code)
+        failed = ElementStatus(element, State.FAILED, "", start, elapsed, code)
+        return stopped_early(failed, progress_of(folder, element))
     if not alive:
         return ElementStatus(
             element, State.LOST, tr("the process that submitted it has ended"), start, elapsed

@@ -6,6 +6,7 @@
         call.pkl, call.json a function with its arguments, and what its process needs to find its modules
         logs/, out/         the output of each element, and the folder for its files
         ends/, results/     the exit status of each element, and the result of its function
+        progress/           how far the run of each element is (dlo_lib.progress)
 
 A lock on the folder prevents two processes from submitting the same job twice.
 """
@@ -23,14 +24,16 @@ from typing import Any
 
 from filelock import FileLock
 
+from dlo_lib import progress
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import state_dir, write_text
+from dlo_lib.progress import RunProgress
 from dlo_lib.text import tr
 
 RECORD = "record.json"
-SCRIPT = "job.sh"
+SCRIPT, PROGRESS = "job.sh", "progress"
 SHORT = 8  # digits of a digest that users type
 
 
@@ -187,9 +190,14 @@ def exit_code(folder: Path, element: int) -> int | None:
         return None
 
 
+def progress_of(folder: Path, element: int) -> RunProgress | None:
+    """Return the progress that an element has recorded; None if there is none."""
+    return progress.read(folder / PROGRESS / str(element))
+
+
 def clear(folder: Path, elements: tuple[int, ...]) -> None:
     """Remove the marks of elements that will run again."""
-    for kind in ("ends", "begun", "cancelled"):
+    for kind in ("ends", "begun", "cancelled", PROGRESS):
         for element in elements:
             (folder / kind / str(element)).unlink(missing_ok=True)
 

@@ -21,10 +21,9 @@ from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.work import OnRanks, Work
 from dlo_lib.errors import UserError
+from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.text import tr
 
-STOPPED = 75
-"""Exit status of a script whose run stopped with a checkpoint before the limit: "try again" (sysexits.h)."""
 WARNING_S = 90
 """Seconds before the time limit at which a run is asked to stop: time for a step and the checkpoint."""
 
@@ -80,14 +79,18 @@ class JobScript:
         return self.allocation.time.total_seconds() > self.warning
 
     @property
-    def _gets_signal(self) -> bool:
-        """Whether the script receives the signal before the limit, and reports how the run ended.
+    def _stops_early(self) -> bool:
+        """Whether the program ends with a checkpoint when it is asked to."""
+        return self.requeue or self.work.trains
 
-        Else the ranks may.
+    @property
+    def _gets_signal(self) -> bool:
+        """Whether the script receives a signal before the limit, which it passes to the ranks.
+
+        torchrun would end its ranks.
         """
-        return self.requeue or (
-            self.work.trains and self.folder is not None and self._has_warning_time and not self._torchrun
-        )
+        slurm = self.allocation.site.scheduler is Scheduler.SLURM
+        return slurm and self._stops_early and self._has_warning_time and not self._torchrun
 
     @property
     def _torchrun(self) -> bool:
@@ -133,8 +136,11 @@ class JobScript:
             uses_rendezvous=slurm and self._torchrun,
             launch=launch,
             requeue=self.requeue,
-            gets_signal=self._gets_signal and slurm,
-            stopped=STOPPED,
+            stops_early=self._stops_early,
+            resumes=self.work.trains and "--resume" not in self.arguments,
+            progress=self._progress(),
+            gets_signal=self._gets_signal,
+            stopped=EXIT_STOPPED,
         )
 
     def _options(self) -> list[tuple[str, str]]:
@@ -143,10 +149,7 @@ class JobScript:
         torchrun = self._torchrun
         tasks = want.ranks_per_node if isinstance(self.work, OnRanks) and not torchrun else 1
         cores = want.cores * want.ranks_per_node if torchrun else want.cores
-        signal_reason = (
-            f"{self.warning} s before the limit {'this script' if self._gets_signal else 'each rank'} writes "
-            "a checkpoint and stops"
-        )
+        signal_reason = f"{self.warning} s before the limit the run writes a checkpoint and stops"
         starts = (
             "one launcher, which starts the ranks"
             if torchrun
@@ -177,16 +180,15 @@ class JobScript:
             (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
             (f"--time={slurm_duration(want.time)}", "a short job starts earlier, because it fits into gaps"),
             (f"--array={chosen}", "one job for each element of the sweep"),
-            (f"--signal={'B:' if self._gets_signal else ''}USR1@{self.warning}", signal_reason),
+            (f"--signal=B:USR1@{self.warning}", signal_reason),
             ("--requeue", "the job may go back into the queue"),
-            ("--open-mode=append", "and its output is appended"),
+            ("--open-mode=append", "SLURM starts a job again when a node fails; the output is kept"),
             (f"--output={self._output()}", "its output, including errors"),
         ]
         left_out = {
             "--array": not self.is_array,
-            "--signal": not (self.requeue or (self.work.trains and self._has_warning_time)) or torchrun,
+            "--signal": not self._gets_signal,
             "--requeue": not self.requeue,
-            "--open-mode": not self.requeue,
             "--gres": want.gpus_per_node == 0,
         }
         rows = [
@@ -203,6 +205,12 @@ class JobScript:
             path = self.folder / "logs" / ("%a.out" if self.is_array else "0.out")
             return f'"{path}"' if " " in str(path) else str(path)
         return f"{self.name}-%A_%a.out" if self.is_array else f"{self.name}-%j.out"
+
+    def _progress(self) -> str:
+        """Return the file in which the run records its progress, in bash."""
+        if self.folder is not None:
+            return '"$job/progress/$element"'
+        return f'"${{SLURM_SUBMIT_DIR:-$PWD}}/{self.name}-${{SLURM_JOB_ID:-0}}.progress"'
 
     def _variables(self, slurm: bool) -> list[tuple[str, str, str]]:
         """Return the variables exported to the ranks: name, value, reason."""

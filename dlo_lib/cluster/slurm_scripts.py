@@ -98,8 +98,9 @@ def _scripts() -> list[JobScript]:
                 "A run longer than its time limit: "
                 "it writes a checkpoint and is requeued, until it completes.",
                 "sbatch --time=2:00:00 slurm/requeue.sbatch --model llama-3.2-1b --parallel fsdp "
-                "--steps 20000 --resume --out runs/long",
-                "--resume and --out are required: each turn resumes from the newest checkpoint there.",
+                "--steps 20000 --out runs/long",
+                "Each turn resumes from the newest checkpoint in --out; "
+                "five turns without progress end the run.",
             ),
         ),
     ]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from dlo_lib.progress import RunProgress
+from dlo_lib.stop import EXIT_STOPPED
+from dlo_lib.text import tr
 
 
 class State(enum.Enum):
@@ -14,6 +18,8 @@ class State(enum.Enum):
     PENDING = "pending"
     RUNNING = "running"
     COMPLETED = "completed"
+    STOPPED = "stopped"
+    """The run ended early with a checkpoint, because of a signal; it has not completed."""
     FAILED = "failed"
     CANCELLED = "cancelled"
     TIMEOUT = "timeout"
@@ -64,6 +70,7 @@ class ElementStatus:
         start: its start or expected start, in SLURM's format; "" if unknown.
         elapsed: run time of its current turn, in SLURM's format.
         exit_code: of its program; None before its end, or if it was killed.
+        reached: of a run that has stopped, how far it is: ``49 of 400``; "" if unknown.
     """
 
     element: int
@@ -72,16 +79,38 @@ class ElementStatus:
     start: str = ""
     elapsed: str = ""
     exit_code: int | None = None
+    reached: str = ""
+
+    @property
+    def text(self) -> str:
+        """The state in words: ``running``, ``stopped at 49 of 400``."""
+        return (
+            tr("{state} at {step}", state=self.state.value, step=self.reached)
+            if self.reached
+            else (self.state.value)
+        )
+
+
+def stopped_early(status: ElementStatus, progress: RunProgress | None) -> ElementStatus:
+    """Return the status with the state STOPPED if the program ended with ``EXIT_STOPPED``.
+
+    SLURM calls such an element failed, or pre-empted.
+    """
+    if status.exit_code != EXIT_STOPPED or status.state not in (State.FAILED, State.LOST):
+        return status
+    reached = "" if progress is None else tr("{step} of {steps}", step=progress.step, steps=progress.steps)
+    return replace(status, state=State.STOPPED, reached=reached)
 
 
 def summary(statuses: Iterable[ElementStatus]) -> str:
-    """Return the state of a single element, or the number of elements in each state.
+    """Return the state of a single element in words, or the number of elements in each state.
 
     >>> summary([ElementStatus(0, State.RUNNING), ElementStatus(1, State.PENDING),
     ...          ElementStatus(2, State.PENDING)])
     '2 pending, 1 running'
     """
-    counts = Counter(status.state for status in statuses)
-    if sum(counts.values()) == 1:
-        return next(iter(counts)).value
+    found = list(statuses)
+    if len(found) == 1:
+        return found[0].text
+    counts = Counter(status.state for status in found)
     return ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])

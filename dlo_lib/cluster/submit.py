@@ -23,7 +23,7 @@ from dlo_lib.cluster.sbatch_options import Options
 from dlo_lib.cluster.script import WARNING_S, JobScript, Launcher
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import State
-from dlo_lib.cluster.work import OnRanks, Sweep, combinations, name_of, work_of
+from dlo_lib.cluster.work import OnRanks, Sweep, combinations, name_of, refuse_requeue, work_of
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
@@ -91,8 +91,9 @@ def submit(
             each.
         at_once: number of elements that may run at the same time; None: all.
         launcher: what starts the ranks of a node.
-        requeue: before the time limit the run stops with a checkpoint and goes back into the queue until it
-            completes.
+        requeue: a run that stops early with a checkpoint (exit status 75) goes back into the queue until it
+            completes, or makes no progress five times. Training does so before the time limit; a program of
+            yours declares that it handles the signal (``cluster.work.refuse_requeue``).
         warning: seconds before the limit at which the run receives a signal.
         after: start when this job has completed.
         after_kind: ``"afterany"``: when it has ended in any state; ``"aftercorr"``: each element of this
@@ -125,6 +126,9 @@ def submit(
         "setup": setup if isinstance(setup, str) else tuple(setup),
     }
     settings = combinations(sweep)
+    work = _FUNCTION if callable(what) else work_of(what)
+    if requeue:
+        refuse_requeue(what, work)
     if after is not None:
         dependency.check(after_kind, len(settings), after.elements)
     wanted = login_node.wanted_site(site)
@@ -135,7 +139,7 @@ def submit(
         JobScript(
             name=name or name_of(what),
             allocation=allocation,
-            work=_FUNCTION if callable(what) else work_of(what),
+            work=work,
             launcher=launcher,
             at_once=at_once,
             requeue=requeue,

@@ -8,9 +8,8 @@ from pathlib import Path
 from dlo_lib.cluster import dependency, endings, local, records, slurm
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
-from dlo_lib.cluster.script import STOPPED
 from dlo_lib.cluster.site import Scheduler
-from dlo_lib.cluster.states import ElementStatus, State
+from dlo_lib.cluster.states import ElementStatus, State, stopped_early
 from dlo_lib.text import tr
 
 
@@ -51,19 +50,15 @@ def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatu
         text = tr("it is a job of the cluster {cluster}: ask there", cluster=turn.cluster)
         return {element: ElementStatus(element, State.UNKNOWN, text) for element in turn.elements}
     found = _of_slurm(folder, turn, record.queue_name)
-    return {element: _with_timeout(status) for element, status in found.items()}
+    return {
+        element: stopped_early(status, records.progress_of(folder, element))
+        for element, status in found.items()
+    }
 
 
 def elsewhere(turn: Turn) -> bool:
     """Return whether a turn was submitted to another cluster than the one of this machine."""
     return bool(turn.cluster) and turn.cluster != slurm.cluster_name()
-
-
-def _with_timeout(status: ElementStatus) -> ElementStatus:
-    """Return the status with state TIMEOUT if the run stopped before the time limit: it has not completed."""
-    if status.state is State.FAILED and status.exit_code == STOPPED:
-        return replace(status, state=State.TIMEOUT, reason=tr("stopped before the limit, with a checkpoint"))
-    return status
 
 
 def _of_slurm(folder: Path, turn: Turn, name: str) -> dict[int, ElementStatus]:

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlo_lib.errors import UserError
+from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.text import tr
 
 TRAINING = "dlo_lib.train"
 """The module that stops with a checkpoint on request, and resumes with ``--resume``."""
+
+DECLARATION = "HANDLES_STOP"
+_DECLARED = re.compile(rf"^{DECLARATION}\s*(?::\s*\w+\s*)?=\s*(?:True|true|1)\b", re.MULTILINE)
 
 Sweep = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 """Values to combine in all ways, or a list of combinations."""
@@ -79,6 +84,51 @@ def work_of(what: str | Path | Sequence[str]) -> Work:
             )
         )
     return OnRanks(("-m", text))
+
+
+def refuse_requeue(what: str | Path | Sequence[str] | Callable[..., Any], work: Work) -> None:
+    """Check that a program handles the signal that asks it to stop, so that it may be requeued.
+
+    Training with this library does. A program of the user declares it: a function by the attribute
+    ``HANDLES_STOP``, a module, a ``.py`` file or a shell script by a line ``HANDLES_STOP = True`` (in a shell
+    script ``HANDLES_STOP=true``). The line is read, not run. A command cannot declare it.
+
+    Raises:
+        UserError: the program does not declare that it handles the signal.
+    """
+    if work.trains:
+        return
+    if callable(what):
+        handles, line = bool(getattr(what, DECLARATION, False)), f"{name_of(what)}.{DECLARATION} = True"
+    else:
+        source = _source(work)
+        handles = source is not None and _DECLARED.search(source.read_text(errors="replace")) is not None
+        line = f"{DECLARATION} = True" if isinstance(work, OnRanks) else f"{DECLARATION}=true"
+    cure = tr("see slurm/README.md, then add {line}", line=line)
+    if isinstance(work, Once) and _source(work) is None:
+        cure = tr("a command cannot say it: put it in a shell script")
+    if not handles:
+        raise UserError(
+            tr(
+                "requeue=True, but {name} does not say that it stops with a checkpoint and status {status} "
+                "at SIGUSR1, so a time limit would lose its work: {cure}",
+                name=name_of(what),
+                status=EXIT_STOPPED,
+                cure=cure,
+            )
+        )
+
+
+def _source(work: Work) -> Path | None:
+    """Return the file of a program; None for a command."""
+    if isinstance(work, Once):
+        return Path(work.command[1]) if work.command[0] == "bash" and len(work.command) == 2 else None
+    if work.program[0] != "-m":
+        return Path(work.program[0])
+    found = importlib.util.find_spec(work.program[1])
+    if found is not None and found.submodule_search_locations is not None:  # a package runs its __main__
+        found = importlib.util.find_spec(f"{work.program[1]}.__main__")
+    return Path(found.origin) if found is not None and found.origin and Path(found.origin).is_file() else None
 
 
 def combinations(sweep: Sweep | None) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@
 ``clock`` measure, ``board`` writes to TensorBoard. The room imports ``profiling`` and the floors below it.
 """
 
+import dlo_lib.stop  # noqa: F401  first: under `python -m dlo_lib.train` it notes signals during the imports
 from dlo_lib.train.checkpoint import Checkpoint, newest
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.loop import TrainResult, train

@@ -1,7 +1,7 @@
 """The command ``python -m dlo_lib.train``, on one rank or on every rank that torchrun or srun starts.
 
-Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops writes its
-checkpoint and has status 0. In a dead-lock, each rank prints its reason and exits with status 3."""
+Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops early writes
+its checkpoint and has status 75. In a dead-lock, each rank prints its reason and exits with status 3."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.launch import Place, explained, init_process_group, place
 from dlo_lib.lifetime import die_with
+from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.torch_version import check_torch
 from dlo_lib.train.config import TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
@@ -113,8 +114,9 @@ def _train(arguments: list[str], here: Place, control: Control) -> int:
     try:
         with control.together():
             config = parse(arguments) if here.rank == 0 else _silently(arguments)
-        if config is not None:
-            train(config)
+        if config is not None and train(config).stopped:
+            with control.together():  # srun ends the other ranks when one exits with a status other than 0
+                return EXIT_STOPPED
         return 0
     except AgreedError as error:
         if here.rank == 0:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlo_lib import progress
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
@@ -151,6 +152,7 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
             if rank == 0:
                 _write_manifest(aside, state, config, world_size)
                 _put_in_place(aside, target)
+                progress.report(state.step, config.steps)
                 for old in _steps(config.out)[: -config.keep]:
                     shutil.rmtree(old)
     except BaseException:

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import torch
 
+from dlo_lib import progress
 from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.plan import ZeroStage
+from dlo_lib.stop import StopRequests
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control, Decision
 from dlo_lib.train.prepare import Prepared, open_out, prepare
 from dlo_lib.train.report import reporter
-from dlo_lib.train.signals import StopRequests
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def _run(
 
     with control.together():
         report = reporter(config, here, state)
+        if here.rank == 0:  # from now on, every rank can be asked to stop
+            progress.report(state.step, config.steps)
     with report:
         while state.step < config.steps and verdict is Decision.CONTINUE:
             strongest = control.ask(_wish(failure, requests))
@@ -124,6 +127,8 @@ def _run(
         with control.together():
             if failure is not None:
                 raise failure
+            if here.rank == 0 and state.step < config.steps:
+                progress.report(state.step, config.steps, stopped=True)
         assert saved is not None  # a run has at least one step, and a checkpoint after its last
         outcome = TrainResult(
             step=state.step,

@@ -76,7 +76,8 @@ def test_the_head_has_the_allocation():
         "cpus-per-task": "8",
         "hint": "nomultithread",
         "time": "01:00:00",
-        "signal": "USR1@90",
+        "signal": "B:USR1@90",
+        "open-mode": "append",
         "output": "run-%j.out",
     }
 

@@ -16,6 +16,7 @@ import torch
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.sandbox.limits import descendants
+from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.train import TrainConfig, loop, read_metrics
 from dlo_lib.train.__main__ import main, parse
 
@@ -109,19 +110,45 @@ def test_help_lists_every_option(capsys):
     assert all("--" + name.replace("_", "-") in shown for name in TrainConfig().plain())
 
 
-def test_sigterm_ends_the_command_with_a_checkpoint_and_status_0(small_run):
+def test_sigterm_ends_the_command_with_a_checkpoint_and_status_75(small_run):
     config = small_run(steps=100_000)
     process = start([*COMMAND, *options(config)])
     while "step 3/" not in process.stdout.readline():
         assert process.poll() is None, process.stderr.read()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == EXIT_STOPPED == 75, err
     last = read_metrics(config.out)[-1].step
     assert (
         f"stopped by SIGTERM after step {last}: {config.out}/checkpoints/step-{last:06d}; "
         "continue with the same command and --resume" in out
     )
+
+
+SIGNAL_DURING_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_signal_during_the_imports_is_not_lost(small_run, tmp_path):
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "sitecustomize.py").write_text(SIGNAL_DURING_IMPORT)
+    config = small_run(steps=100_000)
+    progress = tmp_path / "progress"
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([str(tmp_path / "early"), root])
+    process = start([*COMMAND, *options(config)], PYTHONPATH=path, DLO_PROGRESS=str(progress))
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == EXIT_STOPPED, err
+    assert "stopped by SIGUSR1 after step 1:" in out
+    assert progress.read_text() == "1 100000 stopped\n"
 
 
 def test_under_torchrun_two_ranks_train_together(small_run):
