@@ -24,7 +24,8 @@ from dlo_lib.errors import UserError
 from dlo_lib.progress import RunProgress, read, report
 from tests.cluster.fixtures import OTHER_SITE
 
-REQUEUE = 'echo "$@" >> requeued; kill -KILL "$PPID"'  # SLURM ends the script of a job that it requeues
+# SLURM ends the script of a job that it requeues.
+REQUEUE = '[ "$1" = requeue ] || exit 1; echo "$@" >> requeued; kill -KILL "$PPID"'
 LAST_WORDS = "no progress in 2 restarts: the run ends at step"
 
 
