@@ -60,5 +60,8 @@ _REPEAT: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
     Kind.SEND: lambda tensor, call: dist.isend(tensor, call.peer, tag=call.tag),
     Kind.RECV: lambda tensor, call: dist.irecv(tensor, call.peer, tag=call.tag),
     Kind.ALL_REDUCE: lambda tensor, call: dist.all_reduce(tensor, async_op=True),
+    Kind.ALL_TO_ALL: lambda tensor, call: dist.all_to_all_single(
+        torch.empty_like(tensor), tensor, async_op=True
+    ),
     Kind.BROADCAST: lambda tensor, call: dist.broadcast(tensor, call.peer, async_op=True),
 }

@@ -2,8 +2,9 @@
 
 ``softmax`` merges blocks of attention and differentiates one block, ``kernels`` computes a block with
 PyTorch's fused kernel, ``placement`` assigns tokens to ranks, ``documents`` adds the masks of packed
-documents, ``ring`` and ``ulysses`` are the two forms of attention over ranks, and ``apply`` installs them in
-a model. Imports ``mesh``, ``protocol`` and ``dlo_lib.models``; ``plan`` imports this room.
+documents, ``ring_plan`` lists the steps of a ring, ``ring`` and ``ulysses`` are the two forms of attention
+over ranks, and ``apply`` installs them in a model. Imports ``mesh``, ``protocol`` and ``dlo_lib.models``;
+``plan`` imports this room.
 """
 
 from dlo_lib.parallel.context.apply import ContextKind, ContextParallel, parallelize_context

@@ -39,9 +39,9 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Attention, LlamaConfig, rotation
-from dlo_lib.parallel.context.documents import document_rectangles
-from dlo_lib.parallel.context.placement import Rectangle, SequenceLayout, SequencePlacement
-from dlo_lib.parallel.context.ring import Blocks, ring_attention
+from dlo_lib.parallel.context.placement import SequenceLayout, SequencePlacement
+from dlo_lib.parallel.context.ring import ring_attention
+from dlo_lib.parallel.context.ring_plan import RingPlan, ring_plan
 from dlo_lib.parallel.context.ulysses import check_heads, heads_to_sequence, sequence_to_heads
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
 from dlo_lib.parallel.protocol import process_group
@@ -95,7 +95,7 @@ class ContextParallel:
         mesh = ParallelMesh(Degrees(dp_replicate=layout.ring, dp_shard=layout.inner), group)
         self._ring, self._inner = mesh.group_along("dp_replicate"), mesh.group_along("dp_shard")
         self._documents: Tensor | None = None
-        self._blocks: dict[tuple[int, bool], Blocks] = {}
+        self._plans: dict[tuple[int, bool], RingPlan] = {}
         self._angles: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
 
     def shard(self, tensor: Tensor, dim: int = 1) -> Tensor:
@@ -121,12 +121,12 @@ class ContextParallel:
         Forward and backward of the batch are both inside the context, because activation checkpointing
         repeats the forward.
         """
-        before = self._documents, self._blocks
-        self._documents, self._blocks = ids, {}
+        before = self._documents, self._plans
+        self._documents, self._plans = ids, {}
         try:
             yield
         finally:
-            self._documents, self._blocks = before
+            self._documents, self._plans = before
 
     def attend(
         self,
@@ -172,7 +172,7 @@ class ContextParallel:
             )
         else:
             with torch.autocast(device, enabled=False):
-                out = ring_attention(q, k, v, self._blocks_of(q, is_causal), self._ring, scale)
+                out = ring_attention(q, k, v, self._plan_of(q, is_causal), self._ring, scale)
         return heads_to_sequence(out, self._inner) if layout.inner > 1 else out
 
     def angles(self, config: LlamaConfig, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,8 +191,8 @@ class ContextParallel:
             self._angles = {key: (cos, sin)}  # of the last shape only
         return self._angles[key]
 
-    def _blocks_of(self, q: Tensor, causal: bool) -> Blocks:
-        """Return the rectangles of each ring step for the queries of this rank."""
+    def _plan_of(self, q: Tensor, causal: bool) -> RingPlan:
+        """Return the ring steps for the queries ``q`` of this rank."""
         layout, ids = self.layout, self._documents
         seq = q.shape[2] * layout.ring
         if ids is not None and ids.shape != (q.shape[0], seq):
@@ -200,17 +200,9 @@ class ContextParallel:
                 f"document ids {tuple(ids.shape)} for {q.shape[0]} sequences of {seq} tokens: "
                 "give those of the whole sequences, (batch, seq)"
             )
-        place = self.rank // layout.inner
-        keys = [(place - step) % layout.ring for step in range(layout.ring)]
-        if (seq, causal) not in self._blocks:
-            self._blocks[seq, causal] = [self._rectangles(place, key, seq, causal) for key in keys]
-        return self._blocks[seq, causal]
-
-    def _rectangles(self, query: int, key: int, seq: int, causal: bool) -> list[Rectangle]:
-        if self._documents is not None:
-            return document_rectangles(self.layout, query, key, self._documents, causal)
-        found = self.layout.rectangle(query, key, seq, causal)
-        return [] if found is None else [found]
+        if (seq, causal) not in self._plans:
+            self._plans[seq, causal] = ring_plan(layout, self.rank // layout.inner, seq, causal, ids)
+        return self._plans[seq, causal]
 
 
 def parallelize_context(

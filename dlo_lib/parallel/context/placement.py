@@ -110,6 +110,15 @@ class SequenceLayout:
         return self.ranks // self.inner
 
     @property
+    def direction(self) -> int:
+        """1 if blocks of keys travel to the next place of the ring in each step, -1 if to the previous one.
+
+        Keys of the zig-zag first visit the places before their own, which need the whole block. The places
+        after need its first half only, so that the second half is not sent to them.
+        """
+        return 1 if self.placement is SequencePlacement.CONTIGUOUS else -1
+
+    @property
     def multiple(self) -> int:
         """Sequences have a multiple of this number of tokens."""
         halves = self.placement is SequencePlacement.ZIGZAG and self.ring > 1
@@ -190,17 +199,25 @@ class SequenceLayout:
             return Rectangle(whole, whole, causal=True)
         return Rectangle(slice(1, size), slice(0, size - 1), causal=True) if size > 1 else None
 
-    def work(self, seq: int, causal: bool = True) -> list[list[int]]:
-        """Return the number of scores per head that each place of the ring computes in each ring step.
+    def key_of(self, place: int, step: int) -> int:
+        """Return the place of the ring whose keys are at ``place`` in ring step ``step``."""
+        return (place - self.direction * step) % self.ring
 
-        Step t computes with the keys of the place t before. The outer list has the steps, the inner one the
-        places.
-        """
+    def keys_used(self, key: int, steps: range, seq: int, causal: bool = True) -> int:
+        """Return the number n so that the places which the keys of ``key`` visit in these ring steps use the
+        first n of them at most."""
+        visited = ((key + self.direction * step) % self.ring for step in steps)
+        found = (self.rectangle(place, key, seq, causal) for place in visited)
+        return max((int(part.columns.stop) for part in found if part is not None), default=0)
+
+    def work(self, seq: int, causal: bool = True) -> list[list[int]]:
+        """Return the number of scores per head that each place of the ring computes in each ring step: one
+        list for each step."""
         return [
             [
                 0 if found is None else found.scores
                 for place in range(self.ring)
-                for found in [self.rectangle(place, (place - step) % self.ring, seq, causal)]
+                for found in [self.rectangle(place, self.key_of(place, step), seq, causal)]
             ]
             for step in range(self.ring)
         ]

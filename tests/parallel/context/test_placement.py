@@ -107,7 +107,11 @@ def test_the_balance_is_that_of_the_formulas(ring):
     assert zigzag == [[diagonal] * ring, *[[s * s // 2] * ring] * (ring - 1)]
     assert striped == [
         [diagonal] * ring,
-        *([diagonal if place >= step else diagonal - s for place in range(ring)] for step in range(1, ring)),
+        # the blocks travel to the previous rank: the first ranks have keys of later ranks first
+        *(
+            [diagonal if place >= ring - step else diagonal - s for place in range(ring)]
+            for step in range(1, ring)
+        ),
     ]
     balances = [SequenceLayout(ring, 1, placement).balance(seq) for placement in SequencePlacement]
     assert balances[0] == pytest.approx(seq * (seq + 1) / 2 / ring / (diagonal + (ring - 1) * s * s))

@@ -44,14 +44,13 @@ def attended(context: ContextParallel, dtype: torch.dtype = torch.float64, causa
     return context.attend(*local_qkv(context, dtype), is_causal=causal, enable_gqa=True)
 
 
-def traffic(layouts: list[tuple[SequenceLayout, torch.dtype]]) -> list[dict[str, Any]]:
+def traffic(layouts: list[tuple[SequenceLayout, torch.dtype]], causal: bool = True) -> list[dict[str, Any]]:
     found = []
     for layout, dtype in layouts:
         context = ContextParallel(dist.group.WORLD, layout)
-        attended(context, dtype)  # creates the groups' connections
         row: dict[str, Any] = {}
         with trace_collectives() as trace:
-            out = attended(context, dtype)
+            out = attended(context, dtype, causal)
         row["forward"] = [(event.call.kind, event.call.ring_bytes) for event in trace.events]
         with trace_collectives() as trace:
             out.sum().backward()
@@ -64,21 +63,38 @@ def sent(calls: list[tuple[Kind, float]], kind: Kind) -> list[float]:
     return [size for found, size in calls if found is kind]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_the_bytes_of_the_ring_are_those_of_the_formula(world):
-    layouts = [(SequenceLayout(world, 1, placement), torch.float64) for placement in SequencePlacement]
-    layouts.append((SequenceLayout(world), torch.bfloat16))
-    for rows in run_ranks(traffic, world, layouts):
-        for row, (_, dtype) in zip(rows, layouts, strict=True):
-            kv = 2 * BATCH * KV_HEADS * SEQ * HEAD_DIM * dtype.itemsize  # of the whole sequence
-            forward, backward = (sent(row[name], Kind.SEND) for name in ("forward", "backward"))
-            assert forward == [kv / world] * (world - 1)
-            assert sorted(backward) == sorted(
-                [kv / world] * (world - 1) + [kv / world * max(1, 4 / dtype.itemsize)] * (world - 1)
-            )
-            for name in ("forward", "backward"):
-                assert len(sent(row[name], Kind.RECV)) == len(sent(row[name], Kind.SEND))
-                assert {kind for kind, _ in row[name]} <= {Kind.SEND, Kind.RECV}
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_the_bytes_of_the_ring_are_those_of_the_formulas(n):
+    layouts = [(SequenceLayout(n, 1, placement), torch.float64) for placement in SequencePlacement]
+    layouts.append((SequenceLayout(n), torch.bfloat16))
+    ranks = run_ranks(traffic, n, layouts)
+    s = SEQ // n
+    formulas = {  # all ranks together, divided by KV: keys and values, and their gradients
+        SequencePlacement.CONTIGUOUS: ((n - 1) / 2, (n - 1) ** 2 / n),
+        SequencePlacement.ZIGZAG: (3 / 4 * (n - 1), (1 - 1 / (2 * n)) * (n - 1)),
+        SequencePlacement.STRIPED: ((1 - 1 / (n * s)) * (n - 1), (1 - 1 / (2 * s)) * (n - 1)),
+    }
+    for index, (layout, dtype) in enumerate(layouts):
+        kv = 2 * BATCH * KV_HEADS * SEQ * HEAD_DIM * dtype.itemsize
+        forward, backward = (
+            sum(sum(sent(rows[index][name], Kind.SEND)) for rows in ranks) for name in ("forward", "backward")
+        )
+        keys, gradients = formulas[layout.placement]
+        assert forward == pytest.approx(keys * kv)
+        assert backward == pytest.approx((keys + gradients * max(1, 4 / dtype.itemsize)) * kv)
+        for rows in ranks:
+            row = rows[index]
+            assert {kind for name in row for kind, _ in row[name]} <= {Kind.SEND, Kind.RECV}
+            if layout.placement is not SequencePlacement.CONTIGUOUS:
+                assert len(sent(row["forward"], Kind.SEND)) == n - 1
+                assert len(sent(row["backward"], Kind.SEND)) == 2 * (n - 1)
+
+
+def test_without_a_causal_mask_every_rank_sends_the_same_bytes():
+    kv = 2 * BATCH * KV_HEADS * SEQ * HEAD_DIM * 8
+    for rows in run_ranks(traffic, 3, [(SequenceLayout(3), torch.float64)], causal=False):
+        assert sent(rows[0]["forward"], Kind.SEND) == [kv / 3] * 2
+        assert sent(rows[0]["backward"], Kind.SEND) == [kv / 3] * 4
 
 
 @pytest.mark.parametrize("world", [2, 4])
