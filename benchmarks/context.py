@@ -72,8 +72,7 @@ class Form:
 
     def context(self) -> ContextParallel:
         layout = self.kind.layout(dist.get_world_size(), self.placement)
-        assert dist.group.WORLD is not None
-        return ContextParallel(dist.group.WORLD, layout)
+        return ContextParallel(_world(), layout)
 
 
 FORMS = {
@@ -102,7 +101,7 @@ class _Template(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, balanced: bool) -> Tensor:
         theirs._cp_options.enable_load_balance = balanced
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = theirs._templated_ring_attention(dist.group.WORLD, 2, kernel, q, k, v, is_causal=True)
+        out, lse = theirs._templated_ring_attention(_world(), 2, kernel, q, k, v, is_causal=True)
         ctx.balanced = balanced
         ctx.save_for_backward(q, k, v, out, lse)
         return out
@@ -113,7 +112,7 @@ class _Template(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         grads = theirs._templated_ring_attention_backward(
-            dist.group.WORLD, 2, kernel, grad, "grad_out", q, k, v, out, lse, is_causal=True, dropout_p=0.0
+            _world(), 2, kernel, grad, "grad_out", q, k, v, out, lse, is_causal=True, dropout_p=0.0
         )
         return *grads, None
 
@@ -131,16 +130,19 @@ class Candidate:
         if form.training:
             self._build_training(config, batch, seq, random)
             return
-        local = seq if wrapper == "alone" else seq // dist.get_world_size()
+        layout, heads, kv_heads = self.context.layout, config.num_heads, config.num_kv_heads
+        local = seq if wrapper == "alone" else seq // layout.ranks
+        if wrapper == "blocks":  # after the all-to-all: whole parts of the ring, a part of the heads
+            local, heads, kv_heads = (
+                local * layout.inner,
+                heads // layout.inner,
+                max(kv_heads // layout.inner, 1),
+            )
         self.tensors = [
-            torch.randn(batch, local, heads, config.head_dim, generator=random)
-            .transpose(1, 2)
-            .requires_grad_()
-            for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+            _drawn(random, batch, local, count, config.head_dim).requires_grad_()
+            for count in (heads, kv_heads, kv_heads)
         ]
-        self.grad = torch.randn(batch, local, config.num_heads, config.head_dim, generator=random).transpose(
-            1, 2
-        )
+        self.grad = _drawn(random, batch, local, heads, config.head_dim)
 
     def _build_training(self, config: LlamaConfig, batch: int, seq: int, random: torch.Generator) -> None:
         model = Llama(config)
@@ -180,16 +182,7 @@ class Candidate:
         """Run the kernel on the blocks of this rank, without messages and merging."""
         q, k, v = (tensor.detach() for tensor in self.tensors)
         scale, layout = q.shape[-1] ** -0.5, self.context.layout
-        if layout.inner > 1:  # whole sequences, a part of the heads
-            q, k, v = (t.flatten(2)[:, :, : t[0, 0].numel()].view(*t.shape) for t in (q, k, v))
-            shape = (q.shape[0], q.shape[1] // layout.inner, q.shape[2] * layout.inner, q.shape[3])
-            q, grad = (tensor.reshape(-1).view(shape) for tensor in (q, self.grad))
-            heads = max(k.shape[1] // layout.inner, 1)
-            k, v = (q[:, :heads].contiguous() for _ in range(2))
-            out, lse = attend_block(q, k, v, scale, causal=True)
-            attend_block_backward(grad, q, k, v, out, lse, scale, causal=True)
-            return
-        place, seq = self.context.rank, q.shape[2] * layout.ranks
+        place, seq = self.context.rank // layout.inner, q.shape[2] * layout.ring
         for step in range(layout.ring):
             found = layout.rectangle(place, layout.key_of(place, step), seq)
             if found is not None:
@@ -198,6 +191,11 @@ class Candidate:
                 keys, values = k[:, :, columns], v[:, :, columns]
                 out, lse = attend_block(q_rows, keys, values, scale, found.causal)
                 attend_block_backward(grad, q_rows, keys, values, out, lse, scale, found.causal)
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def _drawn(random: torch.Generator, batch: int, local: int, heads: int, head_dim: int) -> Tensor:

@@ -146,7 +146,7 @@ def merge_block(out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) 
         lse, block_lse: (batch, heads, queries); -inf for queries that saw no key.
     """
     # The share of the block in the softmax of the row, exp(block_lse - merged). The difference of two large
-    # numbers is more accurate than their distance to the rounded sum. Without a key, it is not a number.
-    share = torch.sigmoid(block_lse - lse).masked_fill_(block_lse == -math.inf, 0)
+    # numbers is more accurate than their distance to the rounded sum. It is not a number without a key.
+    share = torch.sigmoid(block_lse - lse).nan_to_num_(0)
     out.lerp_(block_out.to(out.dtype), share.unsqueeze(-1).to(out.dtype))
     torch.logaddexp(lse, block_lse, out=lse)
