@@ -92,7 +92,8 @@ def train_step(
     Args:
         model: maps inputs (batch, seq) to logits (batch, seq, vocab). A data-parallel model has ``no_sync()``
             (a context without gradient communication) and ``finish_grad_sync()`` (waits for the
-            communication); a pipeline has ``accumulate_gradients()``.
+            communication); a pipeline has ``accumulate_gradients()``. A tensor-parallel model has
+            ``summed_cross_entropy(logits, targets)``, the loss of logits that are cut over the ranks.
         micro_batches: pairs of inputs and targets, both (batch, seq) int64 on the device of the model.
             Targets equal to ``IGNORE_INDEX`` are ignored. The gradients are summed and communicated once (but
             see ``sync_each``).
@@ -108,8 +109,11 @@ def train_step(
     # The all-reduce of the count overlaps with the forward.
     counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None
 
+    # A model whose logits are cut over the ranks has a loss for them.
+    sum_of_losses = getattr(model, "summed_cross_entropy", summed_cross_entropy)
+
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        losses = summed_cross_entropy(logits, targets)
+        losses = sum_of_losses(logits, targets)
         if counting is not None:
             counting.wait()
         # Division by the integer count keeps the dtype of the loss; a scale would be fp32.

@@ -1,9 +1,9 @@
-"""Distributes a training step over ranks: data, sharded, pipeline, context and expert parallelism.
+"""Distributes a training step over ranks: data, sharded, tensor, pipeline, context and expert parallelism.
 
 ddp        copies of the model; gradients are averaged      zero       optimiser state and gradients in shards
 fsdp       parameters in shards; units are gathered         pipeline   layers on different ranks
-context    parts of sequences; attention communicates       expert     experts on different ranks
-sharding   packing, reduction and exchange of shards, for zero and fsdp
+tensor     parts of every matrix on each rank               context    parts of sequences; attention exchanges
+expert     experts on different ranks; tokens travel        sharding   reduction and exchange of shards
 
 ``plan`` (the plan and the function that applies it) and ``checkpoint`` use these rooms. The rooms use
 ``mesh`` (the ranks), ``protocol`` (the interface of every wrapper), ``backward_pass`` and ``nested`` (tensors

@@ -138,7 +138,7 @@ def _described(part: Tensor, shard: ParamShard, meshes: Meshes) -> Tensor | None
             return part
         case _ if not shard.shape:
             return part.view(()) if part.numel() else None
-        case (SplitDim(dim, group),):
+        case (SplitDim(dim, group, 1),):
             if group not in meshes:
                 meshes[group] = DeviceMesh.from_group(group, part.device.type)
             return DTensor.from_local(
@@ -151,9 +151,7 @@ def _described(part: Tensor, shard: ParamShard, meshes: Meshes) -> Tensor | None
             )
         case (FlatRange(start),):
             return FlatPart(part, shard.shape, shard.strides, start)
-    raise UserError(
-        f"{shard.name} is cut along several dimensions, which checkpoints do not support yet: save it whole",
-    )
+    return FlatPart.box(part, shard.shape, shard.offsets())
 
 
 def _local_state(optimizer: torch.optim.Optimizer, shard: ParamShard, dtype: torch.dtype) -> dict[str, Any]:

@@ -87,6 +87,15 @@ class FlatPart(Tensor):
             taken += count
         return self
 
+    @classmethod
+    def box(cls, part: Tensor, shape: Sequence[int], offsets: Sequence[int]) -> FlatPart:
+        """Return a tensor of ``shape`` of which this rank holds the box ``part`` at ``offsets``, such as the
+        rows of FSDP of the columns of tensor parallelism."""
+        self = cls(part[:0].view(-1), shape, torch.empty(tuple(shape), device="meta").stride(), 0)
+        self._properties = TensorProperties.create_from_tensor(part)
+        self._chunks = [_Chunk(_at(offsets, part.shape), part)] if part.numel() else []
+        return self
+
     def __create_write_items__(self, name: str, tensor: Any) -> list[WriteItem]:
         def item(chunk: _Chunk) -> WriteItem:
             data = TensorWriteData(chunk.where, self._properties, self.shape)

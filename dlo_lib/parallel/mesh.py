@@ -213,6 +213,11 @@ def _group_of(ranks: list[int] | tuple[int, ...]) -> dist.ProcessGroup:
     return made
 
 
+def factors_in_words(number: int) -> str:
+    """Return the factors of ``number`` as text, such as "1, 2 or 4"."""
+    return _either(_factors(number))
+
+
 def _product(given: dict[str, int]) -> str:
     return " x ".join(f"{name} {size}" for name, size in given.items())
 

@@ -6,10 +6,11 @@ requirement of ``train_step``: after the last backward of a step, the gradients 
 this rank's part of them, are the mean over all data.
 
     ParallelPlan(pp=2, dp_shard=4)      two stages, each sharded over four ranks: 8 ranks
+    ParallelPlan(tp=2, dp_shard=4)      matrices cut over two ranks, each part sharded over four: 8 ranks
     ShortForm.HSDP.plan(16, 4)          the plan of ``--parallel hsdp`` on four nodes of four ranks
 
-The plan has degrees for tensor, context and expert parallelism, which the library does not implement yet. It
-refuses values other than 1.
+The plan has degrees for context and expert parallelism, which the library does not implement yet. It refuses
+values other than 1.
 """
 
 from __future__ import annotations
@@ -26,13 +27,19 @@ from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Llama
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
+from dlo_lib.parallel.materialize import materialize
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
 from dlo_lib.parallel.pipeline.llama import build_pipeline
 from dlo_lib.parallel.pipeline.schedules import make_schedule
 from dlo_lib.parallel.pipeline.table import ScheduleKind
+from dlo_lib.parallel.tensor import TensorParallel, parallelize_tensor
+from dlo_lib.parallel.tensor.apply import Styles
+from dlo_lib.parallel.tensor.layout import TensorLayout
+from dlo_lib.parallel.tensor.styles import llama_styles
+from dlo_lib.parallel.tensor.wrapper import scale_partial_grads
 from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 
-_NOT_YET = {"tp": "tensor", "cp": "context", "ep": "expert"}
+_NOT_YET = {"cp": "context", "ep": "expert"}
 
 
 class ZeroStage(enum.IntEnum):
@@ -55,6 +62,7 @@ class ParallelPlan:
     Args:
         pp, dp_replicate, dp_shard, cp, tp, ep: the number of ranks along each dimension of the mesh
             (``parallel.mesh``). One of them may be 0, which means all remaining ranks.
+        sequence_parallel: whether norms and dropouts compute on parts of the sequence, along ``tp``.
         zero_stage: what is sharded; None for the parameters if ``dp_shard`` is not 1, otherwise nothing.
         reshard_after_forward: the argument of ``FSDP``; None for True, or for False in a pipeline, where True
             would gather the parameters in each micro-batch.
@@ -76,6 +84,7 @@ class ParallelPlan:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    sequence_parallel: bool = False
     zero_stage: ZeroStage | None = None
     reshard_after_forward: bool | int | None = None
     schedule: ScheduleKind | None = None
@@ -85,7 +94,9 @@ class ParallelPlan:
     keep_buffers: bool | None = None
 
     def __post_init__(self) -> None:
-        refuse_missing(self.tp, self.cp, self.ep)
+        refuse_missing(self.cp, self.ep)
+        if self.sequence_parallel and self.tp == 1:
+            raise UserError("sequence parallelism is along tp, which is 1: use tp 2 or more, or leave it out")
         if self.stage is ZeroStage.NONE and self.dp_shard != 1:
             raise UserError(
                 f"dp_shard is {self.dp_shard} and nothing is sharded: "
@@ -96,6 +107,11 @@ class ParallelPlan:
                 raise UserError(
                     f"ZeRO stage {self.stage.value} is over all copies of the model: "
                     "use dp_replicate 1, or stage 3 (hsdp)",
+                )
+            if self.tp != 1:
+                raise UserError(
+                    f"ZeRO stage {self.stage.value} with tp is not in the library yet: "
+                    "use stage 3 (fsdp) or 0",
                 )
             if self.pipelined:
                 raise UserError(
@@ -122,18 +138,18 @@ class ParallelPlan:
     @property
     def builds_in_parts(self) -> bool:
         """Whether no rank holds the whole model, so that it is built on the meta device."""
-        return self.pipelined or self.stage is ZeroStage.PARAMETERS
+        return self.pipelined or self.tp != 1 or self.stage is ZeroStage.PARAMETERS
 
     @property
     def grads_in_parts(self) -> bool:
         """Whether each rank holds only a part of the gradients, so that the ranks must agree on an
         overflow."""
-        return self.pipelined or self.stage >= ZeroStage.GRADIENTS
+        return self.pipelined or self.tp != 1 or self.stage >= ZeroStage.GRADIENTS
 
     @property
     def saves_in_parts(self) -> bool:
         """Whether every rank writes a part of a checkpoint."""
-        return self.pipelined or self.stage is not ZeroStage.NONE
+        return self.pipelined or self.tp != 1 or self.stage is not ZeroStage.NONE
 
     def over(self, ranks: int) -> ParallelPlan:
         """Return the plan for this number of ranks, with a degree of 0 replaced.
@@ -147,6 +163,7 @@ class ParallelPlan:
             pp=found.pp,
             dp_replicate=found.dp_replicate,
             dp_shard=found.dp_shard,
+            tp=found.tp,
             # Set the stage explicitly, because with one rank, dp_shard becomes 1 and no longer implies it.
             zero_stage=self.stage,
         )
@@ -173,6 +190,7 @@ class ShortForm(enum.Enum):
         pp: int = 0,
         dp_replicate: int = 0,
         dp_shard: int = 0,
+        tp: int = 1,
         **choices: Any,
     ) -> ParallelPlan:
         """Return the plan of this name for a number of ranks.
@@ -182,12 +200,13 @@ class ShortForm(enum.Enum):
             per_node: the number of ranks of a node. It is the default of ``pp`` for a pipeline and of
                 ``dp_shard`` for HSDP.
             pp, dp_replicate, dp_shard: explicit degrees; 0 for the default.
+            tp: the degree of tensor parallelism.
             choices: other fields of the plan.
 
         Raises:
             UserError: the plan refuses the combination.
         """
-        if self is ShortForm.NONE and not (pp or dp_replicate or dp_shard) and ranks > 1:
+        if self is ShortForm.NONE and not (pp or dp_replicate or dp_shard or tp > 1) and ranks > 1:
             raise UserError(
                 f"parallel none trains on one rank, this job has {ranks}: "
                 "use --parallel ddp, or start one rank",
@@ -201,8 +220,8 @@ class ShortForm(enum.Enum):
             dp_shard = dp_shard or per_node
         sharded = _STAGES.get(self, ZeroStage.NONE) is not ZeroStage.NONE
         if sharded and not dp_shard:
-            return ParallelPlan(pp or 1, dp_replicate or 1, 0, **choices).over(ranks)
-        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, **choices).over(ranks)
+            return ParallelPlan(pp or 1, dp_replicate or 1, 0, tp=tp, **choices).over(ranks)
+        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, tp=tp, **choices).over(ranks)
 
     @property
     def shards(self) -> bool:
@@ -220,13 +239,13 @@ _STAGES = {
 }
 
 
-def refuse_missing(tp: int, cp: int, ep: int) -> None:
+def refuse_missing(cp: int, ep: int) -> None:
     """Raise an error unless these degrees are 1, because the library does not implement them yet.
 
     Raises:
         UserError: a degree is not 1.
     """
-    for name, degree in {"tp": tp, "cp": cp, "ep": ep}.items():
+    for name, degree in {"cp": cp, "ep": ep}.items():
         if degree != 1:
             raise UserError(
                 f"{_NOT_YET[name]} parallelism is not in the library yet: use {name} 1, not {degree}"
@@ -241,6 +260,7 @@ def parallelize(
     device: torch.device | None = None,
     values: Callable[[nn.Parameter], Tensor] | None = None,
     seq: int = 1,
+    styles: Styles | None = None,
 ) -> nn.Module:
     """Distribute ``model`` over the ranks of ``mesh``; called by every rank. Create the optimiser afterwards
     with ``make_optimizer``.
@@ -252,12 +272,13 @@ def parallelize(
         values: returns the value of a parameter, for a model that was built in ``fsdp.deferred_init``; None
             for the values of the model.
         seq: the number of tokens in a sequence, for the balance of the stages of a pipeline.
+        styles: how the modules are cut along ``tp``; None for the styles of a Llama.
 
     Returns the wrapped module, a ``ParallelModel`` unless there is nothing to distribute.
 
     Raises:
-        UserError: the mesh has other degrees than the plan; the model of a pipeline is not a Llama; a wrapper
-            refuses the model.
+        UserError: the mesh has other degrees than the plan; the model of a pipeline is not a Llama,
+            nor is one that is cut along ``tp`` without ``styles``; a wrapper or a style refuses the model.
     """
     if mesh is None:
         return model
@@ -267,45 +288,83 @@ def parallelize(
             "make the mesh with ParallelMesh(plan.degrees)",
         )
 
-    # 1. Cut the layers first. The layers of other ranks need no memory here, and must not be sharded over the
-    #    ranks of this stage.
-    if plan.pipelined:
+    # 1. Cut the matrices first, in place, because all later steps need the final parameters. A model on the
+    #    meta device is cut without storage, also the layers of other ranks.
+    layout = None
+    if mesh.size("tp") > 1:
+        layout = _cut_matrices(model, plan, mesh, values, styles)
+        values = layout.values
+    if not plan.pipelined:
+        if plan.stage is not ZeroStage.PARAMETERS and any(param.is_meta for param in model.parameters()):
+            materialize([model], values, device)
+        return _wrap(model, plan, mesh, device, values, layout)
+
+    # 2. Cut the layers. The layers of other ranks need no memory here, and must not be sharded over the ranks
+    #    of this stage.
+    if not isinstance(model, Llama):
+        raise UserError(f"a pipeline is cut out of a Llama, not out of a {type(model).__name__}: use pp 1")
+    schedule = make_schedule(plan.schedule or ScheduleKind.ONE_F_ONE_B, plan.pp, plan.micro_batches)
+    sharded = plan.stage is ZeroStage.PARAMETERS
+    ends_together = schedule.stages > 1 and schedule.placement[0] == schedule.placement[-1]
+    if sharded and model.config.tied_embeddings and ends_together:
+        raise UserError(
+            "this schedule has both ends of tied embeddings on one rank, which shards them separately: "
+            "use --schedule 1f1b",
+        )
+    if sharded and plan.reshard_after_forward is None:
+        plan = replace(plan, reshard_after_forward=False)
+
+    # 3. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather parameters
+    #    before all other work and average gradients after it.
+    def wrap(stage: nn.Module) -> nn.Module:
+        return _wrap(stage, plan, mesh, device, values, layout)
+
+    # 4. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates, and
+    #    build the pipeline.
+    return build_pipeline(
+        model,
+        schedule,
+        seq,
+        mesh.group_along("pp"),
+        wrap=wrap,
+        wrap_shards=sharded,
+        values=values,
+        device=device,
+        sequence_parts=plan.tp if plan.sequence_parallel else 1,
+    )
+
+
+def _cut_matrices(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh,
+    values: Callable[[nn.Parameter], Tensor] | None,
+    styles: Styles | None,
+) -> TensorLayout:
+    """Cut the parameters of ``model`` along ``tp``."""
+    if styles is None:
         if not isinstance(model, Llama):
             raise UserError(
-                f"a pipeline is cut out of a Llama, not out of a {type(model).__name__}: use pp 1"
+                f"the styles of a {type(model).__name__} are not known: give styles, or use tp 1",
             )
-        schedule = make_schedule(plan.schedule or ScheduleKind.ONE_F_ONE_B, plan.pp, plan.micro_batches)
-        sharded = plan.stage is ZeroStage.PARAMETERS
-        ends_together = schedule.stages > 1 and schedule.placement[0] == schedule.placement[-1]
-        if sharded and model.config.tied_embeddings and ends_together:
-            raise UserError(
-                "this schedule has both ends of tied embeddings on one rank, which shards them separately: "
-                "use --schedule 1f1b",
-            )
-        if sharded and plan.reshard_after_forward is None:
-            plan = replace(plan, reshard_after_forward=False)
+        styles = llama_styles(model.config)
+    group = mesh.group_along("tp")
+    return parallelize_tensor(model, group, styles, sequence_parallel=plan.sequence_parallel, values=values)
 
-        # 2. Tensor, context and expert parallelism belong here, inside a stage: they replace or cut layers,
-        # and the    wrappers of step 3 need the final parameters.
 
-        # 3. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather
-        # parameters    before all other work and average gradients after it.
-        def wrap(stage: nn.Module) -> nn.Module:
-            return _data_parallel(stage, plan, mesh, device, values)
-
-        # 4. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates,
-        # and    build the pipeline.
-        return build_pipeline(
-            model,
-            schedule,
-            seq,
-            mesh.group_along("pp"),
-            wrap=wrap,
-            wrap_shards=sharded,
-            values=values,
-            device=device,
-        )
-    return _data_parallel(model, plan, mesh, device, values)
+def _wrap(
+    module: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh,
+    device: torch.device | None,
+    values: Callable[[nn.Parameter], Tensor] | None,
+    layout: TensorLayout | None,
+) -> nn.Module:
+    """Wrap ``module``, the model or one stage of it, for ranks with different data, and for ``tp``."""
+    if layout is None:
+        return _data_parallel(module, plan, mesh, device, values)
+    scale_partial_grads(module, layout)
+    return TensorParallel(_data_parallel(module, plan, mesh, device, values), layout)
 
 
 def _data_parallel(
@@ -333,8 +392,8 @@ def _data_parallel(
         case ZeroStage.GRADIENTS:
             return ShardedDDP(module, mesh.group_along("dp_shard", "cp"), keep_buffers=plan.keep_buffers)
     ranks = mesh.group_along("dp_replicate", "dp_shard", "cp")
-    if plan.pipelined and mesh.size("dp_replicate", "dp_shard", "cp") == 1:
-        return module  # a single pipeline has no other ranks for the average
+    if (plan.pipelined or plan.tp > 1) and mesh.size("dp_replicate", "dp_shard", "cp") == 1:
+        return module  # there are no other ranks for the average
     return DDP(module, ranks, gradient_as_bucket_view=plan.bucket_view, keep_buckets=plan.keep_buffers)
 
 

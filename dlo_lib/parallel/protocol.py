@@ -23,10 +23,21 @@ from dlo_lib.errors import UserError
 @dataclass(frozen=True)
 class SplitDim:
     """The tensor is cut along dimension ``dim`` into parts of ceil(size / ranks), one for each rank of
-    ``group`` in order, as ``Shard(dim)`` of DTensor."""
+    ``group`` in order, as ``Shard(dim)`` of DTensor.
+
+    With ``copies``, there are ranks / copies parts, and ``copies`` consecutive ranks hold the same one. If
+    this is the number of ranks, each rank holds the whole tensor.
+    """
 
     dim: int
     group: dist.ProcessGroup
+    copies: int = 1
+
+    def rows(self, size: int) -> tuple[int, int]:
+        """Return the first index of this rank's part of ``size``, and the number of indices."""
+        rows = -(-size * self.copies // dist.get_world_size(self.group))
+        first = min(size, dist.get_rank(self.group) // self.copies * rows)
+        return first, min(rows, size - first)
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class FlatRange:
 
 
 Placement = tuple[SplitDim | FlatRange, ...]
-"""The position of a rank's part in the whole tensor; () if the rank holds the whole tensor."""
+"""The position of a rank's part in the whole tensor: each member is a part of the part before it. () if the
+rank holds the whole tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +69,29 @@ class ParamShard:
     strides: tuple[int, ...]
     placement: Placement
     param: nn.Parameter
+
+    @property
+    def counted(self) -> bool:
+        """Whether this rank is the first of those that hold the same part in a group of ``placement``, and
+        counts the part in a norm over all ranks."""
+        splits = [split for split in self.placement if isinstance(split, SplitDim)]
+        return all(dist.get_rank(split.group) % split.copies == 0 for split in splits)
+
+    def offsets(self) -> tuple[int, ...]:
+        """Return the position of the first element of this rank's part, if each placement is a
+        ``SplitDim``.
+
+        Raises:
+            UserError: a placement is a ``FlatRange``.
+        """
+        offsets, sizes = [0] * len(self.shape), list(self.shape)
+        for split in self.placement:
+            if not isinstance(split, SplitDim):
+                raise UserError(f"{self.name} is cut into flat ranges of parts: use stage 3 (fsdp) or 0")
+            first, rows = split.rows(sizes[split.dim])
+            offsets[split.dim] += first
+            sizes[split.dim] = rows
+        return tuple(offsets)
 
 
 @runtime_checkable
@@ -146,6 +181,12 @@ def whole_params(module: nn.Module) -> list[ParamShard]:
     """Return the parameters of a module that is whole on every rank."""
     named = module.named_parameters()
     return [ParamShard(name, param.shape, param.stride(), (), param) for name, param in named]
+
+
+def shard_groups(shards: Iterable[ParamShard]) -> list[dist.ProcessGroup]:
+    """Return the groups whose ranks hold different parts of ``shards``, the outermost first."""
+    splits = [split for shard in shards for split in shard.placement]
+    return list(dict.fromkeys(split.group for split in splits if isinstance(split, SplitDim)))
 
 
 def stepped_shards(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[ParamShard]:

@@ -54,7 +54,10 @@ class TrainConfig:
         int, Option("ranks that share one copy in shards; 0: as --parallel says, with hsdp those of a node")
     ] = 0
     cp: Annotated[int, Option("parts of a sequence; not in the library yet")] = 1
-    tp: Annotated[int, Option("parts of each matrix; not in the library yet")] = 1
+    tp: Annotated[int, Option("parts of each matrix (tensor parallelism)", same_on_resume=False)] = 1
+    sequence_parallel: Annotated[
+        bool, Option("with --tp, norms compute on parts of the sequence", same_on_resume=False)
+    ] = False
     ep: Annotated[int, Option("ranks that share experts; not in the library yet")] = 1
     schedule: Annotated[ScheduleKind, Option("of a pipeline: the order of forwards and backwards")] = (
         ScheduleKind.ONE_F_ONE_B
@@ -122,7 +125,15 @@ class TrainConfig:
             "lr_steps",
         ):
             self._at_least(name, 0)
-        refuse_missing(self.tp, self.cp, self.ep)
+        self._at_least("tp", 1)
+        refuse_missing(self.cp, self.ep)
+        if self.sequence_parallel and self.tp == 1:
+            raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
+        if self.sequence_parallel and self.seq % self.tp:
+            raise UserError(
+                f"seq {self.seq} is not a multiple of tp {self.tp}, which sequence-parallel needs: "
+                f"use --seq {-(-self.seq // self.tp) * self.tp}"
+            )
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
         if (
@@ -139,7 +150,9 @@ class TrainConfig:
     @property
     def is_parallel(self) -> bool:
         """Whether the model is distributed over ranks; one rank counts too."""
-        return self.parallel is not ShortForm.NONE or bool(self.pp or self.dp_replicate or self.dp_shard)
+        return self.parallel is not ShortForm.NONE or bool(
+            self.pp or self.dp_replicate or self.dp_shard or self.tp > 1
+        )
 
     @property
     def form(self) -> str:
@@ -147,6 +160,8 @@ class TrainConfig:
         degrees = [
             f"{name} {size}" for name in ("pp", "dp_replicate", "dp_shard") if (size := getattr(self, name))
         ]
+        degrees += [f"tp {self.tp}"] if self.tp > 1 else []
+        degrees += ["sequence_parallel"] if self.sequence_parallel else []
         short = [self.parallel.value] if self.parallel is not ShortForm.NONE or not degrees else []
         return " ".join(short + degrees)
 
@@ -163,6 +178,8 @@ class TrainConfig:
             pp=self.pp,
             dp_replicate=self.dp_replicate,
             dp_shard=self.dp_shard,
+            tp=self.tp,
+            sequence_parallel=self.sequence_parallel,
             schedule=self.schedule if pipelined else None,
             micro_batches=self.accumulation,
             compute_dtype=self.precision.dtype if self.precision is not Precision.FP32 else None,

@@ -114,7 +114,9 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     # Ranks of a pipeline read the same data.
     mine, readers = (mesh.coordinate(*WITH_DATA), mesh.size(*WITH_DATA)) if mesh is not None else (0, 1)
     sampler = RankSampler(len(dataset), config.batch, mine, readers, seed=config.seed)
-    seed_everything(config.seed + 1 + place.rank)  # from here on, ranks draw different numbers
+    # From here on, ranks draw different numbers. The ranks of tp, the innermost dimension, hold the same
+    # activations and need the same dropout.
+    seed_everything(config.seed + 1 + place.rank // plan.tp)
     return Prepared(model, values, sampler, dataset, checkpoint, plan, mesh)
 
 

@@ -187,8 +187,9 @@ def test_what_the_recipe_refuses():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tp": 2}, "tensor parallelism is not in the library yet: use tp 1, not 2"),
-        ({"cp": 4}, "context parallelism is not in the library yet"),
+        ({"cp": 4}, "context parallelism is not in the library yet: use cp 1, not 4"),
+        ({"sequence_parallel": True}, "sequence parallelism is along tp, which is 1: use tp 2 or more"),
+        ({"tp": 2, "dp_shard": 2, "zero_stage": ZeroStage.GRADIENTS}, "ZeRO stage 2 with tp is not in"),
         ({"ep": 2}, "expert parallelism is not in the library yet"),
         (
             {"dp_shard": 2, "zero_stage": ZeroStage.NONE},
@@ -224,6 +225,9 @@ def test_plans_that_contradict_themselves_are_refused(options, message):
         ("pp", {"pp": 2, "dp_shard": 4}, Degrees(pp=2, dp_shard=4), ZeroStage.PARAMETERS),
         ("none", {"pp": 2, "dp_shard": 2}, Degrees(pp=2, dp_replicate=2, dp_shard=2), ZeroStage.PARAMETERS),
         ("none", {"dp_replicate": 8}, Degrees(dp_replicate=8), ZeroStage.NONE),
+        ("none", {"tp": 4}, Degrees(dp_replicate=2, tp=4), ZeroStage.NONE),
+        ("none", {"tp": 2, "pp": 2, "dp_shard": 2}, Degrees(pp=2, dp_shard=2, tp=2), ZeroStage.PARAMETERS),
+        ("fsdp", {"tp": 2}, Degrees(dp_shard=4, tp=2), ZeroStage.PARAMETERS),
     ],
 )
 def test_short_forms_of_plans_on_eight_ranks_of_two_nodes(form, given, degrees, stage):

@@ -8,7 +8,7 @@ the table, and the gradients of both copies are summed (``tied_embeddings``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Llama, rotation
+from dlo_lib.parallel.materialize import materialize
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.table import Schedule
@@ -36,17 +37,20 @@ class LlamaStage(nn.Module):
         model: the model whose modules the stage shares. It may be on the meta device.
         pieces: the numbers of the pieces: 0 is the embedding, 1 ... num_layers are the blocks, and num_layers
             + 1 is the last norm with the output projection.
+        sequence_parts: the number of parts of a sequence, if hidden states are one part (sequence
+            parallelism). Attention rotates the whole sequence.
 
     Raises:
         UserError: the model does not have these pieces.
     """
 
-    def __init__(self, model: Llama, pieces: range) -> None:
+    def __init__(self, model: Llama, pieces: range, sequence_parts: int = 1) -> None:
         super().__init__()
         last = model.config.num_layers + 1
         if not pieces or pieces.start < 0 or pieces.stop > last + 1:
             raise UserError(f"pieces {pieces.start} ... {pieces.stop - 1} of a Llama that has 0 ... {last}")
         self.config, self.checkpointing = model.config, model.checkpointing
+        self.sequence_parts = sequence_parts
         if 0 in pieces:
             self.embed_tokens = model.embed_tokens
         # The keys are the numbers of the blocks in the whole model, so that the parameters keep their names.
@@ -57,9 +61,11 @@ class LlamaStage(nn.Module):
             self.norm, self.lm_head = model.norm, model.lm_head
 
     def forward(self, x: Tensor) -> Tensor:
+        seq = x.shape[1] * self.sequence_parts
         if hasattr(self, "embed_tokens"):
+            seq = x.shape[1]
             x = self.embed_tokens(x)  # (batch, seq, hidden)
-        cos, sin = rotation(self.config, x.shape[1], x)
+        cos, sin = rotation(self.config, seq, x)
         for block in self.layers.values():
             if self.checkpointing and torch.is_grad_enabled():
                 x = checkpoint(block, x, cos, sin, use_reentrant=False)
@@ -85,6 +91,7 @@ def build_pipeline(
     wrap_shards: bool = False,
     values: Values | None = None,
     device: torch.device | None = None,
+    sequence_parts: int = 1,
 ) -> Pipeline:
     """Build this rank's part of ``model`` as a pipeline over ``group``; called by every rank of the group.
 
@@ -99,6 +106,7 @@ def build_pipeline(
         values: returns the value of a parameter, for a model on the meta device; None for the values of the
             model.
         device: the device of the stages; None for the current device.
+        sequence_parts: as in ``LlamaStage``.
 
     Raises:
         UserError: the model has fewer pieces than stages, or ``Pipeline`` refuses the stages.
@@ -106,30 +114,16 @@ def build_pipeline(
     rank = dist.get_rank(group)
     cuts = partition(counted_costs(model.config, seq), schedule.stages)
     stages: dict[int, nn.Module] = {
-        stage: LlamaStage(model, cuts[stage]) for stage in schedule.stages_of(rank)
+        stage: LlamaStage(model, cuts[stage], sequence_parts) for stage in schedule.stages_of(rank)
     }
     if not wrap_shards:
-        _materialize(stages.values(), values, device)
+        materialize(stages.values(), values, device)
     stages = {number: wrap(stage) for number, stage in stages.items()}
     tied = None
     ends = tied_embedding_ranks(model.config.tied_embeddings, schedule.placement)
     if ends is not None:
         tied = TiedEmbeddings(_embedding_table(stages, schedule, rank, ends), ends, group)
     return Pipeline(stages, schedule, group, tied=tied)
-
-
-def _materialize(stages: Iterable[nn.Module], values: Values | None, device: torch.device | None) -> None:
-    """Replace every parameter by a new one with storage on this rank. A parameter that two stages share
-    remains shared."""
-    new: dict[int, nn.Parameter] = {}
-    for stage in stages:
-        for module in stage.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                if id(parameter) not in new:
-                    value = parameter.detach() if values is None else values(parameter)
-                    value = value.to(device) if device is not None else value
-                    new[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
-                setattr(module, name, new[id(parameter)])
 
 
 def _embedding_table(

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dlo_lib.errors import UserError
-from dlo_lib.optim.step import LossOf, MicroBatch, Precision
+from dlo_lib.optim.step import LossOf, MicroBatch, Precision, summed_cross_entropy
 from dlo_lib.parallel.pipeline.p2p import AHEAD, ReceiveWork, StageP2P
 from dlo_lib.parallel.pipeline.simulate import Simulation, Span
 from dlo_lib.parallel.pipeline.split_backward import SplitBackward, WeightPart
@@ -48,8 +48,8 @@ from dlo_lib.parallel.protocol import (
     MemoryObserver,
     ParallelModel,
     ParamShard,
-    SplitDim,
     process_group,
+    shard_groups,
     whole_params,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
@@ -177,6 +177,14 @@ class Pipeline(nn.Module):
         step = _StepRunner(self, self._p2p, micro_batches, loss_of, precision, None)
         return self._broadcast_loss(step.run(row))
 
+    def summed_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Compute the sum of the losses of the valid tokens, (), as the last stage defines it
+        (``TensorParallel``)."""
+        last = self.stages[str(self.schedule.stages - 1)]
+        compute = getattr(last, "summed_cross_entropy", summed_cross_entropy)
+        loss: Tensor = compute(logits, targets)
+        return loss
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Do nothing, because ``accumulate_gradients`` synchronises once, at the end of a step."""
         return contextlib.nullcontext()
@@ -243,9 +251,9 @@ class Pipeline(nn.Module):
         Returns the norm before scaling, () fp64, the same on every rank.
         """
         duplicate = self.tied.duplicate if self.tied is not None else None
-        copies = [duplicate] if duplicate is not None else []
-        splits = [split for shard in self.shards() for split in shard.placement]
-        within = dict.fromkeys(split.group for split in splits if isinstance(split, SplitDim))
+        shards = self.shards()
+        copies = [shard.param for shard in shards if shard.param is duplicate or not shard.counted]
+        within = dict.fromkeys(shard_groups(shards))
         grads = [param.grad for param in self.parameters()]
         within |= dict.fromkeys(
             group for grad in grads if isinstance(grad, RemoteGrad) for group in grad.groups

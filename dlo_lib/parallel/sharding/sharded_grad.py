@@ -192,17 +192,19 @@ def _foreach_norm(self: Sequence[Tensor], ord: Any = 2, dtype: Any = None) -> An
 
 def _unscale(self: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
     """Multiply the gradients by ``inv_scale``; set ``found_inf`` to 1 if one is not finite on any rank."""
-    marked = next(grad for grad in self if isinstance(grad, ShardedGrad | RemoteGrad))
-    if marked.scope.refusal:
-        raise UserError(marked.scope.refusal)
+    scopes = [grad.scope for grad in self if isinstance(grad, ShardedGrad | RemoteGrad)]
+    for scope in scopes:
+        if scope.refusal:
+            raise UserError(scope.refusal)
     with torch._C.DisableTorchFunctionSubclass():
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for part in map(local_grad, self):
             by_dtype.setdefault(part.dtype, []).append(part)
         for parts in by_dtype.values():
             torch._amp_foreach_non_finite_check_and_unscale_(parts, found_inf, inv_scale)
-        flag = found_inf.to(marked.scope.device)
-        for group in marked.scope.groups:
+        flag = found_inf.to(scopes[0].device)
+        # Tensor-parallel parts are over more groups than whole parameters.
+        for group in dict.fromkeys(group for scope in scopes for group in scope.groups):
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
         found_inf.copy_(flag)
 

@@ -1,0 +1,32 @@
+"""Gives storage to the parameters of modules that were built on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def materialize(
+    modules: Iterable[nn.Module],
+    values: Callable[[nn.Parameter], Tensor] | None,
+    device: torch.device | None,
+) -> None:
+    """Replace every parameter by a new one with storage on this rank. A parameter that several modules share
+    remains shared.
+
+    Args:
+        modules: the modules that this rank holds.
+        values: returns the value of a parameter; None for the values of the modules.
+        device: the device of the new parameters; None for that of the values.
+    """
+    new: dict[int, nn.Parameter] = {}
+    for outer in modules:
+        for module in outer.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if id(parameter) not in new:
+                    value = parameter.detach() if values is None else values(parameter)
+                    value = value.to(device) if device is not None else value
+                    new[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+                setattr(module, name, new[id(parameter)])

@@ -1,0 +1,189 @@
+"""The layers on ranks compute what the layers of PyTorch compute from whole weights: outputs, gradients of
+the input, and each rank's part of the gradients of the weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.errors import UserError
+from dlo_lib.launch import run_ranks
+from dlo_lib.parallel.tensor import parallelize_tensor, vocab_parallel_cross_entropy
+from dlo_lib.parallel.tensor.exchange import TensorGroup
+from dlo_lib.parallel.tensor.style import (
+    ColumnParallel,
+    RowParallel,
+    SharedInput,
+    VocabParallel,
+    VocabParallelHead,
+)
+from dlo_lib.parallel.tensor.wrapper import TensorParallel, scale_partial_grads
+
+HIDDEN, WIDE, VOCAB, BATCH, SEQ = 8, 12, 13, 2, 6
+
+
+class Pair(nn.Module):
+    """Two column linears with one input, with biases, and a row linear with a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(HIDDEN, WIDE, dtype=torch.float64) for _ in range(2))
+        self.down = nn.Linear(WIDE, HIDDEN, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.sigmoid(self.gate(x)) * self.up(x))
+
+
+STYLES = {
+    "gate": ColumnParallel(),
+    "up": ColumnParallel(),
+    "down": RowParallel(),
+    "": SharedInput(("gate", "up")),
+}
+
+
+def pair() -> tuple[Pair, Tensor, Tensor]:
+    torch.manual_seed(3)
+    x, grad = torch.randn(2, BATCH, SEQ, HIDDEN, dtype=torch.float64)
+    return Pair(), x.requires_grad_(), grad
+
+
+def check_pair(sequence_parallel: bool) -> None:
+    twin, x, grad = pair()
+    expected = twin(x)
+    expected.backward(grad)
+    grad_x, x.grad = x.grad, None
+    assert grad_x is not None
+    wholes = {name: param.grad for name, param in twin.named_parameters()}
+
+    model, _, _ = pair()
+    assert dist.group.WORLD is not None
+    layout = parallelize_tensor(model, dist.group.WORLD, STYLES, sequence_parallel=sequence_parallel)
+    scale_partial_grads(model, layout)
+    spread = TensorParallel(model, layout)
+    tokens = slice(None)
+    if sequence_parallel:
+        rows = SEQ // dist.get_world_size()
+        tokens = slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows)
+    mine = x.detach()[:, tokens].clone().requires_grad_()
+    out = spread(mine)
+    torch.testing.assert_close(out, expected[:, tokens], atol=1e-12, rtol=0)
+    out.backward(grad[:, tokens].contiguous())
+    spread.finish_grad_sync()
+    torch.testing.assert_close(mine.grad, grad_x[:, tokens], atol=1e-12, rtol=0)
+    for name, param in model.named_parameters():
+        part = layout.parts[name].of(wholes[name])
+        torch.testing.assert_close(param.grad, part, atol=1e-12, rtol=0)
+    for name, whole in spread.full_state_dict().items():
+        assert torch.equal(whole, twin.state_dict()[name])
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_column_and_a_row_linear_are_the_layers_of_one_process(sequence_parallel):
+    run_ranks(check_pair, 3, sequence_parallel)
+
+
+def order_of_backward() -> list[str]:
+    """The all-reduce of the input gradient, and the matrix products after it, in the order of their start."""
+    model, x, grad = pair()
+    assert dist.group.WORLD is not None
+    parallelize_tensor(model, dist.group.WORLD, STYLES)
+    out = model(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        out.backward(grad)
+    # The aten operators of the products and the call of the all-reduce; the inner events of a call are left
+    # out.
+    kept = {"aten::mm": "matmul", "aten::addmm_": "matmul", "c10d::allreduce_": "all-reduce"}
+    events = sorted(profile.events(), key=lambda event: event.time_range.start)
+    return [kept[event.name] for event in events if event.name in kept]
+
+
+def test_the_gradients_of_the_weights_are_computed_during_the_all_reduce():
+    """Two products for the row linear, two for the input of the columns, the all-reduce, two for their
+    weights."""
+    for order in run_ranks(order_of_backward, 2):
+        assert order == ["matmul"] * 4 + ["all-reduce"] + ["matmul"] * 2
+
+
+class Ends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, HIDDEN, padding_idx=9, dtype=torch.float64)
+        self.head = nn.Linear(HIDDEN, VOCAB, dtype=torch.float64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embedding(tokens)))
+
+
+def check_ends(smoothing: float) -> None:
+    torch.manual_seed(4)
+    twin = Ends()
+    tokens, targets = torch.randint(VOCAB, (2, BATCH, SEQ))
+    tokens[0, 0], targets[0, 1], targets[1, :3] = 9, VOCAB - 1, -100
+    options = {"ignore_index": -100, "label_smoothing": smoothing}
+    loss = F.cross_entropy(twin(tokens).flatten(0, 1), targets.flatten(), reduction="sum", **options)
+    (loss * 0.3).backward()
+    torch.manual_seed(4)
+    model = Ends()
+    assert dist.group.WORLD is not None
+    styles = {"embedding": VocabParallel(), "head": VocabParallelHead()}
+    layout = parallelize_tensor(model, dist.group.WORLD, styles)
+    assert layout.head is not None
+    first, vocab = layout.head
+    with trace_collectives() as trace:
+        logits = model(tokens)
+        found = vocab_parallel_cross_entropy(
+            logits, targets, first, layout.group, vocab_size=vocab, **options
+        )
+    assert logits.shape[-1] < VOCAB
+    numbers = (3 if smoothing else 2) * BATCH * SEQ
+    gathered = [event.call.payload_bytes for event in trace.select("all_gather")]
+    assert gathered == [8 * numbers * dist.get_world_size()]
+    assert trace.count() == 2, "not one all-reduce of the embedding and one all-gather of the loss"
+    torch.testing.assert_close(found, loss, atol=1e-12, rtol=0)
+    (found * 0.3).backward()
+    for name, param in model.named_parameters():
+        whole = twin.get_parameter(name).grad
+        assert whole is not None
+        torch.testing.assert_close(param.grad, layout.parts[name].of(whole), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("world", "smoothing"), [(2, 0.0), (3, 0.1)])
+def test_embedding_and_cross_entropy_of_a_vocabulary_that_does_not_divide(world, smoothing):
+    run_ranks(check_ends, world, smoothing)
+
+
+def check_refusals() -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    column = ColumnParallel()
+    with pytest.raises(UserError, match="tp 4 does not divide 0, which has 6 features: use tp 1, 2, 3 or 6"):
+        parallelize_tensor(nn.Sequential(nn.Linear(4, 6)), group, {"0": column})
+    with pytest.raises(
+        UserError, match="tp 4 does not divide 0, which has 6 units of 8: use tp 1, 2, 3 or 6"
+    ):
+        parallelize_tensor(nn.Sequential(nn.Linear(48, 4)), group, {"0": RowParallel(6)})
+    with pytest.raises(UserError, match="0 has 10 features, which are not 4 equal units"):
+        parallelize_tensor(nn.Sequential(nn.Linear(4, 10)), group, {"0": ColumnParallel(4)})
+    with pytest.raises(UserError, match=r"no module is named 1.down: did you mean 0.down\?"):
+        parallelize_tensor(nn.Sequential(Pair()), group, {"1.down": RowParallel()})
+    with pytest.raises(UserError, match="0 is a Tanh: this style needs an nn.Linear"):
+        parallelize_tensor(nn.Sequential(nn.Tanh()), group, {"0": column})
+    with pytest.raises(UserError, match="gate, up the style ColumnParallel before SharedInput"):
+        parallelize_tensor(Pair(), group, {"": SharedInput(("gate", "up"))})
+    tied = Ends()
+    tied.head.weight = tied.embedding.weight
+    with pytest.raises(UserError, match="tied to a parameter that is cut in another way"):
+        parallelize_tensor(tied, group, {"embedding": VocabParallel(), "head": RowParallel()})
+    with pytest.raises(UserError, match="use a number from 0 to 1"):
+        vocab_parallel_cross_entropy(
+            torch.zeros(2, 3), torch.zeros(2).long(), 0, TensorGroup(group), vocab_size=12, label_smoothing=2
+        )
+
+
+def test_what_does_not_divide_is_refused_with_the_degrees_that_would():
+    run_ranks(check_refusals, 4)
