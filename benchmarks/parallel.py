@@ -76,6 +76,9 @@ class Kind:
     def build(self, wrapper: str) -> Build:
         return {"ours": self.build_ours, "peer": self.build_peer, "none": self.build_alone}[wrapper]
 
+    def candidate(self, case: str, wrapper: str) -> Candidate:
+        return Candidate(case, self, wrapper)
+
 
 def _sgd(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
@@ -205,6 +208,8 @@ def row(kind: Kind, case: str, world_size: int, pairs: int) -> Row:
     note += f"ratio with glibc's defaults {ratios(kept['ours'], kept['peer'])}; "
     note += f"the step of the peer takes {1e3 * peer_cpu / world_size:.0f} ms per rank, "
     note += f"arithmetic and messages alone {(floor + alone) / peer_cpu:.2f} of it"
+    ours_cpu = statistics.median(turn.cpu for turn in turns.ours)
+    note += f"; ours takes {ours_cpu / (floor + alone):.2f} of that limit"
     compared = compare(f"{kind.name}, {case}", kind.peer, world_size, turns, floor_cpu=floor, note=note)
     return replace(compared, memory_ratio=ratios(exact["ours"], exact["peer"]))
 
@@ -214,7 +219,7 @@ def _turns(case: str, kind: Kind, pairs: int) -> tuple[Turns, Turns, Turns]:
     step."""
     warnings.simplefilter("ignore", FutureWarning)  # the peer calls deprecated functions of PyTorch
     torch.set_num_threads(1)
-    ours, peer, alone = (Candidate(case, kind, wrapper) for wrapper in ("ours", "peer", "none"))
+    ours, peer, alone = (kind.candidate(case, wrapper) for wrapper in ("ours", "peer", "none"))
     return (
         take_turns(ours.step, peer.step, pairs, between=dist.barrier),
         take_turns(ours.step, alone.step, -(-pairs // 4), between=dist.barrier),
@@ -230,7 +235,7 @@ def _peak(case: str, kind: Kind, wrapper: str, exact: bool) -> int:
         return_freed_memory()
 
     def train() -> None:
-        candidate = Candidate(case, kind, wrapper)
+        candidate = kind.candidate(case, wrapper)
         for _ in range(MEMORY_STEPS):
             candidate.step()
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.torch_compat import all_gather_single
 
 _IN_FLIGHT = 8
 """The number of calls in flight, approximately that of sharded steps."""
@@ -64,4 +65,8 @@ _REPEAT: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
         torch.empty_like(tensor), tensor, async_op=True
     ),
     Kind.BROADCAST: lambda tensor, call: dist.broadcast(tensor, call.peer, async_op=True),
+    # The result is allocated anew; only the small messages of a loss are all-gathers here.
+    Kind.ALL_GATHER: lambda tensor, call: all_gather_single(
+        tensor.new_empty(dist.get_world_size() * tensor.numel()), tensor, async_op=True
+    ),
 }

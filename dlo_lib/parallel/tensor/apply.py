@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import nn
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.sharding.transport import Transport
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.layout import ParamCutter, TensorLayout, Values
 from dlo_lib.parallel.tensor.style import TensorStyle
@@ -39,7 +38,6 @@ def parallelize_tensor(
     *,
     sequence_parallel: bool = False,
     values: Values | None = None,
-    transport: Transport | None = None,
 ) -> TensorLayout:
     """Cut ``model`` over the ranks of ``group``, in place; called by every rank. Modules without a style
     remain whole on every rank.
@@ -53,14 +51,13 @@ def parallelize_tensor(
             sequence.
         values: returns the value of a parameter, for a model on the meta device; None for the values of the
             model.
-        transport: see ``TensorGroup``.
 
     Returns the layout of the parameters, for ``TensorParallel``.
 
     Raises:
         UserError: a pattern matches no module, or a style refuses a module.
     """
-    cutter = ParamCutter(TensorGroup(group, transport), sequence_parallel, values)
+    cutter = ParamCutter(TensorGroup(group), sequence_parallel, values)
     for pattern, style in styles.items():
         matches = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+")).fullmatch
         names = [name for name, _ in model.named_modules(remove_duplicate=False) if matches(name)]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
-from dlo_lib.parallel.sharding.transport import CollectiveTransport
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.functions import (
     copy_to_group,
@@ -31,10 +30,10 @@ def same_everywhere(*shape: int) -> Tensor:
     return of_rank(100, *shape)
 
 
-def check_functions(collectives: bool) -> None:
+def check_functions() -> None:
     world, rank = dist.get_world_size(), dist.get_rank()
     assert dist.group.WORLD is not None
-    group = TensorGroup(dist.group.WORLD, CollectiveTransport() if collectives else None)
+    group = TensorGroup(dist.group.WORLD)
     whole = (BATCH, SEQ, HIDDEN)
     part = (BATCH, SEQ // world, HIDDEN)
     wholes = [of_rank(each, *whole) for each in range(world)]
@@ -66,12 +65,9 @@ def check_functions(collectives: bool) -> None:
         scatter_sequence(torch.zeros(1, 13, 2), group)
 
 
-@pytest.mark.parametrize(("world", "collectives"), [(1, False), (2, True), (3, False)])
-def test_functions_and_their_gradients(world, collectives):
-    if world == 1:
-        run_ranks(check_alone, 1)
-    else:
-        run_ranks(check_functions, world, collectives)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_functions_and_their_gradients(world):
+    run_ranks(check_functions if world > 1 else check_alone, world)
 
 
 def check_alone() -> None:
