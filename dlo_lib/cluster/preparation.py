@@ -12,7 +12,7 @@ from dlo_lib.cluster import function_job, records
 from dlo_lib.cluster.code_copy import CodeCopy, copy_of
 from dlo_lib.cluster.digest import digest
 from dlo_lib.cluster.script import JobScript
-from dlo_lib.cluster.work import Once, OnRanks, Work, arguments, options
+from dlo_lib.cluster.work import CHECKPOINTS, Once, OnRanks, Work, arguments, options
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.text import tr
@@ -71,12 +71,21 @@ def prepare(
             )
         if script.work.trains:
             words += ("--resume",) * ("--resume" not in words)  # a resubmitted job resumes its training
+            if not _chooses_checkpoints(words, settings):
+                words += CHECKPOINTS
         script = replace(script, arguments=words, elements=tuple(map(options, settings)))
         code = _code_of(script.work, copy_code)
         content = [_content_of(script.work)]
     whole = digest([script.text(), str(Path.cwd()), after, code.content(), copy_code, *content])
     named_script = replace(script, name=f"{script.name}-{whole[: records.SHORT]}")
     return PreparedCall(named_script, tuple(settings), call, code if copy_code else CodeCopy(), whole, card)
+
+
+def _chooses_checkpoints(words: tuple[str, ...], settings: list[dict[str, Any]]) -> bool:
+    """Whether the user sets when checkpoints are written, for all elements or in the settings of a sweep."""
+    names = [word.partition("=")[0] for word in words]
+    names += [word for element in settings for word in options(element)]
+    return any(name in ("--checkpoint-minutes", "--checkpoint-every") for name in names)
 
 
 def _code_of(work: Work, copy_code: bool) -> CodeCopy:

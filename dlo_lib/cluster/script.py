@@ -18,7 +18,7 @@ import jinja2
 from dlo_lib.cluster import sbatch_options, software
 from dlo_lib.cluster.duration import slurm_duration
 from dlo_lib.cluster.request import Allocation
-from dlo_lib.cluster.site import Scheduler
+from dlo_lib.cluster.site import Scheduler, Site
 from dlo_lib.cluster.work import OnRanks, Work
 from dlo_lib.errors import UserError
 from dlo_lib.stop import EXIT_STOPPED
@@ -172,10 +172,7 @@ class JobScript:
             (f"--reservation={want.reservation}", "nodes reserved for a course"),
             (f"--nodes={want.nodes}", "the same GPUs on fewer nodes communicate faster"),
             (f"--ntasks-per-node={tasks}", starts),
-            (
-                f"--gres=gpu:{f'{site.gpu_type}:' if site.gpu_type else ''}{want.gpus_per_node}",
-                "GPUs of a node",
-            ),
+            (f"--gres={gres_of(site, want.gpus_per_node)}", "GPUs of a node"),
             (f"--cpus-per-task={cores}", share if want.gpus_per_node else "cores of a process"),
             (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
             (f"--time={slurm_duration(want.time)}", "a short job starts earlier, because it fits into gaps"),
@@ -306,6 +303,11 @@ class JobScript:
             f"--nproc-per-node={self.allocation.ranks} "
             f"{program}"
         )
+
+
+def gres_of(site: Site, gpus: int) -> str:
+    """Return the value of ``--gres`` for ``gpus`` GPUs of a node."""
+    return f"gpu:{site.gpu_type}:{gpus}" if site.gpu_type else f"gpu:{gpus}"
 
 
 @cache

@@ -1,54 +1,65 @@
 """The job scripts of ``slurm/``: ``python -m dlo_lib.cluster.slurm_scripts slurm`` writes them.
 
-They use the template of ``submit`` and are for users who work in a terminal with ``sbatch`` and without
-Python. Options given to sbatch override those in a script, so one script serves every kind of node.
+With the name or the file of a site as a second argument, they are for that site: its partition, the GPUs and
+cores of its nodes, its options and its software. They use the template of ``submit`` and are for users who
+work in a terminal with ``sbatch`` and without Python. Options given to sbatch override those in a script, so
+one script serves every kind of node.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dlo_lib.cluster.request import allocate, make_request
-from dlo_lib.cluster.script import JobScript, Launcher
+from dlo_lib.cluster.script import JobScript, Launcher, gres_of
 from dlo_lib.cluster.site import Site, site
-from dlo_lib.cluster.work import OnRanks
+from dlo_lib.cluster.work import CHECKPOINTS, OnRanks
+from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.files import write_text
 
+DEFAULT = "jean-zay-v100"
 SWEEP = (("--lr", "3e-4"), ("--lr", "1e-3"), ("--lr", "3e-3"), ("--lr", "1e-2"))
 
 
-def scripts() -> dict[str, str]:
-    """Return the text of each script by its file name."""
-    return {f"{script.name}.sbatch": script.text() for script in _scripts()}
+def scripts(where: str = DEFAULT) -> dict[str, str]:
+    """Return the text of each script for the site ``where`` by its file name."""
+    return {f"{script.name}.sbatch": script.text() for script in _scripts(site(where))}
 
 
-def _scripts() -> list[JobScript]:
+def _scripts(where: Site) -> list[JobScript]:
     training = JobScript(
         name="train",
-        allocation=allocate(site("jean-zay-v100"), make_request("0:20:00", gpus=1, account="")),
+        allocation=allocate(where, make_request("0:20:00", account="")),
         work=OnRanks(("-m", "dlo_lib.train")),
+        arguments=CHECKPOINTS,
         passes_arguments=True,
     )
     one = replace(training.allocation, account="")
-    node, nodes = replace(one, gpus_per_node=4), replace(one, gpus_per_node=4, nodes=2)
+    gpus = where.gpus_per_node
+    ranks = 1 if gpus else max(1, where.cores_per_node // one.cores)
+    node = replace(one, gpus_per_node=gpus, cpu_ranks_per_node=ranks)
+    nodes = replace(node, nodes=2)
+    gres = f" --gres={gres_of(where, gpus)}" if gpus else ""
+    head = partial(_head_of, where)
     return [
         replace(
             training,
             allocation=one,
-            head=_head(
+            head=head(
                 "One training run on one GPU or on several: one rank per GPU.",
                 "sbatch slurm/train.sbatch --model tiny --steps 200",
-                "sbatch --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch --model llama-3.2-1b "
-                "--parallel fsdp",
+                f"sbatch --nodes=2 --ntasks-per-node={node.ranks_per_node}{gres} slurm/train.sbatch "
+                "--model llama-3.2-1b --parallel fsdp",
             ),
         ),
         replace(
             training,
             name="one_node",
             allocation=node,
-            head=_head(
+            head=head(
                 "One training run on all GPUs of one node.",
                 "sbatch slurm/one_node.sbatch --model llama-3.2-1b --parallel fsdp",
             ),
@@ -57,7 +68,7 @@ def _scripts() -> list[JobScript]:
             training,
             name="many_nodes",
             allocation=nodes,
-            head=_head(
+            head=head(
                 "One training run on several nodes. "
                 "srun starts the ranks, which read their numbers from SLURM's variables.",
                 "sbatch --nodes=4 slurm/many_nodes.sbatch --model llama-3.2-3b --parallel fsdp "
@@ -69,7 +80,7 @@ def _scripts() -> list[JobScript]:
             name="torchrun",
             allocation=nodes,
             launcher=Launcher.TORCHRUN,
-            head=_head(
+            head=head(
                 "The same with torchrun: one launcher on each node starts a rank for each of its GPUs.",
                 "sbatch --nodes=2 slurm/torchrun.sbatch --model llama-3.2-1b --parallel ddp",
                 gpus_of_a_task=4,
@@ -80,7 +91,7 @@ def _scripts() -> list[JobScript]:
             name="sweep",
             allocation=one,
             elements=SWEEP,
-            head=_head(
+            head=head(
                 "A sweep: one job for each line of settings below; "
                 "edit the lines, and the numbers of --array too.",
                 "sbatch slurm/sweep.sbatch --model tiny --steps 200",
@@ -94,7 +105,7 @@ def _scripts() -> list[JobScript]:
             name="requeue",
             allocation=node,
             requeue=True,
-            head=_head(
+            head=head(
                 "A run longer than its time limit: "
                 "it writes a checkpoint and is requeued, until it completes.",
                 "sbatch --time=2:00:00 slurm/requeue.sbatch --model llama-3.2-1b --parallel fsdp "
@@ -106,24 +117,30 @@ def _scripts() -> list[JobScript]:
     ]
 
 
-def _head(what: str, *examples: str, gpus_of_a_task: int = 1) -> tuple[str, ...]:
+def _head_of(where: Site, what: str, *examples: str, gpus_of_a_task: int = 1) -> tuple[str, ...]:
     shown = (f"    {line}" if line.startswith("sbatch") else line for line in examples)
     return (
         what,
         "",
         *shown,
         "",
+        *(_other_nodes(gpus_of_a_task) if where.name == DEFAULT else (f"For {where.title}.",)),
+        "Options given to sbatch override those below.",
+        "All arguments after the script's name are passed to `python -m dlo_lib.train`; "
+        "its --help lists them.",
+        "",
+    )
+
+
+def _other_nodes(gpus_of_a_task: int) -> tuple[str, ...]:
+    return (
         "On Jean Zay it uses nodes of 4 V100; with several projects add --account=ABC@v100. "
         "For other nodes add:",
         *(
             f"    {_of_nodes(site(name), gpus_of_a_task)}"
             for name in ("jean-zay-a100", "jean-zay-h100", "jean-zay-v100-8gpu")
         ),
-        "On other clusters set --partition= and --cpus-per-task=. "
-        "Options given to sbatch override those below.",
-        "All arguments after the script's name are passed to `python -m dlo_lib.train`; "
-        "its --help lists them.",
-        "",
+        "For another cluster, `python -m dlo_lib.cluster.slurm_scripts FOLDER SITE` writes these scripts.",
     )
 
 
@@ -136,11 +153,15 @@ def _of_nodes(other: Site, gpus_of_a_task: int) -> str:
     return f"{asked:<62}  {other.gpus_per_node} {card} in a node"
 
 
-def main(folder: str) -> None:
-    """Write all scripts into ``folder``."""
-    for name, text in scripts().items():
+def main(folder: str, where: str = DEFAULT) -> None:
+    """Write all scripts for the site ``where`` into ``folder``."""
+    for name, text in scripts(where).items():
         write_text(Path(folder) / name, text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main(*sys.argv[1:])
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)

@@ -23,6 +23,9 @@ TRAINING = "dlo_lib.train"
 DECLARATION = "HANDLES_STOP"
 _DECLARED = re.compile(rf"^{DECLARATION}\s*(?::\s*\w+\s*)?=\s*(?:True|true|1)\b", re.MULTILINE)
 
+CHECKPOINTS = ("--checkpoint-minutes", "10")
+"""Arguments of a training in a job, so that a failed node loses minutes and not the run."""
+
 Sweep = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 """Values to combine in all ways, or a list of combinations."""
 

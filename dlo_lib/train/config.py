@@ -91,6 +91,12 @@ class TrainConfig:
     checkpoint_every: Annotated[
         int, Option("steps between checkpoints; 0 writes one at the end only", same_on_resume=False)
     ] = 0
+    checkpoint_minutes: Annotated[
+        float,
+        Option(
+            "minutes between checkpoints, in addition to --checkpoint-every; 0: none", same_on_resume=False
+        ),
+    ] = 0.0
     keep: Annotated[int, Option("checkpoints to keep, the newest", same_on_resume=False)] = 2
     resume: Annotated[
         bool,
@@ -118,6 +124,7 @@ class TrainConfig:
             "weight_decay",
             "clip",
             "checkpoint_every",
+            "checkpoint_minutes",
             "seed",
             "pp",
             "dp_replicate",

@@ -1,7 +1,8 @@
 """Collective decisions of the ranks: whether to stop, and whether a rank has failed.
 
 A signal or a full disk may affect only one rank. If this rank exited alone, the others would wait for it
-forever. Every step therefore has a small all-reduce (the maximum of CONTINUE, STOP, FAILED). It starts with
+forever. Every step therefore has a small all-reduce (the maximum of CONTINUE, SAVE, STOP,
+FAILED). It starts with
 the step and is read at its end, so it overlaps with the compute, and the decision takes effect on every rank
 after the same step. It uses a separate gloo group on the CPU, so it does not wait for an accelerator.
 
@@ -24,8 +25,9 @@ class Decision(enum.IntEnum):
     """The vote of a rank; the largest vote decides."""
 
     CONTINUE = 0
-    STOP = 1
-    FAILED = 2
+    SAVE = 1
+    STOP = 2
+    FAILED = 3
 
 
 class AgreedError(UserError):

@@ -7,6 +7,7 @@ in steps with a line of metrics."""
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,8 +90,9 @@ def _run(
         if here.rank == 0:  # from now on, every rank can be asked to stop
             progress.report(state.step, config.steps)
     with report:
-        while state.step < config.steps and verdict is Decision.CONTINUE:
-            strongest = control.ask(_wish(failure, requests))
+        saved_at = time.monotonic()
+        while state.step < config.steps and verdict in (Decision.CONTINUE, Decision.SAVE):
+            strongest = control.ask(_wish(failure, requests, _too_long_since(saved_at, config)))
             state.step += 1
             for parameters in state.optimizer.param_groups:
                 parameters["lr"] = config.learning_rate(state.step)
@@ -120,10 +122,12 @@ def _run(
                 failure = error
             verdict = strongest()
             last = state.step == config.steps or verdict is Decision.STOP
-            if verdict is not Decision.FAILED and (last or _due(config, state.step)):
+            due = verdict is Decision.SAVE or _due(config, state.step)
+            if verdict is not Decision.FAILED and (last or due):
                 state.tokens = int(tokens)
                 with report.paused():
                     saved = save(state, config, here.rank, here.world_size, control)
+                saved_at = time.monotonic()
         with control.together():
             if failure is not None:
                 raise failure
@@ -142,10 +146,18 @@ def _run(
     return outcome
 
 
-def _wish(failure: UserError | None, requests: StopRequests) -> Decision:
+def _wish(failure: UserError | None, requests: StopRequests, save_now: bool) -> Decision:
     if failure is not None:
         return Decision.FAILED
-    return Decision.STOP if requests.received else Decision.CONTINUE
+    if requests.received:
+        return Decision.STOP
+    return Decision.SAVE if save_now else Decision.CONTINUE
+
+
+def _too_long_since(saved_at: float, config: TrainConfig) -> bool:
+    """Whether the newest checkpoint is older than the configuration wants: a failed node loses that time."""
+    minutes = config.checkpoint_minutes
+    return minutes > 0 and time.monotonic() - saved_at >= 60 * minutes
 
 
 def _due(config: TrainConfig, step: int) -> bool:

@@ -73,6 +73,15 @@ def test_a_dry_run_shows_the_script_of_the_site_and_submits_nothing():
     assert cluster.jobs() == []
 
 
+def test_a_training_writes_checkpoints_after_minutes_unless_the_user_chooses(monkeypatch):
+    def script(given: dict[str, object], **more: object) -> str:
+        return str(cluster.submit("dlo_lib.train", given, site="local", dry_run=True, **more))
+
+    assert "--checkpoint-minutes 10)" in script({"steps": 3})
+    assert "--checkpoint-minutes 10)" not in script({"checkpoint_every": 50})
+    assert "--checkpoint-minutes 10)" not in script({}, sweep={"checkpoint_minutes": [1, 2]})
+
+
 def test_elements_and_jobs_run_one_after_another(tmp_path):
     overlap = shell("mkdir alone && sleep 0.3 && rmdir alone")
     jobs = [cluster.submit(overlap, sweep=[{"a": 1}, {"a": 2}], name=name) for name in ("one", "two")]

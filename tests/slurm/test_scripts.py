@@ -82,6 +82,30 @@ def test_the_scripts_equal_the_output_of_the_template():
     assert written == slurm_scripts.scripts(), "run python -m dlo_lib.cluster.slurm_scripts slurm"
 
 
+CENTRE = """
+title = "nodes without GPUs"
+scheduler = "slurm"
+gpus_per_node = 0
+cores_per_gpu = 4
+cores_per_node = 16
+partition = "cpu"
+options = { mem = "8G" }
+"""
+
+
+def test_the_scripts_for_another_site_have_its_options(tmp_path):
+    (tmp_path / "centre.toml").write_text(CENTRE)
+    slurm_scripts.main(str(tmp_path), str(tmp_path / "centre.toml"))
+    written = {name: (tmp_path / name).read_text(encoding="utf-8") for name in SCRIPTS}
+    for text in written.values():
+        assert "#SBATCH --partition=cpu " in text
+        assert "#SBATCH --mem=8G " in text
+        assert "# For nodes without GPUs.\n" in text
+        assert not any(word in text for word in ("--gres", "--hint", "Jean Zay", "SLURM_GPUS_ON_NODE"))
+    assert "--ntasks-per-node=4 " in written["one_node.sbatch"]
+    assert '--nproc-per-node="4"' in written["torchrun.sbatch"]
+
+
 @pytest.mark.parametrize("name", [*SCRIPTS, "chain.sh"])
 def test_bash_and_shellcheck_accept_each(name):
     assert subprocess.run(["bash", "-n", FOLDER / name], capture_output=True, text=True).stderr == ""

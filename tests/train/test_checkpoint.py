@@ -32,6 +32,18 @@ def test_the_newest_checkpoints_are_kept_and_latest_links_to_the_last(small_run)
     assert (config.out / "checkpoints" / "latest").resolve() == result.checkpoint.resolve()
 
 
+@pytest.mark.parametrize(("world_size", "parallel"), [(1, "none"), (2, "ddp")])
+def test_a_checkpoint_is_due_after_minutes_too(small_run, world_size, parallel):
+    config = small_run(checkpoint_minutes=1e-9, keep=9, steps=3, parallel=parallel)
+    rarely = small_run("rarely", checkpoint_minutes=1e9, keep=9, steps=3, parallel=parallel)
+    for one in (config, rarely):
+        run_ranks(train, world_size, one)
+    assert checkpoints(config.out) == ["latest", "step-000001", "step-000002", "step-000003"]
+    assert checkpoints(rarely.out) == ["latest", "step-000003"]
+    with pytest.raises(UserError, match="checkpoint-minutes is -1: use at least 0"):
+        small_run(checkpoint_minutes=-1)
+
+
 @pytest.mark.parametrize("name", ["step-000002.bak", "step-best", "step-"])
 def test_a_copy_of_a_checkpoint_with_another_name_is_left_alone(small_run, name):
     config = small_run(checkpoint_every=1, keep=1, steps=2)
