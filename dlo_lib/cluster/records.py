@@ -22,9 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from dlo_lib import progress
+from dlo_lib.cluster.locks import file_lock
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.errors import UserError, unknown_name
@@ -126,7 +125,7 @@ def find(name: str) -> Path:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of ``folder``, so that no other process submits from it; wait for it if necessary."""
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / "lock"):
+    with file_lock(folder / "lock"):
         yield
 
 

@@ -17,10 +17,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.job import Job
+from dlo_lib.cluster.locks import file_lock
 from dlo_lib.cluster.records import SCRIPT, jobs_dir, mark
 
 _POLL_S = 0.2
@@ -65,7 +66,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _machine_lock(self) -> Iterator[None]:
-        lock = FileLock(jobs_dir() / "this-machine.lock")
+        lock = file_lock(jobs_dir() / "this-machine.lock")
         while True:
             try:
                 lock.acquire(blocking=False)

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
+from dlo_lib.cluster.locks import file_lock
 from dlo_lib.files import state_dir, write_text
 
 _SETTLED_S = 60.0
@@ -41,7 +40,7 @@ class Snapshot:
         known = self._valid(since)
         if known is not None:
             return known
-        with FileLock(self._file("lock")):  # the others wait for the answer of one process
+        with file_lock(self._file("lock")):  # the others wait for the answer of one process
             known = self._valid(since)
             if known is None:
                 asked = time.time()

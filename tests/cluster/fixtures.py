@@ -35,7 +35,7 @@ JEAN_ZAY = Cluster(
 ELSEWHERE = Cluster(
     name="elsewhere",
     nodes=(
-        Nodes("big-", 2, cores=32, gpus=2, features="a100"),
+        Nodes("big-", 2, cores=32, gpus=2, features="a100", gpu_type="a100"),
         Nodes("small-", 1, cores=6, gpus=1, features="v100"),
     ),
     partitions={"training": (("big-",), "1-00:00:00"), "debug": (("small-",), "0:30:00")},

@@ -46,6 +46,15 @@ class Nodes:
     cores: int
     gpus: int
     features: str
+    gpu_type: str = ""
+
+    @property
+    def typed(self) -> str:
+        return f"{self.gpu_type}:" if self.gpu_type else ""
+
+    @property
+    def in_gres_conf(self) -> str:
+        return f"Type={self.gpu_type} " if self.gpu_type else ""
 
     @property
     def names(self) -> list[str]:
@@ -252,13 +261,12 @@ class Supervisor:
                 (
                     f"NodeName={node} NodeAddr={addresses[node]} Port={next(self.ports)} Sockets=2 "
                     f"CoresPerSocket={kind.cores // 2} ThreadsPerCore=1 RealMemory=160000 "
-                    f"Gres=gpu:{kind.gpus} Feature={kind.features} Weight={weight} State=UNKNOWN"
+                    f"Gres=gpu:{kind.typed}{kind.gpus} Feature={kind.features} Weight={weight} State=UNKNOWN"
                 )
                 for node in kind.names
             ]
-            gres.append(
-                f"NodeName={','.join(kind.names)} Name=gpu File={self.folder}/dev/nvidia[0-{kind.gpus - 1}]"
-            )
+            devices = f"{self.folder}/dev/nvidia[0-{kind.gpus - 1}]"
+            gres.append(f"NodeName={','.join(kind.names)} Name=gpu {kind.in_gres_conf}File={devices}")
         default = "YES"
         for name, (kinds, longest) in self.cluster.partitions.items():
             nodes = ",".join(
