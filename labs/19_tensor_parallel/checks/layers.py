@@ -1,0 +1,470 @@
+"""The visible checks of the parallel layers: results and gradients in float64, and what passes between the ranks.
+
+Traffic is counted outside the student's process; bytes are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, check
+from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.memory import MIB, holds_at_most
+from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+
+from .scenarios import layer, part_of, part_of_large
+from .twins import Found, attention, cross_entropy, embedding, linear, mlp, part
+
+DOUBLE = torch.float64
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+ALONE = (
+    "the gradient of {what} on rank {rank} of {world} is the contribution of this rank alone: in backward the contributions "
+    "of all ranks must be added (copy_to_ranks)"
+)
+TOO_OFTEN = (
+    "the gradient of {what} on rank {rank} is {world} times too large: every rank already has the whole gradient of a sum, "
+    "so its backward must not add again"
+)
+
+# -- helpers of all layers
+
+
+def double(t, *shape: int) -> Tensor:
+    """Standard normal numbers in float64."""
+    return t.normal(*shape, dtype=DOUBLE)
+
+
+def layer_run(
+    student,
+    t,
+    name: str,
+    parts: Sequence[Sequence[Tensor | None]],
+    grads: Sequence[Tensor],
+    fixed: Sequence[int] = (),
+    groups: Sequence[Sequence[int]] = (),
+) -> Run:
+    """The function on one rank for each of ``parts``."""
+    case = [
+        {"name": name, "tensors": list(own), "fixed": list(fixed), "grad": grad, "groups": [list(ranks) for ranks in groups]}
+        for own, grad in zip(parts, grads)
+    ]
+    return student.ranks(layer, case)
+
+
+def right_results(t, run: Run, outs: Sequence[Tensor], what: str, mistakes: Sequence[Mapping[str, Tensor]] = ()) -> None:
+    """The result of every rank is ``outs[rank]``."""
+    for rank, got in enumerate(run.results):
+        out = t.items(got, 4, "what the layer returns")[0]
+        if mistakes:
+            wrong_if(t, out, outs[rank], mistakes[rank], rank=rank, world=run.world)
+        t.close(out, outs[rank], what + " on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
+
+
+def right_gradients(
+    t, run: Run, names: Sequence[str], wants: Sequence[Sequence[Tensor]], alone: Sequence[Tensor] | None = None
+) -> None:
+    """The gradients of every rank are ``wants[rank]``; ``alone[rank]`` is what this rank contributes to the first one."""
+    for rank, got in enumerate(run.results):
+        found = t.items(got, 4, "what the layer returns")[1]
+        t.that(found is not None, "the result on rank {rank} requires no gradient: the chain of autograd is cut before it", rank=rank)
+        found = t.items(found, len(names), "the gradients")
+        for i, (name, mine, right) in enumerate(zip(names, found, wants[rank])):
+            values = {"what": name, "rank": rank, "world": run.world}
+            t.that(mine is not None, "the gradient of {what} on rank {rank} of {world} is missing", **values)
+            mistakes = {TOO_OFTEN: run.world * right}
+            if i == 0 and alone is not None:
+                mistakes = {ALONE: alone[rank]} | mistakes
+            wrong_if(t, mine, right, mistakes, **values)
+            t.close(mine, right, "the gradient of {what} on rank {rank} of {world}", **values, **EXACT)
+
+
+def all_reduces(t, run: Run, forward: int, backward: int, nbytes: int, why: str) -> None:
+    """Every rank makes these numbers of all-reduces, of ``nbytes`` each, and no other call."""
+    for rank in range(run.world):
+        others = kinds_of(run, rank, [Kind.ALL_REDUCE, Kind.NEW_GROUP])
+        t.that(not others, "rank {rank} uses {kinds}: nothing is gathered, all-reduces are enough", rank=rank, kinds=others)
+        calls = run.calls(rank, Kind.ALL_REDUCE)
+        for moment, want in (("forward", forward), ("backward", backward)):
+            own = [call for call in calls if call.in_backward == (moment == "backward")]
+            message = "rank {rank} makes {count} all-reduces in {moment}, {want} would be right: {why}"
+            t.that(len(own) == want, message, rank=rank, count=len(own), moment=moment, want=want, why=why)
+            for call in own:
+                message = "rank {rank} passes {got} bytes to an all-reduce in {moment}, {want} are enough"
+                t.that(call.payload_bytes == nbytes, message, rank=rank, got=call.payload_bytes, moment=moment, want=nbytes)
+
+
+# -- conjugate
+
+
+def conjugate_case(t, world: int) -> tuple[list[Tensor], list[Tensor]]:
+    """An input and a gradient for each rank."""
+    shape = t.integer(2, 4), t.integer(2, 4)
+    return [double(t, *shape) for _ in range(world)], [double(t, *shape) for _ in range(world)]
+
+
+@check("conjugate", points=2, seconds=30)
+def check_copy(student, t):
+    "CopyToRanks: identity, and in backward the sum"
+    for world in (2, 3):
+        xs, grads = conjugate_case(t, world)
+        run = layer_run(student, t, "copy_to_ranks", [[x] for x in xs], grads)
+        right_results(t, run, xs, "the result of CopyToRanks")
+        right_gradients(t, run, ["the input"], [[sum(grads)]] * world, alone=grads)
+
+
+@check("conjugate", points=2, seconds=30)
+def check_sum(student, t):
+    "SumOverRanks: the sum, and in backward identity"
+    for world in (2, 3):
+        xs, grads = conjugate_case(t, world)
+        grads = [grads[0]] * world  # all ranks compute the same loss
+        run = layer_run(student, t, "sum_over_ranks", [[x] for x in xs], grads)
+        right_results(t, run, [sum(xs)] * world, "the result of SumOverRanks")
+        right_gradients(t, run, ["the input"], [[grad] for grad in grads])
+
+
+@check("conjugate", points=1, seconds=30)
+def check_one_communication(student, t):
+    "One all-reduce each, and what arrives is used"
+    for name, forward in (("copy_to_ranks", 0), ("sum_over_ranks", 1)):
+        xs, grads = conjugate_case(t, 2)
+        grads = [grads[0]] * 2 if forward else grads
+        run = layer_run(student, t, name, [[x] for x in xs], grads)
+        right_results(t, run, [sum(xs)] * 2 if forward else xs, "the result of " + name)
+        why = "CopyToRanks communicates in backward, SumOverRanks in forward"
+        all_reduces(t, run, forward, 1 - forward, xs[0].nbytes, why)
+        uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
+
+
+@check("conjugate", points=1, seconds=30)
+def check_unchanged(student, t):
+    "Neither the input nor the received gradient changes"
+    for name in ("copy_to_ranks", "sum_over_ranks"):
+        xs, grads = conjugate_case(t, 2)
+        run = layer_run(student, t, name, [[x] for x in xs], grads)
+        t.that(bool(run.calls(0)), "not tested yet: the ranks send nothing, see the first checks")
+        for rank, got in enumerate(run.results):
+            _, _, (after,), grad = t.items(got, 4, "what the function returns")
+            same = bool(torch.equal(after, xs[rank]))
+            t.that(same, "{name} changes its input: all_reduce works in place, so give it a clone", name=name)
+            same = bool(torch.equal(grad, grads[rank]))
+            t.that(same, "the backward of {name} changes the gradient that it receives: give a clone to all_reduce", name=name)
+
+
+@check("conjugate", points=1, seconds=30)
+def check_group(student, t):
+    "Only the ranks of the group"
+    groups, (xs, grads) = [[0, 2], [1, 3]], conjugate_case(t, 4)
+    sums = [[sum(held[other] for other in groups[rank % 2]) for rank in range(4)] for held in (xs, grads)]
+    run = layer_run(student, t, "copy_to_ranks", [[x] for x in xs], grads, groups=groups)
+    for rank, got in enumerate(run.results):
+        found = t.items(t.items(got, 4, "what the function returns")[1], 1, "the gradients")
+        wrong_if(t, found[0], sums[1][rank], {"the backward of CopyToRanks adds over all ranks: pass group=ctx.group": sum(grads)})
+        t.close(found[0], sums[1][rank], "the gradient of CopyToRanks in a group of two, on rank {rank}", rank=rank, **EXACT)
+    run = layer_run(student, t, "sum_over_ranks", [[x] for x in xs], grads, groups=groups)
+    mistakes = [{"SumOverRanks adds over all ranks: pass group=group": sum(xs)}] * 4
+    right_results(t, run, sums[0], "the result of SumOverRanks in a group of two", mistakes)
+
+
+# -- shard
+
+
+@check("shard", points=1, seconds=20)
+def check_part(student, t):
+    "The part of each rank"
+    for world, dim in ((2, 0), (3, 1), (2, 1)):
+        weight = t.normal(6 * t.integer(1, 2), 6 * t.integer(1, 2))
+        for rank, got in enumerate(student.ranks(part_of, [{"weight": weight, "dim": dim}] * world).results):
+            wrong_if(t, got, part(weight, dim, rank, world), {"shard returns the whole weight: it is replicated, not divided": weight})
+            t.close(got, part(weight, dim, rank, world), "shard(weight, {dim}) on rank {rank} of {world}", dim=dim, rank=rank, world=world)
+
+
+@check("shard", points=1, seconds=30)
+def check_part_memory(student, t):
+    "The rest of the weight is freed"
+    seed, width = t.integer(0, 999), 1600
+    run = student.ranks(part_of_large, [{"seed": seed, "width": width}] * 2)
+    weight = torch.randn(width, width, generator=torch.Generator().manual_seed(seed))
+    for rank, got in enumerate(run.results):
+        row, shape = t.items(got, 2, "a row and the shape")
+        t.equal(shape, [width // 2, width], "the shape of the part on rank {rank}", rank=rank)
+        t.close(row, part(weight, 0, rank, 2)[0, :4], "a row of the part on rank {rank}", rank=rank)
+    whole = weight.nbytes
+    message = "rank {rank} holds {held:.0f} MiB, its part has {part:.0f}: a view keeps the whole weight in memory, return a copy"
+    holds_at_most(t, run, "after shard", whole / 2 + 3.5 * MIB, message, part=whole / 2 / MIB)
+
+
+# -- linear
+
+
+def column_case(student, t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) -> tuple[Run, list[Tensor]]:
+    """A column linear on ranks, and the expected results."""
+    inner, outer = t.integer(2, 5), world * t.integer(1, 3)
+    whole = [double(t, *shape, inner), double(t, outer, inner), double(t, outer) if bias else None]
+    grad = double(t, *shape, outer)
+    parts = [[whole[0], part(whole[1], 0, rank, world), part(whole[2], 0, rank, world) if bias else None] for rank in range(world)]
+    grads = [part(grad, len(shape), rank, world) for rank in range(world)]
+    run = layer_run(student, t, "column_linear", parts, grads)
+    out, _ = linear(whole[0], whole[1], whole[2], grad)
+    return _linear_gradients(t, run, whole, grad, [part(out, len(shape), rank, world) for rank in range(world)], 0, grads, parts)
+
+
+def row_case(student, t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) -> tuple[Run, list[Tensor]]:
+    """A row linear on ranks, and the expected results."""
+    inner, outer = world * t.integer(1, 3), t.integer(2, 5)
+    whole = [double(t, *shape, inner), double(t, outer, inner), double(t, outer) if bias else None]
+    grad = double(t, *shape, outer)
+    parts = [[part(whole[0], len(shape), rank, world), part(whole[1], 1, rank, world), whole[2]] for rank in range(world)]
+    run = layer_run(student, t, "row_linear", parts, [grad] * world)
+    out, _ = linear(whole[0], whole[1], whole[2], grad)
+    return _linear_gradients(t, run, whole, grad, [out] * world, 1, [grad] * world, parts)
+
+
+def _linear_gradients(t, run: Run, whole, grad, outs: list[Tensor], dim: int, grads, parts) -> tuple[Run, list[Tensor]]:
+    world, bias = run.world, whole[2]
+    if dim == 0:
+        right_results(t, run, outs, "the result of column_linear")
+    else:
+        partial = [linear(own[0], own[1], None, grad)[0] for own in parts]
+        mistakes: list[dict[str, Tensor]] = []
+        for rank in range(world):
+            known = {"row_linear returns the partial sums of rank {rank}: they must be added over the ranks": partial[rank]}
+            if bias is not None:
+                often = "the bias is added {world} times: each rank adds it before the sum. Add it once, after the sum"
+                known |= {often: outs[0] + (world - 1) * bias, "the bias is missing": outs[0] - bias}
+            mistakes.append(known)
+        right_results(t, run, outs, "the result of row_linear", mistakes)
+    _, found = linear(whole[0], whole[1], bias, grad)
+    wants, alone = [], []
+    for rank in range(world):
+        of_x = found[0] if dim == 0 else part(found[0], found[0].dim() - 1, rank, world)
+        of_bias = [] if bias is None else [part(found[2], 0 if dim == 0 else None, rank, world)]
+        wants.append([of_x, part(found[1], dim, rank, world), *of_bias])
+        alone.append(linear(parts[rank][0], parts[rank][1], None, grads[rank])[1][0])
+    names = ["x", "the weight", *([] if bias is None else ["the bias"])]
+    right_gradients(t, run, names, wants, alone if dim == 0 else None)
+    return run, outs
+
+
+@check("linear", points=2, seconds=30)
+def check_column(student, t):
+    "The column layer: results and gradients"
+    for world in (2, 3):
+        column_case(student, t, world)
+
+
+@check("linear", points=2, seconds=30)
+def check_row(student, t):
+    "The row layer: results and gradients, the bias once"
+    for world in (2, 3):
+        row_case(student, t, world)
+
+
+@check("linear", points=1, seconds=30)
+def check_without_bias(student, t):
+    "Without a bias"
+    column_case(student, t, 2, bias=False)
+    row_case(student, t, 2, bias=False)
+
+
+@check("linear", points=2, seconds=30)
+def check_linear_traffic(student, t):
+    "One all-reduce each: of x's gradient, and of the result"
+    shape, inner, outer = t.integer(2, 4), 2 * t.integer(1, 3), 2 * t.integer(1, 3)
+    x, weight, grad = double(t, shape, inner), double(t, outer, inner), double(t, shape, outer)
+    out, _ = linear(x, weight, None, grad)
+    columns = [[x, part(weight, 0, rank, 2), None] for rank in range(2)]
+    run = layer_run(student, t, "column_linear", columns, [part(grad, 1, rank, 2) for rank in range(2)])
+    right_results(t, run, [part(out, 1, rank, 2) for rank in range(2)], "the result of column_linear")
+    all_reduces(t, run, 0, 1, x.nbytes, "a column layer adds the gradients of x, and its result stays divided")
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, 1)
+    rows = [[part(x, 1, rank, 2), part(weight, 1, rank, 2), None] for rank in range(2)]
+    run = layer_run(student, t, "row_linear", rows, [grad] * 2)
+    right_results(t, run, [out] * 2, "the result of row_linear")
+    all_reduces(t, run, 1, 0, out.nbytes, "a row layer adds the partial sums, and the gradient of its x stays divided")
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, 1)
+
+
+# -- mlp
+
+
+def mlp_case(student, t, world: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
+    """An MLP on ranks, with results that are right."""
+    hidden, inner = t.integer(2, 4), world * t.integer(1, 3)
+    x, down, grad = double(t, *shape, hidden), double(t, hidden, inner), double(t, *shape, hidden)
+    gate, up = double(t, inner, hidden), double(t, inner, hidden)
+    parts = [[x, part(gate, 0, rank, world), part(up, 0, rank, world), part(down, 1, rank, world)] for rank in range(world)]
+    run = layer_run(student, t, "parallel_mlp", parts, [grad] * world)
+    found = mlp(x, gate, up, down, grad)
+    mistakes = [
+        {"parallel_mlp returns the partial sums of rank {rank}: they must be added over the ranks": mlp(*own, grad)[0]} for own in parts
+    ]
+    right_results(t, run, [found[0]] * world, "the result of parallel_mlp", mistakes)
+    return run, found, parts, grad
+
+
+@check("mlp", points=3, seconds=30)
+def check_mlp(student, t):
+    "Results and gradients of one process"
+    for world in (2, 3):
+        run, (_, found), parts, grad = mlp_case(student, t, world)
+        wants = [[found[0], *(part(found[i], int(i == 3), rank, world) for i in (1, 2, 3))] for rank in range(world)]
+        alone = [mlp(*own, grad)[1][0] for own in parts]
+        right_gradients(t, run, ["x", "gate", "up", "down"], wants, alone)
+
+
+@check("mlp", points=2, seconds=30)
+def check_mlp_traffic(student, t):
+    "Exactly one all-reduce forward, one backward"
+    run, (out, _), _, _ = mlp_case(student, t, 2)
+    why = "gate and up have the same input: copy it to the ranks once, and their gradients are added before they are sent"
+    all_reduces(t, run, 1, 1, out.nbytes, why)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1), call=0)
+
+
+# -- embedding
+
+
+def embedding_case(student, t, world: int) -> tuple[Run, Tensor]:
+    """An embedding on ranks, with results and gradients that are right."""
+    words, hidden = world * t.integer(2, 3), t.integer(2, 4)
+    tokens = torch.tensor(t.shuffled(list(range(words)) * 2)[: words + 1]).view(1, -1)  # some words twice, others never
+    weight, grad = double(t, words, hidden), double(t, *tokens.shape, hidden)
+    own = [part(weight, 0, rank, world) for rank in range(world)]
+    run = layer_run(student, t, "parallel_embedding", [[tokens, rows] for rows in own], [grad] * world)
+    out, (of_weight,) = embedding(tokens, weight, grad)
+    local = [(tokens - rank * len(rows)).clamp(0, len(rows) - 1) for rank, rows in enumerate(own)]
+    clamped = sum(embedding(found, rows, grad)[0] for found, rows in zip(local, own))
+    zeroed = sum(embedding(found.where(found == tokens - rank * len(own[0]), 0), own[rank], grad)[0] for rank, found in enumerate(local))
+    remainder = sum(embedding(tokens % len(rows), rows, grad)[0] for rows in own)
+    unmasked = "for a token of another rank, a rank adds a row of its part: this contribution must be zero"
+    known = {f"{unmasked} ({text})": value for text, value in (("the nearest row", clamped), ("row 0", zeroed), ("modulo", remainder))}
+    right_results(t, run, [out] * world, "the embedding of the tokens", [known] * world)
+    right_gradients(t, run, ["the rows"], [[part(of_weight, 0, rank, world)] for rank in range(world)])
+    return run, out
+
+
+@check("embedding", points=2, seconds=30)
+def check_embedding(student, t):
+    "Every token has its row, on every rank, and the rows their gradients"
+    for world in (2, 3):
+        embedding_case(student, t, world)
+
+
+@check("embedding", points=1, seconds=30)
+def check_embedding_traffic(student, t):
+    "One all-reduce of the result, and no table is gathered"
+    run, out = embedding_case(student, t, 2)
+    all_reduces(t, run, 1, 0, out.nbytes, "the contributions of all ranks are added once")
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
+
+
+# -- attention
+
+
+def attention_whole(t, heads: int, kv_heads: int, size: int = 4) -> tuple[list[Tensor], Tensor]:
+    """x, q, k, v, o, cos and sin of an attention with whole weights, and a gradient of its result."""
+    batch, seq, hidden = 2, t.integer(3, 4), t.integer(3, 5)
+    weights = [double(t, count * size, hidden) for count in (heads, kv_heads, kv_heads)]
+    angles = double(t, seq, size // 2).repeat(1, 2)
+    whole = [double(t, batch, seq, hidden), *weights, double(t, hidden, heads * size), angles.cos(), angles.sin()]
+    return whole, double(t, batch, seq, hidden)
+
+
+def attention_case(student, t, world: int, kv_each: int = 1) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
+    """Attention on ranks, with results that are right."""
+    whole, grad = attention_whole(t, 2 * kv_each * world, kv_each * world)
+    cut = (None, 0, 0, 0, 1, None, None)
+    parts = [[part(tensor, dim, rank, world) for tensor, dim in zip(whole, cut)] for rank in range(world)]
+    run = layer_run(student, t, "parallel_attention", parts, [grad] * world, fixed=(5, 6))
+    found = attention(*whole, grad)
+    mistakes = [
+        {"parallel_attention returns the contribution of rank {rank}: those of all heads must be added": attention(*own, grad)[0]}
+        for own in parts
+    ]
+    right_results(t, run, [found[0]] * world, "the result of parallel_attention", mistakes)
+    return run, found, parts, grad
+
+
+@check("attention", points=2, seconds=30)
+def check_attention(student, t):
+    "Results and gradients of one process"
+    for world, kv_each in ((2, 2), (3, 1)):
+        run, (_, found), parts, grad = attention_case(student, t, world, kv_each)
+        cut = (None, 0, 0, 0, 1)
+        wants = [[part(tensor, dim, rank, world) for tensor, dim in zip(found, cut)] for rank in range(world)]
+        right_gradients(t, run, ["x", "q", "k", "v", "o"], wants, [attention(*own, grad)[1][0] for own in parts])
+
+
+@check("attention", points=1, seconds=30)
+def check_attention_traffic(student, t):
+    "Exactly one all-reduce forward, one backward"
+    run, (out, _), _, _ = attention_case(student, t, 2)
+    why = "q, k and v have the same input: copy it to the ranks once"
+    all_reduces(t, run, 1, 1, out.nbytes, why)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1), call=0)
+
+
+# -- loss
+
+
+def loss_case(student, t, world: int, scale: float = 1.0, shape: tuple[int, int] = (2, 3)) -> tuple[Run, int]:
+    """A cross-entropy on ranks whose results are right; the number of tokens."""
+    words = world * t.integer(2, 4)
+    logits, targets = scale * double(t, *shape, words), t.integers(0, words - 1, *shape)
+    parts = [[part(logits, 2, rank, world), targets] for rank in range(world)]
+    run = layer_run(student, t, "parallel_cross_entropy", parts, [torch.ones((), dtype=DOUBLE)] * world)
+    loss, (grad,) = cross_entropy(logits, targets)
+    words_of_rank = words // world
+    mistakes = []
+    for own, _ in parts:
+        local = (own.logsumexp(-1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).mean()
+        total = shape[0] * shape[1] * loss
+        mistakes.append(
+            {
+                "the loss on rank {rank} has only the exponentials of this rank's {words} words: add their sums over the ranks": local,
+                "the loss on rank {rank} is the sum over the tokens: return the mean": total,
+            }
+        )
+    for rank, got in enumerate(run.results):
+        value = t.items(got, 4, "what the loss returns")[0]
+        t.that(type(value) is Tensor, "parallel_cross_entropy should return a tensor, the loss")
+        finite = bool(torch.isfinite(value).all())
+        message = "the loss on rank {rank} is not finite: an exponential overflows. Subtract the maximum over all ranks first"
+        t.that(scale == 1.0 or finite, message, rank=rank)
+        wrong_if(t, value, loss, mistakes[rank], rank=rank, words=words_of_rank)
+        t.close(value, loss, "the loss on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+    right_gradients(t, run, ["the logits"], [[part(grad, 2, rank, world)] for rank in range(world)])
+    return run, targets.numel()
+
+
+@check("loss", points=3, seconds=30)
+def check_loss(student, t):
+    "The loss of one process, and the gradient of the logits"
+    for world in (2, 3):
+        loss_case(student, t, world)
+
+
+@check("loss", points=1, seconds=30)
+def check_large_logits(student, t):
+    "Large logits"
+    loss_case(student, t, 2, scale=1000.0 * t.uniform(1, 2))
+
+
+@check("loss", points=2, seconds=30)
+def check_never_gathered(student, t):
+    "At most three numbers a token, and nothing in backward"
+    run, tokens = loss_case(student, t, 2, shape=(3, 4))
+    for rank in range(2):
+        others = kinds_of(run, rank, [Kind.ALL_REDUCE])
+        message = "rank {rank} uses {kinds}: the logits are never gathered, all-reduces of some numbers for each token are enough"
+        t.that(not others, message, rank=rank, kinds=others)
+        backward = [call for call in run.calls(rank) if call.in_backward]
+        t.that(not backward, "rank {rank} communicates in backward: each rank has all it needs for its logits", rank=rank)
+        message = "rank {rank} passes {got} numbers for each token, three are enough: maximum, sum of exponentials, logit of the target"
+        each = run.bytes(rank) / (8 * tokens)
+        t.that(bool(each <= 3), message, rank=rank, got=each)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
