@@ -22,6 +22,7 @@ from dlo_lib.labkit.figures import (
     VERMILLION,
     finish,
     gib,
+    legend,
     log_ticks,
     mib,
     panels,
@@ -93,7 +94,7 @@ def column_then_row(world: int) -> Figure:
     left = 7.8 + 1.35 * world + 0.35
     _sign(axes, left - 0.45, "→")
     _matrix(axes, left, 0.4, (1.0, 1.2), [PALE], "columns", "Y, on all ranks")
-    axes.text(left - 0.45, 0.2, "all-reduce", ha="center", va="top", color=COMMUNICATION, fontweight="bold")
+    axes.text(left - 0.45, 0.25, "all-reduce", ha="center", va="top", color=COMMUNICATION, fontweight="bold")
     axes.set(xlim=(-0.2, left + 1.3), ylim=(-0.1, 2.2))
     axes.set_axis_off()
     return axes.get_figure()
@@ -106,7 +107,7 @@ def conjugate() -> Figure:
     boxes = ["CopyToRanks", "column\nlinear", "GELU", "row\nlinear", "SumOverRanks"]
     for row, (what, ends) in enumerate({"forward": ("copy", "all-reduce"), "backward": ("all-reduce", "copy")}.items()):
         y = 1.4 - 1.4 * row
-        axes.text(-1.9, y, what, va="center", fontweight="bold")
+        axes.text(-2.4, y, what, va="center", fontweight="bold")
         for column, name in enumerate(boxes):
             x, end = 2.2 * column, column in (0, len(boxes) - 1)
             text = ends[column > 0] if end else name
@@ -116,14 +117,14 @@ def conjugate() -> Figure:
             axes.text(x, y, text, ha="center", va="center", color=text_on(fill))
             if end:
                 axes.text(x, y + 0.46, name, ha="center", va="bottom", fontsize=SMALL, color=MUTED)
-        marks = ("x", "columns", "columns", "", "y") if row == 0 else ("∂x", "", "", "", "∂y")
+        begin, end_of = ("x", "y") if row == 0 else ("∂x", "∂y")
         for column in range(len(boxes) - 1):
             left, right = 2.2 * column + 0.78, 2.2 * column + 1.42
             ends_at = (right, left) if row == 0 else (left, right)
             axes.annotate("", (ends_at[0], y), (ends_at[1], y), arrowprops={"arrowstyle": "->", "color": BLACK})
-        axes.text(-1.0, y, marks[0], ha="center", va="center")
-        axes.text(9.85, y, marks[-1], ha="center", va="center")
-    axes.set(xlim=(-2.0, 10.2), ylim=(-0.6, 2.2))
+        axes.text(-1.0, y, begin, ha="center", va="center")
+        axes.text(9.85, y, end_of, ha="center", va="center")
+    axes.set(xlim=(-2.5, 10.2), ylim=(-0.6, 2.2))
     axes.set_axis_off()
     return axes.get_figure()
 
@@ -193,7 +194,8 @@ def sent_by_block(sent: Mapping[int, float], guessed: Predicted) -> Figure:
     (axes,) = panels(width=7, height=3.2)
     axes.bar(range(len(sent)), list(sent.values()), 0.5, color=BLUE, label="measured")
     formula = [8 * (world - 1) / world for world in sent]
-    axes.plot(range(len(sent)), formula, "_", color=BLACK, markersize=42, markeredgewidth=2, label="8 (t - 1) / t")
+    look = {"color": BLACK, "markeredgecolor": BACKGROUND, "markersize": 8}
+    axes.plot(range(len(sent)), formula, "s", **look, label="8 (t - 1) / t")
     mark_predicted(axes, {f"{world} ranks": index for index, world in enumerate(sent) if world > 1}, guessed)
     axes.set_xticks(range(len(sent)), [f"{world} rank{'s' if world > 1 else ''}" for world in sent])
     axes.legend(loc="upper left")
@@ -213,11 +215,11 @@ def against_fsdp(parameters: int, hidden: int, world: int) -> Figure:
     axes.plot(tokens, [fsdp] * len(tokens), **second.line(marked=True), label=f"FSDP on {world} ranks")
     equal = 3 * parameters / (8 * hidden)
     axes.axvline(equal, color=MUTED, linestyle=":")
-    axes.text(equal, min(tensor), f" equal at {equal:,.0f} tokens", color=MUTED, va="bottom")
+    axes.text(equal, max(tensor), f" equal at {equal:,.0f} tokens", color=MUTED, va="top")
     log_ticks(axes, "x", tokens, "{:,.0f}".format)
     axes.set_yscale("log")
     axes.tick_params(axis="x", rotation=30)
-    axes.legend()
+    legend(axes, "above")
     return finish(axes, "both", xlabel="tokens of a rank in a step", ylabel="MiB sent by a rank")
 
 

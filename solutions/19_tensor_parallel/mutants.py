@@ -20,7 +20,7 @@ MUTANTS = [
     Mutant(
         "The backward of the sum adds again",
         "check_sum",
-        says="2 times too large",
+        says="3 times too large",
         replace={
             "return grad, None": """
             again = grad.clone()
@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "Every rank adds the bias before the sum",
         "check_row",
-        says="the bias is added 2 times",
+        says="the bias is added 3 times",
         replace={
             """
             out = sum_over_ranks(F.linear(x, weight), group)
@@ -102,7 +102,7 @@ MUTANTS = [
     Mutant(
         "The column layer does not copy its input to the ranks",
         "check_column",
-        says="the gradient of x on rank 0 of 2 is the contribution of this rank alone",
+        says="the gradient of x on rank 0 of 3 is the contribution of this rank alone",
         replace={"F.linear(copy_to_ranks(x, group), weight, bias)": "F.linear(x, weight, bias)"},
         also=("check_without_bias", "check_linear_traffic", "check_linear_dimensions"),
     ),

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
-from dlo_lib.grading.checks.contract import scenario
+from dataclasses import replace
+
+from dlo_lib.grading.checks.contract import Scenario, scenario
 
 
 @scenario
-def layer(student, rank, world, name, tensors, fixed, grad, groups):
+def layer(student, rank, world, tensors, fixed, grad, groups):
     """The result of a function, the gradients of its arguments except those at ``fixed``, and the arguments afterwards.
 
     The function gets the group of this rank in ``groups``; without groups, None. Of a class it is the method ``apply``.
@@ -22,12 +24,17 @@ def layer(student, rank, world, name, tensors, fixed, grad, groups):
     ]
     for tensor in trained:
         tensor.requires_grad_()
-    function = getattr(student, name)
+    function = student.FUNCTION
     out = getattr(function, "apply", function)(*tensors, group)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         return out, None, [tensor.detach() for tensor in trained], grad
     out.backward(grad)
     return out.detach(), [tensor.grad for tensor in trained], [tensor.detach() for tensor in trained], grad
+
+
+def layer_of(name: str) -> Scenario:
+    """The scenario ``layer`` with this function of the student; the ranks get only functions that a scenario names."""
+    return replace(layer, source=layer.source.replace("student.FUNCTION", f"student.{name}"))
 
 
 @scenario
@@ -58,10 +65,10 @@ def whole_step(student, rank, world, sizes, state, tokens, targets):
     loss = step(tokens, targets)
     shapes, grads = {}, {}
     for name, parameter in model.named_parameters():
-        grad = parameter.grad
-        own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        shapes[name] = list(own.shape)
-        grads[name] = grad.to_local() if hasattr(grad, "to_local") else grad
+        own, grad = parameter, parameter.grad
+        if hasattr(parameter, "to_local"):  # a DTensor; the gradient of its embedding is whole
+            own, grad = parameter.to_local(), grad.redistribute(placements=parameter.placements).to_local()
+        shapes[name], grads[name] = list(own.shape), grad
     return loss.detach() if isinstance(loss, torch.Tensor) else loss, shapes, grads
 
 
