@@ -65,7 +65,7 @@ figures.not_divided(report.at_peak, RANKS)
 # whole: the gathered layer, its activations, and above all the logits, one number for each token and each of 128,256 words. More ranks
 # change none of this. There are two more limits:
 #
-# - A rank needs a sequence of its own. With 512 ranks the batch has at least 512 sequences; a larger batch
+# - Each rank needs a separate sequence. With 512 ranks the batch has at least 512 sequences; a larger batch
 #   is not always useful (lab 13).
 # - One block of Llama 3.1 405B has 3.2 billion parameters: 12.8 GB in fp32 while it is whole, and as much again for its whole gradients.
 #
@@ -172,7 +172,7 @@ lab.check("conjugate")
 
 # %% [markdown] id="conjugate_after"
 # `torch.distributed.nn.functional.all_reduce` looks like `SumOverRanks`, but its backward is another all-reduce. That is right if each
-# rank has a loss of its own and the losses are added. Here all ranks compute *one and the same* loss, so every rank already has the whole
+# rank has a separate loss and the losses are added. Here all ranks compute *one and the same* loss, so every rank already has the whole
 # gradient of the sum; adding these again would make it t times too large on t ranks.
 #
 # ## 2 · A part of a weight
@@ -182,7 +182,7 @@ lab.check("conjugate")
 # Write `shard(weight, dim, group)`: this rank's part of a weight that every rank has whole, cut into equal parts along `dim`. The
 # rank in the group is `dist.get_rank(group)`, and `dist.get_world_size(group)` is their number t, which divides the size.
 #
-# The part must have *its own memory*. A view (`chunk`, `narrow`, a slice) keeps the whole weight alive, and then nothing is saved.
+# The part must have *separate memory*. A view (`chunk`, `narrow`, a slice) keeps the whole weight alive, and then nothing is saved.
 
 # %% nbgrader={"grade_id": "shard", "solution": true}
 def shard(weight: torch.Tensor, dim: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:

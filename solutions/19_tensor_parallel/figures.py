@@ -236,7 +236,9 @@ def grid(tp: int, dp: int) -> Figure:
         axes.text(2.6 * tp, -row + 0.35, f"batch {row}: same tokens, all-reduce of activations", va="center")
     for column in range(tp):
         axes.text(2.6 * column + 1.15, 0.85, f"part {column} of the weights", ha="center", va="bottom", fontsize=SMALL)
-    axes.text(1.3 * tp - 0.15, -dp + 0.55, "columns: the same part of the weights, mean of the gradients", ha="center", va="top", fontsize=SMALL)
+    axes.text(
+        1.3 * tp - 0.15, -dp + 0.55, "columns: the same part of the weights, mean of the gradients", ha="center", va="top", fontsize=SMALL
+    )
     axes.set(xlim=(-0.6, 2.6 * tp + 5.2), ylim=(-dp + 0.1, 1.3))
     axes.set_axis_off()
     return axes.get_figure()
@@ -258,7 +260,7 @@ def sequence_form(sent: Mapping[str, float], kept: Mapping[str, int]) -> Figure:
     """What a rank sends, and what it keeps for backward, with tensor and with sequence parallelism."""
     both = zip(panels(2, width=9, height=3), ((sent, "MiB sent by a rank"), (kept, "MiB kept for backward")))
     for axes, (values, label) in both:
-        for index, (name, size) in enumerate(values.items()):
+        for index, size in enumerate(values.values()):
             axes.bar(index, size / MIB, 0.5, color=METHODS[index].colour)
             axes.text(index, size / MIB, f"{size / MIB:.1f}", ha="center", va="bottom")
         axes.set_xticks(range(len(values)), [f"{name} parallelism" for name in values])

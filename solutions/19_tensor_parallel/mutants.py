@@ -284,7 +284,7 @@ MUTANTS = [
         replace={"head = rank // (world // num_kv_heads)": "head = rank % num_kv_heads"},
     ),
     Mutant(
-        "The copies of a head have the gradients of their own query heads",
+        "The copies of a head have the gradients of one rank's query heads",
         "check_shared_gradients",
         says="copies of a head drift apart",
         replace={"copy_to_ranks(k, sharing), copy_to_ranks(v, sharing)": "k, v"},

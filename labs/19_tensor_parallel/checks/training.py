@@ -166,7 +166,9 @@ def check_average(student, t):
 def check_grid(student, t):
     "TP 2 × DP 2 has the gradients of one process with the whole batch"
     sizes, state, tokens, targets = llama_case(t, 2, layers=1)
-    inputs = [{"tp": 2, "sizes": sizes, "state": state, "tokens": tokens[row : row + 1], "targets": targets[row : row + 1]} for row in (0, 1)]
+    inputs = [
+        {"tp": 2, "sizes": sizes, "state": state, "tokens": tokens[row : row + 1], "targets": targets[row : row + 1]} for row in (0, 1)
+    ]
     run = student.ranks(grid_step, [inputs[0], inputs[0], inputs[1], inputs[1]])
     _, grads = llama_step(sizes, state, tokens, targets)
     for rank, found in enumerate(run.results):
@@ -198,7 +200,7 @@ def check_gather_scatter(student, t):
         for rank, got in enumerate(run.results):
             (mine,) = t.items(t.items(got, 4, "what the function returns")[1], 1, "the gradients")
             own = part(grads[rank], 0, rank, world) if name == "GatherSequence" else wants[rank]
-            message = "the backward of GatherSequence takes this rank's rows of its own gradient: add those of all ranks"
+            message = "the backward of GatherSequence takes the rows of this rank from one gradient: add those of all ranks"
             t.that(world == 1 or near(own, wants[rank]) or not near(mine, own), message)
             t.close(mine, wants[rank], "the gradient of {name} on rank {rank} of {world}", name=name, rank=rank, world=world, **EXACT)
 
@@ -261,7 +263,12 @@ def check_sequence_traffic(student, t):
                 shown = {"count": len(own), "kind": kind.value, "got": sum(own), "moment": moment, "want": nbytes}
                 t.that(own == [nbytes], message, rank=rank, **shown)
             large = [call for call in calls if call.kind is Kind.ALL_REDUCE and call.payload_bytes >= nbytes]
-            t.that(not large, "rank {rank} uses an all-reduce of activations in {moment}: reduce-scatter takes its place", rank=rank, moment=moment)
+            t.that(
+                not large,
+                "rank {rank} uses an all-reduce of activations in {moment}: reduce-scatter takes its place",
+                rank=rank,
+                moment=moment,
+            )
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=0)
 
 
@@ -278,7 +285,9 @@ def check_own_kv_heads(student, t):
             want = [int(queries.min()), int(queries.max()) + 1]
             values = {"kv": kv_heads, "rank": rank, "world": world, "got": got, "want": want}
             wrapped = [rank % kv_heads, rank % kv_heads + 1]
-            message = "own_kv_heads({kv}, {rank}, {world}) is {got}: neighbours share a head, because they have the query heads of one group"
+            message = (
+                "own_kv_heads({kv}, {rank}, {world}) is {got}: neighbours share a head, because they have the query heads of one group"
+            )
             t.that(got == want or got != wrapped, message, **values)
             t.that(got == want, "own_kv_heads({kv}, {rank}, {world}) is {got}, expected {want}", **values)
 
@@ -308,7 +317,9 @@ def check_shared_gradients(student, t):
             values = {"name": name, "rank": rank}
             t.that(grads[i] is not None, "the gradient of {name} on rank {rank} is missing", **values)
             neighbour = of_ranks[rank ^ 1][i]
-            split = i in (2, 3) and isinstance(neighbour, Tensor) and grads[i].shape == neighbour.shape and near(grads[i] + neighbour, right)
+            split = (
+                i in (2, 3) and isinstance(neighbour, Tensor) and grads[i].shape == neighbour.shape and near(grads[i] + neighbour, right)
+            )
             message = "the gradient of {name} on rank {rank} is that of this rank's query heads alone: copies of a head drift apart"
             t.that(not split, message, **values)
             message = "the gradient of {name} on rank {rank} is added over all ranks: only those of `sharing` have a copy of this head"

@@ -63,9 +63,7 @@ def right_results(t, run: Run, outs: Sequence[Tensor], what: str, mistakes: Sequ
         t.close(out, outs[rank], what + " on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
 
 
-def right_gradients(
-    t, run: Run, names: Sequence[str], wants: Sequence[Sequence[Tensor]], alone: Sequence[Tensor] | None = None
-) -> None:
+def right_gradients(t, run: Run, names: Sequence[str], wants: Sequence[Sequence[Tensor]], alone: Sequence[Tensor] | None = None) -> None:
     """The gradients of every rank are ``wants[rank]``; ``alone[rank]`` is what this rank contributes to the first one."""
     for rank, got in enumerate(run.results):
         found = t.items(got, 4, "what the layer returns")[1]
