@@ -572,7 +572,7 @@ figures.losses(curves)
 # ## At scale
 #
 # Which t is best on a node? The function below measures your block. On a cluster it is a job; without SLURM the same call, with the same
-# function, runs on this machine, here on two processes with a small block.
+# function, runs on this machine, here on two processes with a small block. (In `dlo_lib.train`, tensor parallelism is the option `--tp`.)
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
@@ -876,6 +876,7 @@ lab.check("quiz")
 # - Put dropout on the residual stream and in the MLP. Which of the masks must be equal on all ranks, which must differ? (Question 3 of the quiz.)
 # - Clip the norm of the gradients under TP × DP: which squares are summed over which group, and which are counted once?
 # - Llama 3.2 3B has 24 query heads. Which t are possible? What could be done for t = 16?
+# - Read `dlo_lib/parallel/tensor/`: where does it differ from yours, and why?
 #
 # ## References
 #
