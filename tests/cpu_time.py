@@ -79,6 +79,8 @@ class Summary:
             file.write_text("")
         self.tests: dict[str, float] = {}
         self.began, self.machine = time.monotonic(), machine()
+        # `make test` starts pytest by exec: the shell's earlier children are counted as this process's.
+        self.earlier = os.times()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
@@ -89,7 +91,8 @@ class Summary:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         times = os.times()
-        user, system = times.user + times.children_user, times.system + times.children_system
+        user = times.user + times.children_user - self.earlier.children_user
+        system = times.system + times.children_system - self.earlier.children_system
         wall = time.monotonic() - self.began
         write = terminalreporter.write_line
         terminalreporter.section(f"the {SLOWEST} tests that cost most, in seconds of CPU time")
