@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,6 +105,14 @@ def check_large_double(student, t):
 """
 
 STAGES: list[str] = []
+SOURCE: dict[str, tuple[int, bytes]] = {}
+"""The files of the course before the class."""
+
+
+def content_of(course: Path) -> dict[str, tuple[int, bytes]]:
+    """Return the mode and the bytes of each file of a course; a folder has no bytes."""
+    found = [path for part in ("solutions", "labs") for path in (course / part).rglob("*")]
+    return {str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"") for path in found}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +132,9 @@ def box(course: Path) -> Iterator[Classroom]:
     """One classroom, shared by the tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLO_COURSE", str(course))
+        for path in (course / "solutions").rglob("*"):
+            path.chmod(0o555 if path.is_dir() else 0o444)  # as in an installation for all users
+        SOURCE.update(content_of(course))
         yield classroom(find_lab("sums", source_labs()), course / "classroom", STAGES.append)
 
 
@@ -168,6 +180,12 @@ def test_the_csv_has_one_row_per_student(box: Classroom) -> None:
 def test_every_stage_is_reported(box: Classroom) -> None:
     assert len(STAGES) == number_of_steps()
     assert STAGES[0] == "release"
+
+
+def test_the_installed_course_does_not_change(box: Classroom, course: Path) -> None:
+    assert SOURCE.keys() >= {str(course / "solutions" / "07_sums" / "hidden.py")}
+    assert content_of(course) == SOURCE
+    assert os.environ["DLO_COURSE"] == str(course)
 
 
 def test_students_never_receive_hidden_files(box: Classroom) -> None:
