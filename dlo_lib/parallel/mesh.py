@@ -38,6 +38,10 @@ DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The dimensions from the outermost to the innermost. The product of their sizes is the number of ranks."""
 _EXPERT_DIMENSIONS = ("pp", "dp_replicate", "dp_shard_mod_ep", "ep", "tp")
 """The dimensions of the same ranks for layers with experts."""
+SEQUENCES = ("dp_replicate", "dp_shard")
+"""The dimensions along which ranks train on different sequences."""
+TOKENS = (*SEQUENCES, "cp")
+"""The dimensions along which ranks train on different tokens, and over which gradients are averaged."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ this rank's part of them, are the mean over all data.
 
     ParallelPlan(pp=2, dp_shard=4)      two stages, each sharded over four ranks: 8 ranks
     ParallelPlan(tp=2, dp_shard=4)      matrices cut over two ranks, each part sharded over four: 8 ranks
+    ParallelPlan(cp=4, dp_shard=2)      four parts of each sequence; the model is sharded over all 8 ranks
     ShortForm.HSDP.plan(16, 4)          the plan of ``--parallel hsdp`` on four nodes of four ranks
-
-The plan has degrees for context and expert parallelism, which the library does not implement yet. It refuses
-values other than 1.
 """
 
 from __future__ import annotations
@@ -25,10 +23,12 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Llama
+from dlo_lib.optim.step import MicroBatch
+from dlo_lib.parallel.context import ContextKind, SequenceLayout, SequencePlacement, parallelize_context
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.materialize import materialize
-from dlo_lib.parallel.mesh import Degrees, ParallelMesh
+from dlo_lib.parallel.mesh import TOKENS, Degrees, ParallelMesh
 from dlo_lib.parallel.pipeline.llama import build_pipeline
 from dlo_lib.parallel.pipeline.schedules import make_schedule
 from dlo_lib.parallel.pipeline.table import ScheduleKind
@@ -39,7 +39,8 @@ from dlo_lib.parallel.tensor.styles import llama_styles
 from dlo_lib.parallel.tensor.wrapper import scale_partial_grads
 from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 
-_NOT_YET = {"cp": "context", "ep": "expert"}
+_SHARDS = ("dp_shard", "cp")
+"""The dimensions over which ZeRO and FSDP shard one copy of the model."""
 
 
 class ZeroStage(enum.IntEnum):
@@ -63,6 +64,9 @@ class ParallelPlan:
         pp, dp_replicate, dp_shard, cp, tp, ep: the number of ranks along each dimension of the mesh
             (``parallel.mesh``). One of them may be 0, which means all remaining ranks.
         sequence_parallel: whether norms and dropouts compute on parts of the sequence, along ``tp``.
+        context_kind: the form of attention over the ranks of ``cp``.
+        context_inner: the ranks that exchange heads, for ``ContextKind.COMBINED``.
+        sequence_placement: the assignment of tokens to the ranks of ``cp``.
         zero_stage: what is sharded; None for the parameters if ``dp_shard`` is not 1, otherwise nothing.
         reshard_after_forward: the argument of ``FSDP``; None for True, or for False in a pipeline, where True
             would gather the parameters in each micro-batch.
@@ -74,8 +78,8 @@ class ParallelPlan:
         keep_buffers: whether the memory of a message is reused for the next one; None: on the CPU only.
 
     Raises:
-        UserError: the library does not implement a degree yet, or the choices contradict each other. The
-            message names the cure.
+        UserError: the choices contradict each other, or the library does not combine them. The message names
+            the cure.
     """
 
     pp: int = 1
@@ -85,6 +89,9 @@ class ParallelPlan:
     tp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
+    context_kind: ContextKind = ContextKind.RING
+    context_inner: int | None = None
+    sequence_placement: SequencePlacement = SequencePlacement.ZIGZAG
     zero_stage: ZeroStage | None = None
     reshard_after_forward: bool | int | None = None
     schedule: ScheduleKind | None = None
@@ -94,7 +101,10 @@ class ParallelPlan:
     keep_buffers: bool | None = None
 
     def __post_init__(self) -> None:
-        refuse_missing(self.cp, self.ep)
+        if self.ep != 1:
+            raise UserError(f"expert parallelism is not in the library yet: use ep 1, not {self.ep}")
+        if self.cp > 1:
+            self.sequence_layout  # noqa: B018 (checks context_inner)
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence parallelism is along tp, which is 1: use tp 2 or more, or leave it out")
         if self.stage is ZeroStage.NONE and self.dp_shard != 1:
@@ -122,6 +132,11 @@ class ParallelPlan:
     @property
     def degrees(self) -> Degrees:
         return Degrees(self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp, self.ep)
+
+    @property
+    def sequence_layout(self) -> SequenceLayout:
+        """The tokens of each rank of ``cp``."""
+        return self.context_kind.layout(self.cp, self.sequence_placement, self.context_inner)
 
     @property
     def stage(self) -> ZeroStage:
@@ -163,6 +178,7 @@ class ParallelPlan:
             pp=found.pp,
             dp_replicate=found.dp_replicate,
             dp_shard=found.dp_shard,
+            cp=found.cp,
             tp=found.tp,
             # Set the stage explicitly, because with one rank, dp_shard becomes 1 and no longer implies it.
             zero_stage=self.stage,
@@ -190,6 +206,7 @@ class ShortForm(enum.Enum):
         pp: int = 0,
         dp_replicate: int = 0,
         dp_shard: int = 0,
+        cp: int = 1,
         tp: int = 1,
         **choices: Any,
     ) -> ParallelPlan:
@@ -200,13 +217,14 @@ class ShortForm(enum.Enum):
             per_node: the number of ranks of a node. It is the default of ``pp`` for a pipeline and of
                 ``dp_shard`` for HSDP.
             pp, dp_replicate, dp_shard: explicit degrees; 0 for the default.
-            tp: the degree of tensor parallelism.
+            cp, tp: the degrees of context and tensor parallelism.
             choices: other fields of the plan.
 
         Raises:
             UserError: the plan refuses the combination.
         """
-        if self is ShortForm.NONE and not (pp or dp_replicate or dp_shard or tp > 1) and ranks > 1:
+        split = pp or dp_replicate or dp_shard or cp > 1 or tp > 1
+        if self is ShortForm.NONE and not split and ranks > 1:
             raise UserError(
                 f"parallel none trains on one rank, this job has {ranks}: "
                 "use --parallel ddp, or start one rank",
@@ -220,8 +238,8 @@ class ShortForm(enum.Enum):
             dp_shard = dp_shard or per_node
         sharded = _STAGES.get(self, ZeroStage.NONE) is not ZeroStage.NONE
         if sharded and not dp_shard:
-            return ParallelPlan(pp or 1, dp_replicate or 1, 0, tp=tp, **choices).over(ranks)
-        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, tp=tp, **choices).over(ranks)
+            return ParallelPlan(pp or 1, dp_replicate or 1, 0, cp, tp, **choices).over(ranks)
+        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, cp, tp, **choices).over(ranks)
 
     @property
     def shards(self) -> bool:
@@ -239,17 +257,23 @@ _STAGES = {
 }
 
 
-def refuse_missing(cp: int, ep: int) -> None:
-    """Raise an error unless these degrees are 1, because the library does not implement them yet.
+def local_tokens(plan: ParallelPlan, mesh: ParallelMesh | None, micro_batch: MicroBatch) -> MicroBatch:
+    """Return this rank's part of a micro-batch, which is equal on the ranks of ``cp``.
+
+    Args:
+        plan, mesh: those of ``parallelize``.
+        micro_batch: inputs and targets of whole sequences, both (batch, seq) int64.
+
+    Returns inputs and targets of the tokens of this rank, both (batch, seq / cp).
 
     Raises:
-        UserError: a degree is not 1.
+        UserError: the sequences cannot be divided equally. The message names lengths that can.
     """
-    for name, degree in {"cp": cp, "ep": ep}.items():
-        if degree != 1:
-            raise UserError(
-                f"{_NOT_YET[name]} parallelism is not in the library yet: use {name} 1, not {degree}"
-            )
+    if mesh is None or plan.cp == 1:
+        return micro_batch
+    inputs, targets = micro_batch
+    layout, place = plan.sequence_layout, mesh.coordinate("cp")
+    return layout.shard(inputs, place), layout.shard(targets, place)
 
 
 def parallelize(
@@ -263,7 +287,7 @@ def parallelize(
     styles: Styles | None = None,
 ) -> nn.Module:
     """Distribute ``model`` over the ranks of ``mesh``; called by every rank. Create the optimiser afterwards
-    with ``make_optimizer``.
+    with ``make_optimizer``. In each step, give every rank its part of the sequences (``local_tokens``).
 
     Args:
         plan: the plan, with the degrees of the mesh.
@@ -278,7 +302,8 @@ def parallelize(
 
     Raises:
         UserError: the mesh has other degrees than the plan; the model of a pipeline is not a Llama,
-            nor is one that is cut along ``tp`` without ``styles``; a wrapper or a style refuses the model.
+            nor is one that is cut along ``tp`` without ``styles``; the model has no attention that can be
+            distributed along ``cp``; a wrapper or a style refuses the model.
     """
     if mesh is None:
         return model
@@ -294,12 +319,22 @@ def parallelize(
     if mesh.size("tp") > 1:
         layout = _cut_matrices(model, plan, mesh, values, styles)
         values = layout.values
+
+    # 2. Connect the attention of the ranks of ``cp``, in place. It then computes with the heads of this rank.
+    if mesh.size("cp") > 1:
+        parallelize_context(
+            model,
+            mesh.group_along("cp"),
+            kind=plan.context_kind,
+            placement=plan.sequence_placement,
+            inner=plan.context_inner,
+        )
     if not plan.pipelined:
         if plan.stage is not ZeroStage.PARAMETERS and any(param.is_meta for param in model.parameters()):
             materialize([model], values, device)
         return _wrap(model, plan, mesh, device, values, layout)
 
-    # 2. Cut the layers. The layers of other ranks need no memory here, and must not be sharded over the ranks
+    # 3. Cut the layers. The layers of other ranks need no memory here, and must not be sharded over the ranks
     #    of this stage.
     if not isinstance(model, Llama):
         raise UserError(f"a pipeline is cut out of a Llama, not out of a {type(model).__name__}: use pp 1")
@@ -314,12 +349,12 @@ def parallelize(
     if sharded and plan.reshard_after_forward is None:
         plan = replace(plan, reshard_after_forward=False)
 
-    # 3. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather parameters
+    # 4. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather parameters
     #    before all other work and average gradients after it.
     def wrap(stage: nn.Module) -> nn.Module:
         return _wrap(stage, plan, mesh, device, values, layout)
 
-    # 4. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates, and
+    # 5. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates, and
     #    build the pipeline.
     return build_pipeline(
         model,
@@ -379,7 +414,7 @@ def _data_parallel(
         case ZeroStage.PARAMETERS:
             return FSDP(
                 module,
-                mesh.group_along("dp_shard", "cp"),
+                mesh.group_along(*_SHARDS),
                 replicas=mesh.group_along("dp_replicate") if mesh.size("dp_replicate") > 1 else None,
                 compute_dtype=plan.compute_dtype,
                 reshard_after_forward=True
@@ -390,9 +425,9 @@ def _data_parallel(
                 keep_buffers=plan.keep_buffers,
             )
         case ZeroStage.GRADIENTS:
-            return ShardedDDP(module, mesh.group_along("dp_shard", "cp"), keep_buffers=plan.keep_buffers)
-    ranks = mesh.group_along("dp_replicate", "dp_shard", "cp")
-    if (plan.pipelined or plan.tp > 1) and mesh.size("dp_replicate", "dp_shard", "cp") == 1:
+            return ShardedDDP(module, mesh.group_along(*_SHARDS), keep_buffers=plan.keep_buffers)
+    ranks = mesh.group_along(*TOKENS)
+    if (plan.pipelined or plan.tp > 1) and mesh.size(*TOKENS) == 1:
         return module  # there are no other ranks for the average
     return DDP(module, ranks, gradient_as_bucket_view=plan.bucket_view, keep_buckets=plan.keep_buffers)
 
@@ -419,6 +454,4 @@ def make_optimizer(
         return cls(params, **options)
     assert isinstance(cls, type)
     partition = getattr(model, "partition", None)
-    return ShardedOptimizer(
-        params, cls, group=mesh.group_along("dp_shard", "cp"), partition=partition, **options
-    )
+    return ShardedOptimizer(params, cls, group=mesh.group_along(*_SHARDS), partition=partition, **options)

@@ -16,8 +16,9 @@ from typing import Annotated, Any, get_type_hints
 from dlo_lib.errors import UserError
 from dlo_lib.optim import Precision
 from dlo_lib.optim.schedules import ScheduleName
+from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.parallel.plan import ParallelPlan, ShortForm, refuse_missing
+from dlo_lib.parallel.plan import ParallelPlan, ShortForm
 from dlo_lib.profiling.settings import OptimizerStep, named
 
 
@@ -53,7 +54,13 @@ class TrainConfig:
     dp_shard: Annotated[
         int, Option("ranks that share one copy in shards; 0: as --parallel says, with hsdp those of a node")
     ] = 0
-    cp: Annotated[int, Option("parts of a sequence; not in the library yet")] = 1
+    cp: Annotated[int, Option("parts of each sequence (context parallelism)", same_on_resume=False)] = 1
+    context_kind: Annotated[
+        ContextKind, Option("with --cp, how attention reaches the other parts", same_on_resume=False)
+    ] = ContextKind.RING
+    context_inner: Annotated[
+        int, Option("ranks that exchange heads, for --context-kind combined", same_on_resume=False)
+    ] = 0
     tp: Annotated[int, Option("parts of each matrix (tensor parallelism)", same_on_resume=False)] = 1
     sequence_parallel: Annotated[
         bool, Option("with --tp, norms compute on parts of the sequence", same_on_resume=False)
@@ -109,6 +116,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         kinds = {
             "parallel": ShortForm,
+            "context_kind": ContextKind,
             "schedule": ScheduleKind,
             "lr_schedule": ScheduleName,
             "precision": Precision,
@@ -129,18 +137,17 @@ class TrainConfig:
             "pp",
             "dp_replicate",
             "dp_shard",
+            "context_inner",
             "lr_steps",
         ):
             self._at_least(name, 0)
-        self._at_least("tp", 1)
-        refuse_missing(self.cp, self.ep)
+        for name in ("cp", "tp"):
+            self._at_least(name, 1)
+        if self.ep != 1:
+            raise UserError(f"expert parallelism is not in the library yet: use ep 1, not {self.ep}")
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
-        if self.sequence_parallel and self.seq % self.tp:
-            raise UserError(
-                f"seq {self.seq} is not a multiple of tp {self.tp}, which sequence-parallel needs: "
-                f"use --seq {-(-self.seq // self.tp) * self.tp}"
-            )
+        self._check_seq()
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
         if (
@@ -154,11 +161,25 @@ class TrainConfig:
         if not least <= value < math.inf:
             raise UserError(f"{name.replace('_', '-')} is {value}: use at least {least}")
 
+    def _check_seq(self) -> None:
+        """Refuse a length of sequences that the ranks of ``cp``, and of ``tp`` with sequence parallelism,
+        cannot divide."""
+        layout = self.context_kind.layout(self.cp, SequencePlacement.ZIGZAG, self.context_inner or None)
+        parts = {f"cp {self.cp}": layout.multiple} if self.cp > 1 else {}
+        if self.sequence_parallel:
+            parts[f"tp {self.tp} with sequence-parallel"] = self.cp * self.tp
+        multiple = math.lcm(*parts.values())
+        if self.seq % multiple:
+            raise UserError(
+                f"seq {self.seq} cannot be divided over {' and '.join(parts)}: "
+                f"use --seq {-(-self.seq // multiple) * multiple}"
+            )
+
     @property
     def is_parallel(self) -> bool:
         """Whether the model is distributed over ranks; one rank counts too."""
         return self.parallel is not ShortForm.NONE or bool(
-            self.pp or self.dp_replicate or self.dp_shard or self.tp > 1
+            self.pp or self.dp_replicate or self.dp_shard or self.cp > 1 or self.tp > 1
         )
 
     @property
@@ -167,7 +188,7 @@ class TrainConfig:
         degrees = [
             f"{name} {size}" for name in ("pp", "dp_replicate", "dp_shard") if (size := getattr(self, name))
         ]
-        degrees += [f"tp {self.tp}"] if self.tp > 1 else []
+        degrees += [f"{name} {size}" for name in ("cp", "tp") if (size := getattr(self, name)) > 1]
         degrees += ["sequence_parallel"] if self.sequence_parallel else []
         short = [self.parallel.value] if self.parallel is not ShortForm.NONE or not degrees else []
         return " ".join(short + degrees)
@@ -185,8 +206,11 @@ class TrainConfig:
             pp=self.pp,
             dp_replicate=self.dp_replicate,
             dp_shard=self.dp_shard,
+            cp=self.cp,
             tp=self.tp,
             sequence_parallel=self.sequence_parallel,
+            context_kind=self.context_kind,
+            context_inner=self.context_inner or None,
             schedule=self.schedule if pipelined else None,
             micro_batches=self.accumulation,
             compute_dtype=self.precision.dtype if self.precision is not Precision.FP32 else None,

@@ -18,7 +18,7 @@ from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
-from dlo_lib.parallel.plan import ZeroStage
+from dlo_lib.parallel.plan import ZeroStage, local_tokens
 from dlo_lib.stop import StopRequests
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.config import TrainConfig
@@ -101,7 +101,10 @@ def _run(
                     result = train_step(
                         state.spread,
                         state.optimizer,
-                        [next(stream) for _ in range(config.accumulation)],
+                        [
+                            local_tokens(prepared.plan, prepared.mesh, next(stream))
+                            for _ in range(config.accumulation)
+                        ],
                         precision=config.precision,
                         scaler=state.scaler,
                         max_norm=config.clip or None,

@@ -21,7 +21,7 @@ from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
-from dlo_lib.parallel.mesh import ParallelMesh
+from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, ParallelMesh
 from dlo_lib.parallel.plan import ParallelPlan, make_optimizer, parallelize
 from dlo_lib.profiling.settings import OptimizerStep
 from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
@@ -32,9 +32,6 @@ from dlo_lib.train.state import TrainState, seed_everything
 
 BETAS = (0.9, 0.95)
 """The betas of AdamW, as in the Llama papers."""
-
-WITH_DATA = ("dp_replicate", "dp_shard")
-"""The dimensions of the mesh along which ranks train on different data."""
 
 Values = Callable[[nn.Parameter], Tensor]
 
@@ -74,8 +71,8 @@ class Prepared:
                 else torch.amp.GradScaler(kind)
             )
         learns_with = None
-        if mesh is not None and (not plan.pipelined or mesh.size(*WITH_DATA) > 1):
-            learns_with = mesh.group_along(*WITH_DATA)
+        if mesh is not None and (not plan.pipelined or mesh.size(*TOKENS) > 1):
+            learns_with = mesh.group_along(*TOKENS)
         optimizer = _optimizer(config, spread, plan, mesh)
         return TrainState(
             self.model,
@@ -111,8 +108,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
             f"seq is {config.seq}: {config.model} has {model.config.max_positions} positions; "
             "use at most that"
         )
-    # Ranks of a pipeline read the same data.
-    mine, readers = (mesh.coordinate(*WITH_DATA), mesh.size(*WITH_DATA)) if mesh is not None else (0, 1)
+    # The ranks of a pipeline, of cp and of tp read the same sequences.
+    mine, readers = (mesh.coordinate(*SEQUENCES), mesh.size(*SEQUENCES)) if mesh is not None else (0, 1)
     sampler = RankSampler(len(dataset), config.batch, mine, readers, seed=config.seed)
     # From here on, ranks draw different numbers. The ranks of tp, the innermost dimension, hold the same
     # activations and need the same dropout.

@@ -187,7 +187,7 @@ def test_what_the_recipe_refuses():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cp": 4}, "context parallelism is not in the library yet: use cp 1, not 4"),
+        ({"cp": 4, "context_inner": 2}, "kind ring with inner 2: inner is the number of ranks"),
         ({"sequence_parallel": True}, "sequence parallelism is along tp, which is 1: use tp 2 or more"),
         ({"tp": 2, "dp_shard": 2, "zero_stage": ZeroStage.GRADIENTS}, "ZeRO stage 2 with tp is not in"),
         ({"ep": 2}, "expert parallelism is not in the library yet"),
@@ -228,6 +228,8 @@ def test_plans_that_contradict_themselves_are_refused(options, message):
         ("none", {"tp": 4}, Degrees(dp_replicate=2, tp=4), ZeroStage.NONE),
         ("none", {"tp": 2, "pp": 2, "dp_shard": 2}, Degrees(pp=2, dp_shard=2, tp=2), ZeroStage.PARAMETERS),
         ("fsdp", {"tp": 2}, Degrees(dp_shard=4, tp=2), ZeroStage.PARAMETERS),
+        ("none", {"cp": 4}, Degrees(dp_replicate=2, cp=4), ZeroStage.NONE),
+        ("fsdp", {"cp": 8}, Degrees(cp=8), ZeroStage.PARAMETERS),
     ],
 )
 def test_short_forms_of_plans_on_eight_ranks_of_two_nodes(form, given, degrees, stage):

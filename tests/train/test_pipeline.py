@@ -79,7 +79,5 @@ def test_an_impossible_pipeline_raises(small_run):
     assert parse(["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8"]).accumulation == 8
     config = parse(["--dp-shard", "4", "--pp", "2", "--micro-batches", "8"])
     assert config.plan(16, 4).degrees == Degrees(pp=2, dp_replicate=2, dp_shard=4)
-    with pytest.raises(UserError, match="context parallelism is not in the library yet: use cp 1, not 2"):
-        parse(["--cp", "2"])
     with pytest.raises(UserError, match="pp 2 x dp_shard 4 does not divide 4 ranks: use dp_shard 1 or 2"):
         config.plan(4, 4)

@@ -41,7 +41,10 @@ def test_a_run_resumes_with_another_degree(small_run):
     ("arguments", "message"),
     [
         (["--sequence-parallel"], "sequence-parallel needs tp 2 or more: use --tp 2"),
-        (["--tp", "2", "--sequence-parallel", "--seq", "7"], "seq 7 is not a multiple of tp 2.*use --seq 8"),
+        (
+            ["--tp", "2", "--sequence-parallel", "--seq", "7"],
+            "seq 7 cannot be divided over tp 2 with sequence-parallel: use --seq 8",
+        ),
         (["--tp", "0"], "tp is 0: use at least 1"),
     ],
 )
