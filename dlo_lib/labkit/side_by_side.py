@@ -76,9 +76,26 @@ def _source(code: Callable[..., object]) -> str:
     try:
         return inspect.getsource(code)
     except (OSError, TypeError):
-        methods = [each for each in vars(code).values() if inspect.isfunction(each)]
-        if not inspect.isclass(code) or not methods:
+        if not inspect.isclass(code):
+            raise
+        methods = _methods(code)
+        if not methods:
             raise
     # Python 3.11 and 3.12 find no class of a notebook, only its methods.
     bodies = [textwrap.dedent(inspect.getsource(method)) for method in methods]
     return "class Methods:\n" + textwrap.indent("\n".join(bodies), "    ")
+
+
+def _methods(owner: type) -> list[Callable[..., object]]:
+    """Return the functions that the body of a class defines, those of static methods, class methods and
+    properties included.
+    """
+    found: list[Callable[..., object]] = []
+    for each in vars(owner).values():
+        if isinstance(each, staticmethod | classmethod):
+            found.append(each.__func__)
+        elif isinstance(each, property):
+            found += [function for function in (each.fget, each.fset, each.fdel) if function is not None]
+        elif inspect.isfunction(each):
+            found.append(each)
+    return found

@@ -8,6 +8,7 @@ path, rewritten by a test runner) is sent as code too.
 from __future__ import annotations
 
 import dis
+import importlib
 import importlib.machinery
 import io
 import os
@@ -83,9 +84,17 @@ def unpack_result(data: bytes | bytearray) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Sends a tensor that is a view without the rest of its storage."""
+    """Sends a tensor that is a view without the rest of its storage, and every module as an import.
+
+    cloudpickle knows modules of the class ``ModuleType`` only, but ``torch.distributed.config`` and others
+    have a class of their own. It also sends that module with a function that uses ``dist`` and any attribute
+    ``.config``.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        own_class = isinstance(obj, ModuleType) and type(obj) is not ModuleType
+        if own_class and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
         if type(obj) is Tensor and (copy := self._without_storage(obj)) is not obj:
             return copy.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
         return super().reducer_override(obj)

@@ -42,6 +42,23 @@ def test_a_class_of_a_notebook_is_counted_by_its_methods():
     assert lines_of(namespace["A"]) == 5
 
 
+def test_every_kind_of_method_of_a_class_is_counted():
+    text = (
+        "class B:\n    @staticmethod\n    def f(x):\n        return x\n\n"
+        "    @staticmethod\n    def g(x):\n        return -x\n"
+    )
+    more = (
+        "class C:\n    @classmethod\n    def f(cls):\n        return 1\n\n"
+        "    @property\n    def g(self):\n        return 2\n"
+    )
+    for name, source in (("B", text), ("C", more)):
+        file = f"<cell {name}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        namespace = {"__name__": "__main__"}
+        exec(compile(source, file, "exec"), namespace)
+        assert lines_of(namespace[name]) == 7
+
+
 def test_without_a_source_there_is_no_number():
     namespace = {}
     exec("def f(): return 1", namespace)

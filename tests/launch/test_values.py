@@ -26,6 +26,24 @@ def test_a_result_has_the_callers_class():
     assert all(type(result) is Point for result in results)
 
 
+def test_a_function_may_use_dist_and_an_attribute_called_config():
+    class Model:
+        config = 3
+
+    def total(model: Model) -> int:
+        return dist.get_rank() + model.config
+
+    def backend() -> bool:
+        return torch.distributed.config is sys.modules["torch.distributed.config"]
+
+    importlib.import_module("torch.distributed.config")
+    values = [unpack_call(pack_call(fn, given, {})) for fn, given in ((total, (Model(),)), (backend, ()))]
+    assert [fn.__name__ for fn, *_ in values] == ["total", "backend"]
+    _, (model,), _ = values[0]
+    assert model.config == 3
+    assert values[1][0]()
+
+
 def test_a_class_of_a_notebook_passes_between_ranks():
     """``all_gather_object`` pickles, and pickle looks for a notebook's classes in ``__main__``."""
     cell = """

@@ -47,8 +47,7 @@ def parallelize_tensor(
         group: the ranks; all of them process the same data.
         styles: by patterns of names.
         sequence_parallel: whether the modules between a row linear and a column linear compute on parts of
-            the
-            sequence.
+            the sequence.
         values: returns the value of a parameter, for a model on the meta device; None for the values of the
             model.
 
