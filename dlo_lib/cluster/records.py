@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib import progress
-from dlo_lib.cluster.locks import file_lock
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import state_dir, write_text
+from dlo_lib.locks import file_lock
 from dlo_lib.progress import RunProgress
 from dlo_lib.text import tr
 

@@ -21,8 +21,8 @@ from filelock import Timeout
 
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.job import Job
-from dlo_lib.cluster.locks import file_lock
 from dlo_lib.cluster.records import SCRIPT, jobs_dir, mark
+from dlo_lib.locks import file_lock
 
 _POLL_S = 0.2
 _GRACE_S = 5.0

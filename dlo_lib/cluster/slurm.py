@@ -59,7 +59,8 @@ def submit(script: Path, *options: str) -> int:
 def expected_start(script: str) -> tuple[str, str]:
     """Return when the job of this script would start, in SLURM's format, and why SLURM would refuse it.
 
-    Nothing is submitted. Either text may be empty.
+    Nothing is submitted, but the controller plans the job like any other, and the estimate takes one number
+    of a job. Either text may be empty.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".sh", encoding="utf-8") as file:
         file.write(script)

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dlo_lib.cluster.locks import file_lock
 from dlo_lib.files import state_dir, write_text
+from dlo_lib.locks import file_lock
 
 _SETTLED_S = 60.0
 

@@ -1,8 +1,8 @@
 """The journal of an Optuna study: the one file that stores a search.
 
 Optuna's own lock is a file that its owner must remove: a killed process leaves it behind, and other processes
-then wait half a minute. The journal uses ``filelock`` instead, which calls ``flock``; the kernel releases
-this lock when its process ends. One line is one record. A process that is killed while it writes leaves an
+then wait half a minute. The journal uses ``flock`` where the file system has it; the kernel releases this
+lock when its process ends. One line is one record. A process that is killed while it writes leaves an
 incomplete line at the end, which is removed before the next record is written. Two attributes describe a
 trial: its place, which never changes, and its claim, which names the worker and the resource to train to."""
 
@@ -11,15 +11,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import BaseFileLock
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dlo_lib.hpo.table import Begin, TrialRow
+from dlo_lib.locks import file_lock
 
 PLACE, CLAIM = "place", "claim"
 
@@ -29,7 +31,10 @@ class Journal:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        self._lock = FileLock(self.beside("lock"))
+
+    @cached_property
+    def _lock(self) -> BaseFileLock:
+        return file_lock(self.beside("lock"))
 
     def beside(self, what: str) -> Path:
         """Return the path of a file or folder that belongs to this journal."""

@@ -3,22 +3,28 @@
 A worker locks a private file when it starts, and another process that can lock this file knows that the
 worker has ended. No time-out has to be chosen. The module calls ``flock`` and does not use ``filelock``,
 because readers share the lock: two processes that look at the same time must not see each other. On a
-cluster, the folder must be on a file system that passes ``flock`` between nodes (NFS from version 4, GPFS, or
-Lustre mounted with ``flock``).
+cluster, the folder should be on a file system that passes ``flock`` between nodes (NFS from version 4, GPFS,
+or Lustre mounted with ``flock``).
+
+On a file system without ``flock``, the file names the machine and the process instead. There a worker that
+was killed is noticed only on its own machine; elsewhere it counts as alive until its file is removed.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import uuid
 import weakref
 from pathlib import Path
 
+from dlo_lib.locks import without_flock
+
 
 class Lease:
-    """Mark one worker as alive with a locked file named ``id`` in ``folder``, until :meth:`end` or the end of
-    the process.
+    """Mark one worker as alive with a file named ``id`` in ``folder``, until :meth:`end` or the end of the
+    process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,7 +32,12 @@ class Lease:
         self.id = uuid.uuid4().hex
         self._path = folder / self.id
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except OSError as error:
+            if not without_flock(error):
+                raise
+            os.write(self._file, _identity(os.getpid()).encode())
         # A forked child would keep the lock after its parent has ended.
         self._forked = weakref.WeakMethod(self._close)
         os.register_at_fork(after_in_child=lambda close=self._forked: (method := close()) and method())
@@ -51,10 +62,31 @@ def is_alive(folder: Path, worker: str) -> bool:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError as error:
+        if not without_flock(error):
+            raise
+        return _is_running(os.read(file, 4096).decode(errors="replace"))
     else:
         return False
     finally:
         os.close(file)
+
+
+def _identity(process: int) -> str:
+    """Return the machine, the number and the start of a process; numbers are used again, starts are not."""
+    status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    return f"{socket.gethostname()} {process} {status.rpartition(')')[2].split()[19]}"
+
+
+def _is_running(identity: str) -> bool:
+    """Whether the process of :func:`_identity` runs, as far as this machine can know."""
+    machine, _, rest = identity.partition(" ")
+    if machine != socket.gethostname():
+        return True
+    try:
+        return _identity(int(rest.partition(" ")[0])) == identity
+    except FileNotFoundError:
+        return False
 
 
 def _end(path: Path, file: int) -> None:

@@ -92,8 +92,7 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        own_class = isinstance(obj, ModuleType) and type(obj) is not ModuleType
-        if own_class and sys.modules.get(obj.__name__) is obj:
+        if _is_imported_with_own_class(obj):
             return importlib.import_module, (obj.__name__,)
         if type(obj) is Tensor and (copy := self._without_storage(obj)) is not obj:
             return copy.__reduce_ex__(cloudpickle.DEFAULT_PROTOCOL)
@@ -107,6 +106,12 @@ class _Pickler(cloudpickle.Pickler):
         ):
             return tensor
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _is_imported_with_own_class(obj: object) -> bool:
+    return (
+        isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj
+    )
 
 
 class _ResultPickler(_Pickler):

@@ -14,8 +14,8 @@ import pytest
 from filelock import FileLock, SoftFileLock
 
 from dlo_lib import cluster
-from dlo_lib.cluster.locks import file_lock
 from dlo_lib.errors import UserError
+from dlo_lib.locks import file_lock
 from dlo_lib.train import read_metrics
 from tests.cluster.fixtures import OTHER_SITE
 
@@ -64,6 +64,32 @@ def test_ranks_without_gpus_and_the_output_of_each(centre):
     job = cluster.submit("program.py", **asked)
     job.wait(timeout=90)
     assert [job.logs(rank=rank) for rank in range(4)] == [f"task {rank}\n" for rank in range(4)]
+
+
+APPTAINER = """#!/bin/bash
+set -eu
+[ "$1" = exec ]
+echo "apptainer $*" > "$(dirname "$0")/called.${SLURM_PROCID:-none}"
+while [ "$1" != /images/torch.sif ]; do shift; done
+shift
+IN_IMAGE=yes exec "$@"
+"""
+
+
+def test_each_rank_runs_in_the_container_of_the_site(centre, tmp_path, monkeypatch):
+    runtime = tmp_path / "bin" / "apptainer"
+    runtime.parent.mkdir()
+    runtime.write_text(APPTAINER)
+    runtime.chmod(0o755)
+    monkeypatch.setenv("PATH", str(runtime.parent), prepend=os.pathsep)
+    centre.write_text('container = "/images/torch.sif"\n' + centre.read_text())
+    Path("program.py").write_text("import os\nprint(os.environ['IN_IMAGE'], os.environ['SLURM_PROCID'])\n")
+    job = cluster.submit("program.py", gpus=2, site=centre, time=5)
+    job.wait(timeout=90)
+    assert [job.logs(rank=rank) for rank in range(2)] == ["yes 0\n", "yes 1\n"]
+    binds = f"--bind {tmp_path} --bind {job.folder} /images/torch.sif python {job.folder}/code/"
+    for rank in range(2):
+        assert f"apptainer exec --nv {binds}" in (runtime.parent / f"called.{rank}").read_text()
 
 
 def test_a_sweep_waits_element_by_element_and_a_job_for_any_end(centre):

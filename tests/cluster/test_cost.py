@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import time
 
 import pytest
@@ -42,15 +42,34 @@ def test_energy_of_steps_that_overlap_is_not_added():
     assert cost.usage([], 1) is None
 
 
-def test_the_accounting_is_read_by_turn_and_step(monkeypatch):
-    answer = "9|60|\n9.batch|60|1200\n9.0|50|18446744073709551614\n9_[3-4]|0|\n9|30|\n"
-    monkeypatch.setattr(
-        slurm, "_call", lambda *command: subprocess.CompletedProcess(command, 0, stdout=answer, stderr="")
-    )
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
-    rows = slurm.used([9])
-    assert rows == [("9", 60, 0), ("9.batch", 60, 1200), ("9.0", 50, 0), ("9", 30, 0)]
-    assert cost.usage(rows, 1) == cost.JobUsage(90 / 3600, 1, 1200)
+SACCT = """#!/bin/sh
+[ "$*" = "-nP --duplicates -j 9,12 -o JobID,ElapsedRaw,ConsumedEnergyRaw" ] || exit 1
+cat <<'END'
+9|60|
+9.batch|60|1200
+9.0|50|18446744073709551614
+9_[3-4]|0|
+9|30|
+12|3600|0
+12.batch|3600|900000
+12.extern|3600|7200000
+12.0|3500|3600000
+END
+"""
+
+
+def test_the_accounting_is_read_by_turn_and_step(tmp_path, monkeypatch):
+    sacct = tmp_path / "sacct"
+    sacct.write_text(SACCT)
+    sacct.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    rows = slurm.used([9, 12])
+    assert rows[:4] == [("9", 60, 0), ("9.batch", 60, 1200), ("9.0", 50, 0), ("9", 30, 0)]
+    assert cost.usage(rows[:4], 1) == cost.JobUsage(90 / 3600, 1, 1200)
+    both = cost.usage(rows, 2)
+    assert both == cost.JobUsage(3690 / 3600, 2, 1200 + 7.2e6)
+    assert str(both) == "used 2.05 GPU hours, 2 kWh measured"
+    assert slurm.used([10]) == [], "sacct refuses"
 
 
 @pytest.mark.parametrize("name", ["jean_zay", "elsewhere"])

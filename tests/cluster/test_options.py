@@ -163,6 +163,35 @@ def test_the_software_of_a_site_is_loaded_before_the_program(kind, tmp_path):
         assert subprocess.run(command, capture_output=True, text=True).stdout == ""
 
 
+CONDA_SH = """\
+conda() { [ "$unset" != set ] && [ "$1" = activate ] && export PATH="$conda_base/envs/$2/bin:$PATH"; }
+"""
+
+
+@pytest.mark.parametrize("base", ["named", "asked"])
+def test_a_conda_environment_is_activated(base, tmp_path):
+    installed = tmp_path / "conda"
+    (installed / "etc/profile.d").mkdir(parents=True)
+    (installed / "etc/profile.d/conda.sh").write_text(CONDA_SH)
+    programs = {
+        "envs/train/bin/python": "echo python of train: $*",
+        "bin/conda": f'[ "$*" = "info --base" ] && echo {installed}',
+    }
+    for name, line in programs.items():
+        file = installed / name
+        file.parent.mkdir(parents=True)
+        file.write_text(f"#!/bin/sh\n{line}\n")
+        file.chmod(0o755)
+    more = 'conda = "train"\n' + (f'conda_base = "{installed}"\n' if base == "named" else "")
+    script = JobScript("run", allocated(tmp_path, more, gpus=0), Once(("python", "x.py")), folder=tmp_path)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    if base == "asked":
+        environment["CONDA_EXE"] = str(installed / "bin/conda")
+    command = ["bash", "-c", script.text()]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "python of train: x.py\n", done.stderr
+
+
 def test_modules_and_a_container_run_where_module_is_no_function(tmp_path):
     (tmp_path / "init.sh").write_text('module() { echo "module $*, unset: $never_set"; }\n')
     more = f'modules = ["gcc"]\nmodules_init = "{tmp_path}/init.sh"\ncontainer = "$IMAGES/torch.sif"\n'

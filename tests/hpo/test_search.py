@@ -4,6 +4,8 @@ reports.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import math
 import os
 import signal
@@ -256,6 +258,24 @@ def test_optuna_reads_the_study(tmp_path):
     study = optuna.load_study(study_name="s", storage=Journal(tmp_path / "s.journal").storage())
     assert study.best_trial.number == search.best.number
     assert {trial.state for trial in study.trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+
+
+def test_without_flock_a_killed_worker_is_noticed_on_its_machine(tmp_path, monkeypatch):
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    one = Search.make(tmp_path / "s.journal", Definition(SPACE, EveryTrial(2, 1)))
+    two = Search.join(tmp_path / "s.journal")
+    tasks = [one.ask(), two.ask()]
+    assert [task.trial for task in tasks] == [0, 1]
+    assert two.ask() is NoTask.WAIT
+    lease = next(file for file in (tmp_path / "s.journal.workers").iterdir() if file.name == one._lease.id)
+    machine, process, start = lease.read_text().split()
+    lease.write_text(f"another-machine {process} {start}")
+    assert two.ask() is NoTask.WAIT, "another machine's process may run"
+    lease.write_text(f"{machine} {process} {int(start) - 1}")
+    assert two.ask() == tasks[0], "the number of the process belongs to a later one"
 
 
 def test_a_forked_child_does_not_keep_the_lease_of_its_parent(tmp_path):

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from dlo_lib.errors import UserError
+from dlo_lib.locks import file_lock
 from dlo_lib.text import tr
 
 LOCK_FILE = "lock"
@@ -29,7 +30,7 @@ def only_grader(folder: Path, waiting: Callable[[str], object] | None = None) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK_FILE
-    lock = FileLock(file, mode=0o660)
+    lock = file_lock(file, mode=0o660)
     try:
         lock.acquire(blocking=False)
     except Timeout:
