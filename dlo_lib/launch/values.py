@@ -87,7 +87,7 @@ class _Pickler(cloudpickle.Pickler):
     """Sends a tensor that is a view without the rest of its storage, and every module as an import.
 
     cloudpickle knows modules of the class ``ModuleType`` only, but ``torch.distributed.config`` and others
-    have a class of their own. It also sends that module with a function that uses ``dist`` and any attribute
+    have another class. It also sends that module with a function that uses ``dist`` and any attribute
     ``.config``.
     """
 
