@@ -13,7 +13,7 @@ from dlo_lib.cluster.function_job import CALL, CONTEXT, result_file
 from dlo_lib.errors import EXIT_BAD_INPUT
 from dlo_lib.files import write_aside
 from dlo_lib.launch import explained, init_process_group, place
-from dlo_lib.launch.frames import register_sources
+from dlo_lib.launch.frames import register_sources, strip_library_frames
 from dlo_lib.launch.values import pack_result, unpack_call
 from dlo_lib.text import tr
 
@@ -39,19 +39,18 @@ def main() -> int:
     register_sources({name: tuple(lines) for name, lines in context["sources"].items()})
     fn, _, given = unpack_call((folder / CALL).read_bytes())
     here = place()
-    with contextlib.ExitStack() as stack:
-        if here.world_size > 1:
+    try:
+        with contextlib.ExitStack() as stack:
             stack.enter_context(explained(here))
-            stack.enter_context(init_process_group(here))
-        try:
+            if here.world_size > 1:
+                stack.enter_context(init_process_group(here))
             value = fn(**given["arguments"], **given["sweep"][element])
-        except Exception as error:  # noqa: BLE001  the user's function may raise any error; show it from there
-            shown = error.__traceback__.tb_next if error.__traceback__ is not None else None
-            traceback.print_exception(type(error), error, shown)
-            return 1
-        if here.rank == 0:
-            with write_aside(result_file(folder, element)) as aside:
-                aside.write_bytes(pack_result(value))
+            if here.rank == 0:
+                with write_aside(result_file(folder, element)) as aside:
+                    aside.write_bytes(pack_result(value))
+    except Exception as error:  # noqa: BLE001  the user's function may raise any error; show it from there
+        traceback.print_exception(type(error), error, strip_library_frames(error.__traceback__))
+        return 1
     return 0
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.cluster import cost, function_job, local, records, slurm, turns
+from dlo_lib.cluster import causes, cost, function_job, local, records, slurm, turns
 from dlo_lib.cluster.cost import JobUsage, hours_of
 from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.rank_output import of_rank
@@ -34,7 +34,10 @@ _TAIL_LINES = 20
 
 
 class JobFailed(Exception):
-    """A job did not complete: which elements, how they ended, and the last output of the first one."""
+    """A job did not complete: which elements, how they ended, and the cause for the first of them.
+
+    The cause is the error of the rank that failed first, the table of a dead-lock, or else the last output.
+    """
 
 
 class Job:
@@ -125,24 +128,29 @@ class Job:
     def _completed(self) -> Job:
         failed = [status for status in self.status() if status.state is not State.COMPLETED]
         if failed:
-            first = failed[0]
-            code = tr(" with status {code}", code=first.exit_code) if first.exit_code is not None else ""
-            reason = f" ({first.reason})" if first.reason else ""
-            raise JobFailed(
-                tr(
-                    "{job}: element {element} {state}{code}{reason}; {count} of {all} did not complete. "
-                    "resubmit() runs them again. Its last lines of output:\n{tail}",
-                    job=self.name,
-                    element=first.element,
-                    state=first.text,
-                    code=code,
-                    reason=reason,
-                    count=len(failed),
-                    all=self.elements,
-                    tail=self.logs(first.element, _TAIL_LINES),
-                )
-            )
+            raise self._failure(failed)
         return self
+
+    def _failure(self, failed: list[ElementStatus]) -> JobFailed:
+        first = failed[0]
+        cause = causes.account(self.folder, first)
+        code = tr(" with status {code}", code=first.exit_code) if first.exit_code is not None else ""
+        reason = f" ({first.reason})" if first.reason and not cause else ""
+        said = tr(
+            "{job}: element {element} {state}{code}{reason}; {count} of {all} did not complete. "
+            "resubmit() runs them again.",
+            job=self.name,
+            element=first.element,
+            state=first.text,
+            code=code,
+            reason=reason,
+            count=len(failed),
+            all=self.elements,
+        )
+        if cause:
+            return JobFailed(tr("{said} logs() shows its output.\n\n{cause}", said=said, cause=cause))
+        tail = self.logs(first.element, _TAIL_LINES)
+        return JobFailed(tr("{said} Its last lines of output:\n{tail}", said=said, tail=tail))
 
     @property
     def name(self) -> str:
@@ -295,9 +303,16 @@ class Job:
         """Return the result of the function on rank 0, without waiting.
 
         Raises:
+            JobFailed: the element has failed; the message has the error of the rank that failed first.
             UserError: the function has not returned, or the job is not a function.
         """
-        return function_job.result(self.folder, element)
+        try:
+            return function_job.result(self.folder, element)
+        except UserError:
+            status = self.status()[element]
+            if status.state.over and causes.account(self.folder, status):
+                raise self._failure([status]) from None
+            raise
 
     def results(self) -> list[Any]:
         """Return the result of each element's function, in the order of the sweep."""

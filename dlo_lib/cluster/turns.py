@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dlo_lib.cluster import dependency, endings, local, records, slurm
+from dlo_lib.cluster import causes, dependency, endings, local, records, slurm
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.site import Scheduler
@@ -44,6 +44,11 @@ def current(folder: Path, record: Record) -> list[ElementStatus]:
 
 def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:
     """Return the current statuses of the elements of a turn."""
+    found = _statuses(folder, record, turn)
+    return {element: causes.with_cause(folder, status) for element, status in found.items()}
+
+
+def _statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:
     if record.scheduler is Scheduler.LOCAL:
         return local.statuses(folder, turn)
     if elsewhere(turn):

@@ -21,6 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlo_lib.errors import UserError
+from dlo_lib.launch.frames import strip_library_frames
+
 STACK_SIGNAL = signal.SIGUSR2  # makes a rank write its Python stack; training scripts use SIGUSR1
 
 
@@ -88,6 +91,25 @@ _BROKEN_COMMUNICATION = re.compile(
     r"timed out waiting|Dist(Network|Store)Error",
     re.IGNORECASE,
 )
+
+
+def describe_error(error: BaseException) -> tuple[str, str]:
+    """Return an error of a rank in a few words, and its traceback, which starts in the caller's code.
+
+    >>> describe_error(SystemExit(3))
+    ('called sys.exit(3)', '')
+    """
+    error.__traceback__ = strip_library_frames(error.__traceback__)
+    first_line = str(error).split("\n", 1)[0]
+    headline = (
+        f"called sys.exit({error.code!r})"
+        if isinstance(error, SystemExit)
+        else f"raised {type(error).__name__}: {first_line}"
+    )
+    # Not raised in the caller's code: wrong arguments, a result that cannot be sent.
+    if error.__traceback__ is None:
+        return (first_line if isinstance(error, UserError) else headline), ""
+    return headline, "".join(traceback.format_exception(error))
 
 
 def is_communication_error(error: BaseException) -> bool:

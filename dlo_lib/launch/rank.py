@@ -21,7 +21,6 @@ import socket
 import struct
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,9 +37,8 @@ from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
-from dlo_lib.errors import UserError
-from dlo_lib.launch.failure import STACK_SIGNAL, is_communication_error, lost_a_worker
-from dlo_lib.launch.frames import register_sources, strip_library_frames
+from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communication_error, lost_a_worker
+from dlo_lib.launch.frames import register_sources
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.values import pack_result, unpack_call
 from dlo_lib.lifetime import die_with
@@ -254,17 +252,7 @@ def _report(error: BaseException) -> bytes:
     is_consequence = is_communication_error(error)
     if lost_a_worker(error):
         error = RuntimeError(_end_of_a_worker()).with_traceback(error.__traceback__)
-    error.__traceback__ = strip_library_frames(error.__traceback__)
-    first_line = str(error).split("\n", 1)[0]
-    headline = (
-        f"called sys.exit({error.code!r})"
-        if isinstance(error, SystemExit)
-        else f"raised {type(error).__name__}: {first_line}"
-    )
-    text = "".join(traceback.format_exception(error))
-    # Not raised in the caller's code: wrong arguments, a result that cannot be sent.
-    if error.__traceback__ is None:
-        headline, text = (first_line if isinstance(error, UserError) else headline), ""
+    headline, text = describe_error(error)
     return json.dumps({"headline": headline, "traceback": text, "is_consequence": is_consequence}).encode()
 
 

@@ -42,6 +42,8 @@ class Activity(enum.IntEnum):
     RAISED = 5
     LEFT = 6
     """Called ``destroy_process_group``, and waits until the other ranks need its connections no longer."""
+    BROKEN = 7
+    """A call that needs other ranks has failed because its connection broke."""
 
 
 ENDED = (Activity.FINISHED, Activity.RAISED, Activity.LEFT)
@@ -51,7 +53,7 @@ ENDED = (Activity.FINISHED, Activity.RAISED, Activity.LEFT)
 _WORD = 8
 _ONES = (1 << 64) - 1
 # Bytes logged; state, flag and number of the call waited in; since (monotonic ns); version; check.
-_STATE_WORDS = 5
+_STATE_WORDS, _VERSION_AT = 5, 3
 _OTHER_THREADS = 1 << 7
 _RECORD = struct.Struct("<II")  # length, check
 _CHANNELS, _PLACES = 1021, 16  # pages of a row take memory only once they are written
@@ -184,12 +186,14 @@ class RowView:
     def look(self) -> bool:
         """Read the state; return True if it changed since the last ``look``."""
         at = self.base // _WORD
+        if not self.words[at + _VERSION_AT]:
+            return False  # not started yet, or on another machine
         for _ in range(100):
             logged, does, since, version, check = (self.words[at + index] for index in range(_STATE_WORDS))
             if (logged, does, since, version, check) == _checked(logged, does, since, version):
                 break
         else:
-            return False  # not started yet, or killed during a write: keep the previous values
+            return False  # killed during a write: keep the previous values
         changed = version != self.version
         self.version, self.logged, self.waits_in, self.since = version, logged, does >> 8, since
         self.state, self.other_threads = Activity(does & (_OTHER_THREADS - 1)), bool(does & _OTHER_THREADS)

@@ -124,9 +124,14 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
         call, at = view.waits_for, view.last
         if view.death is not None:
             rows.append((str(view.rank), tr("has died"), place(view.last, names), ""))
-        elif view.state is Activity.WAITING and call is not None:
+        elif view.in_call and call is not None:
             at = call
-            rows.append((str(view.rank), tr("waits in {what}", what=what(call)), place(call, names), since))
+            does = (
+                tr("waits in {what}", what=what(call))
+                if view.state is Activity.WAITING
+                else tr("lost its connection in {what}", what=what(call))
+            )
+            rows.append((str(view.rank), does, place(call, names), since))
         else:
             last = tr("last: {what}", what=what(view.last)) if view.last else tr("no call yet")
             rows.append((str(view.rank), _STATES[view.state](), last, since))
@@ -150,5 +155,6 @@ _STATES: dict[Activity, Callable[[], str]] = {
     Activity.HELD: lambda: tr("is stopped before a call"),
     Activity.FINISHED: lambda: tr("has finished"),
     Activity.RAISED: lambda: tr("raised an error"),
+    Activity.BROKEN: lambda: tr("lost its connection"),
     Activity.LEFT: lambda: tr("has left the process group"),
 }

@@ -7,9 +7,11 @@ process prints the explanation to stderr and sends every rank a request to leave
 a rank that does not leave. It ends with the last connection, or with the launcher if some ranks never
 connect, so no process is left.
 
-In a job on several machines, each machine has one such process, which knows the rows of its ranks only. It
-explains dead-locks among these ranks and stops them; the ranks on other machines then lose their connections.
-When a missing rank is on another machine it concludes nothing, because that rank may still arrive.
+In a job on several machines, each machine has one such process. They exchange the rows of their ranks through
+files (``comm.deadlock.exchange``). One of them explains a dead-lock, and all end their ranks.
+
+When a rank has raised an error or died, the others can make no progress either. This is no dead-lock: the
+process gives the launcher time to end them, then prints that error and ends them.
 
 It does not import torch: it takes 10 MB of memory, 0.05 s of CPU time to start, and then 0.2 % of a core.
 """
@@ -27,10 +29,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlo_lib import rank_failures
 from dlo_lib.comm.deadlock.board import Activity, Board
 from dlo_lib.comm.deadlock.detail import Explain
+from dlo_lib.comm.deadlock.exchange import NodeExchange
 from dlo_lib.comm.deadlock.exit_status import MemoryKills, describe_exit
 from dlo_lib.comm.deadlock.watcher import POLL_S, Watcher
+from dlo_lib.errors import UserError
+from dlo_lib.rank_failures import FailureReport
 from dlo_lib.text import tr
 
 EXIT_STUCK = 3
@@ -39,7 +45,7 @@ STACKS, LEAVE = b"stacks", b"leave"  # messages to a rank
 LONGEST = 1 << 16  # bytes of a message
 CREDENTIALS = struct.Struct("iII")  # process, user, group
 _CONNECT_S = 20.0  # how long to wait for the next rank of this machine while none is connected
-_CAUSE_S = 1.0  # how long a rank that failed may take to print the reason
+_CAUSE_S = 5.0  # how long a rank that failed may take to print the reason, and the launcher to end the others
 _ANSWER_S = 0.5
 _LEAVE_S = 2.0
 
@@ -62,18 +68,31 @@ class _ConnectedRank:
 class NodeWatch:
     """Serves the ranks that connect to ``listener``.
 
-    ``local_size`` of the ``world_size`` ranks of the job are on this machine, started by process
-    ``launcher``.
+    ``local_size`` of the ``world_size`` ranks of the job are on this machine, which has the number ``node``,
+    started by process ``launcher``. ``folder`` is shared by all ranks of the job; None if there is none.
     """
 
     def __init__(
-        self, listener: socket.socket, world_size: int, local_size: int, launcher: int, explain: Explain
+        self,
+        listener: socket.socket,
+        world_size: int,
+        local_size: int,
+        node: int,
+        launcher: int,
+        explain: Explain,
+        folder: Path | None = None,
     ) -> None:
         self._listener, self._local_size, self._explain = listener, local_size, explain
+        self._folder = folder
         self._known_ranks: set[int] = set()
         self._launcher_gone = False
         self._board = Board(world_size)
         self._watcher = Watcher(self._board, os.path.basename)
+        self._exchange = (
+            NodeExchange(folder, node, self._watcher)
+            if folder is not None and local_size < world_size
+            else None
+        )
         self._kills = MemoryKills()
         self._members: dict[int, _ConnectedRank] = {}
         self._failed_at: float | None = None
@@ -96,23 +115,67 @@ class NodeWatch:
                 key.data()
             if self._members:
                 until = time.monotonic() + _CONNECT_S
-                if (explanation := self._explanation()) is not None:
+                explanation = self._explanation()
+                if explanation is None and self._exchanged():
+                    explanation = ""  # another machine has printed it
+                if explanation is not None:
                     self._end(explanation)
-                    return
+                    break
+        self._exchanged(over=True)
+
+    def _exchanged(self, over: bool = False) -> bool:
+        """Exchange rows with the other machines; return whether one of them has ended the job.
+
+        ``over``: the ranks of this machine have ended.
+        """
+        if self._exchange is None:
+            return False
+        try:
+            if over:
+                self._exchange.write(self._known_ranks, over=True)
+            else:
+                self._exchange.exchange(self._known_ranks)
+            return self._exchange.verdict()
+        except (OSError, UserError) as error:
+            self._exchange = None
+            _print_error(tr("dead-locks across machines are not explained: {error}", error=error))
+            return False
 
     def _on_launcher_end(self) -> None:
         self._launcher_gone = True
         self._selector.unregister(self._launcher)
 
     def _explanation(self) -> str | None:
+        """Return the text to end the ranks with, "" if it is printed already; None if they make progress."""
         explanation = self._watcher.look()
-        if self._failed_at is None and any(
-            view.state is Activity.RAISED for view in self._watcher.views.values()
-        ):
+        views = self._watcher.views.values()
+        causes = self._causes() if explanation is not None else []
+        if self._failed_at is None and (causes or any(view.state is Activity.RAISED for view in views)):
             self._failed_at = time.monotonic()
-        if self._failed_at is not None and time.monotonic() - self._failed_at < _CAUSE_S:
+        if explanation is None or self._watcher.mismatched or self._failed_at is None:
+            return self._decided(explanation)
+        if time.monotonic() - self._failed_at < _CAUSE_S:
             return None
-        return "" if self._death_reported else explanation
+        if self._death_reported:
+            return ""
+        first = next((f"RANK {cause.rank} {cause.headline}." for cause in causes), "")
+        raised = sorted(view.rank for view in views if view.state is Activity.RAISED)
+        known = first or tr("RANK {rank} raised an error, shown above.", rank=raised[0] if raised else "?")
+        return known + "\n\n" + self._watcher.table()
+
+    def _causes(self) -> list[FailureReport]:
+        """Return the recorded failures of ranks, the first one first, without consequences of other ones."""
+        found = rank_failures.failures(self._folder) if self._folder is not None else []
+        return [report for report in found if not report.is_consequence]
+
+    def _decided(self, explanation: str | None) -> str | None:
+        """Record an explanation for the job; return "" if another machine has just printed one."""
+        if explanation is None or self._folder is None:
+            return explanation
+        try:
+            return explanation if rank_failures.record_verdict(self._folder, explanation) else ""
+        except OSError:
+            return explanation
 
     def _on_connection(self) -> None:
         connection, _ = self._listener.accept()
@@ -145,18 +208,26 @@ class NodeWatch:
         if self._members.pop(member.rank, None) is None:
             return
         self._watcher.look()
-        if not self._watcher.views[member.rank].ended:
-            how = _describe_end(member, self._kills)
-            self._watcher.died(member.rank, how)
-            self._failed_at = self._failed_at or time.monotonic()
-            if not self._death_reported:
-                self._death_reported = True
-                _print_error(
-                    tr("RANK {rank} {how}.", rank=member.rank, how=how) + "\n\n" + self._watcher.table()
-                )
+        view = self._watcher.views[member.rank]
+        if not view.ended and view.state is not Activity.BROKEN:
+            self._report_death(member)
         for source in (member.connection, member.handle):
             self._selector.unregister(source)
         member.close()
+
+    def _report_death(self, member: _ConnectedRank) -> None:
+        """Report a rank that has ended without an error, unless it was ended because of another failure."""
+        how = _describe_end(member, self._kills)
+        self._watcher.died(member.rank, how)
+        self._failed_at = self._failed_at or time.monotonic()
+        raised = any(view.state is Activity.RAISED for view in self._watcher.views.values())
+        locked = self._folder is not None and rank_failures.verdict(self._folder) is not None
+        if self._death_reported or raised or locked or self._causes():
+            return
+        self._death_reported = True
+        if self._folder is not None:
+            rank_failures.record_failure(self._folder, FailureReport(member.rank, how))
+        _print_error(tr("RANK {rank} {how}.", rank=member.rank, how=how) + "\n\n" + self._watcher.table())
 
     def _end(self, explanation: str) -> None:
         """Print the explanation if there is one, and stop the remaining ranks."""
@@ -204,11 +275,21 @@ def _describe_end(member: _ConnectedRank, kills: MemoryKills) -> str:
     return tr("ended without an error message")
 
 
-def main(listener: int, world_size: int, local_size: int, launcher: int, explain: str) -> None:
+def main(
+    listener: int, world_size: int, local_size: int, node: int, launcher: int, explain: str, folder: str
+) -> None:
     """Run the process.
 
     ``listener`` is the file descriptor of the listening socket, ``launcher`` the process that started the
-    ranks.
+    ranks, ``folder`` the one that they share, or "".
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the ranks
-    NodeWatch(socket.socket(fileno=listener), world_size, local_size, launcher, Explain(explain)).serve()
+    NodeWatch(
+        socket.socket(fileno=listener),
+        world_size,
+        local_size,
+        node,
+        launcher,
+        Explain(explain),
+        Path(folder) if folder else None,
+    ).serve()

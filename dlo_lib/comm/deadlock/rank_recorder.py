@@ -55,6 +55,8 @@ class RankRecorder:
         """The call of another thread that the row shows, because the main thread waits for that thread."""
         self._lock = threading.Lock()
         self._monitor: threading.Thread | None = None
+        self._failed: Call | None = None
+        """The last call in which this rank waited and which failed."""
         self.joins = 0
         """The number of process groups of all ranks that this rank has joined, one after the other."""
         self._joining = False
@@ -121,6 +123,8 @@ class RankRecorder:
         self._open.pop(call.number, None)
         if self._stopped:
             return
+        if failed:
+            self._failed = call
         if self._is_own(call):
             self.row.enter(Activity.COMPUTING)
             return
@@ -151,6 +155,11 @@ class RankRecorder:
     def ends(self, state: Activity) -> None:
         """Record that this rank has FINISHED or RAISED."""
         self.row.enter(state, other_threads=self._others_may_communicate())
+
+    def loses_connection(self) -> None:
+        """Record that a call of this rank has failed because its connection broke."""
+        if self._failed is not None and not self._stopped:
+            self.row.enter(Activity.BROKEN, self._failed.number, self._others_may_communicate())
 
     @contextmanager
     def joining(self) -> Iterator[None]:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import ENDED, Activity
+
+_POSITIONS = 4096
 
 
 @dataclass
@@ -44,6 +46,11 @@ class RankView:
     def ended(self) -> bool:
         """Whether this rank issues no more calls."""
         return self.death is not None or (self.state in ENDED and not self.other_threads)
+
+    @property
+    def in_call(self) -> bool:
+        """Whether this rank is in a call that needs other ranks, or the call failed."""
+        return self.state in (Activity.WAITING, Activity.BROKEN)
 
     def note(self, call: Call) -> None:
         """Count a call of this rank."""
@@ -126,9 +133,7 @@ def stuck_ranks(views: dict[int, RankView]) -> dict[int, set[int]]:
     ended = {view.rank for view in views.values() if view.ended}
     lacks = {}
     for view in views.values():
-        waits = (
-            view.state is Activity.WAITING and view.death is None and not view.other_threads and not view.lost
-        )
+        waits = view.in_call and view.death is None and not view.other_threads and not view.lost
         if waits and (missing := missing_partners(view, views)):
             lacks[view.rank] = missing
     while True:
@@ -156,7 +161,7 @@ class CallMatcher:
     """
 
     def __init__(self) -> None:
-        self._positions: dict[tuple, dict[int, Call]] = {}
+        self._positions: OrderedDict[tuple, dict[int, Call]] = OrderedDict()
         self._any_source: set[tuple] = set()
         """Where a message was received from any rank: later numbers do not show which messages meet."""
 
@@ -174,6 +179,8 @@ class CallMatcher:
         calls = self._positions.setdefault(place, {})
         calls[rank] = call
         if len(calls) == 1:
+            if len(self._positions) > _POSITIONS:  # the calls of ranks on other machines are missing
+                self._positions.popitem(last=False)
             return None
         mismatch = message_mismatch(calls) if call.kind.point_to_point else collective_mismatch(calls)
         if mismatch is None and len(calls) == (2 if call.kind.point_to_point else len(call.members)):

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
 
 from dlo_lib.comm.calls import Call
 from dlo_lib.comm.deadlock import explanation
-from dlo_lib.comm.deadlock.board import Activity, Board, RowView
+from dlo_lib.comm.deadlock.board import Board, RowView
 from dlo_lib.comm.deadlock.stuck_ranks import CallMatcher, Mismatch, RankView, stuck_ranks
 from dlo_lib.comm.deadlock.vocabulary import NameFile
 
 POLL_S = 0.05
 SETTLE_S = 0.2
 _REMEMBERED = 4096  # number of calls that a rank may have issued since the one that it waits in
+
+_COMPARED = 16  # number of its last calls that a rank of another machine is compared by
 
 
 class Watcher:
@@ -38,6 +42,25 @@ class Watcher:
     def died(self, rank: int, how: str) -> None:
         """Record that the process of ``rank`` ended without recording it; ``how`` says how, in words."""
         self.views[rank].death = how
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether calls that meet do not agree."""
+        return self._mismatch is not None
+
+    def last_calls(self, rank: int) -> list[Call]:
+        """Return the last calls of a rank, the newest last."""
+        return list(islice(reversed(self._calls[rank].values()), _COMPARED))[::-1]
+
+    def see(self, view: RankView, calls: Sequence[Call]) -> None:
+        """Take over the view of a rank on another machine, and compare its last calls with other ranks'."""
+        known = self._calls[view.rank]
+        self.views[view.rank] = view
+        for call in calls:
+            if call.number not in known:
+                known[call.number] = call
+                if not call.kind.point_to_point:  # an earlier receive from any rank may not be in ``calls``
+                    self._mismatch = self._mismatch or self._matcher.add(view.rank, call)
 
     def table(self) -> str:
         """Return a table of what every rank does now."""
@@ -83,4 +106,4 @@ class Watcher:
             self._mismatch = self._mismatch or found
         view.lost = row.incomplete
         view.state, view.since, view.other_threads = row.state, row.since, row.other_threads
-        view.waits_for = remembered.get(row.waits_in) if row.state is Activity.WAITING else None
+        view.waits_for = remembered.get(row.waits_in) if view.in_call else None
