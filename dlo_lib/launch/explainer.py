@@ -42,7 +42,7 @@ from dlo_lib.rank_failures import FailureReport
 from dlo_lib.stop import EXIT_STOPPED
 
 _CONNECT_S = 20.0
-_CONSEQUENCE_S = 10.0
+_CONSEQUENCE_S = 30.0
 """How long an error of the communication is held back. The cause is on another rank: its launcher ends this
 rank in that time, or the watcher explains why no progress is possible."""
 _BOOT = """

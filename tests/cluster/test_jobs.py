@@ -102,7 +102,7 @@ def test_the_traceback_of_a_function_starts_in_its_code(jean_zay):
     ):
         job.wait(timeout=120)
     assert "dlo_lib" not in job.logs().partition("Traceback")[2]
-    with pytest.raises(UserError, match="has not returned"):
+    with pytest.raises(JobFailed, match="rank 0 raised ValueError: no such batch"):
         job.result()
 
 
