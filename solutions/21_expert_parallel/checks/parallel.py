@@ -1,0 +1,302 @@
+"""The visible checks of the exchange, of the layer on several ranks, and of its gradients.
+
+Traffic is counted outside the student's process; bytes are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, check
+from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+
+from .routing import EXACT, double
+from .scenarios import counted, exchanged, layer, padded, reduced, whole_step
+from .twins import Found, in_order_of_arrival, moe
+
+ONLY = "rank {rank} uses {kinds}: an all-to-all is enough"
+
+# -- exchange
+
+
+def members_of(groups: Sequence[Sequence[int]], rank: int, world: int) -> list[int]:
+    """The ranks of the group of this rank; all of them without groups."""
+    return next((list(ranks) for ranks in groups if rank in ranks), list(range(world)))
+
+
+def counts_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) -> None:
+    """The counts that each rank receives."""
+    ranks = len(groups[0]) if groups else world
+    counts = [t.integers(0, 9, 2 * ranks) for _ in range(world)]
+    run = student.ranks(counted, [{"counts": own, "groups": [list(each) for each in groups]} for own in counts])
+    for rank, got in enumerate(run.results):
+        members = members_of(groups, rank, world)
+        place = members.index(rank)
+        want = torch.stack([counts[other][2 * place : 2 * place + 2] for other in members])
+        own = counts[rank].view(ranks, 2)
+        wrong_if(t, got, want, {"exchange_counts returns the rank's own counts on rank {rank}: they must be sent": own}, rank=rank)
+        same = type(got) is Tensor and got.dtype == want.dtype and got.shape == want.shape and bool(torch.equal(got, want))
+        shown = got.tolist() if type(got) is Tensor else got
+        message = "exchange_counts on rank {rank} of {world} is {got}, expected {want}: a row for each source"
+        t.that(same, message, rank=rank, world=world, got=shown, want=want.tolist())
+
+
+@check("exchange", points=1, seconds=20)
+def check_counts(student, t):
+    "The rows that come from each rank of the group"
+    counts_case(student, t, 4, [[0, 2], [1, 3]])
+
+
+def rows_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) -> Run:
+    """Rows that travel between ranks, and their gradients, which are right."""
+    ranks, width = len(groups[0]) if groups else world, t.integer(2, 3)
+    members = [members_of(groups, rank, world) for rank in range(world)]
+    send = [t.shuffled([1, 3, *(0 for _ in range(ranks - 2))]) for _ in range(world)]  # unequal
+    receive = [[send[other][own.index(rank)] for other in own] for rank, own in enumerate(members)]
+    rows = [double(t, sum(sizes), width) for sizes in send]
+    grads = [double(t, sum(sizes), width) for sizes in receive]
+    inputs = [
+        {"rows": rows[rank], "send": send[rank], "receive": receive[rank], "grad": grads[rank], "groups": [list(own) for own in groups]}
+        for rank in range(world)
+    ]
+    run = student.ranks(exchanged, inputs)
+    parts, back = [own.split(sizes) for own, sizes in zip(rows, send)], [own.split(sizes) for own, sizes in zip(grads, receive)]
+    for rank, got in enumerate(run.results):
+        own = members[rank]
+        out, grad = t.items(got, 2, "what AllToAll returns")
+        want = torch.cat([parts[other][own.index(rank)] for other in own])
+        t.close(out, want, "the rows that arrive on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        t.that(grad is not None, "the received rows have no gradient on rank {rank}", rank=rank)
+        want = torch.cat([back[other][own.index(rank)] for other in own])
+        t.close(grad, want, "the gradient of the rows of rank {rank} of {world}", rank=rank, world=world, **EXACT)
+    return run
+
+
+@check("exchange", points=2, seconds=20)
+def check_all_to_all(student, t):
+    "Rows travel to the ranks of the group, and their gradients back"
+    rows_case(student, t, 4, [[0, 2], [1, 3]])
+
+
+@check("exchange", points=1, seconds=20)
+def check_exchange_traffic(student, t):
+    "One all-to-all each way"
+    run = rows_case(student, t, 2)
+    for rank in range(run.world):
+        others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
+        t.that(not others, ONLY, rank=rank, kinds=others)
+        count = len(run.calls(rank, Kind.ALL_TO_ALL))
+        t.that(count == 2, "rank {rank} makes {count} all-to-alls: one in forward and one in backward", rank=rank, count=count)
+    uses_what_arrives(t, run, Kind.ALL_TO_ALL, t.integer(0, 1), call=0)
+
+
+# -- layer
+
+
+def layer_inputs(t, world: int, each: int = 2, dtype: torch.dtype = torch.float32):
+    """Tokens of each rank, the router, all experts, a bias, and a gradient for each rank; sizes are multiples of 4."""
+    tokens, hidden, inner, size = t.integer(5, 7), 4, 8, each * world
+    xs = [t.normal(tokens, hidden, dtype=dtype) for _ in range(world)]
+    router = t.normal(size, hidden, dtype=dtype)
+    first, second = t.normal(size, hidden, inner, dtype=dtype), t.normal(size, inner, hidden, dtype=dtype)
+    grads = [t.normal(tokens, hidden, dtype=dtype) for _ in range(world)]
+    return xs, router, first, second, 0.2 * t.normal(size, dtype=dtype), grads
+
+
+def right_layer(t, run: Run, found: Sequence[Found], xs: Sequence[Tensor], name: str, each: int) -> None:
+    """Results and gradients of every rank."""
+    near_enough = {"rtol": 1e-4, "atol": 1e-5}
+    for rank, got in enumerate(run.results):
+        out, grads = t.items(got, 2, "what the layer returns")
+        want, right = found[rank]
+        t.close(out, want, "the result of " + name + " on rank {rank} of {world}", rank=rank, world=run.world, **near_enough)
+        t.that(grads is not None, "the result on rank {rank} requires no gradient: the chain of autograd is cut before it", rank=rank)
+        grads = t.items(grads, 4, "the gradients")
+        own = slice(rank * each, (rank + 1) * each)
+        wants = [right[0], right[1], right[2][own], right[3][own]]
+        for i, what in enumerate(("x", "the router", "first", "second")):
+            values = {"what": what, "rank": rank, "world": run.world}
+            t.that(grads[i] is not None, "the gradient of {what} on rank {rank} of {world} is missing", **values)
+            t.close(grads[i], wants[i], "the gradient of {what} on rank {rank} of {world}", **values, **near_enough)
+
+
+def layer_case(student, t, world: int, each: int = 2, k: int = 2) -> tuple[Run, int]:
+    """The layer on ranks, with results and gradients that are right; the numbers of the rows that a rank sends."""
+    xs, router, first, second, bias, grads = layer_inputs(t, world, each)
+    inputs = [
+        {
+            "x": xs[rank],
+            "router": router,
+            "first": first[rank * each : (rank + 1) * each].clone(),
+            "second": second[rank * each : (rank + 1) * each].clone(),
+            "k": k,
+            "bias": bias,
+            "grad": grads[rank],
+        }
+        for rank in range(world)
+    ]
+    run = student.ranks(layer, inputs)
+    found = moe(xs, router, first, second, k, grads, bias)
+    plain = moe(xs, router, first, second, k, grads)
+    unsorted = in_order_of_arrival(xs, router, first, second, k, bias, each)
+    arrival = "the result on rank {rank} has rows of other experts: received rows are sorted by source, sort them by expert first"
+    unbiased = "the bias is not used on rank {rank}: give it to route"
+    for rank, got in enumerate(run.results):
+        out = t.items(got, 2, "what the layer returns")[0]
+        wrong_if(t, out, found[rank][0], {unbiased: plain[rank][0], arrival: unsorted[rank]}, rtol=1e-4, atol=1e-5, rank=rank)
+    right_layer(t, run, found, xs, "expert_parallel", each)
+    return run, k * xs[0].numel()
+
+
+@check("layer", points=3, seconds=40)
+def check_layer(student, t):
+    "The results and gradients of one process"
+    layer_case(student, t, 2)
+
+
+@check("layer", points=2, seconds=40)
+def check_layer_traffic(student, t):
+    "Tokens travel, experts do not: three all-to-alls in forward, two in backward"
+    run, numbers = layer_case(student, t, 2)
+    for rank in range(run.world):
+        others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
+        t.that(not others, "rank {rank} uses {kinds}: tokens travel to their experts by all-to-all, and nothing else", rank=rank, kinds=others)
+        calls = run.calls(rank, Kind.ALL_TO_ALL)
+        for moment, want in (("forward", 3), ("backward", 2)):
+            count = sum(call.in_backward == (moment == "backward") for call in calls)
+            message = "rank {rank} makes {count} all-to-alls in {moment}, expected {want}: counts, rows and results, and the gradients of both"
+            t.that(count == want, message, rank=rank, count=count, moment=moment, want=want)
+        rows = [call for call in calls if "int" not in call.dtype and not call.in_backward]
+        sent = sum(rows[0].send_splits) if rows and rows[0].send_splits else 0
+        message = "rank {rank} sends {sent} numbers to the experts, expected {want}: a row for each of its choices"
+        t.that(sent == numbers, message, rank=rank, sent=sent, want=numbers)
+    uses_what_arrives(t, run, Kind.ALL_TO_ALL, t.integer(0, 1), call=2)
+
+
+# -- gradients
+
+
+@check("gradients", points=1, seconds=30)
+def check_shared(student, t):
+    "Shared parameters: the mean over all ranks"
+    _reduced(student, t, "shared")
+
+
+@check("gradients", points=2, seconds=30)
+def check_expert_gradients(student, t):
+    "Experts: the sum over their replicas, divided by all ranks"
+    uses_what_arrives(t, _reduced(student, t, "experts"), Kind.ALL_REDUCE, t.integer(0, 3))
+
+
+def _reduced(student, t, subject: str) -> Run:
+    """Gradients on four ranks after ``reduce_gradients``; those of ``subject`` are right."""
+    shape = t.integer(1, 4), 2
+    shared, experts = ([double(t, *shape) for _ in range(4)] for _ in range(2))
+    inputs = [{"shared": [shared[rank], None], "experts": [experts[rank], None], "groups": [[0, 2], [1, 3]]} for rank in range(4)]
+    run = student.ranks(reduced, inputs)
+    for rank, got in enumerate(run.results):
+        of_shared, of_experts = t.items(got, 2, "the gradients")
+        mine, none = t.items(of_shared if subject == "shared" else of_experts, 2, "the gradients")
+        if subject == "shared":
+            right = sum(shared) / 4
+            mistakes = {
+                "shared gradients on rank {rank} are summed: they should be the mean over all ranks": sum(shared),
+                "shared gradients on rank {rank} are averaged over its replicas only": (shared[rank] + shared[(rank + 2) % 4]) / 2,
+            }
+        else:
+            both = experts[rank] + experts[(rank + 2) % 4]
+            right = both / 4
+            mistakes = {
+                "gradients of experts on rank {rank} are averaged over all ranks: its neighbours store other experts": sum(experts) / 4,
+                "gradients of experts on rank {rank} are divided by the number of replicas: divide by the number of all ranks, because "
+                "the tokens of all ranks of an expert group are in them": both / 2,
+                "gradients of experts on rank {rank} are not added over its replicas": experts[rank] / 4,
+            }
+        wrong_if(t, mine, right, mistakes, rank=rank)
+        t.close(mine, right, "the gradient of " + subject + " on rank {rank} of 4", rank=rank, **EXACT)
+        t.that(none is None, "a parameter without gradient has one on rank {rank}: skip None", rank=rank)
+    return run
+
+
+@check("gradients", points=2, seconds=60)
+def check_grid(student, t):
+    "Two expert groups have the gradients of one process with the whole batch"
+    ep, k = 2, 2  # with k = 1, the router has no gradient
+    xs, router, first, second, _, grads = layer_inputs(t, 4, 1, torch.float64)
+    inputs = [
+        {
+            "ep": ep,
+            "x": xs[rank],
+            "router": router,
+            "first": first.chunk(ep)[rank % ep].clone(),
+            "second": second.chunk(ep)[rank % ep].clone(),
+            "k": k,
+            "grad": grads[rank],
+        }
+        for rank in range(4)
+    ]
+    run = student.ranks(whole_step, inputs)
+    found = moe(xs, router, first, second, k, grads)
+    of_router = sum(right[1] for _, right in found) / 4
+    for rank, got in enumerate(run.results):
+        mine = t.items(got, 3, "the gradients")
+        wants = of_router, *(each.chunk(ep)[rank % ep] / 4 for each in found[0][1][2:])
+        for what, grad, right in zip(("the router", "first", "second"), mine, wants):
+            t.close(grad, right, "the gradient of {what} on rank {rank} of 2 × 2", what=what, rank=rank, rtol=1e-9, atol=1e-10)
+
+
+# -- padded
+
+
+def padded_case(student, t, world: int, capacity: int) -> tuple[Run, int]:
+    """The layer with fixed shapes, with results and gradients that are right; the numbers of a buffer."""
+    xs, router, first, second, _, grads = layer_inputs(t, world)
+    inputs = [
+        {
+            "x": xs[rank],
+            "router": router,
+            "first": first[2 * rank : 2 * rank + 2].clone(),
+            "second": second[2 * rank : 2 * rank + 2].clone(),
+            "k": 2,
+            "capacity": capacity,
+            "grad": grads[rank],
+        }
+        for rank in range(world)
+    ]
+    run = student.ranks(padded, inputs)
+    found = moe(xs, router, first, second, 2, grads, None, capacity)
+    dropless = moe(xs, router, first, second, 2, grads)
+    for rank, got in enumerate(run.results):
+        out = t.items(got, 2, "what the layer returns")[0]
+        message = "no row is dropped on rank {rank}: each expert gets at most {capacity} rows of a rank"
+        known = near(found[rank][0], dropless[rank][0], 1e-4, 1e-5) or not near(out, dropless[rank][0], 1e-4, 1e-5)
+        t.that(known, message, rank=rank, capacity=capacity)
+    right_layer(t, run, found, xs, "padded_expert_parallel", 2)
+    return run, len(router) * capacity * xs[0].shape[1]
+
+
+@check("padded", points=2, seconds=40)
+def check_padded(student, t):
+    "The results and gradients of one process with a capacity"
+    padded_case(student, t, 2, t.integer(1, 2))
+
+
+@check("padded", points=1, seconds=40)
+def check_fixed_shapes(student, t):
+    "Two all-to-alls each way, of the same size for any choice"
+    run, numbers = padded_case(student, t, 2, t.integer(2, 3))
+    for rank in range(run.world):
+        others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
+        t.that(not others, ONLY, rank=rank, kinds=others)
+        calls = run.calls(rank, Kind.ALL_TO_ALL)
+        for moment in ("forward", "backward"):
+            own = [call.numel for call in calls if call.in_backward == (moment == "backward")]
+            message = "rank {rank} makes {count} all-to-alls in {moment}, two are enough: no counts are exchanged"
+            t.that(len(own) == 2, message, rank=rank, count=len(own), moment=moment)
+            message = "rank {rank} sends {got} numbers in an all-to-all, expected {want}: E · capacity rows"
+            t.that(own == [numbers] * 2, message, rank=rank, got=max(own), want=numbers)
+    uses_what_arrives(t, run, Kind.ALL_TO_ALL, t.integer(0, 1), call=1)

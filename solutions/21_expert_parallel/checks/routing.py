@@ -1,0 +1,275 @@
+"""The visible checks of the layer in one process, and of the balance of its loads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, check
+from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+
+from .scenarios import balanced, biased, learns
+from .twins import balance, chosen, weights_gradient, within
+
+DOUBLE = torch.float64
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+
+
+def double(t, *shape: int) -> Tensor:
+    """Standard normal numbers in float64."""
+    return t.normal(*shape, dtype=DOUBLE)
+
+
+# -- route
+
+
+def route_case(student, t, k: int, bias: Tensor | None = None, size: int = 6) -> None:
+    """Experts, weights and probabilities of random tokens are right."""
+    x, router = double(t, t.integer(5, 8), 4), double(t, size, 4)
+    experts, weights, probabilities = t.items(student.route(x, router, k, bias), 3, "what route returns")
+    want, right, all_of_them = chosen(x, router, k, bias)
+    t.close(probabilities, all_of_them, "the probabilities", **EXACT)
+    shape = list(experts.shape) if type(experts) is Tensor else experts
+    t.that(shape == list(want.shape), "the experts have the shape {shape}, expected {want}", shape=shape, want=list(want.shape))
+    t.that(experts.dtype == torch.int64, "the experts should be int64, the numbers of experts")
+    without = chosen(x, router, k)[0]
+    ignored = bool(torch.equal(experts, without)) and not bool(torch.equal(want, without))
+    t.that(not ignored, "the bias does not change the choice: add it to the probabilities before topk")
+    t.equal(experts.tolist(), want.tolist(), "the chosen experts")
+    plain = all_of_them.gather(1, want)
+    mistakes = {"the weights of a token do not add up to 1: divide them by their sum": plain}
+    if bias is not None:
+        scores = plain + bias[want]
+        mistakes |= {"the bias is in the weights: it decides the choice only": scores / scores.sum(1, keepdim=True)}
+    wrong_if(t, weights, right, mistakes)
+    t.close(weights, right, "the weights", **EXACT)
+
+
+@check("route", points=2)
+def check_route(student, t):
+    "Probabilities, the chosen experts and their weights"
+    for k in (1, 2, 3):
+        route_case(student, t, k)
+
+
+@check("route", points=1)
+def check_bias(student, t):
+    "The bias decides the choice, and is not in the weights"
+    route_case(student, t, 2, bias=0.3 * double(t, 6))
+
+
+@check("route", points=1, seconds=20)
+def check_router_learns(student, t):
+    "The router has a gradient through the weights"
+    x, router, grad = double(t, 5, 3), double(t, 4, 3), double(t, 5, 2)
+    (got,) = student.ranks(learns, [{"x": x, "weight": router, "k": 2, "grad": grad}]).results
+    t.that(got is not None, "the weights have no gradient, so the router cannot learn: take them from the probabilities without detach")
+    t.close(got, weights_gradient(x, router, 2, grad), "the gradient of the router", **EXACT)
+
+
+# -- order
+
+
+def order_case(student, t, tokens: int, size: int, k: int) -> None:
+    """The order and the counts of random choices, of which some experts have none."""
+    experts = torch.tensor([t.shuffled(list(range(0, size, 2)))[:k] for _ in range(tokens)])
+    order, counts = t.items(student.sort_choices(experts, size), 2, "what sort_choices returns")
+    flat = experts.flatten().tolist()
+    want = [flat.count(one) for one in range(size)]
+    short = type(counts) is Tensor and len(counts.shape) == 1 and counts.tolist() == want[: max(flat) + 1] != want
+    t.that(not short, "counts has no entry for the last experts, which have no token: it should have {size}, see minlength", size=size)
+    t.equal(counts, torch.tensor(want), "the counts")
+    right = [place for one in range(size) for place, each in enumerate(flat) if each == one]
+    known = type(order) is Tensor and order.dtype == torch.int64 and sorted(order.flatten().tolist()) == list(range(len(flat)))
+    message = "order should have each number from 0 to T·k - 1 once, as int64: the numbers of the choices"
+    t.that(known, message)
+    by_expert = [flat[place] for place in order.flatten().tolist()] == sorted(flat)
+    message = "choices of the same expert are not in their order: use a stable sort"
+    t.that(order.tolist() == right or not by_expert, message)
+    t.equal(order, torch.tensor(right), "the order")
+
+
+@check("order", points=2)
+def check_order(student, t):
+    "The order of the choices, and the counts of all experts"
+    order_case(student, t, 40, 6, 2)
+    order_case(student, t, t.integer(3, 6), 3, 1)
+
+
+# -- experts
+
+
+def sorted_rows(t, counts: list[int], hidden: int = 3, inner: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows, counts and weights of experts, and the right results."""
+    rows = double(t, sum(counts), hidden)
+    first, second = double(t, len(counts), hidden, inner), double(t, len(counts), inner, hidden)
+    owner = [one for one, count in enumerate(counts) for _ in range(count)]
+    products = [row @ first[one] for row, one in zip(rows, owner)]
+    want = torch.stack([(inside * torch.sigmoid(inside)) @ second[one] for inside, one in zip(products, owner)])
+    return rows, torch.tensor(counts), first, second, want
+
+
+@check("experts", points=2)
+def check_experts(student, t):
+    "Each expert computes its rows"
+    rows, counts, first, second, want = sorted_rows(t, [t.integer(1, 3), 0, t.integer(1, 3), t.integer(2, 4)])
+    t.close(student.run_experts(rows, counts, first, second), want, "the result of run_experts", **EXACT)
+
+
+@check("experts", points=1)
+def check_only_own_rows(student, t):
+    "An expert without rows computes nothing"
+    rows, counts, first, second, want = sorted_rows(t, [2, 0, t.integer(1, 3)])
+    first[1] = second[1] = torch.nan
+    got = student.run_experts(rows, counts, first, second)
+    t.that(type(got) is Tensor and got.shape == want.shape, "run_experts should return a tensor with the shape of rows")
+    message = "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert only, not all rows with a mask"
+    t.that(not bool(torch.isnan(got).any()), message)
+    t.close(got, want, "the result of run_experts", **EXACT)
+
+
+@check("experts", points=2)
+def check_combine(student, t):
+    "Each token has the weighted sum of its rows, and dropped choices add nothing"
+    tokens, k = t.integer(4, 6), 2
+    weights = t.uniform(0.1, 1.0) * torch.ones(tokens, k, dtype=DOUBLE) + 0.1 * double(t, tokens, k).abs()
+    for kept in (tokens * k, tokens * k - 3):
+        order = torch.tensor(t.shuffled(list(range(tokens * k)))[:kept])
+        rows = double(t, kept, 3)
+        want, plain = torch.zeros(tokens, 3, dtype=DOUBLE), torch.zeros(tokens, 3, dtype=DOUBLE)
+        overwritten = torch.zeros(tokens, 3, dtype=DOUBLE)
+        for row, choice in zip(rows, order.tolist()):
+            weighted = weights[choice // k, choice % k] * row
+            want[choice // k] += weighted
+            plain[choice // k] += row
+            overwritten[choice // k] = weighted
+        mistakes = {
+            "combine adds the rows without their weights": plain,
+            "a token has only one of its rows: out[tokens] += rows adds one row for each token. Use index_add": overwritten,
+        }
+        got = student.combine(rows, order, weights)
+        wrong_if(t, got, want, mistakes)
+        t.close(got, want, "the result of combine", **EXACT)
+
+
+# -- capacity
+
+
+@check("capacity", points=1)
+def check_capacity_of(student, t):
+    "The capacity is rounded up"
+    for tokens, k, size in ((t.integer(10, 99), 2, 8), (t.integer(10, 99), 1, 7), (16, 2, 4)):
+        for factor in (1.0, 1.25, 2.0):
+            got = student.capacity_of(factor, tokens, k, size)
+            want = next(rows for rows in range(tokens * k + 99) if rows * size >= factor * tokens * k)
+            values = {"factor": factor, "tokens": tokens, "k": k, "size": size, "got": got, "want": want}
+            down = type(got) is int and got == want - 1
+            message = "capacity_of({factor}, {tokens}, {k}, {size}) is {got}: round up, or with factor 1 even equal loads lose rows"
+            t.that(not down, message, **values)
+            t.that(type(got) is int and got == want, "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, expected {want}", **values)
+
+
+def capacity_case(student, t, capacity: int, tokens: int = 9, size: int = 4) -> None:
+    """The order and the counts within a capacity."""
+    experts = torch.tensor([t.shuffled([0, 0, *range(size)])[:1] + [size - 1] for _ in range(tokens)])
+    flat = experts.flatten()
+    order = torch.tensor([place for one in range(size) for place in range(len(flat)) if flat[place] == one])
+    counts = torch.tensor([int((flat == one).sum()) for one in range(size)])
+    new_order, new_counts = t.items(student.keep_within(order, counts, capacity), 2, "what keep_within returns")
+    kept = within(experts, size, capacity).flatten()
+    want = torch.tensor([place for place in order.tolist() if kept[place]])
+    if capacity < tokens:
+        same = type(new_order) is Tensor and bool(torch.equal(new_order, order))
+        t.that(not same, "nothing is dropped, but an expert has more rows than its capacity of {capacity}", capacity=capacity)
+    last = [place for one in range(size) for place in [each for each in order.tolist() if flat[each] == one][-capacity:]]
+    got = new_order.flatten().tolist() if type(new_order) is Tensor else None
+    t.that(got == want.tolist() or got != last, "experts keep their last rows: they keep the first ones, and drop the rest")
+    cut = order[: len(want)].tolist()
+    t.that(got == want.tolist() or got != cut, "the end of the order is cut off, so the last experts lose all rows: each expert has its own limit")
+    t.equal(new_order, want, "the order of the rows that are kept")
+    t.equal(new_counts, counts.clamp(max=capacity), "the counts of the rows that are kept")
+
+
+@check("capacity", points=2)
+def check_capacity(student, t):
+    "Each expert keeps its first rows, up to the capacity"
+    for capacity in t.shuffled([1, 2, 4]):
+        capacity_case(student, t, capacity)
+
+
+# -- balance
+
+
+def balance_case(student, t, world: int):
+    """The balance loss on ranks, with results that are right."""
+    tokens, size = t.integer(5, 8), 4
+    logits = [double(t, tokens, size) + 2 * double(t, 1, size) for _ in range(world)]
+    probabilities = [each.softmax(-1) for each in logits]
+    experts = [each.topk(2, -1).indices for each in probabilities]
+    run = student.ranks(balanced, [{"probabilities": p, "experts": e} for p, e in zip(probabilities, experts)])
+    loss, grads = balance(probabilities, experts)
+    losses = []
+    for rank, got in enumerate(run.results):
+        value, grad = t.items(got, 2, "what the loss returns")
+        t.that(type(value) is Tensor and value.dim() == 0, "balance_loss should return a scalar tensor")
+        t.that(grad is not None, "the loss has no gradient on rank {rank}: it passes through the probabilities", rank=rank)
+        alone = balance([probabilities[rank]], [experts[rank]])
+        everything = {
+            "the shares on rank {rank} are those of its own choices: add the counts of all ranks first": alone[1][0],
+            "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": grads[rank] / world,
+            "the loss on rank {rank} is not multiplied by the number of experts": grads[rank] / size,
+        }
+        wrong_if(t, grad, grads[rank], everything, rank=rank)
+        t.close(grad, grads[rank], "the gradient of the probabilities on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        losses.append(value)
+    t.close(sum(losses) / world, loss, "the mean of the losses of all ranks", **EXACT)
+    return run, size
+
+
+@check("balance", points=2, seconds=20)
+def check_balance_loss(student, t):
+    "The mean of the losses is the loss of the whole batch"
+    balance_case(student, t, 2)
+
+
+@check("balance", points=1, seconds=20)
+def check_balance_traffic(student, t):
+    "One all-reduce of the counts"
+    run, size = balance_case(student, t, 2)
+    for rank in range(run.world):
+        others = kinds_of(run, rank, [Kind.ALL_REDUCE])
+        t.that(not others, "rank {rank} uses {kinds}: an all-reduce of the counts is enough", rank=rank, kinds=others)
+        calls = run.calls(rank, Kind.ALL_REDUCE)
+        good = len(calls) == 1 and calls[0].numel == size and not calls[0].in_backward
+        numbers = sum(call.numel for call in calls)
+        message = "rank {rank} makes {count} all-reduces of {numbers} numbers together: one of {size}, the counts, in forward is enough"
+        t.that(good, message, rank=rank, count=len(calls), numbers=numbers, size=size)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
+
+
+@check("balance", points=2, seconds=20)
+def check_update_bias(student, t):
+    "The bias rises for idle experts, on all ranks alike"
+    bias, rate = double(t, 4), t.uniform(0.01, 0.1)
+    base = t.integer(5, 9)
+    loads = t.shuffled([[base + 6, 1], [2, base + 5], [0, 3], [base, 1]])  # of each expert, on both ranks
+    counts = [torch.tensor([load[rank] for load in loads]) for rank in range(2)]
+    run = student.ranks(biased, [{"bias": bias, "counts": own, "rate": rate} for own in counts])
+    sums = [sum(load) for load in loads]
+    steps = torch.tensor([float(4 * each < sum(sums)) - float(4 * each > sum(sums)) for each in sums], dtype=DOUBLE)
+    want = bias + rate * steps
+    for rank, got in enumerate(run.results):
+        new, old, same = t.items(got, 3, "what the scenario returns")
+        own = counts[rank].double()
+        alone = bias + rate * torch.sign(own.mean() - own)
+        total = torch.tensor(sums, dtype=DOUBLE)
+        mistakes = {
+            "the bias falls for idle experts on rank {rank}: it should rise, so that they are chosen more often": bias - rate * steps,
+            "the bias on rank {rank} depends on its own counts only, so the ranks choose differently: add the counts of all ranks": alone,
+            "the step on rank {rank} is proportional to the load: only its sign counts": bias + rate * (total.mean() - total),
+        }
+        wrong_if(t, new, want, mistakes, rank=rank)
+        t.close(new, want, "the bias on rank {rank}", rank=rank, **EXACT)
+        unchanged = bool(torch.equal(old, bias)) and bool(torch.equal(same, counts[rank]))
+        t.that(unchanged, "update_bias changes its arguments on rank {rank}: all_reduce works in place, so give it a clone", rank=rank)

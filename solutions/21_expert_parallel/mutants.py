@@ -1,0 +1,187 @@
+"""Planted mistakes of Mixture of experts and expert parallelism, question by question."""
+
+from dlo_lib.grading.lab.mutants import Mutant
+
+MUTANTS = [
+    # -- route
+    Mutant(
+        "The weights are the probabilities, with a sum below 1",
+        "check_route",
+        says="do not add up to 1",
+        replace={"return experts, weights / weights.sum(-1, keepdim=True), probabilities": "return experts, weights, probabilities"},
+        also=("check_bias", "check_router_learns", "check_route_all"),
+    ),
+    Mutant(
+        "The bias is in the weights",
+        "check_bias",
+        says="it decides the choice only",
+        replace={"weights = probabilities.gather(-1, experts)": "weights = scores.gather(-1, experts)"},
+    ),
+    Mutant(
+        "The weights are detached, so the router cannot learn",
+        "check_router_learns",
+        says="the router cannot learn",
+        replace={"probabilities.gather(-1, experts)": "probabilities.gather(-1, experts).detach()"},
+    ),
+    # -- order
+    Mutant(
+        "Experts without tokens at the end have no count",
+        "check_order",
+        says="see minlength",
+        replace={"flat.bincount(minlength=num_experts)": "flat.bincount()"},
+    ),
+    # -- experts
+    Mutant(
+        "All experts compute all rows, and a mask selects the results",
+        "check_only_own_rows",
+        says="not all rows with a mask",
+        replace={
+            """
+            parts = rows.split(counts.tolist())
+            return torch.cat([expert(*each) for each in zip(parts, first, second)])
+            """: """
+            owner = torch.arange(len(counts)).repeat_interleave(counts)
+            return sum(expert(rows, first[e], second[e]) * (owner == e).unsqueeze(-1) for e in range(len(counts)))
+            """,
+        },
+    ),
+    Mutant(
+        "A token has only its last row",
+        "check_combine",
+        says="a token has only one of its rows",
+        replace={"index_add(0, order // k, weighted)": "index_copy(0, order // k, weighted)"},
+    ),
+    # -- capacity
+    Mutant(
+        "The capacity is rounded down",
+        "check_capacity_of",
+        says="round up",
+        replace={"math.ceil(factor * tokens * k / num_experts)": "int(factor * tokens * k / num_experts)"},
+    ),
+    Mutant(
+        "The experts keep their last rows",
+        "check_capacity",
+        says="they keep the first ones",
+        replace={"order[place < capacity]": "order[place >= (counts - capacity).repeat_interleave(counts)]"},
+    ),
+    # -- balance
+    Mutant(
+        "The shares are those of the rank's own choices",
+        "check_balance_loss",
+        says="add the counts of all ranks first",
+        replace={"dist.all_reduce(counts, group=group)": ""},
+        also=("check_balance_traffic",),
+    ),
+    Mutant(
+        "The mean probabilities are summed over the ranks as well",
+        "check_balance_traffic",
+        says="2 all-reduces",
+        replace={
+            "return num_experts * (shares * probabilities.mean(0)).sum()": """
+            mean = probabilities.detach().mean(0)
+            dist.all_reduce(mean, group=group)
+            return num_experts * (shares * probabilities.mean(0)).sum()
+            """,
+        },
+    ),
+    Mutant(
+        "The bias of popular experts rises",
+        "check_update_bias",
+        says="the bias falls for idle experts",
+        replace={"load.mean() - load": "load - load.mean()"},
+    ),
+    # -- exchange
+    Mutant(
+        "The counts are not sent",
+        "check_counts",
+        says="they must be sent",
+        replace={
+            """
+            received = torch.empty_like(counts)
+            dist.all_to_all_single(received, counts, group=group)
+            """: "received = counts",
+        },
+    ),
+    Mutant(
+        "The backward returns the gradient as it is",
+        "check_all_to_all",
+        says="the gradient of the rows of rank",
+        replace={"return back, None, None, None": "return (grad.repeat(len(back), 1)[: len(back)] if len(grad) else back), None, None, None"},
+        also=("check_exchange_traffic", "check_exchange_three_ranks"),
+    ),
+    # -- layer
+    Mutant(
+        "The rows are given to the experts in the order of their sources",
+        "check_layer",
+        says="received rows are sorted by source",
+        replace={
+            "results = run_experts(rows[by_expert], loads, first, second)": "results = run_experts(rows, loads, first, second)",
+            "as_received = torch.empty_like(results).index_copy(0, by_expert, results)": "as_received = results",
+        },
+        also=("check_layer_traffic",),
+    ),
+    Mutant(
+        "The experts are gathered on every rank, and tokens stay",
+        "check_layer_traffic",
+        says="tokens travel to their experts",
+        answer="""
+        class Gathered(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, own, group):
+                ctx.group, parts = group, [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+                dist.all_gather(parts, own.contiguous(), group=group)
+                return torch.cat(parts)
+
+            @staticmethod
+            def backward(ctx, grad):
+                total = grad.contiguous().clone()
+                dist.all_reduce(total, group=ctx.group)
+                return total.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].clone(), None
+
+        def expert_parallel(x, router, first, second, k, group=None, bias=None):
+            experts, weights, _ = route(x, router, k, bias)
+            order, counts = sort_choices(experts, len(router))
+            whole = Gathered.apply(first, group), Gathered.apply(second, group)
+            return combine(run_experts(x[order // k], counts, *whole), order, weights)
+        """,
+    ),
+    # -- gradients
+    Mutant(
+        "The gradients of experts are averaged over all ranks",
+        "check_expert_gradients",
+        says="its neighbours store other experts",
+        replace={"(experts, replicas)": "(experts, None)"},
+        also=("check_grid",),
+    ),
+    Mutant(
+        "The gradients of experts are divided by the number of replicas",
+        "check_expert_gradients",
+        says="divide by the number of all ranks",
+        replace={"parameter.grad /= dist.get_world_size()": "parameter.grad /= dist.get_world_size(group)"},
+        also=("check_grid",),
+    ),
+    Mutant(
+        "The gradients of shared parameters are averaged over the replicas",
+        "check_shared",
+        says="averaged over its replicas only",
+        replace={
+            "(shared, None)": "(shared, replicas)",
+            "parameter.grad /= dist.get_world_size()": "parameter.grad /= dist.get_world_size() if parameters is experts else dist.get_world_size(group)",
+        },
+        also=("check_grid",),
+    ),
+    # -- padded
+    Mutant(
+        "The counts are exchanged, although all parts are equal",
+        "check_fixed_shapes",
+        says="no counts are exchanged",
+        replace={"equal = [len(buffer) // world] * world": "equal = [len(buffer) // world + 0 * int(exchange_counts(counts, group).sum())] * world"},
+    ),
+    # -- quiz
+    Mutant(
+        "Wrong answer on the division of the gradients of experts",
+        "quiz_q3",
+        says="already the sum over the tokens",
+        replace={'"q3": "a"': '"q3": "b"'},
+    ),
+]
