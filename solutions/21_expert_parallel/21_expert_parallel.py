@@ -525,8 +525,8 @@ def make_groups(ep: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 def reduce_gradients(shared, experts, replicas: dist.ProcessGroup) -> None:
     """Replace the gradients of this rank by those of the mean loss over all ranks."""
     ### BEGIN SOLUTION
-    for parameters, group in ((shared, None), (experts, replicas)):
-        for parameter in parameters:
+    for own, group in ((shared, None), (experts, replicas)):
+        for parameter in own:
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, group=group)
                 parameter.grad /= dist.get_world_size()

@@ -17,12 +17,6 @@ MUTANTS = [
         says="it decides the choice only",
         replace={"weights = probabilities.gather(-1, experts)": "weights = scores.gather(-1, experts)"},
     ),
-    Mutant(
-        "The weights are detached, so the router cannot learn",
-        "check_router_learns",
-        says="the router cannot learn",
-        replace={"probabilities.gather(-1, experts)": "probabilities.gather(-1, experts).detach()"},
-    ),
     # -- order
     Mutant(
         "Experts without tokens at the end have no count",
@@ -31,6 +25,13 @@ MUTANTS = [
         replace={"flat.bincount(minlength=num_experts)": "flat.bincount()"},
     ),
     # -- experts
+    Mutant(
+        "Experts without rows are skipped, and the next ones get their weights",
+        "check_experts",
+        says="the result of run_experts",
+        replace={"for each in zip(parts, first, second)": "for each in zip([part for part in parts if len(part)], first, second)"},
+        also=("check_only_own_rows",),
+    ),
     Mutant(
         "All experts compute all rows, and a mask selects the results",
         "check_only_own_rows",
@@ -73,18 +74,6 @@ MUTANTS = [
         also=("check_balance_traffic",),
     ),
     Mutant(
-        "The mean probabilities are summed over the ranks as well",
-        "check_balance_traffic",
-        says="2 all-reduces",
-        replace={
-            "return num_experts * (shares * probabilities.mean(0)).sum()": """
-            mean = probabilities.detach().mean(0)
-            dist.all_reduce(mean, group=group)
-            return num_experts * (shares * probabilities.mean(0)).sum()
-            """,
-        },
-    ),
-    Mutant(
         "The bias of popular experts rises",
         "check_update_bias",
         says="the bias falls for idle experts",
@@ -106,8 +95,21 @@ MUTANTS = [
         "The backward returns the gradient as it is",
         "check_all_to_all",
         says="the gradient of the rows of rank",
-        replace={"return back, None, None, None": "return (grad.repeat(len(back), 1)[: len(back)] if len(grad) else back), None, None, None"},
+        replace={
+            "return back, None, None, None": "return (grad.repeat(len(back), 1)[: len(back)] if len(grad) else back), None, None, None"
+        },
         also=("check_exchange_traffic", "check_exchange_three_ranks"),
+    ),
+    Mutant(
+        "The ranks wait for each other before they send",
+        "check_exchange_traffic",
+        says="uses barrier: an all-to-all is enough",
+        replace={
+            "ctx.send, ctx.receive, ctx.group = send, receive, group": """
+            ctx.send, ctx.receive, ctx.group = send, receive, group
+            dist.barrier(group)
+            """,
+        },
     ),
     # -- layer
     Mutant(
@@ -166,16 +168,22 @@ MUTANTS = [
         says="averaged over its replicas only",
         replace={
             "(shared, None)": "(shared, replicas)",
-            "parameter.grad /= dist.get_world_size()": "parameter.grad /= dist.get_world_size() if parameters is experts else dist.get_world_size(group)",
+            "parameter.grad /= dist.get_world_size()": "parameter.grad /= dist.get_world_size() if own is experts else dist.get_world_size(group)",
         },
         also=("check_grid",),
     ),
     # -- padded
     Mutant(
-        "The counts are exchanged, although all parts are equal",
-        "check_fixed_shapes",
-        says="no counts are exchanged",
-        replace={"equal = [len(buffer) // world] * world": "equal = [len(buffer) // world + 0 * int(exchange_counts(counts, group).sum())] * world"},
+        "The capacity of the buffers is that of the worst case, so nothing is dropped",
+        "check_padded",
+        says="no row is dropped",
+        replace={
+            "experts, weights, _ = route(x, router, k)": """
+            experts, weights, _ = route(x, router, k)
+            capacity = len(x) * k
+            """,
+        },
+        also=("check_fixed_shapes",),
     ),
     # -- quiz
     Mutant(

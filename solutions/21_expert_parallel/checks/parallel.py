@@ -164,11 +164,15 @@ def check_layer_traffic(student, t):
     run, numbers = layer_case(student, t, 2)
     for rank in range(run.world):
         others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
-        t.that(not others, "rank {rank} uses {kinds}: tokens travel to their experts by all-to-all, and nothing else", rank=rank, kinds=others)
+        t.that(
+            not others, "rank {rank} uses {kinds}: tokens travel to their experts by all-to-all, and nothing else", rank=rank, kinds=others
+        )
         calls = run.calls(rank, Kind.ALL_TO_ALL)
         for moment, want in (("forward", 3), ("backward", 2)):
             count = sum(call.in_backward == (moment == "backward") for call in calls)
-            message = "rank {rank} makes {count} all-to-alls in {moment}, expected {want}: counts, rows and results, and the gradients of both"
+            message = (
+                "rank {rank} makes {count} all-to-alls in {moment}, expected {want}: counts, rows and results, and the gradients of both"
+            )
             t.that(count == want, message, rank=rank, count=count, moment=moment, want=want)
         rows = [call for call in calls if "int" not in call.dtype and not call.in_backward]
         sent = sum(rows[0].send_splits) if rows and rows[0].send_splits else 0

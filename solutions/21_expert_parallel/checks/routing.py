@@ -124,7 +124,9 @@ def check_only_own_rows(student, t):
     first[1] = second[1] = torch.nan
     got = student.run_experts(rows, counts, first, second)
     t.that(type(got) is Tensor and got.shape == want.shape, "run_experts should return a tensor with the shape of rows")
-    message = "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert only, not all rows with a mask"
+    message = (
+        "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert only, not all rows with a mask"
+    )
     t.that(not bool(torch.isnan(got).any()), message)
     t.close(got, want, "the result of run_experts", **EXACT)
 
@@ -172,7 +174,7 @@ def check_capacity_of(student, t):
 
 def capacity_case(student, t, capacity: int, tokens: int = 9, size: int = 4) -> None:
     """The order and the counts within a capacity."""
-    experts = torch.tensor([t.shuffled([0, 0, *range(size)])[:1] + [size - 1] for _ in range(tokens)])
+    experts = torch.tensor([[t.choice([0, 0, *range(size)]), size - 1] for _ in range(tokens)])
     flat = experts.flatten()
     order = torch.tensor([place for one in range(size) for place in range(len(flat)) if flat[place] == one])
     counts = torch.tensor([int((flat == one).sum()) for one in range(size)])
@@ -186,7 +188,10 @@ def capacity_case(student, t, capacity: int, tokens: int = 9, size: int = 4) -> 
     got = new_order.flatten().tolist() if type(new_order) is Tensor else None
     t.that(got == want.tolist() or got != last, "experts keep their last rows: they keep the first ones, and drop the rest")
     cut = order[: len(want)].tolist()
-    t.that(got == want.tolist() or got != cut, "the end of the order is cut off, so the last experts lose all rows: each expert has its own limit")
+    t.that(
+        got == want.tolist() or got != cut,
+        "the end of the order is cut off, so the last experts lose all rows: each expert has its own limit",
+    )
     t.equal(new_order, want, "the order of the rows that are kept")
     t.equal(new_counts, counts.clamp(max=capacity), "the counts of the rows that are kept")
 
@@ -217,7 +222,8 @@ def balance_case(student, t, world: int):
         alone = balance([probabilities[rank]], [experts[rank]])
         everything = {
             "the shares on rank {rank} are those of its own choices: add the counts of all ranks first": alone[1][0],
-            "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": grads[rank] / world,
+            "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": grads[rank]
+            / world,
             "the loss on rank {rank} is not multiplied by the number of experts": grads[rank] / size,
         }
         wrong_if(t, grad, grads[rank], everything, rank=rank)
