@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     # -- balance
     Mutant(
-        "The shares are those of the rank's own choices",
+        "The shares are those of one rank's choices",
         "check_balance_loss",
         says="add the counts of all ranks first",
         replace={"dist.all_reduce(counts, group=group)": ""},

@@ -38,7 +38,7 @@ def counts_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) ->
         place = members.index(rank)
         want = torch.stack([counts[other][2 * place : 2 * place + 2] for other in members])
         own = counts[rank].view(ranks, 2)
-        wrong_if(t, got, want, {"exchange_counts returns the rank's own counts on rank {rank}: they must be sent": own}, rank=rank)
+        wrong_if(t, got, want, {"exchange_counts returns the counts of rank {rank} on rank {rank}: they must be sent": own}, rank=rank)
         same = type(got) is Tensor and got.dtype == want.dtype and got.shape == want.shape and bool(torch.equal(got, want))
         shown = got.tolist() if type(got) is Tensor else got
         message = "exchange_counts on rank {rank} of {world} is {got}, expected {want}: a row for each source"

@@ -221,7 +221,7 @@ def balance_case(student, t, world: int):
         t.that(grad is not None, "the loss has no gradient on rank {rank}: it passes through the probabilities", rank=rank)
         alone = balance([probabilities[rank]], [experts[rank]])
         everything = {
-            "the shares on rank {rank} are those of its own choices: add the counts of all ranks first": alone[1][0],
+            "the shares on rank {rank} are those of this rank alone: add the counts of all ranks first": alone[1][0],
             "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": grads[rank]
             / world,
             "the loss on rank {rank} is not multiplied by the number of experts": grads[rank] / size,
@@ -272,7 +272,7 @@ def check_update_bias(student, t):
         total = torch.tensor(sums, dtype=DOUBLE)
         mistakes = {
             "the bias falls for idle experts on rank {rank}: it should rise, so that they are chosen more often": bias - rate * steps,
-            "the bias on rank {rank} depends on its own counts only, so the ranks choose differently: add the counts of all ranks": alone,
+            "the bias on rank {rank} depends on the counts of this rank only, so the ranks choose differently: add the counts of all ranks": alone,
             "the step on rank {rank} is proportional to the load: only its sign counts": bias + rate * (total.mean() - total),
         }
         wrong_if(t, new, want, mistakes, rank=rank)
