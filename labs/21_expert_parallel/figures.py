@@ -89,7 +89,7 @@ def drops(factors: Sequence[float], shares: Mapping[str, Sequence[float]], guess
 
 @styled
 def collapse(shares: Mapping[str, Tensor]) -> Figure:
-    """The share of the choices of each expert in each step of three trainings; dark is a large share."""
+    """The share of the choices of each expert in each step of three trainings; a strong colour is a large share."""
     all_axes = panels(len(shares), width=11, height=3.1, sharey=True)
     shades = LinearSegmentedColormap.from_list("share", [BACKGROUND, BLUE, BLACK])
     for axes, (name, values) in zip(all_axes, shares.items()):
