@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast compat lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast compat combinations lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ compat: setup-dev ## a part of the suite on the oldest supported PyTorch and on 
 
 course: setup-dev ## every reference lab at full size
 	@exec $(BIN)/python -m pytest tests/labs/test_notebooks_run.py --full-size $(ARGS)
+
+combinations: setup-dev ## every tested combination of tensor, pipeline, data, context and expert parallelism
+	@exec $(BIN)/python -m pytest -n 0 -s tests/parallel/test_combinations.py --every-combination $(ARGS)
 
 LAB ?= 13_dp_limit
 grade: setup ## a classroom in a box: three made-up students through the whole grading of LAB

@@ -65,6 +65,9 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full-size", action="store_true", help="run the reference labs at full size")
+    parser.addoption(
+        "--every-combination", action="store_true", help="run all combinations of parallel dimensions"
+    )
 
 
 class WholeFiles(LoadScopeScheduling):

@@ -69,8 +69,10 @@ class PendingRows(Protocol):
 class TokenExchange(Protocol):
     """Moves rows to the ranks that store their experts, and back."""
 
-    batch_ranks: int
-    """The number of ranks with different parts of the batch."""
+    averaged_ranks: int
+    """The number of ranks over which gradients are averaged."""
+    token_ranks: int
+    """The number of ranks that compute different tokens of the batch."""
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> PendingRows:
         """Start to send ``rows`` (R, hidden), sorted by expert; ``counts`` (num_experts,) of each expert."""
@@ -79,13 +81,13 @@ class TokenExchange(Protocol):
         """Return the results of the rows that ``sent`` dispatched, (R, hidden), in their order."""
 
     def sum_over_batch(self, tensor: Tensor) -> None:
-        """Sum ``tensor`` in place over the ranks with different parts of the batch."""
+        """Sum ``tensor`` in place over the ranks that compute different tokens of the batch."""
 
 
 class LocalExchange:
     """All experts are in this process: rows stay where they are."""
 
-    batch_ranks = 1
+    averaged_ranks = token_ranks = 1
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> PendingRows:
         return _LocalRows(rows, [counts.tolist()])
@@ -158,14 +160,14 @@ class MoELayer(nn.Module):
         """Return ``out``, in whose backward the losses of this rank have their gradients, and the load is
         counted."""
         config, local = self.config, load
-        ranks = self.exchange.batch_ranks
-        if ranks > 1 and (config.balance_loss or config.z_loss):
+        if self.exchange.token_ranks > 1 and (config.balance_loss or config.z_loss):
             load = local.clone()
             self.exchange.sum_over_batch(load)
         choices = load.sum().clamp(min=1).to(probabilities)  # a quotient of integers would be fp32
-        # The gradients of the ranks are averaged. Therefore the mean over the tokens of all ranks becomes the
-        # sum over those of this rank, times the number of ranks, divided by the number of all tokens.
-        share = ranks * config.top_k / choices
+        # Gradients are averaged over some ranks. Therefore the mean over the tokens of all ranks becomes the
+        # sum over those of this rank, times the number of averaged ranks, divided by the number of all
+        # tokens.
+        share = self.exchange.averaged_ranks * config.top_k / choices
         balance = config.num_experts * torch.dot(load / choices, probabilities.sum(0)) * share
         z = logits.logsumexp(-1).square().sum() * share
         self.stats = RoutingStats(load, dropped, balance.detach(), z.detach())

@@ -1,4 +1,4 @@
-"""Gives storage to the parameters of modules that were built on the meta device."""
+"""Gives storage to the parameters and buffers of modules that were built on the meta device."""
 
 from __future__ import annotations
 
@@ -30,3 +30,19 @@ def materialize(
                     value = value.to(device) if device is not None else value
                     new[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
                 setattr(module, name, new[id(parameter)])
+
+
+def materialize_buffers(
+    module: nn.Module, values: Callable[[nn.Parameter], Tensor], device: torch.device | None
+) -> None:
+    """Give storage to the buffers of ``module`` that are on the meta device. Buffers are not cut or sharded.
+
+    Args:
+        module: the module.
+        values: returns the value of a parameter or buffer.
+        device: the device of the new buffers; None for that of the values.
+    """
+    for inner in module.modules():
+        for name, buffer in list(inner.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                inner._buffers[name] = values(buffer).to(device)  # type: ignore[arg-type]

@@ -143,6 +143,17 @@ class ParallelMesh:
             mesh._groups.setdefault(tuple(dist.get_process_group_ranks(made)), made)
         return mesh
 
+    def reshaped(self, degrees: Degrees) -> ParallelMesh:
+        """Return a mesh of the same ranks with other degrees. Both meshes share their groups, so that none is
+        created twice: over gloo, a group costs threads and connections between all its ranks.
+
+        Raises:
+            UserError: the degrees do not fit the number of ranks.
+        """
+        mesh = ParallelMesh(degrees, self.group)
+        mesh._groups = self._groups
+        return mesh
+
     def size(self, *names: str) -> int:
         """Return the number of ranks along these dimensions."""
         return math.prod(self._sizes(names)[name] for name in names)

@@ -14,6 +14,7 @@ this rank's part of them, are the mean over all data.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +24,13 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Llama
+from dlo_lib.models.moe import moe_layers
 from dlo_lib.optim.step import MicroBatch
 from dlo_lib.parallel.context import ContextKind, SequenceLayout, SequencePlacement, parallelize_context
 from dlo_lib.parallel.ddp import DDP
+from dlo_lib.parallel.expert import ExpertLayout, ExpertParallel, parallelize_experts
 from dlo_lib.parallel.fsdp import FSDP
-from dlo_lib.parallel.materialize import materialize
+from dlo_lib.parallel.materialize import materialize, materialize_buffers
 from dlo_lib.parallel.mesh import TOKENS, Degrees, ParallelMesh
 from dlo_lib.parallel.pipeline.llama import build_pipeline
 from dlo_lib.parallel.pipeline.schedules import make_schedule
@@ -67,7 +70,8 @@ class ParallelPlan:
         context_kind: the form of attention over the ranks of ``cp``.
         context_inner: the ranks that exchange heads, for ``ContextKind.COMBINED``.
         sequence_placement: the assignment of tokens to the ranks of ``cp``.
-        zero_stage: what is sharded; None for the parameters if ``dp_shard`` is not 1, otherwise nothing.
+        zero_stage: what is sharded; None for the parameters if ``dp_shard`` is not 1, otherwise nothing. With
+            ``ep``, stage 0 on several ranks of ``dp_shard`` cuts only the experts over them.
         reshard_after_forward: the argument of ``FSDP``; None for True, or for False in a pipeline, where True
             would gather the parameters in each micro-batch.
         schedule: the schedule of a pipeline; None for 1F1B if ``pp`` is above 1, otherwise no pipeline.
@@ -101,13 +105,11 @@ class ParallelPlan:
     keep_buffers: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.ep != 1:
-            raise UserError(f"expert parallelism is not in the library yet: use ep 1, not {self.ep}")
         if self.cp > 1:
             self.sequence_layout  # noqa: B018 (checks context_inner)
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence parallelism is along tp, which is 1: use tp 2 or more, or leave it out")
-        if self.stage is ZeroStage.NONE and self.dp_shard != 1:
+        if self.stage is ZeroStage.NONE and self.dp_shard != 1 and self.ep == 1:
             raise UserError(
                 f"dp_shard is {self.dp_shard} and nothing is sharded: "
                 "use dp_replicate, or ZeRO stage 1, 2 or 3 (fsdp)",
@@ -118,11 +120,12 @@ class ParallelPlan:
                     f"ZeRO stage {self.stage.value} is over all copies of the model: "
                     "use dp_replicate 1, or stage 3 (hsdp)",
                 )
-            if self.tp != 1:
-                raise UserError(
-                    f"ZeRO stage {self.stage.value} with tp is not in the library yet: "
-                    "use stage 3 (fsdp) or 0",
-                )
+            for name in ("tp", "ep"):
+                if getattr(self, name) != 1:
+                    raise UserError(
+                        f"ZeRO stage {self.stage.value} with {name} is not in the library yet: "
+                        "use stage 3 (fsdp) or 0",
+                    )
             if self.pipelined:
                 raise UserError(
                     f"ZeRO stage {self.stage.value} in a pipeline is not in the library yet: "
@@ -153,18 +156,23 @@ class ParallelPlan:
     @property
     def builds_in_parts(self) -> bool:
         """Whether no rank holds the whole model, so that it is built on the meta device."""
-        return self.pipelined or self.tp != 1 or self.stage is ZeroStage.PARAMETERS
+        return self._cut or self.stage is ZeroStage.PARAMETERS
 
     @property
     def grads_in_parts(self) -> bool:
         """Whether each rank holds only a part of the gradients, so that the ranks must agree on an
         overflow."""
-        return self.pipelined or self.tp != 1 or self.stage >= ZeroStage.GRADIENTS
+        return self._cut or self.stage >= ZeroStage.GRADIENTS
 
     @property
     def saves_in_parts(self) -> bool:
         """Whether every rank writes a part of a checkpoint."""
-        return self.pipelined or self.tp != 1 or self.stage is not ZeroStage.NONE
+        return self._cut or self.stage is not ZeroStage.NONE
+
+    @property
+    def _cut(self) -> bool:
+        """Whether ranks hold parts of the model, apart from ZeRO."""
+        return self.pipelined or self.tp != 1 or self.ep != 1
 
     def over(self, ranks: int) -> ParallelPlan:
         """Return the plan for this number of ranks, with a degree of 0 replaced.
@@ -208,6 +216,7 @@ class ShortForm(enum.Enum):
         dp_shard: int = 0,
         cp: int = 1,
         tp: int = 1,
+        ep: int = 1,
         **choices: Any,
     ) -> ParallelPlan:
         """Return the plan of this name for a number of ranks.
@@ -217,13 +226,15 @@ class ShortForm(enum.Enum):
             per_node: the number of ranks of a node. It is the default of ``pp`` for a pipeline and of
                 ``dp_shard`` for HSDP.
             pp, dp_replicate, dp_shard: explicit degrees; 0 for the default.
-            cp, tp: the degrees of context and tensor parallelism.
+            cp, tp, ep: the degrees of context, tensor and expert parallelism. Experts are cut over ranks of
+                ``dp_shard`` and ``cp``. Without a value, ``dp_shard`` is as large as ``ep`` needs, and only
+                the experts are cut.
             choices: other fields of the plan.
 
         Raises:
             UserError: the plan refuses the combination.
         """
-        split = pp or dp_replicate or dp_shard or cp > 1 or tp > 1
+        split = pp or dp_replicate or dp_shard or max(cp, tp, ep) > 1
         if self is ShortForm.NONE and not split and ranks > 1:
             raise UserError(
                 f"parallel none trains on one rank, this job has {ranks}: "
@@ -238,8 +249,11 @@ class ShortForm(enum.Enum):
             dp_shard = dp_shard or per_node
         sharded = _STAGES.get(self, ZeroStage.NONE) is not ZeroStage.NONE
         if sharded and not dp_shard:
-            return ParallelPlan(pp or 1, dp_replicate or 1, 0, cp, tp, **choices).over(ranks)
-        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, cp, tp, **choices).over(ranks)
+            return ParallelPlan(pp or 1, dp_replicate or 1, 0, cp, tp, ep, **choices).over(ranks)
+        if ep > 1 and not dp_shard:
+            dp_shard = ep // math.gcd(ep, cp)
+            choices.setdefault("zero_stage", ZeroStage.NONE)
+        return ParallelPlan(pp or 1, dp_replicate, dp_shard or 1, cp, tp, ep, **choices).over(ranks)
 
     @property
     def shards(self) -> bool:
@@ -320,7 +334,13 @@ def parallelize(
         layout = _cut_matrices(model, plan, mesh, values, styles)
         values = layout.values
 
-    # 2. Connect the attention of the ranks of ``cp``, in place. It then computes with the heads of this rank.
+    # 2. Cut the experts, in place.
+    experts = None
+    if plan.ep > 1 or (mesh.size(*TOKENS, "tp") > 1 and moe_layers(model)):
+        experts = _cut_experts(model, plan, mesh, values)
+        values = experts.values
+
+    # 3. Connect the attention of the ranks of ``cp``, in place. It then computes with the heads of this rank.
     if mesh.size("cp") > 1:
         parallelize_context(
             model,
@@ -332,9 +352,9 @@ def parallelize(
     if not plan.pipelined:
         if plan.stage is not ZeroStage.PARAMETERS and any(param.is_meta for param in model.parameters()):
             materialize([model], values, device)
-        return _wrap(model, plan, mesh, device, values, layout)
+        return _wrap(model, plan, mesh, device, values, layout, experts)
 
-    # 3. Cut the layers. The layers of other ranks need no memory here, and must not be sharded over the ranks
+    # 4. Cut the layers. The layers of other ranks need no memory here, and must not be sharded over the ranks
     #    of this stage.
     if not isinstance(model, Llama):
         raise UserError(f"a pipeline is cut out of a Llama, not out of a {type(model).__name__}: use pp 1")
@@ -349,12 +369,12 @@ def parallelize(
     if sharded and plan.reshard_after_forward is None:
         plan = replace(plan, reshard_after_forward=False)
 
-    # 4. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather parameters
+    # 5. Wrap each stage for data parallelism. Its hooks must be the outermost, because they gather parameters
     #    before all other work and average gradients after it.
     def wrap(stage: nn.Module) -> nn.Module:
-        return _wrap(stage, plan, mesh, device, values, layout)
+        return _wrap(stage, plan, mesh, device, values, layout, experts)
 
-    # 5. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates, and
+    # 6. Connect the copies of tied embeddings, which must be the parameters that the optimiser updates, and
     #    build the pipeline.
     return build_pipeline(
         model,
@@ -387,6 +407,25 @@ def _cut_matrices(
     return parallelize_tensor(model, group, styles, sequence_parallel=plan.sequence_parallel, values=values)
 
 
+def _cut_experts(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh,
+    values: Callable[[nn.Parameter], Tensor] | None,
+) -> ExpertLayout:
+    """Cut the experts of ``model`` along ``ep``. With one rank of ``ep``, nothing is cut, and only the losses
+    of the router are those of all data."""
+    return parallelize_experts(
+        model,
+        mesh.group_along("ep"),
+        replicas=mesh.group_along("dp_replicate", "dp_shard_mod_ep"),
+        batch=mesh.group_along(*TOKENS),
+        shards=mesh.group_along("dp_shard_mod_ep"),
+        tokens=mesh.group_along(*TOKENS, "tp") if plan.sequence_parallel else None,
+        values=values,
+    )
+
+
 def _wrap(
     module: nn.Module,
     plan: ParallelPlan,
@@ -394,12 +433,19 @@ def _wrap(
     device: torch.device | None,
     values: Callable[[nn.Parameter], Tensor] | None,
     layout: TensorLayout | None,
+    experts: ExpertLayout | None,
 ) -> nn.Module:
-    """Wrap ``module``, the model or one stage of it, for ranks with different data, and for ``tp``."""
-    if layout is None:
-        return _data_parallel(module, plan, mesh, device, values)
-    scale_partial_grads(module, layout)
-    return TensorParallel(_data_parallel(module, plan, mesh, device, values), layout)
+    """Wrap ``module``, the model or one stage of it, for ranks with different data, for ``ep`` and for
+    ``tp``."""
+    if values is not None:
+        materialize_buffers(module, values, device)
+    if layout is not None:
+        scale_partial_grads(module, layout)
+    cut = experts if plan.ep > 1 else None
+    wrapped = _data_parallel(module, plan, mesh, device, values, cut)
+    if cut is not None:
+        wrapped = ExpertParallel(wrapped, cut)
+    return wrapped if layout is None else TensorParallel(wrapped, layout)
 
 
 def _data_parallel(
@@ -408,6 +454,7 @@ def _data_parallel(
     mesh: ParallelMesh,
     device: torch.device | None,
     values: Callable[[nn.Parameter], Tensor] | None,
+    experts: ExpertLayout | None,
 ) -> nn.Module:
     """Wrap ``module``, the model or one stage of it, for ranks with different data."""
     match plan.stage:
@@ -423,13 +470,20 @@ def _data_parallel(
                 device=device,
                 values=values,
                 keep_buffers=plan.keep_buffers,
+                sharded_over=None if experts is None else experts.sharded_over(module),
             )
         case ZeroStage.GRADIENTS:
             return ShardedDDP(module, mesh.group_along(*_SHARDS), keep_buffers=plan.keep_buffers)
     ranks = mesh.group_along(*TOKENS)
     if (plan.pipelined or plan.tp > 1) and mesh.size(*TOKENS) == 1:
         return module  # there are no other ranks for the average
-    return DDP(module, ranks, gradient_as_bucket_view=plan.bucket_view, keep_buckets=plan.keep_buffers)
+    return DDP(
+        module,
+        ranks,
+        gradient_as_bucket_view=plan.bucket_view,
+        keep_buckets=plan.keep_buffers,
+        reduced_over=None if experts is None else experts.reduced_over(module),
+    )
 
 
 def make_optimizer(

@@ -183,6 +183,11 @@ def whole_params(module: nn.Module) -> list[ParamShard]:
     return [ParamShard(name, param.shape, param.stride(), (), param) for name, param in named]
 
 
+def groups_by_param(shards: Iterable[ParamShard]) -> dict[nn.Parameter, list[dist.ProcessGroup]]:
+    """Return for each parameter the groups whose ranks hold different parts of it, the outermost first."""
+    return {shard.param: shard_groups([shard]) for shard in shards}
+
+
 def shard_groups(shards: Iterable[ParamShard]) -> list[dist.ProcessGroup]:
     """Return the groups whose ranks hold different parts of ``shards``, the outermost first."""
     splits = [split for shard in shards for split in shard.placement]

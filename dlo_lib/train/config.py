@@ -65,7 +65,7 @@ class TrainConfig:
     sequence_parallel: Annotated[
         bool, Option("with --tp, norms compute on parts of the sequence", same_on_resume=False)
     ] = False
-    ep: Annotated[int, Option("ranks that share experts; not in the library yet")] = 1
+    ep: Annotated[int, Option("parts of the experts (expert parallelism)", same_on_resume=False)] = 1
     schedule: Annotated[ScheduleKind, Option("of a pipeline: the order of forwards and backwards")] = (
         ScheduleKind.ONE_F_ONE_B
     )
@@ -141,10 +141,8 @@ class TrainConfig:
             "lr_steps",
         ):
             self._at_least(name, 0)
-        for name in ("cp", "tp"):
+        for name in ("cp", "tp", "ep"):
             self._at_least(name, 1)
-        if self.ep != 1:
-            raise UserError(f"expert parallelism is not in the library yet: use ep 1, not {self.ep}")
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
         self._check_seq()
@@ -179,7 +177,7 @@ class TrainConfig:
     def is_parallel(self) -> bool:
         """Whether the model is distributed over ranks; one rank counts too."""
         return self.parallel is not ShortForm.NONE or bool(
-            self.pp or self.dp_replicate or self.dp_shard or self.cp > 1 or self.tp > 1
+            self.pp or self.dp_replicate or self.dp_shard or max(self.cp, self.tp, self.ep) > 1
         )
 
     @property
@@ -188,7 +186,7 @@ class TrainConfig:
         degrees = [
             f"{name} {size}" for name in ("pp", "dp_replicate", "dp_shard") if (size := getattr(self, name))
         ]
-        degrees += [f"{name} {size}" for name in ("cp", "tp") if (size := getattr(self, name)) > 1]
+        degrees += [f"{name} {size}" for name in ("cp", "tp", "ep") if (size := getattr(self, name)) > 1]
         degrees += ["sequence_parallel"] if self.sequence_parallel else []
         short = [self.parallel.value] if self.parallel is not ShortForm.NONE or not degrees else []
         return " ".join(short + degrees)
@@ -208,6 +206,7 @@ class TrainConfig:
             dp_shard=self.dp_shard,
             cp=self.cp,
             tp=self.tp,
+            ep=self.ep,
             sequence_parallel=self.sequence_parallel,
             context_kind=self.context_kind,
             context_inner=self.context_inner or None,

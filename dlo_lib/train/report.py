@@ -84,7 +84,8 @@ class Reporter(Quiet):
                 last=config.steps,
                 sequences=config.batch
                 * config.accumulation
-                * (dist.get_world_size(state.group) if state.group is not None else 1),
+                * (dist.get_world_size(state.group) if state.group is not None else 1)
+                // config.cp,  # whose ranks share each sequence
                 seq=config.seq,
             )
         )

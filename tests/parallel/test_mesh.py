@@ -127,3 +127,16 @@ def test_the_users_own_device_mesh():
 def test_without_a_process_group():
     with pytest.raises(UserError, match="a mesh needs a process group"):
         ParallelMesh(Degrees())
+
+
+def shared_groups() -> None:
+    mesh = ParallelMesh(Degrees(dp_shard=2, tp=2))
+    shards = mesh.group_along("dp_shard")
+    other = mesh.reshaped(Degrees(pp=2, cp=2))
+    assert other.group_along("pp") is shards
+    assert mesh.group_along("tp") is other.group_along("cp")
+    assert other.size("pp") == 2
+
+
+def test_meshes_of_the_same_ranks_share_groups():
+    run_ranks(shared_groups, 4)

@@ -190,7 +190,7 @@ def test_what_the_recipe_refuses():
         ({"cp": 4, "context_inner": 2}, "kind ring with inner 2: inner is the number of ranks"),
         ({"sequence_parallel": True}, "sequence parallelism is along tp, which is 1: use tp 2 or more"),
         ({"tp": 2, "dp_shard": 2, "zero_stage": ZeroStage.GRADIENTS}, "ZeRO stage 2 with tp is not in"),
-        ({"ep": 2}, "expert parallelism is not in the library yet"),
+        ({"ep": 2, "dp_shard": 2, "zero_stage": ZeroStage.GRADIENTS}, "ZeRO stage 2 with ep is not in"),
         (
             {"dp_shard": 2, "zero_stage": ZeroStage.NONE},
             "nothing is sharded: use dp_replicate, or ZeRO stage 1, 2 or 3",
@@ -229,6 +229,10 @@ def test_plans_that_contradict_themselves_are_refused(options, message):
         ("none", {"tp": 2, "pp": 2, "dp_shard": 2}, Degrees(pp=2, dp_shard=2, tp=2), ZeroStage.PARAMETERS),
         ("fsdp", {"tp": 2}, Degrees(dp_shard=4, tp=2), ZeroStage.PARAMETERS),
         ("none", {"cp": 4}, Degrees(dp_replicate=2, cp=4), ZeroStage.NONE),
+        ("none", {"ep": 2}, Degrees(dp_replicate=4, dp_shard=2, ep=2), ZeroStage.NONE),
+        ("ddp", {"ep": 4, "cp": 2}, Degrees(dp_replicate=2, dp_shard=2, cp=2, ep=4), ZeroStage.NONE),
+        ("fsdp", {"ep": 4}, Degrees(dp_shard=8, ep=4), ZeroStage.PARAMETERS),
+        ("none", {"ep": 2, "dp_shard": 4}, Degrees(dp_replicate=2, dp_shard=4, ep=2), ZeroStage.PARAMETERS),
         ("fsdp", {"cp": 8}, Degrees(cp=8), ZeroStage.PARAMETERS),
     ],
 )

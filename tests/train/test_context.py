@@ -17,7 +17,7 @@ def trained_in_turn(configs: list[TrainConfig]) -> list[TrainResult]:
     return [train(config) for config in configs]
 
 
-def test_ranks_with_parts_of_sequences_train_the_same_model_as_one_process(small_run):
+def test_ranks_with_parts_of_sequences_train_the_same_model_as_one_process(small_run, capfd):
     options = {"batch": 2, "accumulation": 2}
     twin = train(small_run("twin", **options))
     configs = [
@@ -29,6 +29,7 @@ def test_ranks_with_parts_of_sequences_train_the_same_model_as_one_process(small
     by_rank = run_ranks(trained_in_turn, 2, configs)
     for results in zip(*by_rank):
         assert len({result.loss for result in results}) == 1
+    assert capfd.readouterr().out.count("of 4 sequences of 32 tokens") == 5, "the twin and four runs"
     ring, ulysses, _, resumed = by_rank[0]
     for result in (ring, ulysses, resumed):
         assert_learned_the_same(result, twin)

@@ -92,8 +92,10 @@ class ContextParallel:
             raise UserError(f"a layout of {layout.ranks} ranks for a group of {ranks}: use equal numbers")
         self.group, self.layout = group, layout
         self.rank = dist.get_rank(group)
-        mesh = ParallelMesh(Degrees(dp_replicate=layout.ring, dp_shard=layout.inner), group)
-        self._ring, self._inner = mesh.group_along("dp_replicate"), mesh.group_along("dp_shard")
+        self._ring = self._inner = group
+        if layout.ring > 1 and layout.inner > 1:
+            mesh = ParallelMesh(Degrees(dp_replicate=layout.ring, dp_shard=layout.inner), group)
+            self._ring, self._inner = mesh.group_along("dp_replicate"), mesh.group_along("dp_shard")
         self._documents: Tensor | None = None
         self._plans: dict[tuple[int, bool], RingPlan] = {}
         self._angles: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}

@@ -18,6 +18,12 @@ cores of Switch Transformer), because it needs no communication before the dispa
 over the whole batch: a rank whose tokens prefer one expert drops some of them, even if the other ranks leave
 room. The twin of N ranks is therefore one process that limits each part of the batch by itself.
 
+FSDP shards the experts of a rank over dp_shard_mod_ep, and all other parameters over dp_shard x cp.
+
+With tensor parallelism, the ranks of ``tp`` hold the same experts and compute the same tokens, because
+experts are not cut. With sequence parallelism, they compute different tokens, and the gradients of routers
+and experts are summed over them (``tensor``).
+
 Memory per rank: 1/ep of the experts, of their gradients and of their optimiser state. Bytes sent: see
 ``expert.dispatch``.
 
@@ -26,11 +32,12 @@ Papers: GShard (arXiv:2006.16668), section 2.2 and 3.2; Switch Transformer (arXi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.moe import MoELayer
@@ -39,6 +46,8 @@ from dlo_lib.parallel.protocol import SplitDim, process_group
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 
 MIB = 2**20
+
+Values = Callable[[nn.Parameter], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +68,27 @@ class ExpertLayout:
         replicas: the ranks that store the same experts.
         batch: the ranks with different data.
         parts: the parameters of the experts, by their names in the model.
+        shards: the ranks that store the same experts, over which FSDP shards them.
+        values: returns the value of this rank's part of a parameter on the meta device; None if the model has
+            values.
     """
 
     group: dist.ProcessGroup
     replicas: dist.ProcessGroup
     batch: dist.ProcessGroup
     parts: dict[str, ExpertPart]
+    shards: dist.ProcessGroup
+    values: Values | None = None
 
     def reduced_over(self, module: nn.Module) -> dict[nn.Parameter, dist.ProcessGroup]:
         """Return the ranks over which the gradient of each parameter of experts is summed: the argument
         ``reduced_over`` of ``DDP``. ``module`` is the model, or a part of it with the names of the model."""
         return {param: self.replicas for name, param in module.named_parameters() if name in self.parts}
+
+    def sharded_over(self, module: nn.Module) -> dict[nn.Parameter, dist.ProcessGroup]:
+        """Return the ranks over which each parameter of experts is sharded: the argument ``sharded_over`` of
+        ``FSDP``. ``module`` is as in ``reduced_over``."""
+        return {param: self.shards for name, param in module.named_parameters() if name in self.parts}
 
 
 @torch.no_grad()
@@ -79,6 +98,9 @@ def parallelize_experts(
     *,
     replicas: dist.ProcessGroup | None = None,
     batch: dist.ProcessGroup | None = None,
+    shards: dist.ProcessGroup | None = None,
+    tokens: dist.ProcessGroup | None = None,
+    values: Values | None = None,
 ) -> ExpertLayout:
     """Cut the experts of every ``MoELayer`` of ``model`` over the ranks of ``group``, in place; called by
     every rank. Each rank keeps num_experts / ep experts. Call it before the data-parallel wrapper and the
@@ -102,7 +124,12 @@ def parallelize_experts(
             cut, and only the losses and loads are summed over ``batch``.
         replicas: the ranks that store the same experts as this one; None for this rank alone, if ``group`` is
             ``batch``.
-        batch: the ranks with different data; None for ``group``.
+        batch: the ranks with different data, over which gradients are averaged; None for ``group``.
+        shards: the ranks over which FSDP shards the experts of this rank; None for ``replicas``.
+        tokens: the ranks whose layers compute different tokens, for the losses and the balance bias: those of
+            ``tp`` too with sequence parallelism. None for ``batch``.
+        values: returns the value of a parameter, for a model on the meta device; None for the values of the
+            model.
 
     Returns the layout, for ``ExpertParallel``.
 
@@ -133,6 +160,7 @@ def parallelize_experts(
     for name, layer in layers:
         _check(name, layer, ranks)
     parts: dict[str, ExpertPart] = {}
+    whole_of: dict[nn.Parameter, nn.Parameter] = {}  # of parameters on the meta device
     placement = SplitDim(0, group)
     for name, layer in layers:
         tensors = [*layer.experts.parameters(), *layer.router.parameters(), *layer.router.buffers()]
@@ -143,9 +171,26 @@ def parallelize_experts(
             mine = param.detach().chunk(ranks)[dist.get_rank(group)]
             # A copy, so that the memory of the other experts is freed.
             value = torch.empty_like(mine) if param.is_meta else mine.clone()
-            setattr(layer.experts, key, nn.Parameter(value, param.requires_grad))
-        layer.exchange = AllToAllExchange(group, batch)
-    return ExpertLayout(group, replicas, batch, parts)
+            new = nn.Parameter(value, param.requires_grad)
+            setattr(layer.experts, key, new)
+            if param.is_meta:
+                whole_of[new] = param
+        layer.exchange = AllToAllExchange(group, batch, tokens)
+    own = None if values is None else _values_of_parts(values, whole_of, ranks, dist.get_rank(group))
+    return ExpertLayout(group, replicas, batch, parts, replicas if shards is None else shards, own)
+
+
+def _values_of_parts(
+    values: Values, whole_of: Mapping[nn.Parameter, nn.Parameter], ranks: int, rank: int
+) -> Values:
+    """Return a function that returns the value of this rank's part of a parameter on the meta device."""
+
+    def value(param: nn.Parameter) -> Tensor:
+        if param not in whole_of:
+            return values(param)
+        return values(whole_of[param]).chunk(ranks)[rank].clone()
+
+    return value
 
 
 def _check(name: str, layer: MoELayer, ranks: int) -> None:

@@ -45,13 +45,18 @@ class AllToAllExchange:
 
     Args:
         group: the ranks that together store all experts, each the same number.
-        batch: the ranks with different parts of the batch, for the losses and the balance bias. ``group`` is
-            a part of them.
+        batch: the ranks with different parts of the batch, over which gradients are averaged. ``group`` is a
+            part of them.
+        tokens: the ranks that compute different tokens, for the losses and the balance bias; None for
+            ``batch``.
     """
 
-    def __init__(self, group: dist.ProcessGroup, batch: dist.ProcessGroup) -> None:
-        self.group, self.batch = group, batch
-        self.batch_ranks = dist.get_world_size(batch)
+    def __init__(
+        self, group: dist.ProcessGroup, batch: dist.ProcessGroup, tokens: dist.ProcessGroup | None = None
+    ) -> None:
+        self.group, self.batch, self.tokens = group, batch, batch if tokens is None else tokens
+        self.averaged_ranks = dist.get_world_size(batch)
+        self.token_ranks = dist.get_world_size(self.tokens)
 
     def dispatch(self, rows: Tensor, counts: Tensor) -> SentRows:
         """Start to send ``rows`` (R, hidden), sorted by expert, to the ranks of their experts.
@@ -78,8 +83,8 @@ class AllToAllExchange:
         return _Wait.apply(_start(rows, back), back)
 
     def sum_over_batch(self, tensor: Tensor) -> None:
-        """Sum ``tensor`` in place over the ranks with different parts of the batch."""
-        dist.all_reduce(tensor, group=self.batch)
+        """Sum ``tensor`` in place over the ranks that compute different tokens of the batch."""
+        dist.all_reduce(tensor, group=self.tokens)
 
 
 class SentRows:

@@ -5,7 +5,7 @@ the placement of the experts: checkpoints re-shard them between degrees, and cli
 
     norm^2 = sum over the ep ranks of |gradients of its experts|^2  +  |all other gradients|^2
 
-Cost: one all-reduce of a scalar in each clipping.
+Cost: one all-reduce of a scalar in each clipping; with FSDP three.
 """
 
 from __future__ import annotations
@@ -21,18 +21,27 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.expert.apply import ExpertLayout
-from dlo_lib.parallel.protocol import MemoryObserver, ModuleWrapper, ParallelModel, ParamShard
+from dlo_lib.parallel.protocol import (
+    MemoryObserver,
+    ModuleWrapper,
+    ParallelModel,
+    ParamShard,
+    groups_by_param,
+    shard_groups,
+)
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
 
 
 class ExpertParallel(ModuleWrapper):
-    """Wraps ``module``, a ``DDP`` of the model that ``parallelize_experts`` has cut.
+    """Wraps ``module``, a ``DDP`` or an ``FSDP`` of the model that ``parallelize_experts`` has cut.
 
     ``state_dict`` contains the experts of this rank; ``full_state_dict`` returns the whole model.
 
     Args:
         module: the data-parallel wrapper, which must sum the gradients of experts over ``layout.replicas``
-            (argument ``reduced_over``).
+            (argument ``reduced_over`` of DDP), or shard them over ``layout.shards`` (argument
+            ``sharded_over`` of FSDP).
         layout: the result of ``parallelize_experts``.
 
     Raises:
@@ -40,18 +49,21 @@ class ExpertParallel(ModuleWrapper):
     """
 
     holds_every_param = True
-    takes_added_grads = True
 
     def __init__(self, module: nn.Module, layout: ExpertLayout) -> None:
         super().__init__()
         assert isinstance(module, ParallelModel)
-        if getattr(module, "reduced_over", None) != layout.reduced_over(module):
+        reduced = getattr(module, "reduced_over", None) == layout.reduced_over(module)
+        sharded = getattr(module, "sharded_over", None) == layout.sharded_over(module)
+        if not reduced and not sharded:
             raise UserError(
                 f"{type(module).__name__} would mix the gradients of different experts: "
-                "wrap with DDP(model, layout.batch, reduced_over=layout.reduced_over(model))"
+                "wrap with DDP(model, layout.batch, reduced_over=layout.reduced_over(model)), "
+                "or with FSDP(..., sharded_over=layout.sharded_over(model))"
             )
         self.module, self.layout = module, layout
         self._inner: ParallelModel = module
+        self.takes_added_grads = module.takes_added_grads
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -64,6 +76,11 @@ class ExpertParallel(ModuleWrapper):
     def finish_grad_sync(self) -> None:
         """Average the gradients that are not averaged yet."""
         self._inner.finish_grad_sync()
+        for shard in self.shards():
+            if shard.name in self.layout.parts and shard.param.grad is not None:
+                # For torch.nn.utils.clip_grad_norm_
+                device = shard.param.grad.device
+                mark(shard.param.grad, GradScope(shard_groups([shard]), device))
 
     def shards(self) -> list[ParamShard]:
         """Return every parameter, of the experts the part of this rank."""
@@ -81,15 +98,14 @@ class ExpertParallel(ModuleWrapper):
 
         Returns the norm before scaling, () fp64, the same on every rank.
         """
-        shards = self._inner.shards()
-        shared = [shard.param for shard in shards if shard.name not in self.layout.parts]
+        shards = self.shards()
         return clip_sharded_grad_norm_(
             [shard.param for shard in shards],
             max_norm,
-            [self.layout.group],
+            (),
             next(self.module.parameters()).device,
             norm_type=norm_type,
-            copies=shared if dist.get_rank(self.layout.group) else (),
+            groups_of=groups_by_param(shards),
         )
 
     def observe_memory(self, observer: MemoryObserver) -> None:
@@ -102,9 +118,10 @@ class ExpertParallel(ModuleWrapper):
         In addition to the result, the whole experts of one layer are in memory.
         """
         state: dict[str, Tensor] = {}
-        for name, value in self.state_dict().items():
+        inner = getattr(self.module, "full_state_dict", self.module.state_dict)
+        for name, value in inner().items():
             if name in self.layout.parts:
-                mine = value.detach().contiguous()
+                mine = value.detach().contiguous().to(next(self.module.parameters()).device)
                 parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self.layout.group))]
                 dist.all_gather(parts, mine, group=self.layout.group)
                 value = torch.cat(parts)
@@ -125,7 +142,7 @@ class ExpertParallel(ModuleWrapper):
                     found = f"{tuple(own[name].shape)} instead of {tuple(part.shape)}"
                     raise UserError(f"{name} is {found}: load the state of the same model")
                 own[name] = own[name].chunk(ranks)[rank]
-        self.load_state_dict(own)
+        getattr(self.module, "load_full_state_dict", self.module.load_state_dict)(own)
 
     def _translated(self, shard: ParamShard) -> ParamShard:
         part = self.layout.parts.get(shard.name)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,7 +45,14 @@ from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_di
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, CallSpan, cut_into_units
 from dlo_lib.parallel.mesh import inner_group
 from dlo_lib.parallel.nested import map_tensors, tensors_in
-from dlo_lib.parallel.protocol import MemoryObserver, ModuleWrapper, ParamShard, SplitDim, process_group
+from dlo_lib.parallel.protocol import (
+    MemoryObserver,
+    ModuleWrapper,
+    ParamShard,
+    SplitDim,
+    groups_by_param,
+    process_group,
+)
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter
@@ -94,6 +101,10 @@ class FSDP(ModuleWrapper):
         find_unused_parameters: allows parameters without a gradient, as in ``DDP``. A parameter that no rank
             used keeps the gradient None. Ranks may use different parameters of a unit whose inputs have
             gradients, if each backward follows a separate forward. All ranks must use the same units.
+        sharded_over: for parameters that only some ranks of ``group`` hold (the experts of
+            ``parallel.expert``), these ranks, which share them in shards. In a unit they have their own
+            all-gather and reduce-scatter. Their gradients are summed over these ranks and ``replicas``, and
+            divided by the number of all ranks, as the other gradients are.
 
     ``state_dict`` contains ``DTensor``s, also that of the optimiser (``fsdp.dtensors``): save it with
     ``torch.distributed.checkpoint``, or call ``full_state_dict``.
@@ -126,9 +137,11 @@ class FSDP(ModuleWrapper):
         transport: Transport | None = None,
         keep_buffers: bool | None = None,
         find_unused_parameters: bool = False,
+        sharded_over: Mapping[nn.Parameter, dist.ProcessGroup] | None = None,
     ) -> None:
         super().__init__()
         group = process_group(group, "FSDP")
+        sharded_over = sharded_over or {}
         if any(spec_of(param) is not None for param in module.parameters()):
             raise UserError("this module is sharded already: build a new one and wrap it once")
         self.module = module
@@ -139,6 +152,7 @@ class FSDP(ModuleWrapper):
         )
         device = device or next(module.parameters(), torch.empty(0)).device
         self.pool = BufferPool(device, keep_buffers if keep_buffers is not None else device.type == "cpu")
+        copies = dist.get_world_size(replicas) if replicas is not None else 1
         self._layout = FSDPLayout(
             group,
             transport or default_transport(group, device),
@@ -149,17 +163,39 @@ class FSDP(ModuleWrapper):
             reduce_dtype,
             replicas,
             smaller,
+            dist.get_world_size(group) * copies,
         )
-        plans = cut_into_units(module, blocks)
+        layouts = {
+            ranks: replace(
+                self._layout,
+                group=ranks,
+                transport=transport or default_transport(ranks, device),
+                post_forward_group=None,
+            )
+            for ranks in dict.fromkeys(sharded_over.values())
+        }
+        plans = cut_into_units(module, blocks, sharded_over)
         if values is None:
-            for ranks in (group, replicas):
-                if ranks is not None:
-                    broadcast_packed([*module.parameters(), *module.buffers()], ranks, 25 * MIB)
+            for holders in (group, *layouts):
+                held = [param for param in module.parameters() if sharded_over.get(param, group) is holders]
+                tensors = [*held, *module.buffers()] if holders is group else held
+                for ranks in (holders, replicas):
+                    if ranks is not None:
+                        broadcast_packed(tensors, ranks, 25 * MIB)
         self.units: list[FSDPParamGroup] = []
         while plans:  # remove each plan after use, because it keeps the whole parameters of its unit alive
-            self.units.append(
-                FSDPParamGroup(plans.pop(0), self._layout, values or (lambda param: param.detach())),
-            )
+            plan = plans.pop(0)
+            holders = sharded_over.get(plan.param_refs[0].param, group)
+            layout = layouts.get(holders, self._layout)
+            self.units.append(FSDPParamGroup(plan, layout, values or (lambda param: param.detach())))
+
+        self.sharded_over = {
+            param.shard: unit.layout.group
+            for unit in self.units
+            for param in unit.fsdp_params
+            if unit.layout is not self._layout
+        }
+        """The groups of the parameters that are not sharded over ``group``."""
 
         call_spans = [(unit, span) for unit in self.units for span in unit.call_spans]
         # The order of calls in the previous forward; before the first one, the order of registration.
@@ -217,18 +253,26 @@ class FSDP(ModuleWrapper):
 
         Returns the norm before scaling, () fp64, the same on every rank.
         """
+        shards = self.shards()
         return clip_sharded_grad_norm_(
-            self.parameters(), max_norm, [self.group], self._layout.device, norm_type=norm_type
+            [shard.param for shard in shards],
+            max_norm,
+            (),
+            self._layout.device,
+            norm_type=norm_type,
+            groups_of=groups_by_param(shards),
         )
 
     def shards(self) -> list[ParamShard]:
         """Return the rows of every parameter that this rank stores. A 0-d parameter is stored whole by one
         rank."""
-        rows = (SplitDim(0, self.group),)
-        params = [(param, param.whole) for unit in self.units for param in unit.fsdp_params]
-        return [
-            ParamShard(param.name, whole.shape, whole.stride(), rows, param.shard) for param, whole in params
-        ]
+        found = []
+        for unit in self.units:
+            rows = (SplitDim(0, unit.layout.group),)
+            for param in unit.fsdp_params:
+                shape, strides = param.whole.shape, param.whole.stride()
+                found.append(ParamShard(param.name, shape, strides, rows, param.shard))
+        return found
 
     def unwrapped(self) -> list[nn.Module]:
         return [self.module]

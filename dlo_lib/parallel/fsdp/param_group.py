@@ -75,6 +75,8 @@ class FSDPLayout:
     """The ranks that hold the same shards. Gradients are averaged over them as well."""
     post_forward_group: dist.ProcessGroup | None
     """The ranks that hold the whole unit together between forward and backward; None for ``group``."""
+    averaged_ranks: int
+    """The number of ranks over which gradients are averaged, which divides their sum."""
 
 
 class FSDPParamGroup:
@@ -257,13 +259,13 @@ class FSDPParamGroup:
 
     @torch.no_grad()
     def wait_reduce_scatter(self) -> None:
-        """Wait for the sum and divide it by the number of ranks. If the shards have replicas, start the
+        """Wait for the sum and divide it by the number of all ranks. If the shards have replicas, start the
         all-reduce over them."""
         assert self._reduced is not None
         self._wait_sum()
         del self._wait_sum  # it keeps the sent tensor alive
         replicas = self.layout.replicas
-        self._reduced.mul_(1 / (self.ranks * (dist.get_world_size(replicas) if replicas is not None else 1)))
+        self._reduced.mul_(1 / self.layout.averaged_ranks)
         if replicas is not None:
             self._wait_sum = dist.all_reduce(self._reduced, group=replicas, async_op=True).wait
         self._release_packed()

@@ -13,10 +13,11 @@ messages. The blocks of a transformer are the usual compromise.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dlo_lib.errors import UserError
@@ -54,12 +55,17 @@ class WrapPlan:
         return self.param_refs[0].name.rpartition(".")[0] or "the model"
 
 
-def cut_into_units(module: nn.Module, blocks: BlockTypes | None) -> list[WrapPlan]:
+def cut_into_units(
+    module: nn.Module,
+    blocks: BlockTypes | None,
+    sharded_over: Mapping[nn.Parameter, dist.ProcessGroup] | None = None,
+) -> list[WrapPlan]:
     """Return the units of ``module`` in the order of registration.
 
     Args:
         blocks: the types whose outermost instances become one unit each; None for the members of the
             outermost ``nn.ModuleList``s and ``nn.ModuleDict``s.
+        sharded_over: the group of parameters that are not sharded over the group of the other ones.
 
     Raises:
         UserError: no module has one of these types; a parameter does not have a floating-point dtype.
@@ -73,7 +79,7 @@ def cut_into_units(module: nn.Module, blocks: BlockTypes | None) -> list[WrapPla
         modules = [member for member, _ in members]
         for span in [tuple(modules)] if joins else [(single,) for single in modules]:
             plans.append(WrapPlan([CallSpan(span, len(plans))]))
-    return _split_by_dtype(_assign_params(module, plans, found))
+    return _split_by_message(_assign_params(module, plans, found), sharded_over or {})
 
 
 def _span_modules(current: nn.Module, blocks: set[int]) -> Iterator[tuple[nn.Module, bool]]:
@@ -151,15 +157,18 @@ def _merge(
     return first
 
 
-def _split_by_dtype(plans: list[WrapPlan]) -> list[WrapPlan]:
-    """Split each unit by dtype, because a message has one dtype. The trained parameters come first, so that
-    their gradients are contiguous."""
+def _split_by_message(
+    plans: list[WrapPlan], sharded_over: Mapping[nn.Parameter, dist.ProcessGroup]
+) -> list[WrapPlan]:
+    """Split each unit by dtype and group, because a message has one of each. The trained parameters come
+    first, so that their gradients are contiguous."""
     split = []
     for plan in plans:
-        dtypes: dict[torch.dtype, list[ParamRef]] = {}
+        messages: dict[tuple[torch.dtype, dist.ProcessGroup | None], list[ParamRef]] = {}
         for param_ref in plan.param_refs:
-            dtypes.setdefault(param_ref.param.dtype, []).append(param_ref)
-        for param_refs in dtypes.values():
+            kind = (param_ref.param.dtype, sharded_over.get(param_ref.param))
+            messages.setdefault(kind, []).append(param_ref)
+        for param_refs in messages.values():
             trained_first = sorted(param_refs, key=lambda param_ref: not param_ref.param.requires_grad)
             split.append(WrapPlan(plan.call_spans, trained_first))
     return split

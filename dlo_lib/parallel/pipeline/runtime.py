@@ -48,8 +48,8 @@ from dlo_lib.parallel.protocol import (
     MemoryObserver,
     ParallelModel,
     ParamShard,
+    groups_by_param,
     process_group,
-    shard_groups,
     whole_params,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
@@ -253,14 +253,19 @@ class Pipeline(nn.Module):
         duplicate = self.tied.duplicate if self.tied is not None else None
         shards = self.shards()
         copies = [shard.param for shard in shards if shard.param is duplicate or not shard.counted]
-        within = dict.fromkeys(shard_groups(shards))
-        grads = [param.grad for param in self.parameters()]
-        within |= dict.fromkeys(
-            group for grad in grads if isinstance(grad, RemoteGrad) for group in grad.groups
-        )
-        groups = [*within, self.group]
+        groups_of: dict[nn.Parameter, Sequence[dist.ProcessGroup]] = dict.fromkeys(self.parameters(), ())
+        groups_of |= groups_by_param(shards)
+        for param in self.parameters():
+            if isinstance(param.grad, RemoteGrad):
+                groups_of[param] = param.grad.groups
         return clip_sharded_grad_norm_(
-            self.parameters(), max_norm, groups, self._device, norm_type=norm_type, copies=copies
+            self.parameters(),
+            max_norm,
+            [self.group],
+            self._device,
+            norm_type=norm_type,
+            copies=copies,
+            groups_of=groups_of,
         )
 
     @contextlib.contextmanager

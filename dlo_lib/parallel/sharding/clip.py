@@ -3,18 +3,22 @@ ranks before the root is taken.
 
     norm = (sum over ranks of sum of |g|^p)^(1/p),   gradients *= min(1, max_norm / (norm + 1e-6))
 
-Cost: one all-reduce of a scalar along each mesh dimension. The CPU does not read the scalar, so it does not
-wait for the accelerator. ``nn.utils.clip_grad_norm_`` computes the same on the gradients of FSDP and ZeRO
+Parameters may be cut along different mesh dimensions: with experts, some over the ranks of ``ep``, the others
+over all ranks with different data. Their powers are then summed separately.
+
+Cost: one all-reduce of a scalar along each mesh dimension, for each of these kinds of parameters. The CPU
+does not read the scalar, so it does not wait for the accelerator. ``nn.utils.clip_grad_norm_`` computes the
+same on the gradients of FSDP and ZeRO
 (``sharding.sharded_grad``), with one all-reduce for each gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, local_grad, norm_of_part, sum_of_parts
@@ -24,13 +28,14 @@ _EPSILON = 1e-6  # the value of torch.nn.utils.clip_grad_norm_, so that the resu
 
 @torch.no_grad()
 def clip_sharded_grad_norm_(
-    params: Iterable[Tensor],
+    params: Iterable[nn.Parameter],
     max_norm: float,
     groups: Sequence[dist.ProcessGroup],
     device: torch.device | None = None,
     *,
     norm_type: float = 2.0,
     copies: Collection[Tensor] = (),
+    groups_of: Mapping[nn.Parameter, Sequence[dist.ProcessGroup]] | None = None,
 ) -> Tensor:
     """Scale the gradients of ``params`` so that their norm over all ranks is at most ``max_norm``; called by
     every rank.
@@ -42,6 +47,8 @@ def clip_sharded_grad_norm_(
         device: the device on which ``groups`` communicate; None for the CPU.
         norm_type: p > 0 of the p-norm; ``math.inf`` for the largest absolute value.
         copies: the members of ``params`` that another rank counts. They are scaled, but not counted here.
+        groups_of: for each parameter the groups whose ranks hold other parts of it, in addition to
+            ``groups``; equal on all ranks of these groups. None if there are none.
 
     Returns the norm before scaling, () fp64 on ``device``, the same on every rank.
 
@@ -54,14 +61,31 @@ def clip_sharded_grad_norm_(
     with torch._C.DisableTorchFunctionSubclass():
         held = [(param, local_grad(param.grad)) for param in params if param.grad is not None]
         gradients = [grad for _, grad in held if grad.numel()]
-        own = [grad for param, grad in held if not any(param is copy for copy in copies)]
-        counted = [grad for grad in own if grad.numel()]
-        # Sum in fp64 on every rank, because a rank without parts does not know the dtype of the other ranks.
-        local = torch.zeros((), dtype=torch.float64, device=device)
-        if counted:
-            norms = torch._foreach_norm(counted, float(norm_type))
-            local += norm_of_part(torch.stack([norm.double() for norm in norms]), float(norm_type))
+        own = [(param, grad) for param, grad in held if not any(param is copy for copy in copies)]
+        counted: dict[tuple[dist.ProcessGroup, ...], list[Tensor]] = {}
+        if groups_of is None:
+            counted[()] = [grad for _, grad in own]
+        else:  # all parameters, because a rank may count none that is cut over a group
+            counted = {tuple(over): [] for over in groups_of.values()}
+            for param, grad in own:
+                counted[tuple(groups_of[param])].append(grad)
+        norms = [
+            sum_of_parts(_norm_of(grads, float(norm_type), device), float(norm_type), GradScope(over, device))
+            for over, grads in counted.items()
+        ]
+        local = norm_of_part(torch.stack([*norms, _norm_of([], norm_type, device)]), float(norm_type))
         norm = sum_of_parts(local, float(norm_type), GradScope(groups, device))
         if gradients:
             torch._foreach_mul_(gradients, (max_norm / (norm + _EPSILON)).clamp(max=1.0).to(gradients[0]))
+    return norm
+
+
+def _norm_of(grads: Sequence[Tensor], power: float, device: torch.device) -> Tensor:
+    """Return the norm of all elements of ``grads``, () fp64 on ``device``; 0 without elements."""
+    # Sum in fp64 on every rank, because a rank without parts does not know the dtype of the other ranks.
+    norm = torch.zeros((), dtype=torch.float64, device=device)
+    filled = [grad for grad in grads if grad.numel()]
+    if filled:
+        norms = torch._foreach_norm(filled, power)
+        norm += norm_of_part(torch.stack([norm.double() for norm in norms]), power)
     return norm

@@ -1,6 +1,6 @@
 """The styles of known models.
 
-embedding    rows                              norms            whole; on parts of the sequence if chosen
+embedding    rows                              norms, experts   whole; on parts of the sequence if chosen
 queries      rows, whole heads                 output           columns, whole heads
 keys, values rows, whole heads, which ranks    gate and up      rows
              may share                         down             columns
@@ -30,7 +30,7 @@ def llama_styles(config: LlamaConfig, prefix: str = "") -> Styles:
         prefix: the prefix of all names except ``lm_head``.
     """
     block = f"{prefix}layers.*"
-    attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+    attention = f"{block}.self_attn"
     per_block: dict[str, TensorStyle] = (
         {}
         if not config.num_layers
@@ -42,15 +42,34 @@ def llama_styles(config: LlamaConfig, prefix: str = "") -> Styles:
             attention: SharedInput(("q_proj", "k_proj", "v_proj")),
             f"{attention}.o_proj": RowParallel(config.num_heads),
             f"{block}.post_attention_layernorm": SequenceParallel(),
-            f"{mlp}.gate_proj": ColumnParallel(),
-            f"{mlp}.up_proj": ColumnParallel(),
-            mlp: SharedInput(("gate_proj", "up_proj")),
-            f"{mlp}.down_proj": RowParallel(),
         }
     )
+    if config.moe is None:
+        mlps = _mlp_styles(f"{block}.mlp") if config.num_layers else {}
+    else:
+        mlps = {}
+        for layer in range(config.num_layers):
+            mlp = f"{prefix}layers.{layer}.mlp"
+            if not config.has_experts(layer):
+                mlps |= _mlp_styles(mlp)
+                continue
+            mlps |= {f"{mlp}.router": SequenceParallel(), f"{mlp}.experts": SequenceParallel()}
+            if config.moe.shared_intermediate:
+                mlps |= _mlp_styles(f"{mlp}.shared")
     return {
         f"{prefix}embed_tokens": VocabParallel(),
         **per_block,
+        **mlps,
         f"{prefix}norm": SequenceParallel(),
         "lm_head": VocabParallelHead(),
+    }
+
+
+def _mlp_styles(name: str) -> dict[str, TensorStyle]:
+    """Return the styles of a SwiGLU MLP."""
+    return {
+        f"{name}.gate_proj": ColumnParallel(),
+        f"{name}.up_proj": ColumnParallel(),
+        name: SharedInput(("gate_proj", "up_proj")),
+        f"{name}.down_proj": RowParallel(),
     }

@@ -29,6 +29,7 @@ from dlo_lib.parallel.protocol import (
     ModuleWrapper,
     ParallelModel,
     ParamShard,
+    groups_by_param,
     shard_groups,
     whole_params,
 )
@@ -138,10 +139,11 @@ class TensorParallel(ModuleWrapper):
         return clip_sharded_grad_norm_(
             [shard.param for shard in shards],
             max_norm,
-            shard_groups(shards),
+            (),
             self._device,
             norm_type=norm_type,
             copies=[shard.param for shard in shards if not shard.counted],
+            groups_of=groups_by_param(shards),
         )
 
     def observe_memory(self, observer: MemoryObserver) -> None:
