@@ -106,6 +106,14 @@ print(predictions.compared(expected_first, {name: first.peak_by_phase[phase] / G
 # %% id="show_idea" tags=["demo"]
 figures.replicas(first.peak_by_part, ranks=4)
 
+# %% [markdown] id="predict_ranks_text"
+# **Predict.** Step 8 divides a global batch of 64 sequences over the ranks; above 64 ranks each still takes one
+# sequence. How many GiB does a rank need at its peak with 8, with 64 and with 512 ranks? Write it down now, before
+# the next figures give it away.
+
+# %% id="predict_ranks" tags=["prediction"]
+expected_ranks = {"8 ranks": None, "64 ranks": None, "512 ranks": None}
+
 # %% [markdown] id="parameters_text"
 # ## 1 · Count the parameters
 #
@@ -493,11 +501,8 @@ lab.check("ranks")
 # %% [markdown] id="ranks_after"
 # The figure shows the memory of each rank for a global batch of 64 sequences, from 8 to 512 ranks: computed by your
 # `step_peak` for all of them, and measured for 8, 64 and 512 (one rank runs, the others are simulated).
-# Above 64 ranks the global batch has to grow, because a rank takes at least one sequence. How many GiB does a rank
-# need with 8, with 64 and with 512 ranks?
-
-# %% id="predict_ranks" tags=["prediction"]
-expected_ranks = {"8 ranks": None, "64 ranks": None, "512 ranks": None}
+# Above 64 ranks the global batch has to grow, because a rank takes at least one sequence. The cell compares the
+# measurement with what you predicted after "The idea".
 
 # %% id="show_ranks" tags=["demo"]
 WORLDS = (8, 16, 32, 64, 128, 256, 512)
@@ -735,7 +740,7 @@ print(columns(rows))
 # `max_memory_allocated()`. Without a GPU of 27 GiB it shows what it gave on one.
 
 # %% id="run_on_gpu" tags=["demo"]
-from dlo_lib.labkit.on_gpu import StoredResult, measured_or_stored
+from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored
 from dlo_lib.optim import Precision, train_step
 
 

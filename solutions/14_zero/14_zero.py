@@ -717,7 +717,7 @@ print(table(forms))
 # more than 1/N. Which is faster depends on the number and the sizes of the parameters. Stages 2 and 3 of
 # PyTorch are `fully_shard`, with which lab 15 ends.
 #
-# ## 12 · The same as a DeepSpeed configuration
+# ## 12 · The same with DeepSpeed
 #
 # DeepSpeed, where ZeRO comes from, reads the stage from a JSON file. You will meet such files on clusters, also
 # through Accelerate and Lightning. Read this one; the table says which of your functions each line selects.
@@ -739,8 +739,7 @@ print(table(forms))
 # | `train_batch_size` | sequences in a step of **all** ranks: `train_micro_batch_size_per_gpu` × `gradient_accumulation_steps` × number of ranks | lab 11 |
 #
 # Two of the three numbers of the last line are enough; DeepSpeed computes the third, and refuses to start if
-# they contradict each other. In Python, `deepspeed.initialize(model=model, config="zero.json")` returns an
-# engine, and a step is `engine.backward(loss)` and `engine.step()`.
+# they contradict each other.
 #
 # Read the file for a job of 16 GPUs. How many backward passes does a step have? How many bytes has a full bucket
 # of gradients in bf16? What happens with the same file on 48 GPUs?
@@ -751,6 +750,68 @@ print(table(forms))
 # 256 / (4 × 48) is not a whole number: DeepSpeed refuses to start.
 #
 # </details>
+#
+# The cell trains the MLP of step 7 with DeepSpeed on 2 ranks, three steps in each stage, and compares the losses with
+# those of **your** stage 0. Without DeepSpeed it shows what it gave on a machine that has it. Which line of the
+# table will not be the one that you know from step 6?
+
+# %% id="run_deepspeed" tags=["demo"]
+from functools import partial
+
+from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored
+from dlo_lib.text import columns
+
+
+def by_deepspeed(stage: int, steps: int) -> tuple[list[float], int]:
+    """Train the MLP with DeepSpeed; return the losses of this rank, and the bytes of its optimiser's state."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    rank, model = dist.get_rank(), MLP()
+    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
+    losses = []
+    for step in range(steps):
+        x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
+        loss = (engine(x) - x.roll(1, 1)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, alive.state()["optimizer"]
+
+
+def compared_with_deepspeed(stage: int) -> list[float]:
+    """The largest difference of a loss to your stage 0; sent in a step, in B f, by kind; the state, in bytes a parameter."""
+    run = run_ranks(by_deepspeed, 2, stage, 3, trace=True)
+    yours = run_ranks(train, 2, 0, 3)
+    apart = max(abs(a - b) for (losses, _), (own, _, _) in zip(run, yours) for a, b in zip(losses, own))
+    sent = [run.trace.ring_bytes(kind, rank=0) / 3 / (4 * numbers / 2) for kind in ("all_reduce", "reduce_scatter", "all_gather")]
+    return [apart, *sent, run[0][1] / numbers]
+
+
+on_two_cores = StoredResult(
+    "2 CPU cores",
+    "2026-11-25",
+    "DeepSpeed 0.19.8, torch 2.13, gloo",
+    {
+        "stage 0": [0.0, 2.0001, 0.0, 0.0, 8.001],
+        "stage 1": [0.0, 2.0001, 0.0, 1.0, 4.0002],
+        "stage 2": [0.0, 2.0001, 0.0, 1.0, 4.0002],
+        "stage 3": [0.0, 0.0002, 1.0, 2.0, 4.0002],
+    },
+)
+found = measured_or_stored({f"stage {stage}": partial(compared_with_deepspeed, stage) for stage in STAGES}, on_two_cores, package="deepspeed")
+rows = [("DeepSpeed", "losses differ by", "all-reduce", "reduce-scatter", "all-gather", "optimiser's state")]
+for name, (apart, *sent, each) in found.items():
+    rows.append((name, f"{apart:.0e}", *(f"{times:.2f} B f" for times in sent), f"{each:.1f} bytes/parameter"))
+print(columns(rows))
+
+# %% [markdown] id="deepspeed_lesson"
+# The losses are yours. The line of stage 2 is the unexpected one: this version of DeepSpeed averages the gradients
+# of stages 1 and 2 with an all-reduce for each bucket, of which a rank keeps its piece (its option
+# `use_multi_rank_bucket_allreduce`). That saves memory as stage 2 does, but it sends 3 B f instead of 2 B f. Stage 3
+# sends a reduce-scatter and two all-gathers, as your `Gather` does. So read what a library sends in a trace, not in
+# a paper.
 
 # %% [markdown] id="quiz_text"
 # ## 13 · Quiz

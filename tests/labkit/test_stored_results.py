@@ -1,11 +1,11 @@
-"""Stored figures are marked as stored, and a GPU with enough memory is measured instead."""
+"""Stored figures are marked as stored; where the GPU or the package is there, the cell measures instead."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from dlo_lib.labkit.on_gpu import StoredResult, measured_or_stored
+from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored
 
 STORED = StoredResult("an H100", "2026-11-22", "torch 2.11", {"kept": 23.0, "checkpointed": 19.5})
 
@@ -51,3 +51,16 @@ def test_a_measurement_needs_a_stored_figure_on_every_machine(
     on_a_gpu(monkeypatch, 30)
     with pytest.raises(KeyError, match="batch 4"):
         measured_or_stored({"batch 4": lambda: 1.0}, STORED, gib=1)
+
+
+def test_a_package_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert measured_or_stored({"kept": refuse}, STORED, package="no_such_package") == {"kept": 23.0}
+    assert "not measured here (no_such_package is not installed)" in capsys.readouterr().out
+
+
+def test_with_the_package_the_cell_measures_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert measured_or_stored({"kept": lambda: 7.0}, STORED, package="torch") == {"kept": 7.0}
+    assert capsys.readouterr().out == "Measured on this machine:\n"
