@@ -3,14 +3,14 @@
 #
 # **What you will do.** Read the code that a compiler writes for you, and count the bytes that it saves.
 # Rewrite functions that it must cut into pieces, so that each is one graph. Use its switches: `fullgraph`,
-# `mode`, and the log `TORCH_LOGS`. Prevent repeated compilation of the same code. Compile an optimiser, and a
-# model block by block. Then compute after how many steps the compilation has paid.
+# `mode`, and the log `TORCH_LOGS`. Prevent repeated compilation of the same code. Compile a model block by block, and
+# optionally an optimiser. Then compute after how many steps the compilation has paid.
 #
 # You need no GPU. On a CPU the compiler writes C++ and calls a C++ compiler (`apt-get install g++`, or
 # `module load gcc`); without one the lab still runs, and reports what you will not see.
 #
-# The core exercises take about 100 minutes; with the text and the demos plan two hours. The two optional exercises
-# (padding to buckets) take 30 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
+# The core exercises take about 95 minutes; with the text and the demos plan two hours. The three optional exercises
+# (an optimiser, padding to buckets) take 42 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
 # Words: kernel (*noyau de calcul*), fusion of kernels (*fusion de noyaux*), graph break (*rupture de
 # graphe*), just-in-time compilation (*compilation à la volée*), recompilation (*recompilation*), warm cache
@@ -273,7 +273,7 @@ lab.check("mean")
 # %% [markdown] id="route_text"
 # ## 4 · Each token to its expert
 #
-# **Core · 13 min · ●●●**
+# **Core · 14 min · ●●●**
 #
 # A mixture of experts multiplies each token with one of several matrices. The loop of `given_route` finds,
 # for each expert, *which* tokens it has: again a shape that depends on values. Write it as one graph.
@@ -356,7 +356,7 @@ print(f"× {halves / at_once:.1f} by the bytes, × {cut.compiled / cut.eager:.1f
 # %% [markdown] id="options_text"
 # ## 5 · The switches: fullgraph, mode, TORCH_LOGS
 #
-# **Core · 18 min · ●●○**
+# **Core · 20 min · ●●○**
 #
 # The reports above are of this course. In a project PyTorch itself answers, if you set the right switch.
 #
@@ -583,7 +583,9 @@ lab.check("dynamic")
 # %% [markdown] id="optimizer_text"
 # ## 8 · Compile the optimiser
 #
-# **Core · 11 min · ●●○**
+# **Optional · 12 min · ●●○**
+#
+# You can continue with 9: no later cell needs this code.
 #
 # An optimiser's step consists of pointwise operations on all parameters, which is the best case for a
 # compiler. The difficulty: the **step count** and the **learning rate** change at every step, and as Python
@@ -723,7 +725,7 @@ figures.depth(operations, seconds, DEPTH, compiled_with=BACKEND)
 # %% [markdown] id="break_even_text"
 # ## 10 · When has it paid?
 #
-# **Core · 8 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # Write two functions.
 #

@@ -297,6 +297,31 @@ MUTANTS = [
         """,
     ),
     Mutant(
+        "Two greedy searches, and the cheaper of their results",
+        "check_cheapest",
+        says="Compare each bucket's compilation with the padding it saves",
+        answer="""
+        def choose_buckets(counts, compile_seconds, token_seconds):
+            def cost(buckets):
+                padded = sum(n * min(each for each in buckets if each >= length) for length, n in counts.items())
+                return compile_seconds * len(buckets) + token_seconds * padded
+
+            def improved(buckets, others):
+                while ways := [other for other in others(buckets) if cost(other) < cost(buckets)]:
+                    buckets = min(ways, key=cost)
+                return buckets
+
+            if not compile_seconds:
+                return sorted(counts)
+            longest = max(counts)
+            added = improved([longest], lambda now: [[*now, each] for each in counts if each not in now])
+            removed = improved(
+                sorted(counts), lambda now: [[each for each in now if each != out] for out in now if out != longest]
+            )
+            return min(added, removed, key=cost)
+        """,
+    ),
+    Mutant(
         "The costs are correct, but at most ten buckets are used",
         "check_cheapest_of_many",
         says="Compare each bucket's compilation",

@@ -7,7 +7,7 @@
 # experiments should be compared: at the same cost, with many repeats and an interval.
 #
 # You need no GPU. The core exercises take about 100 minutes; with the text and the demos plan two hours and a
-# quarter. The two optional ones (ASHA, population-based training) take 30 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
+# quarter. The three optional ones (Hyperband, ASHA, population-based training) take 40 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
 # pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
 # that step.
 #
@@ -58,7 +58,7 @@ figures.landscape({"grid": grid, "random": scattered})
 # %% [markdown] id="scale_text"
 # ## 1 · Sample on the right scale
 #
-# **Core · 3 min · ●○○**
+# **Core · 4 min · ●○○**
 #
 # Take learning rates from 0.0001 to 3: if they are sampled uniformly, only one in a thousand is below 0.003.
 # If the *order of magnitude* of a hyperparameter matters, sample it on a **logarithmic scale**: as many
@@ -82,7 +82,7 @@ lab.check("scale")
 # %% [markdown] id="interval_text"
 # ## 2 · Which one is better? Repeat the experiment
 #
-# **Core · 12 min · ●●○**
+# **Core · 11 min · ●●○**
 #
 # One search proves nothing: random search may be lucky. So repeat both methods, with seed 0, 1, 2, ... and
 # compare **seed by seed**. Is the mean difference real? The **bootstrap** answers without a formula of
@@ -236,7 +236,7 @@ figures.improvement(line[:, 0], truth, (measured[:, 0], values), pictures)
 # %% [markdown] id="length_text"
 # ## 5 · How rough is the landscape?
 #
-# **Core · 8 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # The three pictures have the same measurements but choose different next points. The length scale must come
 # from the data. The **marginal likelihood** is the probability density of the values under a length scale,
@@ -371,7 +371,7 @@ print(compared(predicted_ranks, {"after 1 epoch": ranks_agree(1), "after 3": ran
 # %% [markdown] id="halving_text"
 # ## 8 · Successive halving
 #
-# **Core · 10 min · ●●○**
+# **Core · 12 min · ●●○**
 #
 # Start many trials with few epochs, keep the best part, train these longer, and repeat. A **rung** is a
 # number of trials and the *total* resource (epochs) that each of them receives. From $n$ trials with $r$
@@ -408,7 +408,9 @@ lab.check("halving")
 # %% [markdown] id="hyperband_text"
 # ## 9 · Hyperband
 #
-# **Core · 8 min · ●●○**
+# **Optional · 10 min · ●●○**
+#
+# You can skip the code: no later cell needs it. But read the idea, because the next figure and the quiz use it.
 #
 # How many trials should halving start with? Many if early losses predict the final ones, few if they do not.
 # This is not known in advance. **Hyperband** (Li et al., 2017) runs both extremes and the cases between:
@@ -434,10 +436,13 @@ def brackets(most: int, eta: int) -> list[tuple[int, int]]:
 lab.check("hyperband")
 
 # %% [markdown] id="budget_text"
-# What do they find with the same number of epochs? Every method has the budget of one Hyperband run and takes
-# its trials at random from the pool. Random search trains fewer trials, all to the end.
+# What do they find with the same number of epochs? Every method has the budget of one Hyperband run, with the brackets
+# of the library (yours are the same), and takes its trials at random from the pool. Random search trains fewer trials, all to the end.
 
 # %% id="show_budget" tags=["demo"]
+from dlo_lib.hpo.halving import brackets as library_brackets
+
+
 def halving(order: list[int], trials: int, least: int) -> tuple[float, int]:
     """Return the lowest final loss that successive halving finds among the trials of `order`, and its cost in epochs."""
     alive, cost, before = order[:trials], 0, 0
@@ -450,9 +455,9 @@ def halving(order: list[int], trials: int, least: int) -> tuple[float, int]:
 
 def hyperband(order: list[int]) -> tuple[float, int]:
     results, begun = [], 0
-    for trials, least in brackets(EPOCHS, 3):
-        results.append(halving(order[begun : begun + trials], trials, least))
-        begun += trials
+    for first, *_ in library_brackets(EPOCHS, 3):
+        results.append(halving(order[begun : begun + first.trials], first.trials, first.resource))
+        begun += first.trials
     return min(loss for loss, _ in results), sum(cost for _, cost in results)
 
 
@@ -483,7 +488,7 @@ figures.best_losses(found, f"best final loss for {budget} epochs", log=True)
 # %% [markdown] id="prune_text"
 # ## 10 · Pruning: stop trials that fall behind
 #
-# **Core · 11 min · ●●○**
+# **Core · 14 min · ●●○**
 #
 # A simpler rule needs no rungs. The **median rule**: after each epoch, compare the trial's **best** loss so far
 # with the losses that earlier trials had at **the same epoch**. Stop the trial if it is above their median. There
@@ -541,7 +546,7 @@ print(compared(predicted_share, {"epochs trained": 100 * sum(spent) / len(spent)
 # %% [markdown] id="objective_text"
 # ## 11 · An objective for Optuna
 #
-# **Core · 10 min · ●●○**
+# **Core · 12 min · ●●○**
 #
 # In Optuna a search is a *study*, and a training is a *trial*. You write the **objective**: a function that
 # receives a trial, asks it for hyperparameters, trains, and returns the value to minimise. The study has a

@@ -8,7 +8,7 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about 95
+# Builds on labs 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about 100
 # minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
 # `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")`
 # lets you continue without its points.
@@ -87,7 +87,7 @@ figures.copies(at_64[0], 64)
 # %% [markdown] id="state_text"
 # ## 1 · What is left on a rank
 #
-# **Core · 5 min · ●○○**
+# **Core · 7 min · ●○○**
 #
 # Write the last column of the table as a function, for any optimiser: `moments` is the number of values that
 # it keeps for each parameter (AdamW 2, momentum 1, plain SGD 0). All numbers are fp32. (Real shards are
@@ -172,7 +172,7 @@ lab.check("pieces")
 # %% [markdown] id="stage1_text"
 # ## 3 · Stage 1: the optimiser's state
 #
-# **Core · 15 min · ●●○**
+# **Core · 17 min · ●●○**
 #
 # DDP has averaged the gradients on every rank, and then all ranks compute the same update from the same
 # moments. Instead:
@@ -281,13 +281,13 @@ lab.check("stage2")
 # %% [markdown] id="stage3_text"
 # ## 6 · Stage 3: the parameters
 #
-# **Core · 25 min · ●●●**
+# **Core · 24 min · ●●●**
 #
 # Now a rank keeps only pieces of the parameters. Before a layer computes, its weight is gathered. Where does
 # its gradient go? The gather is a *function* of the pieces: its backward maps the gradient of the whole
 # weight on every rank to the gradient of each piece. An all-gather gives every rank the pieces of all ranks;
 # its transpose **adds** the gradients of a piece from all ranks: a **reduce-scatter**. (Data parallelism
-# needs the average, so divide by the number of ranks.)
+# needs the average, so divide by the number of ranks: the lines are those of your hook in step 5.)
 #
 # Write it as an `autograd.Function`, and a linear layer with it. The layer gathers the weight at most twice
 # (for forward and for backward) and reduce-scatters its gradient once. Two rules for the layer:
@@ -468,7 +468,7 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 # %% [markdown] id="offload_text"
 # ## 8 · Offload
 #
-# **Core · 17 min · ●●○**
+# **Core · 18 min · ●●○**
 #
 # The optimiser's state is needed once a step, so it need not be in the memory of the GPU. ZeRO-Offload keeps it
 # in CPU memory, and the CPU computes the update. The GPU keeps pieces of weights and gradients in 16 bits; the

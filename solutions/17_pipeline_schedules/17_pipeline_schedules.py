@@ -10,7 +10,7 @@
 # You need no GPU: a schedule is a **table**, and a simulator computes when each of its cells runs. Lab 18
 # runs your tables on real ranks.
 #
-# The core exercises take about 95 minutes; with the text and the demos plan two hours. The optional exercises take 40
+# The core exercises take about 100 minutes; with the text and the demos plan two hours. The optional exercises take 40
 # minutes more. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
 # continue without its points.
 #
@@ -157,7 +157,7 @@ figures.bubble_law(ratios, bubble_predicted)
 # %% [markdown] id="one_f_one_b_text"
 # ## 3 · 1F1B: each backward as early as possible
 #
-# **Core · 15 min · ●●○**
+# **Core · 18 min · ●●○**
 #
 # A small bubble needs many micro-batches, and AFAB then holds many. PipeDream-Flush and DAPPLE change only
 # the order:

@@ -3,14 +3,14 @@
 #
 # **What you will do.** You run the table of a schedule, as in lab 17, on real processes. You write the forward
 # and backward of one stage, the order of its messages and the loop of one rank. You cause a dead-lock on
-# purpose. Then you run pipelines side by side, and do the same with PyTorch. Optional: a backward in two parts, the
+# purpose. Then you do the same with PyTorch. Optional: pipelines side by side, a backward in two parts, the
 # best cut of a model into stages, and PipeDream, which trains without flushes. The criterion is always the same:
 # the gradients of all ranks must be **those of one process with the whole model and the whole batch**.
 #
 # You need no GPU: ranks are processes on this machine (gloo). The models are small, so that every gradient
 # can be compared.
 #
-# This lab builds on lab 17 (schedules). Its core exercises take about 100 minutes; with the text and the demos plan
+# This lab builds on lab 17 (schedules). Its core exercises take about 95 minutes; with the text and the demos plan
 # a little more than two hours. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
 # `lab.use_reference("name")` lets you continue without its points.
 #
@@ -140,7 +140,7 @@ lab.check("loss")
 # %% [markdown] id="stage_text"
 # ## 2 · One stage
 #
-# **Core · 18 min · ●●○**
+# **Core · 20 min · ●●○**
 #
 # In one process autograd runs backward through the whole model. Here the graph is cut at every rank. Each
 # stage does its part, for micro-batch `i`:
@@ -230,7 +230,7 @@ figures.planned(my_rows(4, 8), forward=1, backward=2)
 # %% [markdown] id="order_text"
 # ## 4 · Messages, and a dead-lock
 #
-# **Core · 24 min · ●●●**
+# **Core · 28 min · ●●●**
 #
 # Data must pass between the cells. There are four more kinds of cells:
 #
@@ -348,7 +348,7 @@ for row in with_messages(my_rows(2, 3)):
 # %% [markdown] id="loop_text"
 # ## 5 · The loop
 #
-# **Core · 16 min · ●●○**
+# **Core · 18 min · ●●○**
 #
 # Now the loop of one rank. It is independent of the model: `forward(i, x)` and `backward(i, grad)` do the work,
 # as in step 2. The loop runs the cells of its row one by one, and passes each its input. The three kinds of
@@ -403,7 +403,7 @@ lab.check("loop")
 # %% [markdown] id="step_text"
 # ## 6 · A step
 #
-# **Core · 10 min · ●●○**
+# **Core · 12 min · ●●○**
 #
 # Put the parts together: a step of this rank, from the micro-batches to the gradients of its stage.
 #
@@ -603,7 +603,10 @@ figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapp
 # %% [markdown] id="hybrid_text"
 # ## 7 · With data parallelism
 #
-# **Core · 14 min · ●●○**
+# **Optional · 14 min · ●●○**
+#
+# You can continue with step 8: only the cell with the `DeviceMesh` in step 13 needs this code. But read the text,
+# because the quiz asks about it.
 #
 # The ranks form a grid: 2 × 2 ranks are two pipelines of two stages.
 #
@@ -1048,7 +1051,8 @@ def torch_step(stage, row, inputs, targets, every_target, shapes, before, after)
 lab.check("step", instead={"pipeline_step": torch_step})
 
 # %% [markdown] id="standard_mesh_text"
-# The groups of step 7 come from a `DeviceMesh`, a grid of ranks with named dimensions.
+# The groups of step 7 (optional) come from a `DeviceMesh`, a grid of ranks with named dimensions. The check also runs
+# your `hybrid_step`.
 
 # %% id="standard_mesh" tags=["demo"]
 def mesh_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:

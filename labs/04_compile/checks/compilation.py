@@ -360,9 +360,8 @@ def check_cheapest(student, t):
         token_seconds = padded * compile_seconds / (30 * max(counts))
         least = cheapest_of_all(counts, compile_seconds, token_seconds)
         as_cheap(student, t, counts, compile_seconds, token_seconds, least)
-    for greedy in (added_one_by_one, removed_one_by_one):
-        counts, compile_seconds, token_seconds = misleading_counts(t, greedy)
-        as_cheap(student, t, counts, compile_seconds, token_seconds, cheapest(counts, compile_seconds, token_seconds))
+    counts, compile_seconds, token_seconds = misleading_counts(t, added_one_by_one, removed_one_by_one)
+    as_cheap(student, t, counts, compile_seconds, token_seconds, cheapest(counts, compile_seconds, token_seconds))
 
 
 @check("buckets", points=2, seconds=20)
