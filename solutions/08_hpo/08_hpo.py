@@ -242,7 +242,7 @@ figures.improvement(line[:, 0], truth, (measured[:, 0], values), pictures)
 # from the data. The **marginal likelihood** is the probability density of the values under a length scale,
 # over all functions that it allows:
 #
-# $$\log p(y) = -\tfrac12\, y^T K^{-1} y \;-\; \tfrac12 \log |K| \;-\; \tfrac{N}{2} \log 2\pi$$
+# $$\log p(y) = -\frac{1}{2}\, y^T K^{-1} y \;-\; \frac{1}{2} \log |K| \;-\; \frac{N}{2} \log 2\pi$$
 #
 # The first term rewards a good fit, the second penalises flexibility: a short length scale can fit any
 # values, so it gives *each* of them a low probability. Return the length with the highest likelihood. (Use
@@ -377,7 +377,7 @@ print(compared(predicted_ranks, {"after 1 epoch": ranks_agree(1), "after 3": ran
 # number of trials and the *total* resource (epochs) that each of them receives. From $n$ trials with $r$
 # epochs, with the factor $\eta$:
 #
-# $$n_k = \lfloor n / \eta^k \rfloor \qquad r_k = r\, \eta^k \qquad \text{as long as } r_k \le \text{most and } n_k \ge 1$$
+# $$n_k = \lfloor n / \eta^k \rfloor \qquad r_k = r\, \eta^k \qquad \text{as long as } r_k \leq \text{most and } n_k \geq 1$$
 #
 # Write the rungs, and the survivors of one rung: the indices of the `keep` trials with the lowest losses,
 # best first. A trial that diverged has the loss NaN and is the worst of all. `nan < 1` and `nan > 1` are both

@@ -734,7 +734,7 @@ print(predictions.compared(wire_predicted, sent, "{:,.0f}".format).replace("meas
 #
 # Zero-bubble schedules (lab 17) cut the backward in two. For a linear layer *y = x Wᵀ + b*:
 #
-# $$\frac{\partial L}{\partial x} = \frac{\partial L}{\partial y}\, W \qquad\qquad \frac{\partial L}{\partial W} = \Big(\frac{\partial L}{\partial y}\Big)^{\!T} x, \quad \frac{\partial L}{\partial b} = \sum \frac{\partial L}{\partial y}$$
+# $$\frac{\partial L}{\partial x} = \frac{\partial L}{\partial y}\, W \qquad\qquad \frac{\partial L}{\partial W} = \left(\frac{\partial L}{\partial y}\right)^{T} x, \quad \frac{\partial L}{\partial b} = \sum \frac{\partial L}{\partial y}$$
 #
 # The previous stage waits for the left gradient (cell `I`). No stage waits for the right ones (cell `W`):
 # they can fill a bubble. Write the backward of a layer that returns the gradient of its input at once, and
@@ -817,7 +817,7 @@ figures.schedules([one_f_one_b(4, 8), zb_h1(4, 8)])
 # finds the best cut in about 50,000 steps. Let *C(k, n)* be the cost of the slowest of *k* stages in the best
 # cut of the first *n* pieces. The last of these stages begins at some piece *j*:
 #
-# $$C(k, n) = \min_{j} \max\big(C(k-1, j),\ \text{cost of pieces } j \ldots n-1\big)$$
+# $$C(k, n) = \min_{j} \max(C(k-1, j),\ \text{cost of pieces } j \ldots n-1)$$
 #
 # Costs may be fractions (seconds) as well as whole numbers.
 
@@ -858,7 +858,7 @@ figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_star
 # of *p*: between the forward of a batch and its backward, *p - 1* other backwards have updated the weights.
 # So the gradient belongs to older weights:
 #
-# $$w_s(t+1) = w_s(t) - \eta\ \nabla_s f\big(w_0(t-\tau_0),\ \ldots,\ w_{p-1}(t-\tau_{p-1})\big), \qquad w(t) = w(0)\ \text{for}\ t < 0$$
+# $$w_s(t+1) = w_s(t) - \eta\ \nabla_s f(w_0(t-\tau_0),\ \ldots,\ w_{p-1}(t-\tau_{p-1})), \qquad w(t) = w(0)\ \text{for}\ t < 0$$
 #
 # | scheme | delay of stage *s* of *p* | versions kept |
 # |---|---|---|

@@ -22,6 +22,7 @@ from nbformat import NotebookNode
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.formulas import with_formulas
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import source_folder, source_notebook
@@ -30,7 +31,7 @@ from dlo_lib.text import language, tr
 
 HEADING = re.compile(r"^(#{1,2}) +(.+)$", re.MULTILINE)
 CELL_SECONDS = 600
-WORDS = 90  # of text on one slide
+WORDS = 130  # of text on one slide
 CAPTION_WORDS = 45  # below a figure
 
 
@@ -45,8 +46,8 @@ class Slide:
 
     @property
     def html(self) -> Markup:
-        """The text as HTML."""
-        return Markup(markdown2html_mistune(self.text))  # the text of a lab, not of a student
+        """The text as HTML, with formulas that need no network."""
+        return Markup(markdown2html_mistune(with_formulas(self.text)))  # the text of a lab, not of a student
 
 
 @dataclass
@@ -120,13 +121,27 @@ def slides_of(notebook: NotebookNode) -> list[Slide]:
 
 
 def shortened(paragraphs: Iterable[str], words: int) -> str:
-    """Return whole paragraphs up to a number of words, at least one; a list is one paragraph."""
+    """Return whole paragraphs up to a number of words, at least one; a list is one paragraph.
+
+    A paragraph that ends with a colon stays with the next one; without it, it is left out.
+    """
     chosen: list[str] = []
-    for paragraph in paragraphs:
+    for paragraph in _announced(paragraphs):
         if chosen and sum(len(part.split()) for part in [*chosen, paragraph]) > words:
             break
         chosen.append(paragraph)
     return "\n\n".join(chosen)
+
+
+def _announced(paragraphs: Iterable[str]) -> list[str]:
+    """Join a paragraph that ends with a colon to the next one; leave it out if none follows."""
+    joined: list[str] = []
+    for paragraph in paragraphs:
+        if joined and joined[-1].endswith(":"):
+            joined[-1] += f"\n\n{paragraph}"
+        else:
+            joined.append(paragraph)
+    return joined[:-1] if len(joined) > 1 and joined[-1].endswith(":") else joined
 
 
 def slides_html(lab: LabInfo, slides: Iterable[Slide]) -> str:

@@ -76,6 +76,13 @@ def test_long_text_is_cut_between_paragraphs():
     assert shortened([], 5) == ""
 
 
+def test_a_list_stays_with_the_sentence_that_announces_it():
+    assert shortened(["one", "two:", "- a\n- b"], 6) == "one\n\ntwo:\n\n- a\n- b"
+    assert shortened(["one", "two:", "- a b c d"], 4) == "one"
+    assert shortened(["one", "The code:"], 9) == "one"
+    assert shortened(["The code:"], 9) == "The code:"
+
+
 @pytest.mark.slow
 def test_the_slides_of_a_lab_are_one_file(lab, tmp_path):
     page = write_slides(lab.info, tmp_path / "made" / "slides.html").read_text(encoding="utf-8")
