@@ -1,0 +1,62 @@
+"""Scenarios that run with the student's code on every rank. They contain no expected value."""
+
+# ruff: noqa: F821 - torch is defined where these run
+
+from __future__ import annotations
+
+from dlo_lib.grading.checks.contract import scenario
+
+
+@scenario
+def forward(student, rank, world, q, k, v, positions):
+    """The output and the log-sum-exp of this rank."""
+    return student.ring_forward(q, k, v, positions)
+
+
+@scenario
+def gradients_of(student, rank, world, q, k, v, grad, positions):
+    """The output of ring attention, and the gradients of this rank's q, k and v."""
+    own = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = student.ring_attention(*own, positions)
+    out.backward(grad)
+    return out.detach(), [tensor.grad for tensor in own]
+
+
+@scenario
+def share_of_loss(student, rank, world, logits, targets):
+    """This rank's share of the loss, and the gradient of its logits."""
+    logits.requires_grad_()
+    share = student.context_loss(logits, targets)
+    if not isinstance(share, torch.Tensor) or not share.requires_grad or share.numel() != 1:
+        return share, None
+    share.backward()
+    return share.detach(), logits.grad
+
+
+@scenario
+def whole_step(student, rank, world, sizes, state, tokens, positions):
+    """A step of a Llama: the loss, and the gradients by name."""
+    from dlo_lib.models.llama import Llama, LlamaConfig
+
+    model = Llama(LlamaConfig(**sizes), dtype=torch.float64)
+    model.load_state_dict(state)
+    loss = student.context_step(model, tokens, positions)
+    return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@scenario
+def exchanged_and_returned(student, rank, world, x):
+    """A tensor after ``sequence_to_heads``, and after ``heads_to_sequence`` of the result."""
+    heads = student.sequence_to_heads(x)
+    return heads, student.heads_to_sequence(heads)
+
+
+@scenario
+def ulysses_step(student, rank, world, q, k, v, grad):
+    """The output of the all-to-all form, and the gradients of this rank's q, k and v."""
+    own = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = student.ulysses_attention(*own)
+    if not isinstance(out, torch.Tensor) or not out.requires_grad:
+        return out, None
+    out.backward(grad)
+    return out.detach(), [tensor.grad for tensor in own]

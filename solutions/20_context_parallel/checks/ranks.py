@@ -1,0 +1,330 @@
+"""The visible checks of what several ranks compute: results and gradients in float64, and what passes between them.
+
+Traffic is counted outside the student's process; bytes are exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, check
+from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+
+from .blocks import DOUBLE, EXACT, double, pair
+from .scenarios import exchanged_and_returned, forward, gradients_of, share_of_loss, ulysses_step, whole_step
+from .twins import attention, causal, context_loss, gradients, llama_step, own
+
+MESSAGES = (Kind.SEND, Kind.RECV, Kind.ALL_TO_ALL)
+"""What a ring may use; an all-to-all can be a shift."""
+
+
+def contiguous_table(seq: int, world: int) -> Tensor:
+    """Rank r has the r-th part of the positions."""
+    return torch.arange(seq).reshape(world, -1)
+
+
+def zigzag_table(seq: int, world: int) -> Tensor:
+    """Rank r has an early and a late chunk of the positions."""
+    return torch.tensor([sorted(range(seq), key=lambda i: min(i, seq - 1 - i) * 2 * world // seq)]).view(world, -1).sort(1).values
+
+
+class Case:
+    """q, k, v and a gradient of a whole sequence, the table of positions, and what one process computes."""
+
+    def __init__(self, t, positions: Tensor, heads: int = 2, size: int = 3) -> None:
+        self.positions, seq = positions, positions.numel()
+        self.whole = [double(t, 1, heads, seq, size) for _ in range(4)]
+        mask = causal(torch.arange(seq), torch.arange(seq))
+        q, k, v, grad = self.whole
+        self.out, self.lse = attention(q, k, v, mask)
+        self.gradients = gradients(grad, q, k, v, mask)
+
+    def inputs(self, *names: str) -> list[dict[str, Tensor]]:
+        """What each rank gets: its tokens of the tensors with these names, and the table if it is named."""
+        of_whole = dict(zip(("q", "k", "v", "grad"), self.whole))
+        return [{name: self.positions if name == "positions" else own(of_whole[name], row) for name in names} for row in self.positions]
+
+    def parts(self, whole: Tensor) -> list[Tensor]:
+        """The part of each rank."""
+        return [own(whole, row) for row in self.positions]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values of one rank."""
+        return 2 * self.whole[1].nbytes // len(self.positions)
+
+
+def ring_traffic(t, run: Run, most: int, why: str) -> None:
+    """Every rank sends ``most`` bytes at most, to one neighbour, and gathers nothing."""
+    for rank in range(run.world):
+        others = kinds_of(run, rank, MESSAGES)
+        t.that(not others, "rank {rank} uses {kinds}: no rank gathers, blocks travel from neighbour to neighbour", rank=rank, kinds=others)
+        sent = run.bytes(rank, Kind.SEND) + run.bytes(rank, Kind.ALL_TO_ALL)
+        t.that(sent <= most, "rank {rank} sends {got} bytes, {most} are enough: {why}", rank=rank, got=sent, most=most, why=why)
+
+
+# -- ring
+
+
+def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
+    """``ring_forward`` on ranks, with results that are right."""
+    case = Case(t, positions)
+    run = student.ranks(forward, case.inputs("q", "k", "v", "positions"))
+    for rank, (got, out, lse) in enumerate(zip(run.results, case.parts(case.out), case.parts(case.lse))):
+        mine, own_lse = pair(t, got, "ring_forward")
+        row, world = positions[rank], run.world
+        q = own(case.whole[0], row)
+        k, v = (own(tensor, row) for tensor in case.whole[1:3])
+        everything = torch.ones(len(row), positions.numel(), dtype=torch.bool)
+        repeated = causal(row, row).repeat(1, world) & (torch.arange(positions.numel()) <= row[-1])
+        mistakes = {
+            "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of the block": (
+                attention(q, *case.whole[1:3], repeated)[0]
+            ),
+            "the output of rank {rank} is attention to its keys alone: the blocks of the other ranks are not merged": (
+                attention(q, k, v, causal(row, row))[0]
+            ),
+            "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the block": (
+                attention(q, case.whole[1], case.whole[2], everything)[0]
+            ),
+        }
+        wrong_if(t, mine, out, mistakes, rank=rank)
+        t.close(mine, out, "out of ring_forward on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        t.close(own_lse, lse, "lse of ring_forward on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+    return run, case
+
+
+@check("ring", points=2, seconds=30)
+def check_ring_contiguous(student, t):
+    "Contiguous parts, on three ranks"
+    forward_run(student, t, contiguous_table(6, 3))
+
+
+@check("ring", points=1, seconds=30)
+def check_ring_zigzag(student, t):
+    "Positions with gaps"
+    forward_run(student, t, zigzag_table(8, 2))
+
+
+@check("ring", points=2, seconds=30)
+def check_ring_traffic(student, t):
+    "N - 1 messages, and what arrives is used"
+    run, case = forward_run(student, t, contiguous_table(2 * t.integer(2, 3), 2))
+    ring_traffic(t, run, case.kv_bytes, "after the last step no rank needs the block")
+    uses_what_arrives(t, run, rank=1)
+
+
+# -- backward
+
+
+def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
+    """Ring attention with its backward on ranks; the gradients are right."""
+    case = Case(t, positions)
+    run = student.ranks(gradients_of, case.inputs("q", "k", "v", "grad", "positions"))
+    wants = [case.parts(gradient) for gradient in case.gradients]
+    world = run.world
+    for rank, got in enumerate(run.results):
+        out, found = t.items(got, 2, "what the scenario returns")
+        t.close(out, case.parts(case.out)[rank], "out of ring_attention on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        found = t.items(found, 3, "what ring_backward returns")
+        local = local_terms(case, rank)
+        for place, (name, mine) in enumerate(zip(("dq", "dk", "dv"), found)):
+            right = wants[place][rank]
+            values = {"name": name, "rank": rank, "world": world}
+            alone = "{name} on rank {rank} of {world} has the contribution of "
+            alone += "its block alone: sum over the steps" if name == "dq" else "this rank alone: the gradients of a block travel with it"
+            mistakes = {alone: local[place]}
+            if name != "dq":
+                for other in range(world):
+                    if other != rank:
+                        message = "{name} on rank {rank} of {world} is that of the keys of another rank: after N shifts it is at home"
+                        mistakes |= {message + "." * other: wants[place][other]}
+            wrong_if(t, mine, right, mistakes, **values)
+            t.close(mine, right, "{name} on rank {rank} of {world}", **values, **EXACT)
+    return run, case
+
+
+def local_terms(case: Case, rank: int) -> list[Tensor]:
+    """What the block of a rank contributes to dq, dk and dv for its queries."""
+    row = case.positions[rank]
+    q, k, v, grad = (own(tensor, row).clone() for tensor in case.whole)
+    scale, mask = q.shape[-1] ** -0.5, causal(row, row)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * scale
+    shares = (scores - own(case.lse, row).unsqueeze(-1)).exp() * mask
+    inner = shares * (torch.einsum("bhqd,bhkd->bhqk", grad, v) - (grad * own(case.out, row)).sum(-1, keepdim=True)) * scale
+    return [inner @ k, inner.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad]
+
+
+@check("backward", points=2, seconds=30)
+def check_backward_contiguous(student, t):
+    "Contiguous parts, on three ranks"
+    backward_run(student, t, contiguous_table(6, 3))
+
+
+@check("backward", points=1, seconds=30)
+def check_backward_zigzag(student, t):
+    "Positions with gaps"
+    backward_run(student, t, zigzag_table(8, 2))
+
+
+@check("backward", points=2, seconds=30)
+def check_backward_traffic(student, t):
+    "dk and dv travel N times, k and v N - 1 times, and what arrives is used"
+    run, case = backward_run(student, t, contiguous_table(2 * t.integer(2, 3), 2))
+    ring_traffic(t, run, 4 * case.kv_bytes, "k and v travel once forward and once backward on two ranks, dk and dv twice")
+    uses_what_arrives(t, run, rank=t.integer(0, 1))
+
+
+# -- loss
+
+
+@check("loss", points=2)
+def check_shard_batch(student, t):
+    "The tokens, targets and angles of a rank"
+    world, local = t.integer(2, 3), 2 * t.integer(2, 3)
+    tokens = torch.randperm(2 * (world * local + 1), generator=torch.Generator().manual_seed(t.integer(0, 999))).view(2, -1)
+    cos, sin = double(t, world * local, 4), double(t, world * local, 4)
+    for row in zigzag_table(world * local, world):
+        inputs, targets, own_cos, own_sin = t.items(student.shard_batch(tokens, cos, sin, row), 4, "what shard_batch returns")
+        wants = {"inputs": tokens.index_select(1, row), "targets": tokens.index_select(1, row + 1)}
+        t.tensor(inputs, "inputs", shape=(2, local), dtype=torch.int64)
+        t.that(bool(torch.equal(inputs, wants["inputs"])), "inputs should be the tokens at positions {row}", row=row.tolist())
+        t.tensor(targets, "targets", shape=(2, local), dtype=torch.int64)
+        late = bool(torch.equal(targets[:, : local // 2 - 1], wants["targets"][:, : local // 2 - 1]))
+        message = (
+            "targets are right inside a chunk and wrong at its end: the next token is on another rank, so shift the whole sequence first"
+        )
+        right = bool(torch.equal(targets, wants["targets"]))
+        t.that(right or not late, message)
+        t.that(right, "targets should be the tokens at positions {row}", row=(row + 1).tolist())
+        first = "the angles are those of the positions 0 to local - 1: give each token those of its position in the whole sequence"
+        for name, got, angle in (("cos", own_cos, cos), ("sin", own_sin, sin)):
+            wrong_if(t, got, angle.index_select(0, row), {first: angle[:local]})
+            t.close(got, angle.index_select(0, row), "{name} of the positions {row}", name=name, row=row.tolist(), **EXACT)
+
+
+@check("loss", points=2, seconds=30)
+def check_context_loss(student, t):
+    "The loss and its gradient, with other numbers of valid tokens on each rank"
+    world, local, words = 3, 4, t.integer(3, 5)
+    logits, targets = double(t, 2, world * local, words), t.integers(0, words - 1, 2, world * local)
+    parts = contiguous_table(world * local, world)
+    targets[:, parts[2]] = -100  # the last rank has no valid token
+    targets[t.integer(0, 1), t.integer(0, local - 1)] = -100
+    loss, grad = context_loss(logits, targets)
+    run = student.ranks(share_of_loss, [{"logits": logits[:, row].clone(), "targets": targets[:, row].clone()} for row in parts])
+    shares, found = [], []
+    for rank, got in enumerate(run.results):
+        share, mine = t.items(got, 2, "what the scenario returns")
+        share = t.tensor(share, "context_loss on rank {rank}", shape=(), dtype=DOUBLE, rank=rank)
+        t.that(bool(torch.isfinite(share)), "context_loss on rank {rank} is NaN: a rank may have no valid token", rank=rank)
+        shares.append(share)
+        found.append(mine)
+    means = [context_loss(logits[:, row], targets[:, row])[0] for row in parts[:2]]
+    mistakes = {
+        "each rank divides by the number of its valid tokens: divide by that of all ranks": sum(means),
+        "the result is the mean of the means of the ranks: ranks have different numbers of valid tokens": sum(means) / world,
+        "the losses are divided by the number of all tokens: targets of -100 do not count": loss
+        * float((targets != -100).sum())
+        / targets.numel(),
+        "every rank returns the whole loss: return the share of this rank, so that the sum over the ranks is the loss": loss * world,
+    }
+    wrong_if(t, sum(shares), loss, mistakes)
+    t.close(sum(shares), loss, "the sum of context_loss over the ranks", **EXACT)
+    for rank, (mine, row) in enumerate(zip(found, parts)):
+        t.that(mine is not None, "context_loss on rank {rank} has no gradient", rank=rank)
+        t.close(mine, grad[:, row], "the gradient of the logits on rank {rank}", rank=rank, **EXACT)
+        calls = run.calls(rank)
+        one = len(calls) == 1 and calls[0].payload_bytes <= 8
+        t.that(one, "rank {rank} makes {count} calls: one all-reduce of one number is enough", rank=rank, count=len(calls))
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, rank=0)
+
+
+def model_case(student, t, world: int) -> None:
+    """A step of a Llama whose sequences are divided over ``world`` ranks."""
+    sizes = {"vocab_size": 11, "hidden": 8, "intermediate": 12, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
+    from dlo_lib.models.llama import Llama, LlamaConfig
+
+    shapes = {name: weight.shape for name, weight in Llama(LlamaConfig(**sizes), device="meta").named_parameters()}
+    state = {name: 0.5 * double(t, *shape) + (1 if len(shape) == 1 else 0) for name, shape in shapes.items()}
+    seq = 4 * world
+    tokens = t.integers(0, 10, 2, seq + 1)
+    loss, grads = llama_step(sizes, state, tokens)
+    inputs = {"sizes": sizes, "state": state, "tokens": tokens, "positions": zigzag_table(seq, world)}
+    for rank, got in enumerate(student.ranks(whole_step, [inputs] * world).results):
+        mine, found = t.items(got, 2, "what context_step returns")
+        mine = t.tensor(mine, "the loss of context_step", shape=(), dtype=DOUBLE)
+        t.close(float(mine), loss, "the loss of the Llama on rank {rank}", rank=rank, rtol=1e-6)
+        for name, right in grads.items():
+            t.close(found[name], right, "the gradient of {name} on rank {rank}", name=name, rank=rank, rtol=1e-5, atol=1e-7)
+
+
+@check("loss", points=2, seconds=40)
+def check_context_model(student, t):
+    "A Llama in the zig-zag order has the loss and the gradients of one process"
+    model_case(student, t, 2)
+
+
+# -- ulysses
+
+
+@check("ulysses", points=2, seconds=30)
+def check_ulysses_layout(student, t):
+    "A part of the heads of the whole sequence, and the way back"
+    world = 3
+    whole = double(t, t.integer(1, 2), 2 * world, 2 * world, 2)
+    sequence, heads = whole.chunk(world, 2), whole.chunk(world, 1)
+    run = student.ranks(exchanged_and_returned, [{"x": part.clone()} for part in sequence])
+    for rank, got in enumerate(run.results):
+        mine, back = t.items(got, 2, "what the scenario returns")
+        mine = t.tensor(mine, "the result of sequence_to_heads", shape=tuple(heads[rank].shape), dtype=DOUBLE)
+        numbers = bool(torch.equal(mine.flatten().sort().values, heads[rank].flatten().sort().values))
+        same = near(mine, heads[rank])
+        message = "sequence_to_heads on rank {rank} has the right numbers in another order: the sequence in the order of the ranks, then d"
+        t.that(same or not numbers, message, rank=rank)
+        t.close(mine, heads[rank], "sequence_to_heads on rank {rank}: its heads of the whole sequence", rank=rank, **EXACT)
+        t.close(back, sequence[rank], "heads_to_sequence of sequence_to_heads on rank {rank}", rank=rank, **EXACT)
+
+
+def ulysses_run(student, t, world: int, heads: int) -> tuple[Run, Case]:
+    """The all-to-all form on ranks; results and gradients are right."""
+    case = Case(t, contiguous_table(2 * world, world), heads=heads)
+    run = student.ranks(ulysses_step, case.inputs("q", "k", "v", "grad"))
+    wants = [case.parts(gradient) for gradient in case.gradients]
+    everything = torch.ones(2 * world, 2 * world, dtype=torch.bool)
+    unmasked = case.parts(attention(*case.whole[:3], everything)[0])
+    for rank, got in enumerate(run.results):
+        out, found = t.items(got, 2, "what the scenario returns")
+        right = case.parts(case.out)[rank]
+        wrong_if(t, out, right, {"the queries of rank {rank} see later keys: attention is causal": unmasked[rank]}, rank=rank)
+        t.close(out, right, "ulysses_attention on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        t.that(found is not None, "the result of ulysses_attention requires no gradient: use AllToAll.apply, not exchanged", rank=rank)
+        for name, mine, want in zip(("dq", "dk", "dv"), t.items(found, 3, "the gradients"), (each[rank] for each in wants)):
+            t.that(mine is not None, "{name} on rank {rank} is missing: use AllToAll.apply, not exchanged", name=name, rank=rank)
+            message = (
+                "{name} on rank {rank} is wrong: in the backward of AllToAll each part of the gradient returns to the rank that sent it"
+            )
+            t.that(near(mine, want), message, name=name, rank=rank)
+    return run, case
+
+
+@check("ulysses", points=2, seconds=30)
+def check_ulysses_attention(student, t):
+    "Attention and its gradients"
+    ulysses_run(student, t, 2, 4)
+
+
+@check("ulysses", points=1, seconds=30)
+def check_ulysses_traffic(student, t):
+    "Only all-to-alls, of each tensor once, and what arrives is used"
+    run, case = ulysses_run(student, t, 2, 2)
+    most = 8 * case.kv_bytes // 2
+    for rank in range(2):
+        others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
+        t.that(not others, "rank {rank} uses {kinds}: nothing is gathered, an all-to-all moves each number once", rank=rank, kinds=others)
+        got = run.bytes(rank, Kind.ALL_TO_ALL)
+        message = "rank {rank} passes {got} bytes to all-to-alls, {most} are enough: q, k, v and the output, forward and backward"
+        t.that(got <= most, message, rank=rank, got=got, most=most)
+    uses_what_arrives(t, run, Kind.ALL_TO_ALL, rank=t.integer(0, 1))

@@ -1,0 +1,211 @@
+"""Planted mistakes of Context parallelism, question by question."""
+
+from dlo_lib.grading.lab.mutants import Mutant
+
+MUTANTS = [
+    # -- block
+    Mutant(
+        "The scores are not scaled",
+        "check_block_output",
+        says="not divided by the square root of d",
+        replace={"scores = q @ k.mT / q.shape[-1] ** 0.5": "scores = q @ k.mT"},
+        also=("check_block_lse", "check_block_blind", "check_block_large"),
+    ),
+    Mutant(
+        "Hidden keys count in the sum",
+        "check_block_output",
+        says="hidden keys count in the sum",
+        answer="""
+        def block_attention(q, k, v, mask):
+            scores = q @ k.mT / q.shape[-1] ** 0.5
+            return scores.softmax(-1) * mask @ v, scores.masked_fill(~mask, -math.inf).logsumexp(-1)
+        """,
+        also=("check_block_blind", "check_block_large"),
+    ),
+    Mutant(
+        "A query without a key is NaN",
+        "check_block_blind",
+        says="a query that sees no key is NaN",
+        replace={"lse.masked_fill(lse == -math.inf, 0)  # -inf - -inf is no number": "lse"},
+    ),
+    # -- merge
+    Mutant(
+        "The mean of the two outputs",
+        "check_merge",
+        says="the mean of the two outputs",
+        replace={"return first * out + second * block_out, total": "return (out + block_out) / 2, total"},
+        also=("check_merge_many", "check_merge_large", "check_merge_nothing"),
+    ),
+    Mutant(
+        "Exponentials before differences",
+        "check_merge_large",
+        says="Form the differences of lse before exp",
+        answer="""
+        def merge(out, lse, block_out, block_lse):
+            first, second = lse.exp().unsqueeze(-1), block_lse.exp().unsqueeze(-1)
+            total = first + second
+            return (first * out + second * block_out) / total.where(total > 0, 1), total.squeeze(-1).log()
+        """,
+    ),
+    Mutant(
+        "The lse of the last block is returned",
+        "check_merge",
+        says="that of one part alone",
+        replace={"return first * out + second * block_out, total": "return first * out + second * block_out, block_lse"},
+        also=("check_merge_many", "check_merge_large"),
+    ),
+    # -- visible
+    Mutant(
+        "A query does not see its key",
+        "check_visible_contiguous",
+        says="are left out",
+        replace={
+            "(q_positions < k_positions[0])": "(q_positions <= k_positions[0])",
+            "(k_positions <= q_positions[-1])": "(k_positions < q_positions[-1])",
+        },
+        also=("check_visible_gaps", "check_visible_other_sizes"),
+    ),
+    Mutant(
+        "All queries of a block in which something is visible",
+        "check_visible_gaps",
+        says="the first of these queries see no key",
+        replace={"return (first, last) if last else None": "return (0, last) if last else None"},
+        also=("check_visible_other_sizes",),
+    ),
+    # -- ring
+    Mutant(
+        "A rank that sees nothing does not shift",
+        "check_ring_contiguous",
+        says="wait",
+        replace={
+            "shift = start_shift(kv) if step < world - 1 else None": "shift = None",
+            "if part is not None:": """
+            if part is not None:
+                shift = start_shift(kv) if step < world - 1 else None
+            """,
+        },
+    ),
+    Mutant(
+        "The mask has the positions of this rank's keys",
+        "check_ring_contiguous",
+        says="uses the mask of its block for all blocks",
+        replace={"positions[owner][:last]": "positions[rank][:last]"},
+        question="ring",
+        also=("check_ring_zigzag", "check_ring_traffic"),
+    ),
+    Mutant(
+        "All keys and values are gathered",
+        "check_ring_traffic",
+        says="no rank gathers",
+        answer="""
+        def ring_forward(q, k, v, positions):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            kv = torch.stack((k, v))
+            whole = [torch.empty_like(kv) for _ in range(world)]
+            dist.all_gather(whole, kv)
+            keys, values = torch.cat(whole, 3)
+            return block_attention(q, keys, values, positions[rank][:, None] >= positions.flatten())
+        """,
+    ),
+    # -- gradient
+    Mutant(
+        "The softmax of the block instead of the whole row",
+        "check_gradient_blocks",
+        says="not the softmax of this block",
+        replace={"probabilities = (scores - lse.unsqueeze(-1)).exp()": "probabilities = scores.softmax(-1)"},
+    ),
+    # -- backward
+    Mutant(
+        "The gradients of keys stay on the rank that computes them",
+        "check_backward_contiguous",
+        says="the gradients of a block travel with it",
+        answer="""
+        def ring_backward(grad, q, k, v, out, lse, positions):
+            rank, world = dist.get_rank(), dist.get_world_size()
+            dq, travelling, home = torch.zeros_like(q), torch.stack((k, v)), None
+            for step in range(world):
+                owner = (rank - step) % world
+                part = visible(positions[rank], positions[owner])
+                if part is not None:
+                    first, last = part
+                    mask = positions[rank][first:, None] >= positions[owner][:last]
+                    block = travelling[0][:, :, :last], travelling[1][:, :, :last], out[:, :, first:], lse[:, :, first:], mask
+                    terms = block_backward(grad[:, :, first:], q[:, :, first:], *block)
+                    dq[:, :, first:] += terms[0]
+                    home = home or terms[1:]
+                travelling = start_shift(travelling).wait()
+            return dq, *home
+        """,
+        also=("check_backward_zigzag", "check_backward_traffic", "check_backward_four_ranks"),
+    ),
+    Mutant(
+        "The gradients stop one rank before their home",
+        "check_backward_contiguous",
+        says="after N shifts it is at home",
+        replace={
+            "travelling = start_shift(travelling if step < world - 1 else travelling[2:]).wait()": """
+            if step < world - 1:
+                travelling = start_shift(travelling).wait()
+            """,
+            "return dq, travelling[0], travelling[1]": "return dq, travelling[2], travelling[3]",
+        },
+        also=("check_backward_zigzag", "check_backward_traffic", "check_backward_four_ranks"),
+    ),
+    # -- zigzag
+    Mutant(
+        "Chunks r and r + N",
+        "check_zigzag_balance",
+        says="not balanced",
+        replace={"torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.cat((chunks[:world], chunks[world:]), dim=1)"},
+        also=("check_zigzag_chunks",),
+    ),
+    # -- loss
+    Mutant(
+        "The part is cut, then shifted",
+        "check_shard_batch",
+        says="the next token is on another rank",
+        replace={
+            "tokens[:, positions + 1]": "torch.cat((tokens[:, positions[1:]], tokens[:, positions[:1]]), 1)",
+        },
+        also=("check_context_model",),
+    ),
+    Mutant(
+        "Each rank divides by the number of its tokens",
+        "check_context_loss",
+        says="divide by that of all ranks",
+        replace={
+            "valid = (targets != -100).sum()": """
+            own = (targets != -100).sum().clamp(min=1)
+            valid = own.clone()
+            """,
+            "return total / valid": "return total / own",
+        },
+        also=("check_context_model",),
+    ),
+    # -- ulysses
+    Mutant(
+        "Heads and tokens are mixed",
+        "check_ulysses_layout",
+        says="the right numbers in another order",
+        replace={
+            "return AllToAll.apply(parts).permute(1, 2, 0, 3, 4).flatten(2, 3)": (
+                "return AllToAll.apply(parts).permute(1, 2, 3, 0, 4).flatten(2, 3)"
+            ),
+        },
+        also=("check_ulysses_attention", "check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
+        "The backward of the exchange does nothing",
+        "check_ulysses_attention",
+        says="each part of the gradient returns to the rank that sent it",
+        replace={"return exchanged(grad)": "return grad"},
+        also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    # -- bytes
+    Mutant(
+        "The gradients of keys travel N - 1 times",
+        "check_ring_sent",
+        says="dk and dv travel N times",
+        replace={"return 2 * own * (2 * (world - 1) + world)": "return 6 * own * (world - 1)"},
+    ),
+]
