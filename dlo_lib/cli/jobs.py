@@ -127,9 +127,9 @@ def resubmit(name: Name) -> None:
 
     Without SLURM, the command ends with the job, because the job runs on this machine.
     """
-    from dlo_lib.cluster.job import JobFailed
     from dlo_lib.cluster.job import job as find_job
     from dlo_lib.cluster.site import Scheduler
+    from dlo_lib.cluster.waiting import JobFailed
 
     job = find_job(name).resubmit()
     turn = job.record.turns[-1]

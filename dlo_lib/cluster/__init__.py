@@ -5,10 +5,11 @@
 ``dashboard`` show them. Imports ``train.metrics``, ``launch`` and ``hardware``.
 """
 
-from dlo_lib.cluster.job import Job, JobFailed, job, jobs
+from dlo_lib.cluster.job import Job, job, jobs
 from dlo_lib.cluster.script import Launcher
 from dlo_lib.cluster.site import Site, site, sites
 from dlo_lib.cluster.states import State
 from dlo_lib.cluster.submit import submit
+from dlo_lib.cluster.waiting import JobFailed
 
 __all__ = ["Job", "JobFailed", "Launcher", "Site", "State", "job", "jobs", "site", "sites", "submit"]

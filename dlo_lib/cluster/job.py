@@ -5,22 +5,20 @@ After a kernel restart or a log-out the same call, or ``job("name")``, returns t
 
 from __future__ import annotations
 
-import asyncio
-import os
-import time
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.cluster import causes, cost, function_job, local, records, slurm, turns
+from dlo_lib.cluster import causes, cost, function_job, local, records, slurm, turns, waiting
 from dlo_lib.cluster.cost import JobUsage, hours_of
 from dlo_lib.cluster.pending import explanations
-from dlo_lib.cluster.rank_output import of_rank
+from dlo_lib.cluster.rank_output import appearing, of_rank
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, summary
 from dlo_lib.cluster.views import settings_text
+from dlo_lib.cluster.waiting import JobFailed
 from dlo_lib.errors import UserError
 from dlo_lib.text import columns, tr
 
@@ -28,16 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dlo_lib.train.metrics import Metrics
-
-SLURM_POLL_S, LOCAL_POLL_S = 5.0, 0.5
-_TAIL_LINES = 20
-
-
-class JobFailed(Exception):
-    """A job did not complete: which elements, how they ended, and the cause for the first of them.
-
-    The cause is the error of the rank that failed first, the table of a dead-lock, or else the last output.
-    """
 
 
 class Job:
@@ -97,33 +85,19 @@ class Job:
         Raises:
             JobFailed: an element ended in another state, or ``timeout`` passed.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._is_over():
-            if deadline is not None and time.monotonic() > deadline:
-                raise JobFailed(tr("{job} is not over after {seconds:g} s", job=self.name, seconds=timeout))
-            time.sleep(self.pace(poll))
+        waiting.wait_until(lambda: self.done, self.pace(poll), timeout, self.name)
         return self._completed()
 
     def __await__(self) -> Generator[Any, None, Job]:
         return self._over().__await__()
 
     async def _over(self) -> Job:
-        while not await asyncio.to_thread(self._is_over):
-            await asyncio.sleep(self.pace())
+        await waiting.wait_until_async(lambda: self.done, self.pace)
         return self._completed()
-
-    def _is_over(self) -> bool:
-        """Whether all elements are known to have ended; a wait continues while SLURM does not answer."""
-        try:
-            return self.done
-        except slurm.NoAnswer:
-            return False
 
     def pace(self, poll: float | None = None) -> float:
         """Return the seconds between two queries: ``poll``, ``$DLO_POLL_S``, or the scheduler's default."""
-        chosen = os.environ.get("DLO_POLL_S")
-        default = LOCAL_POLL_S if self.record.scheduler is Scheduler.LOCAL else SLURM_POLL_S
-        return poll if poll is not None else float(chosen) if chosen else default
+        return waiting.seconds_between(self.record.scheduler, poll)
 
     def _completed(self) -> Job:
         failed = [status for status in self.status() if status.state is not State.COMPLETED]
@@ -134,23 +108,8 @@ class Job:
     def _failure(self, failed: list[ElementStatus]) -> JobFailed:
         first = failed[0]
         cause = causes.account(self.folder, first)
-        code = tr(" with status {code}", code=first.exit_code) if first.exit_code is not None else ""
-        reason = f" ({first.reason})" if first.reason and not cause else ""
-        said = tr(
-            "{job}: element {element} {state}{code}{reason}; {count} of {all} did not complete. "
-            "resubmit() runs them again.",
-            job=self.name,
-            element=first.element,
-            state=first.text,
-            code=code,
-            reason=reason,
-            count=len(failed),
-            all=self.elements,
-        )
-        if cause:
-            return JobFailed(tr("{said} logs() shows its output.\n\n{cause}", said=said, cause=cause))
-        tail = self.logs(first.element, _TAIL_LINES)
-        return JobFailed(tr("{said} Its last lines of output:\n{tail}", said=said, tail=tail))
+        tail = "" if cause else self.logs(first.element, waiting.TAIL_LINES)
+        return waiting.failure(self.name, failed, self.elements, cause, tail)
 
     @property
     def name(self) -> str:
@@ -254,22 +213,7 @@ class Job:
 
     def follow(self, element: int = 0) -> Iterator[str]:
         """Yield the output of an element in pieces as it appears, until the element ends."""
-        read = 0
-        over = False
-        while True:
-            file = self._log(element)
-            if file.exists() and file.stat().st_size > read:
-                with file.open("rb") as log:
-                    log.seek(read)
-                    data = log.read()
-                read += len(data)
-                yield data.decode(errors="replace")
-            elif over:
-                return
-            else:
-                over = self.status()[element].state.over
-                if not over:
-                    time.sleep(min(1.0, self.pace()))
+        return appearing(self._log(element), lambda: self.status()[element].state.over, self.pace)
 
     def _log(self, element: int) -> Path:
         self._check_element(element)

@@ -1,4 +1,4 @@
-"""The output of one rank, from the common output of all ranks.
+"""The output of a job: of an element, of one of its ranks, and as it appears.
 
 ``srun --label`` begins each line with the number of the task, and ``torchrun --tee`` with the number of the
 rank on its node. With both, the task is the launcher of a node; all launchers start as many ranks.
@@ -7,6 +7,9 @@ rank on its node. With both, the task is the launcher of a node; all launchers s
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from dlo_lib.errors import require_count
 
@@ -36,3 +39,26 @@ def of_rank(text: str, rank: int, per_node: int = 0, tasks: bool = True) -> str:
         if rank == (node_or_rank * per_node + int(names["local"]) if per_node else node_or_rank):
             found.append(line[label.end() :])
     return "".join(found)
+
+
+def appearing(file: Path, over: Callable[[], bool], pace: Callable[[], float]) -> Iterator[str]:
+    """Yield the content of ``file`` in pieces as it appears, until ``over`` returns True.
+
+    Args:
+        pace: returns the seconds between two calls of ``over``, which may query the scheduler.
+    """
+    read = 0
+    ended = False
+    while True:
+        if file.exists() and file.stat().st_size > read:
+            with file.open("rb") as log:
+                log.seek(read)
+                data = log.read()
+            read += len(data)
+            yield data.decode(errors="replace")
+        elif ended:
+            return
+        else:
+            ended = over()
+            if not ended:
+                time.sleep(min(1.0, pace()))

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import jinja2
 
-from dlo_lib.cluster import sbatch_options, software
+from dlo_lib.cluster import software
 from dlo_lib.cluster.duration import slurm_duration
+from dlo_lib.cluster.launch_command import LaunchCommand
 from dlo_lib.cluster.request import Allocation
-from dlo_lib.cluster.site import Scheduler, Site
+from dlo_lib.cluster.script_head import head_options
+from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.work import OnRanks, Work
 from dlo_lib.errors import UserError
 from dlo_lib.stop import EXIT_STOPPED
@@ -121,7 +123,6 @@ class JobScript:
             )
         site = self.allocation.site
         slurm = site.scheduler is Scheduler.SLURM
-        launch = self._ranks(slurm) if isinstance(self.work, OnRanks) else self._once(slurm)
         return _template().render(
             head=self.head,
             options=self._options() if slurm else [],
@@ -134,7 +135,7 @@ class JobScript:
             passes_arguments=self.passes_arguments,
             out=self.out,
             uses_rendezvous=slurm and self._torchrun,
-            launch=launch,
+            launch=self._launch.text(),
             requeue=self.requeue,
             stops_early=self._stops_early,
             resumes=self.work.trains and "--resume" not in self.arguments,
@@ -145,57 +146,17 @@ class JobScript:
 
     def _options(self) -> list[tuple[str, str]]:
         """Return the options of the head, each with its reason."""
-        want, site = self.allocation, self.allocation.site
-        torchrun = self._torchrun
-        tasks = want.ranks_per_node if isinstance(self.work, OnRanks) and not torchrun else 1
-        cores = want.cores * want.ranks_per_node if torchrun else want.cores
-        signal_reason = f"{self.warning} s before the limit the run writes a checkpoint and stops"
-        starts = (
-            "one launcher, which starts the ranks"
-            if torchrun
-            else ("one rank per GPU" if want.gpus_per_node else "ranks of a node")
-            if isinstance(self.work, OnRanks)
-            else "one process"
+        last = len(self.elements) - 1
+        return head_options(
+            self.allocation,
+            self.name,
+            self._output(),
+            on_ranks=isinstance(self.work, OnRanks),
+            torchrun=self._torchrun,
+            array=f"0-{last}{f'%{self.at_once}' if self.at_once else ''}" if self.is_array else "",
+            signal=self.warning if self._gets_signal else None,
+            requeue=self.requeue,
         )
-        share = (
-            "the cores of its GPUs"
-            if torchrun
-            else "the cores of one GPU: a rank loads data while it computes"
-        )
-        chosen = f"0-{len(self.elements) - 1}{f'%{self.at_once}' if self.at_once else ''}"
-        rows = [
-            (f"--job-name={self.name}", "the name in squeue"),
-            (f"--account={want.account}", "the account whose hours are used"),
-            (f"--partition={site.partition}", "the nodes to choose from"),
-            (f"--constraint={site.constraint}", "only nodes with this GPU"),
-            (f"--qos={want.qos}", "its limits of time and size"),
-            (f"--reservation={want.reservation}", "nodes reserved for a course"),
-            (f"--nodes={want.nodes}", "the same GPUs on fewer nodes communicate faster"),
-            (f"--ntasks-per-node={tasks}", starts),
-            (f"--gres={gres_of(site, want.gpus_per_node)}", "GPUs of a node"),
-            (f"--cpus-per-task={cores}", share if want.gpus_per_node else "cores of a process"),
-            (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
-            (f"--time={slurm_duration(want.time)}", "a short job starts earlier, because it fits into gaps"),
-            (f"--array={chosen}", "one job for each element of the sweep"),
-            (f"--signal=B:USR1@{self.warning}", signal_reason),
-            ("--requeue", "the job may go back into the queue"),
-            ("--open-mode=append", "SLURM starts a job again when a node fails; the output is kept"),
-            (f"--output={self._output()}", "its output, including errors"),
-        ]
-        left_out = {
-            "--array": not self.is_array,
-            "--signal": not self._gets_signal,
-            "--requeue": not self.requeue,
-            "--gres": want.gpus_per_node == 0,
-        }
-        rows = [
-            (option, why)
-            for option, why in rows
-            if not option.endswith("=") and not left_out.get(option.partition("=")[0])
-        ]
-        by_job = {option.removeprefix("--").partition("=")[0] for option, _ in rows}
-        further = sbatch_options.merged(site.options, want.options, want.memory, by_job)
-        return rows + [(option, "set by the site or the call") for option in sbatch_options.lines(further)]
 
     def _output(self) -> str:
         if self.folder is not None:
@@ -226,7 +187,9 @@ class JobScript:
             )
         if self._torchrun:
             share = (
-                f"SLURM_CPUS_PER_TASK / {self._on_node}" if slurm else f"($(nproc) + {ranks - 1}) / {ranks}"
+                f"SLURM_CPUS_PER_TASK / {self._launch.ranks_on_node}"
+                if slurm
+                else f"($(nproc) + {ranks - 1}) / {ranks}"
             )
             rows.append(
                 ("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "torchrun's default is 1")
@@ -241,73 +204,18 @@ class JobScript:
             (name, shlex.quote(value), "set by the site") for name, value in site.environment.items() if slurm
         ]
 
-    @property
-    def _names_ranks(self) -> bool:
-        """Whether each line of output has the number of its rank (``logs``)."""
-        return self.folder is not None and self.allocation.ranks > 1
-
-    @property
-    def _label(self) -> str:
-        return "--label " if self._names_ranks else ""
-
-    @property
-    def _tee(self) -> str:
-        return "--tee=3 " if self._names_ranks else ""
-
-    @property
-    def _on_node(self) -> str:
-        """The number of ranks of a node, in bash."""
-        alone = self.allocation.ranks_per_node
-        return "${SLURM_GPUS_ON_NODE:-1}" if self.allocation.gpus_per_node else str(alone)
-
     def _software(self, slurm: bool) -> list[str]:
         setup = self.allocation.setup
         if slurm:
             return software.lines(self.allocation.site, setup, course=self.python is None)
         return ["", *setup] if setup else []
 
-    def _container(self, slurm: bool) -> str:
-        want = self.allocation
-        gpus, folder = want.gpus_per_node > 0, self.folder is not None
-        return software.container(want.site, gpus, folder) if slurm else ""
-
-    def _once(self, slurm: bool) -> str:
-        assert not isinstance(self.work, OnRanks)
-        return self._container(slurm) + shlex.join(self.work.command)
-
-    def _ranks(self, slurm: bool) -> str:
-        assert isinstance(self.work, OnRanks)
-        own = self.python is None or (slurm and self.allocation.site.has_software)
-        python = self._container(slurm) + ("python" if own else shlex.quote(str(self.python)))
-        program, interpreter = shlex.join(self.work.program), ""
-        if self.module_path and program.startswith("-m ") and not program.startswith("-m dlo_lib."):
-            # Without -P the working directory comes first, and with it the code of today.
-            if not self._torchrun:
-                program = f"-P {program}"
-            else:
-                interpreter, program = "--no-python ", f"{python} -P {program}"
-        if slurm and not self._torchrun:
-            return f"srun --kill-on-bad-exit=1 {self._label}{python} {program}"
-        if slurm:
-            where = '--rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$first_node:$port"'
-            nodes = f'--nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="{self._on_node}"'
-            return (
-                f"srun --kill-on-bad-exit=1 {self._label}{python} -m torch.distributed.run "
-                f"{self._tee}{interpreter}\\\n  {nodes} \\\n"
-                f"  {where} \\\n  {program}"
-            )
-        if not self._torchrun:
-            return f"{python} {program}"
-        return (
-            f"{python} -m torch.distributed.run --standalone {self._tee}{interpreter}"
-            f"--nproc-per-node={self.allocation.ranks} "
-            f"{program}"
+    @property
+    def _launch(self) -> LaunchCommand:
+        in_folder = self.folder is not None
+        return LaunchCommand(
+            self.work, self.allocation, self._torchrun, self.python, self.module_path, in_folder
         )
-
-
-def gres_of(site: Site, gpus: int) -> str:
-    """Return the value of ``--gres`` for ``gpus`` GPUs of a node."""
-    return f"gpu:{site.gpu_type}:{gpus}" if site.gpu_type else f"gpu:{gpus}"
 
 
 @cache

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from dlo_lib.cluster.request import allocate, make_request
-from dlo_lib.cluster.script import JobScript, Launcher, gres_of
+from dlo_lib.cluster.script import JobScript, Launcher
+from dlo_lib.cluster.script_head import gres_of
 from dlo_lib.cluster.site import Site, site
 from dlo_lib.cluster.work import CHECKPOINTS, OnRanks
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError

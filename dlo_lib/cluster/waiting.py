@@ -1,0 +1,96 @@
+"""Waiting for the end of a job, and the error of a job that did not complete.
+
+A wait continues while SLURM does not answer. The caller chooses how often it looks
+(:func:`seconds_between`), because each query costs the controller of a cluster time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from dlo_lib.cluster import slurm
+from dlo_lib.cluster.site import Scheduler
+from dlo_lib.cluster.states import ElementStatus
+from dlo_lib.text import tr
+
+SLURM_POLL_S, LOCAL_POLL_S = 5.0, 0.5
+TAIL_LINES = 20
+"""Lines of output in the message of a job that failed."""
+
+
+class JobFailed(Exception):
+    """A job did not complete: which elements, how they ended, and the cause for the first of them.
+
+    The cause is the error of the rank that failed first, the table of a dead-lock, or else the last output.
+    """
+
+
+def seconds_between(scheduler: Scheduler, poll: float | None = None) -> float:
+    """Return the seconds between two queries: ``poll``, ``$DLO_POLL_S``, or the scheduler's default."""
+    chosen = os.environ.get("DLO_POLL_S")
+    default = LOCAL_POLL_S if scheduler is Scheduler.LOCAL else SLURM_POLL_S
+    return poll if poll is not None else float(chosen) if chosen else default
+
+
+def wait_until(over: Callable[[], bool], pace: float, timeout: float | None, name: str) -> None:
+    """Wait until ``over`` returns True.
+
+    Args:
+        pace: seconds between two calls.
+        timeout: seconds; None waits forever.
+        name: of the job.
+
+    Raises:
+        JobFailed: ``timeout`` passed.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while not _answered(over):
+        if deadline is not None and time.monotonic() > deadline:
+            raise JobFailed(tr("{job} is not over after {seconds:g} s", job=name, seconds=timeout))
+        time.sleep(pace)
+
+
+async def wait_until_async(over: Callable[[], bool], pace: Callable[[], float]) -> None:
+    """Wait until ``over``, which is called in a thread, returns True."""
+    while not await asyncio.to_thread(_answered, over):
+        await asyncio.sleep(pace())
+
+
+def _answered(over: Callable[[], bool]) -> bool:
+    """Whether the job is known to be over."""
+    try:
+        return over()
+    except slurm.NoAnswer:
+        return False
+
+
+def failure(name: str, failed: Sequence[ElementStatus], elements: int, cause: str, tail: str) -> JobFailed:
+    """Return the error of a job that did not complete.
+
+    Args:
+        name: of the job.
+        failed: the elements that did not complete.
+        elements: the number of all elements.
+        cause: why the first of them failed; "" if it is not known.
+        tail: the last output of the first of them, shown if the cause is not known.
+    """
+    first = failed[0]
+    code = tr(" with status {code}", code=first.exit_code) if first.exit_code is not None else ""
+    reason = f" ({first.reason})" if first.reason and not cause else ""
+    said = tr(
+        "{job}: element {element} {state}{code}{reason}; {count} of {all} did not complete. "
+        "resubmit() runs them again.",
+        job=name,
+        element=first.element,
+        state=first.text,
+        code=code,
+        reason=reason,
+        count=len(failed),
+        all=elements,
+    )
+    if cause:
+        return JobFailed(tr("{said} logs() shows its output.\n\n{cause}", said=said, cause=cause))
+    return JobFailed(tr("{said} Its last lines of output:\n{tail}", said=said, tail=tail))
