@@ -138,16 +138,20 @@ class Job:
             if record.scheduler is Scheduler.LOCAL:
                 local.cancel(self.folder, turn, mine)
             else:
-                if turns.elsewhere(turn):
-                    text = "{job} runs on the cluster {cluster}: cancel it there"
-                    raise UserError(tr(text, job=self.name, cluster=turn.cluster))
+                self._check_here(turn)
                 slurm.cancel(turn.number, mine if len(record.settings) > 1 else None, record.queue_name)
+
+    def _check_here(self, turn: records.Turn) -> None:
+        if turns.elsewhere(turn):
+            text = "{job} runs on the cluster {cluster}: use the commands there"
+            raise UserError(tr(text, job=self.name, cluster=turn.cluster))
 
     def requeue(self, element: int) -> None:
         """Put an element back into SLURM's queue, in any state; its number does not change.
 
         Raises:
-            UserError: SLURM refuses, or this machine has no queue.
+            UserError: SLURM refuses or no longer knows the element, the job runs on another cluster, or this
+                machine has no queue.
         """
         record = self.record
         if record.scheduler is Scheduler.LOCAL:
@@ -155,6 +159,10 @@ class Job:
                 tr("there is no queue on this machine: resubmit() runs elements that did not complete")
             )
         turn = next(turn for turn in reversed(record.turns) if element in turn.elements)
+        self._check_here(turn)
+        if element not in slurm.queue(turn.number, record.queue_name):
+            text = "SLURM no longer knows element {element} of {job}: resubmit() runs it again"
+            raise UserError(tr(text, element=element, job=self.name))
         records.clear(self.folder, (element,))
         slurm.requeue(turn.number, element if len(record.settings) > 1 else None)
         # After the requeue, or a query in between would record the old state again.

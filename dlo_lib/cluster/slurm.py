@@ -22,10 +22,11 @@ from dlo_lib.text import tr
 
 _ANSWER_S = 60
 _QUERY_S = 5.0
+_NOT_NAMED_YET = "allocation"  # in the accounting, for a moment
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OF_A_RANK = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(GROUP|ROLE)_(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)"
-    r"|TORCHELASTIC_\w+|TMPDIR|OMP_NUM_THREADS)"
+    r"|TORCHELASTIC_\w+|TMPDIR|OMP_NUM_THREADS|DLO_(JOB|ELEMENT|OUT|PROGRESS|RANKS|LAUNCHER))"
 )
 
 
@@ -143,16 +144,20 @@ def _elements(answer: str, job: int, name: str) -> dict[int, ElementStatus]:
     return found
 
 
-def history(job: int) -> dict[int, ElementStatus]:
-    """Return the statuses of ended elements in the accounting; empty if there is no accounting."""
+def history(job: int, name: str = "") -> dict[int, ElementStatus]:
+    """Return the statuses of ended elements in the accounting; empty if there is no accounting.
+
+    Args:
+        name: the name of the job; a job with this number and another name is not this job.
+    """
     if shutil.which("sacct") is None:
         return {}
-    done = _call("sacct", "-nPX", "-j", str(job), "-o", "JobID,State,ExitCode,Start,Elapsed")
+    done = _call("sacct", "-nPX", "-j", str(job), "-o", "JobID,State,ExitCode,Start,Elapsed,JobName")
     found = {}
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        name, state, code, start, elapsed = line.split("|")
-        index = re.fullmatch(r"\d+(?:_(\d+))?", name)
-        if index is not None and of_slurm(state).over:
+        identity, state, code, start, elapsed, called = line.split("|", 5)
+        index = re.fullmatch(r"\d+(?:_(\d+))?", identity)
+        if index is not None and of_slurm(state).over and called in (name or called, _NOT_NAMED_YET):
             element = int(index[1] or 0)
             found[element] = ElementStatus(
                 element, of_slurm(state), "", start, elapsed, int(code.split(":")[0])

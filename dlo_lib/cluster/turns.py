@@ -10,6 +10,7 @@ from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, stopped_early
+from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 
@@ -26,6 +27,7 @@ def start(folder: Path, elements: tuple[int, ...], after: Dependency | None = No
         some = [f"--array={','.join(map(str, elements))}"] if len(elements) < len(record.settings) else []
         if after is not None:
             earlier = records.read(after.folder)
+            _check_here(earlier)
             some += dependency.words(after.kind, earlier, current(after.folder, earlier))
         number = slurm.submit(folder / records.SCRIPT, *some)
         turn = Turn(number, elements, cluster=slurm.cluster_name())
@@ -61,6 +63,14 @@ def _statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStat
     }
 
 
+def _check_here(earlier: Record) -> None:
+    """Check that a job can wait for an earlier one: SLURM's numbers are those of one cluster."""
+    there = next((turn.cluster for turn in earlier.turns if elsewhere(turn)), None)
+    if earlier.over is None and there is not None:
+        text = "{job} runs on the cluster {cluster}, and jobs of this one cannot wait for it: wait() there"
+        raise UserError(tr(text, job=earlier.queue_name, cluster=there))
+
+
 def elsewhere(turn: Turn) -> bool:
     """Return whether a turn was submitted to another cluster than the one of this machine."""
     return bool(turn.cluster) and turn.cluster != slurm.cluster_name()
@@ -71,7 +81,7 @@ def _of_slurm(folder: Path, turn: Turn, name: str) -> dict[int, ElementStatus]:
     found = slurm.queue(turn.number, name)
     missing = [element for element in turn.elements if element not in found]
     ended = {element: code for element in missing if (code := records.exit_code(folder, element)) is not None}
-    known = slurm.history(turn.number) if len(ended) < len(missing) else {}
+    known = slurm.history(turn.number, name) if len(ended) < len(missing) else {}
     for element in missing:
         told = endings.of_forgotten(folder / "logs" / f"{element}.out", element, ended.get(element))
         if element in known:

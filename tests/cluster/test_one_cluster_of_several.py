@@ -23,7 +23,10 @@ from dlo_lib.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 V100 = {"site": "jean-zay-v100", "account": "abc", "time": 5}
-LEAKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TMPDIR")
+LEAKS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    *("DLO_PROGRESS", "DLO_LAUNCHER", "TMPDIR"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +50,7 @@ def waiting(**options: object) -> cluster.Job:
 
 
 def test_a_job_of_another_cluster_is_neither_asked_about_nor_cancelled(
-    jean_zay, jean_zay_conf, elsewhere_conf, log_in, tmp_path
+    jean_zay, jean_zay_conf, elsewhere_conf, other_site, log_in, tmp_path
 ):
     mine = waiting()
     number = mine.record.turns[0].number
@@ -67,16 +70,24 @@ def test_a_job_of_another_cluster_is_neither_asked_about_nor_cancelled(
         State.UNKNOWN, "it is a job of the cluster jean-zay: ask there"
     )  # fmt: skip
     assert not mine.done
-    with pytest.raises(UserError, match="runs on the cluster jean-zay: cancel it there"):
+    with pytest.raises(UserError, match="runs on the cluster jean-zay: use the commands there"):
         mine.cancel()
+    with pytest.raises(UserError, match="runs on the cluster jean-zay: use the commands there"):
+        mine.requeue(0)
+    with pytest.raises(UserError, match="jobs of this one cannot wait for it"):
+        cluster.submit(["true"], after=mine, site=other_site, time=5)
     records.write(mine.folder, records.Record(**{**vars(record), "turns": (records.Turn(stranger, (0,)),)}))
     assert mine.status()[0].state is not State.RUNNING  # the number alone does not make it this job
+    with pytest.raises(UserError, match="SLURM no longer knows element 0 of"):
+        mine.requeue(0)
     slurm.cancel(stranger, None, mine.name)
     assert slurm.queue(stranger)[0].state in (State.PENDING, State.RUNNING)
     slurm.cancel(stranger)
     until(lambda: slurm.queue(stranger)[0].state.over)
     log_in(jean_zay_conf)
     slurm.cancel(number)
+    until(lambda: bool(slurm.history(number, mine.name)))
+    until(lambda: not slurm.history(number, "another-job"))
 
 
 def test_a_job_of_another_state_folder_is_not_adopted(jean_zay, tmp_path, monkeypatch):
