@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dlo_lib.cluster import causes, cost, function_job, local, records, slurm, turns, waiting
 from dlo_lib.cluster.cost import JobUsage, hours_of
 from dlo_lib.cluster.pending import explanations
-from dlo_lib.cluster.rank_output import appearing, of_rank
+from dlo_lib.cluster.rank_output import appearing, first_error, of_rank
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, summary
@@ -105,9 +105,16 @@ class Job:
             raise self._failure(failed)
         return self
 
+    @property
+    def _has_several_ranks(self) -> bool:
+        script = self.script
+        return "--label" in script or "--tee=" in script  # which name the ranks of the lines
+
     def _failure(self, failed: list[ElementStatus]) -> JobFailed:
         first = failed[0]
         cause = causes.account(self.folder, first)
+        if not cause and self._has_several_ranks:
+            cause = first_error(self.logs(first.element))
         tail = "" if cause else self.logs(first.element, waiting.TAIL_LINES)
         return waiting.failure(self.name, failed, self.elements, cause, tail)
 

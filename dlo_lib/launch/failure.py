@@ -112,6 +112,15 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     return headline, "".join(traceback.format_exception(error))
 
 
+def reports_broken_communication(text: str) -> bool:
+    """Whether the text of an error reports a lost connection to another rank.
+
+    >>> reports_broken_communication("RuntimeError: Connection closed by peer")
+    True
+    """
+    return _BROKEN_COMMUNICATION.search(text) is not None
+
+
 def is_communication_error(error: BaseException) -> bool:
     """Whether ``error``, or an error that it was raised from, is torch's report of a lost connection.
 
@@ -120,7 +129,7 @@ def is_communication_error(error: BaseException) -> bool:
     """
     link: BaseException | None = error
     while link is not None and not lost_a_worker(link):
-        if isinstance(link, RuntimeError | ConnectionError) and _BROKEN_COMMUNICATION.search(
+        if isinstance(link, RuntimeError | ConnectionError) and reports_broken_communication(
             f"{type(link).__name__}: {link}"
         ):
             return True

@@ -12,7 +12,7 @@ import pytest
 
 from dlo_lib import cluster
 from dlo_lib.cluster import dependency
-from dlo_lib.cluster.rank_output import of_rank
+from dlo_lib.cluster.rank_output import first_error, of_rank
 from dlo_lib.cluster.request import Allocation, allocate, make_request
 from dlo_lib.cluster.script import JobScript, Launcher
 from dlo_lib.cluster.site import site
@@ -227,6 +227,32 @@ def test_the_output_of_a_rank_is_found_in_that_of_all():
     assert [of_rank("one\n", rank, tasks=False) for rank in (0, 1)] == ["one\n", ""]
     with pytest.raises(UserError, match="rank is -1"):
         of_rank("", -1)
+
+
+OUTPUT = """\
+0: [default0]:[rank0]: Traceback (most recent call last):
+1: [default0]:[rank1]: Traceback (most recent call last):
+0: [default0]:[rank0]:   File "train.py", line 12, in <module>
+1: [default0]:[rank1]:   File "train.py", line 9, in <module>
+0: [default0]:[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
+1: [default0]:[rank1]:     raise ValueError("a bad batch")
+1: [default0]:[rank1]: ValueError: a bad batch
+1: Traceback (most recent call last):
+1:   File "<frozen runpy>", line 198, in _run_module_as_main
+1: torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+"""
+ERROR = """\
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    raise ValueError("a bad batch")
+ValueError: a bad batch"""
+
+
+def test_the_first_error_in_an_output_is_none_of_a_broken_connection_and_none_of_a_launcher():
+    assert first_error(OUTPUT) == first_error(OUTPUT.replace("[default0]:", "")) == ERROR
+    assert first_error(OUTPUT.replace("1: [default0]:[rank1]:", "[rank1]:")) == ERROR
+    assert first_error("".join(line for line in OUTPUT.splitlines(True) if "rank1" not in line)) == ""
+    assert first_error("0: a line\n") == ""
 
 
 def test_a_kind_of_dependency_is_checked():
