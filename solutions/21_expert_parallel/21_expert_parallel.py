@@ -451,33 +451,38 @@ traffic_guess = {"t = 2": None, "t = 4": None, "busiest of 4": None}
 from dlo_lib.comm.calls import Kind
 
 
-def one_layer(common: float, num_experts: int = 8, k: int = 2) -> tuple[int, int, int]:
-    """Forward and backward; the bytes of this rank's experts, the rows that they compute, and those of all ranks."""
-    torch.set_num_threads(1)
+def one_layer(common: float, num_experts: int = 8, k: int = 2) -> tuple[int, int]:
+    """Forward and backward; the bytes of this rank's experts, and the rows that they compute."""
     rank, world = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(0)
     router = torch.randn(num_experts, WIDTH, generator=random) / WIDTH**0.5
     shift = common * torch.randn(WIDTH, generator=random)
     x = shift + torch.randn(TOKENS, WIDTH, generator=random.manual_seed(rank + 1))
-    own = torch.randn(num_experts // world, WIDTH, WIDTH) / WIDTH**0.5, torch.randn(num_experts // world, WIDTH, WIDTH) / WIDTH**0.5
+    own = [torch.randn(num_experts // world, WIDTH, WIDTH) / WIDTH**0.5 for _ in range(2)]
     leaves = [tensor.requires_grad_() for tensor in (x, router, *own)]
     expert_parallel(*leaves, k).sum().backward()
     loads = sort_choices(route(x, router, k)[0], num_experts)[1]
     dist.all_reduce(loads)
-    return sum(tensor.nbytes for tensor in own), int(loads.chunk(world)[rank].sum()), int(loads.sum())
+    return sum(tensor.nbytes for tensor in own), int(loads.chunk(world)[rank].sum())
+
+
+def both_layers() -> list[tuple[int, int]]:
+    """A layer with random tokens, then one whose tokens have a common part."""
+    torch.set_num_threads(1)
+    return [one_layer(0.0), one_layer(1.0)]
 
 
 def rows_that_leave(run, rank: int) -> float:
-    """Numbers that the rank sends to other ranks, without the counts, in units of T h."""
+    """Numbers that the rank sends to other ranks for the first layer, without the counts, in units of T h."""
     calls = [call for call in run.trace.calls(rank) if call.kind is Kind.ALL_TO_ALL and len(call.shape) > 1]
-    return sum(sum(call.send_splits) - call.send_splits[rank] for call in calls) / (TOKENS * WIDTH)
+    return sum(sum(call.send_splits) - call.send_splits[rank] for call in calls[: len(calls) // 2]) / (TOKENS * WIDTH)
 
 
-runs = {(world, common): run_ranks(one_layer, world, common, trace=True) for world, common in ((1, 0.0), (2, 0.0), (4, 0.0), (4, 1.0))}
-sent = {world: sum(rows_that_leave(run, rank) for rank in range(world)) / world for (world, common), run in runs.items() if not common}
-held = {world: run[0][0] for (world, common), run in runs.items() if not common}
-rows = {name: [load for _, load, _ in runs[4, common]] for name, common in (("random tokens", 0.0), ("with a common part", 1.0))}
-busiest = max(rows["with a common part"]) / (sum(rows["with a common part"]) / 4)
+runs = {world: run_ranks(both_layers, world, trace=True) for world in (1, 2, 4)}
+sent = {world: sum(rows_that_leave(run, rank) for rank in range(world)) / world for world, run in runs.items()}
+held = {world: run[0][0][0] for world, run in runs.items()}
+rows = {name: [layers[place][1] for layers in runs[4]] for place, name in enumerate(("random tokens", "with a common part"))}
+busiest = 4 * max(rows["with a common part"]) / sum(rows["with a common part"])
 print(compared(traffic_guess, {"t = 2": sent[2], "t = 4": sent[4], "busiest of 4": busiest}))
 figures.traffic(sent, held, rows)
 

@@ -164,7 +164,7 @@ def against_fsdp(hidden: int, intermediate: int, num_experts: int, k: int, world
     axes.axvline(equal, color=MUTED, linestyle=":")
     axes.text(equal, min(travel), f"equal at {equal:,.0f} tokens ", color=MUTED, ha="right", va="bottom")
     log_ticks(axes, "x", tokens, "{:,.0f}".format)
-    axes.set_yscale("log")
+    log_ticks(axes, "y", [100, 1000, 10_000], "{:,.0f}".format, base=10)
     axes.tick_params(axis="x", rotation=30)
     legend(axes, "above", ncols=2)
     return finish(axes, "both", xlabel="tokens of a rank in a step", ylabel="MiB sent by a rank")

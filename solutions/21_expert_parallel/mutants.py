@@ -100,17 +100,6 @@ MUTANTS = [
         },
         also=("check_exchange_traffic", "check_exchange_three_ranks"),
     ),
-    Mutant(
-        "The ranks wait for each other before they send",
-        "check_exchange_traffic",
-        says="uses barrier: an all-to-all is enough",
-        replace={
-            "ctx.send, ctx.receive, ctx.group = send, receive, group": """
-            ctx.send, ctx.receive, ctx.group = send, receive, group
-            dist.barrier(group)
-            """,
-        },
-    ),
     # -- layer
     Mutant(
         "The rows are given to the experts in the order of their sources",
@@ -171,6 +160,12 @@ MUTANTS = [
             "parameter.grad /= dist.get_world_size()": "parameter.grad /= dist.get_world_size() if own is experts else dist.get_world_size(group)",
         },
         also=("check_grid",),
+    ),
+    Mutant(
+        "The gradients of experts are not added over their replicas",
+        "check_grid",
+        says="has the tokens of its expert group only",
+        replace={"(experts, replicas)": "(experts, dist.new_subgroups(group_size=1)[0])"},
     ),
     # -- padded
     Mutant(

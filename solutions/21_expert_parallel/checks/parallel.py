@@ -30,14 +30,13 @@ def members_of(groups: Sequence[Sequence[int]], rank: int, world: int) -> list[i
 
 def counts_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) -> None:
     """The counts that each rank receives."""
-    ranks = len(groups[0]) if groups else world
-    counts = [t.integers(0, 9, 2 * ranks) for _ in range(world)]
+    counts = [t.integers(0, 9, 2 * len(members_of(groups, rank, world))) for rank in range(world)]
     run = student.ranks(counted, [{"counts": own, "groups": [list(each) for each in groups]} for own in counts])
     for rank, got in enumerate(run.results):
         members = members_of(groups, rank, world)
         place = members.index(rank)
         want = torch.stack([counts[other][2 * place : 2 * place + 2] for other in members])
-        own = counts[rank].view(ranks, 2)
+        own = counts[rank].view(-1, 2)
         wrong_if(t, got, want, {"exchange_counts returns the counts of rank {rank} on rank {rank}: they must be sent": own}, rank=rank)
         same = type(got) is Tensor and got.dtype == want.dtype and got.shape == want.shape and bool(torch.equal(got, want))
         shown = got.tolist() if type(got) is Tensor else got
@@ -48,14 +47,13 @@ def counts_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) ->
 @check("exchange", points=1, seconds=20)
 def check_counts(student, t):
     "The rows that come from each rank of the group"
-    counts_case(student, t, 4, [[0, 2], [1, 3]])
+    counts_case(student, t, 3, [[0, 2], [1]])
 
 
 def rows_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) -> Run:
     """Rows that travel between ranks, and their gradients, which are right."""
-    ranks, width = len(groups[0]) if groups else world, t.integer(2, 3)
-    members = [members_of(groups, rank, world) for rank in range(world)]
-    send = [t.shuffled([1, 3, *(0 for _ in range(ranks - 2))]) for _ in range(world)]  # unequal
+    width, members = t.integer(2, 3), [members_of(groups, rank, world) for rank in range(world)]
+    send = [t.shuffled([1, 3, 0][: len(own)]) for own in members]  # unequal
     receive = [[send[other][own.index(rank)] for other in own] for rank, own in enumerate(members)]
     rows = [double(t, sum(sizes), width) for sizes in send]
     grads = [double(t, sum(sizes), width) for sizes in receive]
@@ -79,7 +77,7 @@ def rows_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) -> R
 @check("exchange", points=2, seconds=20)
 def check_all_to_all(student, t):
     "Rows travel to the ranks of the group, and their gradients back"
-    rows_case(student, t, 4, [[0, 2], [1, 3]])
+    rows_case(student, t, 3, [[0, 2], [1]])
 
 
 @check("exchange", points=1, seconds=20)
@@ -184,46 +182,47 @@ def check_layer_traffic(student, t):
 # -- gradients
 
 
+def reduced_case(student, t) -> tuple[Run, list[list[Tensor]]]:
+    """Gradients on two ranks with different experts after ``reduce_gradients``: shared ones, and those of experts."""
+    shape = t.integer(1, 4), 2
+    held = [[double(t, *shape) for _ in range(2)] for _ in range(2)]
+    inputs = [{"shared": [held[0][rank], None], "experts": [held[1][rank], None], "groups": [[0], [1]]} for rank in range(2)]
+    return student.ranks(reduced, inputs), held
+
+
 @check("gradients", points=1, seconds=30)
 def check_shared(student, t):
     "Shared parameters: the mean over all ranks"
-    _reduced(student, t, "shared")
+    run, (shared, _) = reduced_case(student, t)
+    right = sum(shared) / 2
+    for rank, got in enumerate(run.results):
+        mine, none = t.items(t.items(got, 2, "the gradients")[0], 2, "the gradients")
+        mistakes = {
+            "shared gradients on rank {rank} are summed: they should be the mean over all ranks": sum(shared),
+            "shared gradients on rank {rank} are averaged over its replicas only": shared[rank],
+            "shared gradients on rank {rank} are not added over all ranks": shared[rank] / 2,
+        }
+        wrong_if(t, mine, right, mistakes, rank=rank)
+        t.close(mine, right, "the shared gradient on rank {rank} of 2", rank=rank, **EXACT)
+        t.that(none is None, "a parameter without gradient has one on rank {rank}: skip None", rank=rank)
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1), call=0)
 
 
 @check("gradients", points=2, seconds=30)
 def check_expert_gradients(student, t):
     "Experts: the sum over their replicas, divided by all ranks"
-    uses_what_arrives(t, _reduced(student, t, "experts"), Kind.ALL_REDUCE, t.integer(0, 3))
-
-
-def _reduced(student, t, subject: str) -> Run:
-    """Gradients on four ranks after ``reduce_gradients``; those of ``subject`` are right."""
-    shape = t.integer(1, 4), 2
-    shared, experts = ([double(t, *shape) for _ in range(4)] for _ in range(2))
-    inputs = [{"shared": [shared[rank], None], "experts": [experts[rank], None], "groups": [[0, 2], [1, 3]]} for rank in range(4)]
-    run = student.ranks(reduced, inputs)
+    run, (_, experts) = reduced_case(student, t)
     for rank, got in enumerate(run.results):
-        of_shared, of_experts = t.items(got, 2, "the gradients")
-        mine, none = t.items(of_shared if subject == "shared" else of_experts, 2, "the gradients")
-        if subject == "shared":
-            right = sum(shared) / 4
-            mistakes = {
-                "shared gradients on rank {rank} are summed: they should be the mean over all ranks": sum(shared),
-                "shared gradients on rank {rank} are averaged over its replicas only": (shared[rank] + shared[(rank + 2) % 4]) / 2,
-            }
-        else:
-            both = experts[rank] + experts[(rank + 2) % 4]
-            right = both / 4
-            mistakes = {
-                "gradients of experts on rank {rank} are averaged over all ranks: its neighbours store other experts": sum(experts) / 4,
-                "gradients of experts on rank {rank} are divided by the number of replicas: divide by the number of all ranks, because "
-                "the tokens of all ranks of an expert group are in them": both / 2,
-                "gradients of experts on rank {rank} are not added over its replicas": experts[rank] / 4,
-            }
+        mine, none = t.items(t.items(got, 2, "the gradients")[1], 2, "the gradients")
+        right = experts[rank] / 2
+        divided = "gradients of experts on rank {rank} are divided by the number of replicas: divide by the number of all ranks, because "
+        mistakes = {
+            "gradients of experts on rank {rank} are averaged over all ranks: its neighbours store other experts": sum(experts) / 2,
+            divided + "the tokens of all ranks of an expert group are in them": experts[rank],
+        }
         wrong_if(t, mine, right, mistakes, rank=rank)
-        t.close(mine, right, "the gradient of " + subject + " on rank {rank} of 4", rank=rank, **EXACT)
+        t.close(mine, right, "the gradient of experts on rank {rank} of 2, which store different ones", rank=rank, **EXACT)
         t.that(none is None, "a parameter without gradient has one on rank {rank}: skip None", rank=rank)
-    return run
 
 
 @check("gradients", points=2, seconds=60)
@@ -244,12 +243,15 @@ def check_grid(student, t):
         for rank in range(4)
     ]
     run = student.ranks(whole_step, inputs)
-    found = moe(xs, router, first, second, k, grads)
-    of_router = sum(right[1] for _, right in found) / 4
+    rows = [moe(xs[row : row + 2], router, first, second, k, grads[row : row + 2]) for row in (0, 2)]
+    of_router = sum(right[1] for found in rows for _, right in found) / 4
     for rank, got in enumerate(run.results):
         mine = t.items(got, 3, "the gradients")
-        wants = of_router, *(each.chunk(ep)[rank % ep] / 4 for each in found[0][1][2:])
-        for what, grad, right in zip(("the router", "first", "second"), mine, wants):
+        alone = "the gradient of {what} on rank {rank} has the tokens of its expert group only: add those of its replicas"
+        of_rows = [[each.chunk(ep)[rank % ep] / 4 for each in found[0][1][2:]] for found in rows]
+        wants = of_router, *(sum(both) for both in zip(*of_rows))
+        for what, grad, right, group in zip(("the router", "first", "second"), mine, wants, (of_router, *of_rows[rank // ep])):
+            wrong_if(t, grad, right, {alone: group}, what=what, rank=rank)
             t.close(grad, right, "the gradient of {what} on rank {rank} of 2 × 2", what=what, rank=rank, rtol=1e-9, atol=1e-10)
 
 
