@@ -53,13 +53,14 @@ def other_units(points: Tensor, values: Tensor, candidates: Tensor, correction: 
     return expected_improvement(*standing(points, values, candidates, correction), float(values.min()))
 
 
+def similarity(a: Tensor, b: Tensor, length: float) -> Tensor:
+    """The kernel (A, B) between the points ``a`` (A, d) and ``b`` (B, d)."""
+    return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
+
+
 def flooded(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
     """Mean and deviation if the noise is added to every entry of the kernel."""
-
-    def kernel(a: Tensor, b: Tensor) -> Tensor:
-        return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
-
-    across, inverse = kernel(new, points), torch.linalg.pinv(kernel(points, points) + noise)
+    across, inverse = similarity(new, points, length), torch.linalg.pinv(similarity(points, points, length) + noise)
     return across @ inverse @ values, (1 - (across @ inverse * across).sum(1)).clamp(min=0).sqrt()
 
 

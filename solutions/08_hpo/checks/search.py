@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check, scenario
 from dlo_lib.hpo.halving import brackets as known_brackets
@@ -22,6 +23,7 @@ from .twins import (
     likelihoods,
     other_units,
     predicted,
+    similarity,
     squared_z,
     standing,
     wavy,
@@ -110,10 +112,14 @@ def check_middle(student, t):
 
 
 def process_case(t) -> dict:
-    count, dimensions = t.integer(4, 9), t.integer(1, 3)
-    points = cube(t, count, dimensions)
+    """Points so far apart that the process without noise is exact too: a mistake is recognised by its values."""
+    while True:
+        count, dimensions, length = t.integer(4, 9), t.integer(1, 3), t.uniform(0.15, 0.5)
+        points = cube(t, count, dimensions)
+        if float(torch.linalg.cond(similarity(points, points, length))) < 3000:
+            break
     values = t.normal(count, dtype=torch.float64) + 1
-    return {"points": points, "values": values, "new": cube(t, 7, dimensions), "length": t.uniform(0.2, 0.5), "noise": t.uniform(0.01, 0.2)}
+    return {"points": points, "values": values, "new": cube(t, 7, dimensions), "length": length, "noise": t.uniform(0.01, 0.2)}
 
 
 @check("process", points=2)
@@ -220,6 +226,19 @@ def chosen_candidate(student, t, points, values, candidates) -> int:
 
 
 CORRECTIONS = (0, 1)  # of the standard deviation: both are accepted
+
+
+def telling_case(t, dimensions: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Points, values and candidates such that the candidate with the lowest mean does not have the largest Expected Improvement."""
+    while True:
+        points, candidates = cube(t, t.integer(6, 10), dimensions), cube(t, 60, dimensions)
+        values = wavy(t, points)
+        gains = [improvements(points, values, candidates, correction) for correction in CORRECTIONS]
+        lowest = [int(standing(points, values, candidates, correction)[0].argmin()) for correction in CORRECTIONS]
+        if all(bool(gain[at] < 0.9 * gain.max()) for gain in gains for at in lowest):
+            return points, values, candidates
+
+
 OTHER_UNITS = "`best` is in the units of the losses, the predictions are not: pass the lowest of the *standardised* values."
 
 
@@ -232,8 +251,7 @@ def has_other_units(points, values, candidates, chosen: int) -> bool:
 def check_next(student, t):
     "The candidate with the largest Expected Improvement"
     for dimensions in (1, 2, 2):
-        points, candidates = cube(t, t.integer(6, 10), dimensions), cube(t, 60, dimensions)
-        values = wavy(t, points)
+        points, values, candidates = telling_case(t, dimensions)
         chosen = chosen_candidate(student, t, points, values, candidates)
         told = [improvements(points, values, candidates, correction) for correction in CORRECTIONS]
         right = any(bool(each[chosen] >= 0.99 * each.max()) for each in told)
