@@ -28,7 +28,8 @@ from torch.torch_version import TorchVersion
 from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
-from dlo_lib.parallel.mesh import ParallelMesh
+from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
+from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage, make_optimizer, parallelize
 from dlo_lib.parallel.protocol import local_optimizer
 from dlo_lib.profiling.report import MemoryReport
@@ -47,6 +48,7 @@ def measure_memory(
     parallel: str | ShortForm | ParallelPlan = "ddp",
     bucket_view: bool = True,
     world_size: int = 1,
+    rank: int = 0,
 ) -> MemoryReport:
     """Run one training step of ``model`` on fake tensors and report the memory of one rank.
 
@@ -61,14 +63,18 @@ def measure_memory(
         parallel: "none", "ddp", "zero1", "zero2", "fsdp" (also called "zero3"), "hsdp" with one copy of the
             model for each 8 ranks, or a ``ParallelPlan``. Sharded parameters are gathered in ``precision``,
             without autocast.
+            The micro-batches of a pipeline are those of the plan. In its report, the phase FORWARD is the
+            whole table of forwards and backwards.
         bucket_view: with DDP, whether gradients are views of the communication buckets.
-        world_size: the number of ranks. This process is the first rank; the others are simulated.
+        world_size: the number of ranks.
+        rank: the rank that this process is; the others are simulated. The stages of a pipeline need different
+            memory: its first rank has the most micro-batches in flight, and its last one the logits.
 
     Raises:
         UserError: a name is unknown, a size is below 1, PyTorch is older than 2.9, or there is a process
             group already, unless ``parallel`` is none.
     """
-    layout = (parallel, bucket_view, world_size)
+    layout = (parallel, bucket_view, world_size, rank)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
     # The older CPU kernel, which represents the kernel of the GPU, expands grouped keys and values.
     if TorchVersion(torch.__version__) < "2.9":
@@ -90,14 +96,19 @@ def record_step(
     plan = chosen.plan
     mesh = ParallelMesh(plan.degrees, group) if group is not None else None
     with tracker:
-        llama = Llama(chosen.config, checkpointing=chosen.checkpointing)
-        tracker.claim(llama.parameters(), Part.WEIGHTS)
-        _claim_gradients(llama, tracker)  # before the hooks of the wrapper
-        wrapped = parallelize(llama, plan, mesh)
+        if plan.pipelined or plan.tp > 1:
+            llama, wrapped = _cut_model(chosen, mesh, tracker)
+        else:
+            llama = Llama(chosen.config, checkpointing=chosen.checkpointing)
+            tracker.claim(llama.parameters(), Part.WEIGHTS)
+            _claim_gradients(llama, tracker)  # before the hooks of the wrapper
+            wrapped = parallelize(llama, plan, mesh)
         _observe(wrapped, tracker)
-        _claim_gradients(llama, tracker)  # after the hooks of the wrapper
+        _claim_gradients(wrapped, tracker)  # after the hooks of the wrapper
         options = chosen.optimizer.arguments(chosen.step)
-        optimizer = make_optimizer(wrapped, plan, mesh, llama.parameters(), chosen.optimizer.cls, **options)
+        optimizer = make_optimizer(
+            wrapped, plan, mesh, list(wrapped.parameters()), chosen.optimizer.cls, **options
+        )
         _observe(optimizer, tracker)
         holder = local_optimizer(optimizer)
         _warm_up(optimizer, holder if plan.stage is ZeroStage.GRADIENTS else optimizer)
@@ -105,19 +116,62 @@ def record_step(
             held for state in holder.state.values() for held in state.values() if isinstance(held, Tensor)
         )
         tracker.claim(states, Part.OPTIMIZER_STATE)
-        inputs, targets = (torch.zeros(chosen.batch, chosen.seq, dtype=torch.int64) for _ in range(2))
+        pairs = [
+            (inputs, targets)
+            for _ in range(plan.micro_batches if plan.pipelined else 1)
+            for inputs, targets in [torch.zeros(2, chosen.batch, chosen.seq, dtype=torch.int64)]
+        ]
         attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
         _watch_head(llama, tracker)
+        if plan.pipelined:  # it has no phases inside
+            _enter(Phase.FORWARD, tracker, ())
         with sdpa_kernel(attention):
             train_step(
                 wrapped,
                 optimizer,
-                [(inputs, targets)],
+                pairs,
                 precision=chosen.precision,
-                group=group,
-                on_phase=lambda phase: _enter(phase, tracker, [*llama.parameters(), *_parameters(holder)]),
+                group=group if mesh is None else mesh.group_along(*TOKENS),
+                on_phase=lambda phase: _enter(phase, tracker, [*wrapped.parameters(), *_parameters(holder)]),
             )
         return MemoryReport(tuple(tracker.events()))
+
+
+def _cut_model(
+    chosen: StepSettings, mesh: ParallelMesh | None, tracker: MemoryTracker
+) -> tuple[Llama, nn.Module]:
+    """Return the model of a plan with ``pp`` or ``tp`` and its wrapper. The model is built on the meta
+    device, so that only the parts of this rank have memory."""
+    plan, config = chosen.plan, chosen.config
+    llama = Llama(config, checkpointing=chosen.checkpointing, device="meta")
+    cpu = torch.device("cpu")
+    wrapped = parallelize(
+        llama,
+        plan,
+        mesh,
+        device=cpu,
+        values=lambda param: torch.empty(param.shape, dtype=param.dtype, device=cpu),
+        seq=chosen.seq,
+    )
+    tracker.claim(wrapped.parameters(), Part.WEIGHTS)
+    for param in wrapped.parameters():
+        # A hook of the tensor runs before those of the wrapper, which may pack the gradient.
+        param.register_hook(lambda grad: tracker.claim([grad], Part.GRADIENTS))
+    if isinstance(wrapped, Pipeline):
+        parts = plan.tp if plan.sequence_parallel else 1
+        sharded = plan.stage is ZeroStage.PARAMETERS
+        wrapped.expect_outputs(
+            (chosen.batch, chosen.seq),
+            (chosen.batch, chosen.seq // parts, config.hidden),
+            chosen.precision.dtype if sharded else torch.float32,
+        )
+        for stage in wrapped.unwrapped():
+            stage.register_forward_pre_hook(lambda *_: _set_scope(tracker, Part.ACTIVATIONS))
+    return llama, wrapped
+
+
+def _set_scope(tracker: MemoryTracker, part: Part) -> None:
+    tracker.scope = part
 
 
 def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> int:
@@ -143,7 +197,7 @@ def _fake_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]:
 
     if dist.is_initialized():
         raise UserError("measure_memory simulates its ranks: call it where no process group is in use")
-    dist.init_process_group("fake", rank=0, world_size=chosen.world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=chosen.rank, world_size=chosen.world_size, store=FakeStore())
     try:
         yield dist.group.WORLD
     finally:
@@ -179,7 +233,7 @@ def _enter(phase: Phase, tracker: MemoryTracker, parameters: Iterable[Tensor]) -
     tracker.claim((param.grad for param in parameters if param.grad is not None), Part.GRADIENTS)
 
 
-def _claim_gradients(model: Llama, tracker: MemoryTracker) -> None:
+def _claim_gradients(model: nn.Module, tracker: MemoryTracker) -> None:
     def claim(parameter: Tensor) -> None:
         if parameter.grad is not None:  # None if another hook has packed the gradient
             tracker.claim([parameter.grad], Part.GRADIENTS)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from dlo_lib.launch import run_ranks
 from tests.parallel.combinations import (
     CASES,
@@ -19,8 +21,15 @@ from tests.parallel.combinations import (
     trained_in_turn,
 )
 
-CHOSEN = ["pp x cp x tp and sp", "pp x fsdp x tp, ep", "fsdp x cp x tp, ep 4", "pp x cp x tp, ep, fp32"]
+CHOSEN = ["pp x fsdp x tp, ep", "fsdp x cp x tp, ep 4", "pp x cp x tp, ep, fp32"]
 """The cases of `make test`. Together they have every dimension, in shards and in copies, and both dtypes."""
+
+EACH = 6
+"""The number of cases in one launch of ranks, at most."""
+
+
+def name_of(case: Case) -> str:
+    return next((name for name, known in CASES.items() if known == case), str(case.plan))
 
 
 def attempts(cases: list[Case], ranks: int, folder: Path) -> list[Attempt]:
@@ -40,11 +49,18 @@ def assert_twin(attempt: Attempt) -> None:
     assert found.weight < (1e-3 if single else 1e-8), attempt
 
 
-def test_combinations_train_what_one_process_trains(tmp_path, request):
-    names = list(CASES) if request.config.getoption("--every-combination") else CHOSEN
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "names" in metafunc.fixturenames:
+        every = list(CASES) if metafunc.config.getoption("--every-combination") else CHOSEN
+        parts = [every[first : first + EACH] for first in range(0, len(every), EACH)]
+        metafunc.parametrize("names", parts, ids=[f"{part[0]} and {len(part) - 1} more" for part in parts])
+
+
+def test_combinations_train_what_one_process_trains(tmp_path, names):
     found = attempts([CASES[name] for name in names], 8, tmp_path)
     assert len(found) > len(names), "no checkpoint was continued"
     for attempt in found:
-        print(attempt)
         assert not attempt.refusal
         assert_twin(attempt)
+        what = "continued" if attempt.continued else "from the start"
+        print(f"{name_of(attempt.case):36s} {what:14s} {attempt.differences}")

@@ -208,6 +208,24 @@ def test_accumulating_without_communication_sends_only_what_forward_and_backward
     assert run_ranks(sent, 2) == [[0, 5]] * 2
 
 
+def test_units_that_are_kept_are_gathered_once_for_all_micro_batches():
+    """As in a pipeline, where forwards and backwards of several micro-batches alternate."""
+
+    def gathered() -> tuple[int, set[ShardedState]]:
+        model = FSDP(Net(), transport=CollectiveTransport(), reshard_after_forward=False)
+        with trace_collectives() as trace:
+            with model.no_sync():
+                first, second = model(tokens()).sum(), model(tokens()).sum()
+                first.backward()
+                third = model(tokens()).sum()
+                second.backward()
+                third.backward()
+            model.finish_grad_sync()
+        return trace.count("all_gather"), {unit.state for unit in model.units}
+
+    assert run_ranks(gathered, 2) == [(5, {ShardedState.SHARDED})] * 2
+
+
 @pytest.mark.parametrize(
     ("compute", "reduce"), [(None, None), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)]
 )

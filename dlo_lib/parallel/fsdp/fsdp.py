@@ -18,7 +18,8 @@ step, two unsharded units and their gradients come in addition.
 Bytes sent per rank and step, with f = (N-1)/N: 2 B_p f + B_g f, because each unit is gathered twice. Some
 units are gathered only once, which saves B f each: the last unit of forward, with which backward begins, and
 embeddings, whose backward does not read the weight. With ``reshard_after_forward=False`` the units remain
-unsharded from forward to backward: B_p f + B_g f bytes, at the cost of the memory of the whole model.
+unsharded from forward to backward: B_p f + B_g f bytes, at the cost of the memory of the whole model. They
+then remain unsharded until the last backward of accumulated micro-batches, as in a pipeline.
 
 Papers: S. Rajbhandari et al., ZeRO (arXiv:1910.02054), stage 3; Y. Zhao et al., PyTorch FSDP
 (arXiv:2304.11277). As in PyTorch's ``fully_shard``, each parameter is sharded separately. A shard keeps the
@@ -405,7 +406,8 @@ class FSDP(ModuleWrapper):
         # of the pass.
         if calls.reading == 0:
             self._in_backward.discard(unit)
-            unit.reshard()
+            if not self._accumulates_whole:
+                unit.reshard()
         if calls.all == 0:
             self._grad_reduction.complete(unit)  # parameters that this rank did not use will have no gradient
 
@@ -413,8 +415,15 @@ class FSDP(ModuleWrapper):
         self._in_backward.clear()
         self._backward_order.clear()
         for unit in self.units:
-            unit.reshard()
+            if not self._accumulates_whole:
+                unit.reshard()
             self._pending[unit] = PendingCalls()
+
+    @property
+    def _accumulates_whole(self) -> bool:
+        """Whether units remain unsharded after backward, because another micro-batch follows: in ``no_sync``
+        with ``reshard_after_forward=False``. Each unit is then gathered once in a step."""
+        return self._keep_whole and not self._grad_reduction.sync
 
 
 def _reads_no_weight_in_backward(module: nn.Module) -> bool:

@@ -61,6 +61,12 @@ class StageP2P:
             self._send(rank, _encoded(meta).to(self._device))
         self._send(rank, output)
 
+    def expect_outputs(self, stages: int, micro_shape: Shape, shape: Shape, dtype: torch.dtype) -> None:
+        """Set the shape and dtype of the outputs of all ``stages`` but the last, so that no rank sends
+        them."""
+        for stage in range(stages - 1):
+            self._metas[stage, micro_shape] = OutputMeta(shape, dtype)
+
     def send_gradient(self, rank: int, gradient: Tensor) -> None:
         """Start to send the gradient of the input of a stage to ``rank``, which has the previous stage."""
         self._send(rank, gradient)

@@ -41,9 +41,10 @@ class TiedEmbeddings:
             )
         whole = group if group is not None else dist.group.WORLD
         assert whole is not None  # get_rank has raised otherwise
-        self._pair = dist.new_group(
-            [dist.get_global_rank(whole, end) for end in ends], use_local_synchronization=True
-        )
+        self._pair = whole
+        if dist.get_world_size(whole) > 2:
+            members = [dist.get_global_rank(whole, end) for end in ends]
+            self._pair = dist.new_group(members, use_local_synchronization=True)
         self._parameter, self.name = parameter if mine in ends else None, name
         self.duplicate = parameter if mine == ends[1] else None
         """The second copy, on the rank that holds it. A norm over all ranks must not count it."""
