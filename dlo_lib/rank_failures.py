@@ -11,7 +11,9 @@ folder (``cluster.causes``). ``<run>`` is one start of the ranks. This module do
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 
 VARIABLE = "DLO_RANKS"
+_KEPT_DAYS = 30
 _FAILURE, _VERDICT = "failure-{rank}.json", "verdict.json"
 
 
@@ -82,10 +85,25 @@ def verdict(folder: Path) -> str | None:
     return next((values["explanation"] for values in _read(folder / _VERDICT)), None)
 
 
+def forget_old_runs(folder: Path) -> None:
+    """Remove the folders of runs that have not changed for ``_KEPT_DAYS`` days."""
+    oldest = time.time() - _KEPT_DAYS * 24 * 3600
+    for changed, run in _by_change(folder):
+        if changed < oldest:
+            shutil.rmtree(run, ignore_errors=True)  # another process may do the same
+
+
 def runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs in ``$DLO_RANKS`` in the order of their last change."""
-    found = [run for run in folder.glob("*") if run.is_dir()]
-    return sorted(found, key=lambda run: run.stat().st_mtime)
+    """Return the folders of the runs in ``folder`` in the order of their last change."""
+    return [run for _, run in _by_change(folder)]
+
+
+def _by_change(folder: Path) -> list[tuple[float, Path]]:
+    found = []
+    for run in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            found.append((run.stat().st_mtime, run))
+    return sorted((changed, run) for changed, run in found if run.is_dir())
 
 
 def _read(file: Path) -> Iterator[dict]:

@@ -182,6 +182,8 @@ def _connect(here: Place, explain: Explain, folder: Path | None) -> tuple[socket
 
 def _start(listener: socket.socket, here: Place, explain: Explain, folder: Path | None) -> None:
     node = int(_machine(os.environ) or 0)
+    if folder is not None and rank_failures.VARIABLE not in os.environ:  # no job removes it
+        rank_failures.forget_old_runs(folder.parent)
     numbers = (listener.fileno(), here.world_size, here.local_world_size, node, os.getppid())
     subprocess.Popen(
         trusted_python(_BOOT, *map(str, numbers), explain.value, "" if folder is None else str(folder)),

@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -87,6 +88,17 @@ def test_a_dead_lock_ends_with_one_table_of_both_machines(tmp_path):
     early = "rank 1 (called destroy_process_group|returned) after 1 call on it while the others are at call 2"
     assert re.search(early, first)
     assert rank_failures.verdict(recorded()).startswith("DEAD-LOCK")
+
+
+def test_runs_outside_jobs_are_forgotten_after_a_month(tmp_path):
+    for name, days in (("old", 31), ("new", 29)):
+        (tmp_path / name).mkdir()
+        rank_failures.record_verdict(tmp_path / name, "DEAD-LOCK: ...")
+        then = time.time() - days * 24 * 3600
+        os.utime(tmp_path / name, (then, then))
+    rank_failures.forget_old_runs(tmp_path)
+    assert [run.name for run in rank_failures.runs(tmp_path)] == ["new"]
+    rank_failures.forget_old_runs(tmp_path / "none")
 
 
 def test_runs_share_a_folder_only_with_their_ranks(tmp_path):
