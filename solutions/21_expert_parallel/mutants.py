@@ -100,6 +100,13 @@ MUTANTS = [
         },
         also=("check_exchange_traffic", "check_exchange_three_ranks"),
     ),
+    Mutant(
+        "The gradient is sent as it comes, with strides that all-to-all refuses",
+        "check_all_to_all",
+        says="send tensor.contiguous()",
+        replace={"dist.all_to_all_single(back, grad.contiguous(), ctx.send": "dist.all_to_all_single(back, grad, ctx.send"},
+        also=("check_exchange_traffic", "check_exchange_three_ranks"),
+    ),
     # -- layer
     Mutant(
         "The rows are given to the experts in the order of their sources",

@@ -169,6 +169,7 @@ class SwitchGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, tensor: Tensor, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> SwitchWork:
+        _require_contiguous("all_to_all_single", [tensor, output])
         sent, into = self._split(tensor, input_splits), self._split(output, output_splits)
         return self._call(Kind.ALL_TO_ALL, sent, into, opts=opts, value=[output], whole=[output])
 
@@ -247,9 +248,10 @@ class SwitchGroup(dist.ProcessGroup):
 
 
 def _require_contiguous(name: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse what gloo refuses. Its collectives accept any strides, its messages do not."""
+    """Refuse what gloo refuses. Its collectives accept any strides, except the all-to-all of one tensor; its
+    messages do not."""
     if not all(tensor.is_contiguous() for tensor in tensors):
-        cure = "send tensor.contiguous()" if name == "send" else "receive into a new tensor, then copy it"
+        cure = "receive into a new tensor, then copy it" if name == "recv" else "send tensor.contiguous()"
         raise SwitchError(f"{name}: input tensor has to be contiguous: {cure}")
 
 

@@ -16,7 +16,7 @@ from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
 from .routing import EXACT, double
 from .scenarios import counted, exchanged, layer, padded, reduced, whole_step
-from .twins import Found, in_order_of_arrival, moe
+from .twins import Found, moe, not_sorted
 
 ONLY = "rank {rank} uses {kinds}: an all-to-all is enough"
 
@@ -140,12 +140,21 @@ def layer_case(student, t, world: int, each: int = 2, k: int = 2) -> tuple[Run, 
     run = student.ranks(layer, inputs)
     found = moe(xs, router, first, second, k, grads, bias)
     plain = moe(xs, router, first, second, k, grads)
-    unsorted = in_order_of_arrival(xs, router, first, second, k, bias, each)
+    unsorted, not_back = not_sorted(xs, router, first, second, k, bias, each)
     arrival = "the result on rank {rank} has rows of other experts: received rows are sorted by source, sort them by expert first"
+    back = "the result on rank {rank} has results of other rows: put the results back into the order in which the rows came"
     unbiased = "the bias is not used on rank {rank}: give it to route"
     for rank, got in enumerate(run.results):
         out = t.items(got, 2, "what the layer returns")[0]
-        wrong_if(t, out, found[rank][0], {unbiased: plain[rank][0], arrival: unsorted[rank]}, rtol=1e-4, atol=1e-5, rank=rank)
+        wrong_if(
+            t,
+            out,
+            found[rank][0],
+            {unbiased: plain[rank][0], arrival: unsorted[rank], back: not_back[rank]},
+            rtol=1e-4,
+            atol=1e-5,
+            rank=rank,
+        )
     right_layer(t, run, found, xs, "expert_parallel", each)
     return run, k * xs[0].numel()
 

@@ -87,19 +87,26 @@ def balance(probabilities: Sequence[Tensor], experts: Sequence[Tensor]) -> tuple
 
 
 @twin
-def in_order_of_arrival(
+def not_sorted(
     xs: Sequence[Tensor], router: Tensor, first: Tensor, second: Tensor, k: int, bias: Tensor, each: int
-) -> list[Tensor]:
-    """What each rank gets if rows, which arrive sorted by source, are given to the experts as if they were sorted by expert."""
-    outs = [torch.zeros_like(x) for x in xs]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank gets if rows, which arrive sorted by source, are given to the experts as if they were sorted by expert; and
+    what it gets if the results are sent back in the order of the experts."""
+    arrival, not_back = [torch.zeros_like(x) for x in xs], [torch.zeros_like(x) for x in xs]
     routed = [chosen(x, router, k, bias) for x in xs]
+
+    def add(outs: list[Tensor], place: tuple[int, ...], row: Tensor, one: int) -> None:
+        source, _, token, choice = place
+        inner = row @ first[one]
+        outs[source][token] += routed[source][1][token, choice] * ((inner * torch.sigmoid(inner)) @ second[one])
+
     for owner in range(len(xs)):
         arrived = []
         for source, (experts, _, _) in enumerate(routed):
             held = [(one, token, choice) for token, own in enumerate(experts.tolist()) for choice, one in enumerate(own)]
             arrived += [(source, *row) for row in sorted(held) if row[0] // each == owner]
-        taken = sorted(row[1] for row in arrived)
-        for (source, _, token, choice), one in zip(arrived, taken):
-            inner = xs[source][token] @ first[one]
-            outs[source][token] += routed[source][1][token, choice] * ((inner * torch.sigmoid(inner)) @ second[one])
-    return outs
+        by_expert = sorted(arrived, key=lambda row: row[1])
+        for place, taken in zip(arrived, by_expert):
+            add(arrival, place, xs[place[0]][place[2]], taken[1])
+            add(not_back, place, xs[taken[0]][taken[2]], taken[1])
+    return arrival, not_back

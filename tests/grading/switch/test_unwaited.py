@@ -97,6 +97,17 @@ def test_messages_need_contiguous_tensors_as_with_gloo(side: str) -> None:
         LocalStudent({"program": program}, 60).ranks(runs, [{}] * 2)
 
 
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_an_all_to_all_of_one_tensor_needs_contiguous_tensors_as_with_gloo(side: str) -> None:
+    def program(rank: int) -> None:
+        whole, strided = torch.zeros(4, 2), torch.zeros(2, 4).t()
+        output, given = (whole, strided) if side == "input" else (strided, whole)
+        dist.all_to_all_single(output, given)
+
+    with pytest.raises(Wrong, match=r"all_to_all_single: .* contiguous: send tensor.contiguous\(\)"):
+        LocalStudent({"program": program}, 60).ranks(runs, [{}] * 2)
+
+
 def test_collectives_accept_any_strides_as_with_gloo() -> None:
     def program(rank: int) -> Tensor:
         tensor = torch.arange(6.0).view(2, 3).t()
