@@ -105,8 +105,8 @@ def triangle(positions: Sequence[Sequence[int]]) -> Figure:
     seen = []
     for rank, row in enumerate(positions):
         for query in row:
-            for key in range(seq):
-                _cell(axes, key, -query, _colour(rank) if key <= query else PALE)
+            _cell(axes, 0, -query, _colour(rank), size=(query + 1, 0.9))
+            _cell(axes, query + 1, -query, PALE, size=(seq - query - 1, 0.9))
         seen.append(sum(query + 1 for query in row))
     for rank, count in enumerate(seen):
         y = -3.2 * rank - 2
@@ -177,13 +177,13 @@ def ulysses(world: int) -> Figure:
 
 
 @styled
-def sent_by_rank(worlds: Sequence[int], lines: Mapping[str, Sequence[float]], measured: Mapping[tuple[str, int], float]) -> Figure:
+def sent_by_rank(worlds: Sequence[int], lines: Mapping[str, Sequence[float]], measured: Mapping[str, float]) -> Figure:
     """What a rank sends for one layer in 16 bits, forward and backward, against the number of ranks; the points are measured."""
     (axes,) = panels(width=8, height=3.4)
     for (form, elements), style in zip(lines.items(), METHODS):
         axes.plot(worlds, [2 * count / MIB for count in elements], **style.line(), label=form)
-        points = [(world, 2 * count / MIB) for (name, world), count in measured.items() if name == form]
-        axes.plot(*zip(*points), **style.points(), label=f"{form}, measured")
+        if form in measured:
+            axes.plot([4], [2 * measured[form] / MIB], **style.points(), label=f"{form}, measured")
     log_ticks(axes, "x", worlds)
     log_ticks(axes, "y", [2**power for power in range(6, 15, 2)])
     legend(axes, "above")

@@ -91,7 +91,7 @@ MUTANTS = [
         says="uses the mask of its block for all blocks",
         replace={"positions[owner][:last]": "positions[rank][:last]"},
         question="ring",
-        also=("check_ring_zigzag", "check_ring_traffic"),
+        also=("check_ring_traffic",),
     ),
     Mutant(
         "All keys and values are gathered",
@@ -136,7 +136,7 @@ MUTANTS = [
                 travelling = start_shift(travelling).wait()
             return dq, *home
         """,
-        also=("check_backward_zigzag", "check_backward_traffic", "check_backward_four_ranks"),
+        also=("check_backward_traffic", "check_backward_four_ranks"),
     ),
     Mutant(
         "The gradients stop one rank before their home",
@@ -149,7 +149,7 @@ MUTANTS = [
             """,
             "return dq, travelling[0], travelling[1]": "return dq, travelling[2], travelling[3]",
         },
-        also=("check_backward_zigzag", "check_backward_traffic", "check_backward_four_ranks"),
+        also=("check_backward_traffic", "check_backward_four_ranks"),
     ),
     # -- zigzag
     Mutant(

@@ -102,16 +102,10 @@ def check_ring_contiguous(student, t):
     forward_run(student, t, contiguous_table(6, 3))
 
 
-@check("ring", points=1, seconds=30)
-def check_ring_zigzag(student, t):
-    "Positions with gaps"
-    forward_run(student, t, zigzag_table(8, 2))
-
-
-@check("ring", points=2, seconds=30)
+@check("ring", points=3, seconds=30)
 def check_ring_traffic(student, t):
-    "N - 1 messages, and what arrives is used"
-    run, case = forward_run(student, t, contiguous_table(2 * t.integer(2, 3), 2))
+    "Positions with gaps: N - 1 messages, and what arrives is used"
+    run, case = forward_run(student, t, zigzag_table(4 * t.integer(2, 3), 2))
     ring_traffic(t, run, case.kv_bytes, "after the last step no rank needs the block")
     uses_what_arrives(t, run, rank=1)
 
@@ -163,16 +157,10 @@ def check_backward_contiguous(student, t):
     backward_run(student, t, contiguous_table(6, 3))
 
 
-@check("backward", points=1, seconds=30)
-def check_backward_zigzag(student, t):
-    "Positions with gaps"
-    backward_run(student, t, zigzag_table(8, 2))
-
-
-@check("backward", points=2, seconds=30)
+@check("backward", points=3, seconds=30)
 def check_backward_traffic(student, t):
-    "dk and dv travel N times, k and v N - 1 times, and what arrives is used"
-    run, case = backward_run(student, t, contiguous_table(2 * t.integer(2, 3), 2))
+    "Positions with gaps: dk and dv travel N times, k and v N - 1 times, and what arrives is used"
+    run, case = backward_run(student, t, zigzag_table(4 * t.integer(2, 3), 2))
     ring_traffic(t, run, 4 * case.kv_bytes, "k and v travel once forward and once backward on two ranks, dk and dv twice")
     uses_what_arrives(t, run, rank=t.integer(0, 1))
 
