@@ -200,7 +200,7 @@ figures.messages(by_count, predicted_messages)
 #
 # ## 3 · Buckets
 #
-# **Core · 12 min · ●●○**
+# **Core · 13 min · ●●○**
 #
 # Gradients are therefore sent in *buckets*: several in one message. `nbytes[i]` is the size of the gradient
 # of parameter `i`, and parameters are in the order of forward. Their gradients arrive roughly in reverse
@@ -239,15 +239,15 @@ figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limi
 #
 # ## 4 · Communicate while backward runs
 #
-# **Core · 41 min · ●●●**
+# **Core · 38 min · ●●●**
 #
 # After `parameter.register_post_accumulate_grad_hook(function)`, PyTorch calls `function(parameter)` when the
 # parameter's `.grad` is complete. This hook can *start* an all-reduce with
 # `dist.all_reduce(flat, async_op=True)`. The call returns a *work* immediately, and backward continues.
-# `finish()` calls `work.wait()` later. (A lambda in a loop needs `i=i` among its arguments; otherwise every hook
-# uses the last `i`.)
+# `finish()` calls `work.wait()` later. The hooks are registered in `__init__`, which is given. (A lambda in a loop
+# needs `i=i` among its arguments; otherwise every hook uses the last `i`.)
 #
-# Complete the class. Its rules:
+# Write `on_gradient` and `finish`, with other methods if you like. The rules of the class:
 #
 # - **One all-reduce for each bucket**, of a flat tensor with all its gradients, divided by the number of ranks before
 #   the sum as in section 2. It starts in the hook of the gradient that completes the bucket.
@@ -273,11 +273,9 @@ class DataParallel(nn.Module):
         self.module, self.sync = module, True
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.buckets = assign_buckets([parameter.nbytes for parameter in self.trained], bucket_bytes)
-        ### BEGIN SOLUTION
-        self.arrived, self.works = set(), []
+        self.arrived, self.works = set(), []  # gradients of this pass; buckets that have started
         for i, parameter in enumerate(self.trained):
             parameter.register_post_accumulate_grad_hook(lambda _, i=i: self.on_gradient(i))
-        ### END SOLUTION
 
     def forward(self, *inputs):
         return self.module(*inputs)
@@ -475,7 +473,7 @@ for name, each in traces.items():
 # %% [markdown] id="sampler_text"
 # ## 6 · Whose samples?
 #
-# **Core · 9 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # In each epoch, one rank should see each sample, once. Write the *sampler*: it returns the indices of the
 # samples of this rank in this epoch.
@@ -513,7 +511,7 @@ figures.shares([[rank_samples(22, rank, 4, epoch) for rank in range(4)] for epoc
 #
 # ## 7 · A metric over all ranks
 #
-# **Core · 5 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Compute the accuracy over the samples of all ranks. Ranks may have unequal numbers of samples, and one may
 # have none. The mean of the ranks' accuracies would give more weight to the samples of a rank that has few.

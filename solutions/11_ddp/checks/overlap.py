@@ -193,8 +193,7 @@ def check_during_backward(student, t):
         last = next(index for index, call in enumerate(calls) if call.kind is Kind.BARRIER)
         t.that(
             last >= early,
-            "when the last gradient was computed, {got} of {early} complete buckets had been sent: "
-            "start them in on_gradient, and give each hook the index of its parameter",
+            "when the last gradient was computed, {got} of {early} complete buckets had been sent: start them in on_gradient",
             got=last,
             early=early,
         )

@@ -201,6 +201,8 @@ def check_limit(student, t):
 def check_full(student, t):
     "A new bucket begins only when the next gradient does not fit"
     nbytes, limit = sizes(t, t.integer(9, 14))
+    limit += 2  # no sum of sizes is exactly the limit: another check tests that
+    nbytes[-5:] = [4 * t.integer(1, 2) for _ in range(5)]  # many gradients fit into the first bucket
     got = bucket_case(t, student, nbytes, limit)
     for bucket, following in itertools.pairwise(got):
         held = sum(nbytes[i] for i in bucket)
