@@ -37,11 +37,16 @@ def default(context: typer.Context) -> None:
 
 @jobs.command("list")
 def list_jobs(as_json: AsJson = False) -> None:
-    """List all jobs with their states."""
+    """List all jobs with their states, and below them why a job has failed."""
     from dlo_lib.cluster import records
     from dlo_lib.cluster.job import jobs as submitted
+    from dlo_lib.cluster.states import State, summary
 
-    rows = [(job, job.record, job.state) for job in submitted()]
+    rows = []
+    for job in submitted():
+        statuses = job.status()
+        failed = (one.reason for one in statuses if one.state is State.FAILED and one.reason)
+        rows.append((job, job.record, summary(statuses), next(failed, "")))
     if as_json:
         shown = [
             {
@@ -52,8 +57,9 @@ def list_jobs(as_json: AsJson = False) -> None:
                 "numbers": [turn.number for turn in record.turns],
                 "submitted": record.submitted,
                 "state": state,
+                "reason": reason,
             }
-            for job, record, state in rows
+            for job, record, state, reason in rows
         ]
         print(json.dumps(shown, indent=1))
         return
@@ -63,7 +69,7 @@ def list_jobs(as_json: AsJson = False) -> None:
         )
         return
     table = Table("job", "name", "site", "GPUs", "number", "submitted (UTC)", "state")
-    for _, record, state in rows:
+    for _, record, state, _ in rows:
         numbers = ", ".join(str(turn.number) for turn in record.turns)
         when = record.submitted[:16].replace("T", " ")
         table.add_row(
@@ -76,6 +82,10 @@ def list_jobs(as_json: AsJson = False) -> None:
             state,
         )
     Console().print(table)
+    for _, record, _, reason in rows:
+        if reason:
+            line = tr("{job}: {reason}", job=record.digest[: records.SHORT], reason=reason)
+            Console().print(escape(line), soft_wrap=True, highlight=False)
 
 
 @jobs.command()

@@ -105,6 +105,27 @@ def test_resubmit_and_forget(here: Dlo, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert here("jobs", "forget", "retry").status == 2
 
 
+RECORD_A_FAILURE = """
+mkdir -p "$DLO_RANKS/run"
+cd "$DLO_RANKS/run"
+echo '{"rank": 1, "headline": "raised ValueError: [a bad batch]", "at": 1.0}' > failure-1.json
+exit 1
+"""
+
+
+def test_the_list_has_the_error_of_the_rank_that_failed_first(here, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("DLO_SITE", "local")
+    monkeypatch.setenv("DLO_POLL_S", "0.1")
+    monkeypatch.chdir(tmp_path)
+    job = cluster.submit(["bash", "-c", RECORD_A_FAILURE], name="broken")
+    with pytest.raises(JobFailed, match=r"status 1; .*\n\nrank 1 raised ValueError: \[a bad batch\]"):
+        job.wait(timeout=120)
+    reason = "rank 1 raised ValueError: [a bad batch]"
+    assert here("jobs").out.splitlines()[-1] == f"{job.record.digest[:8]}: {reason}"
+    assert [row["reason"] for row in json.loads(here("jobs", "list", "--json").out)] == [reason]
+    assert reason in here("jobs", "show", "broken").out
+
+
 def test_one_element_is_cancelled(submitted: Job, here: Dlo) -> None:
     refused = here("jobs", "forget", "nightly")
     assert (refused.status, refused.err) == (2, f"dlo: {submitted.name} is not over: cancel() it first\n")

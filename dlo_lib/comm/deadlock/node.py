@@ -47,7 +47,7 @@ CREDENTIALS = struct.Struct("iII")  # process, user, group
 _CONNECT_S = 20.0  # how long to wait for the next rank of this machine while none is connected
 _CAUSE_S = 5.0  # how long a rank that failed may take to print the reason, and the launcher to end the others
 _ANSWER_S = 0.5
-_LEAVE_S = 2.0
+_LEAVE_S = 5.0
 
 
 @dataclass
