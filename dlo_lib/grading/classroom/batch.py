@@ -258,7 +258,7 @@ class _Batch:
             with staged_copy(job.student, job.notebook, job.rebuilt) as submitted:
                 self.entry.enter(job.student, submitted, stored.report, job.notebook)
         except Exception as error:  # one row that cannot be written must not stop the others
-            if _is_full(error):
+            if is_full(error):
                 raise self._full_disk() from error
             if is_locked(error):
                 raise self._locked() from error
@@ -312,7 +312,7 @@ def _check_cells(course: NbGraderAPI, lab: LabSource) -> None:
         raise UserError(tr(text, lab=lab.info.directory, questions=", ".join(dict.fromkeys(changed))))
 
 
-def _is_full(error: BaseException) -> bool:
+def is_full(error: BaseException) -> bool:
     """Return whether an error, or what caused it, is a full disk or quota; SQLite reports it in words."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return any(getattr(one, "errno", None) in full or "disk is full" in str(one) for one in causes_of(error))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
 
-from dlo_lib.errors import UserError, no_space
+from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.classroom.archive import Refused, fold_name, open_archive, printable, read_regular
 from dlo_lib.grading.classroom.arrivals import (
@@ -30,7 +30,7 @@ from dlo_lib.grading.classroom.arrivals import (
     from_entries,
     from_exchange,
 )
-from dlo_lib.grading.classroom.batch import require_release
+from dlo_lib.grading.classroom.batch import is_full, require_release
 from dlo_lib.grading.classroom.export import grades_folder
 from dlo_lib.grading.classroom.inventory import FILE as INVENTORY
 from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
@@ -72,8 +72,16 @@ def collect(
         raise UserError(tr(text, folder=course.coursedir.root))
     with course.gradebook as gradebook:
         due = gradebook.find_assignment(lab.directory).duedate
-    with only_grader(grades_folder(course, lab), waiting):
-        return _collect(course, lab, roster, due, source)
+    try:
+        with only_grader(grades_folder(course, lab), waiting):
+            return _collect(course, lab, roster, due, source)
+    except (OSError, UserError) as error:
+        if not is_full(error):
+            raise
+        text = (
+            "the disk of {folder} is full: free some space and collect again; what was collected before stays"
+        )
+        raise UserError(tr(text, folder=course.coursedir.root)) from error
 
 
 def _collect(
@@ -258,19 +266,10 @@ class _Collector:
         return folder / f"{1 + max(numbers, default=0):03d}"
 
     def _write(self, files: Files, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, content in files.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(content)
-        except OSError as error:
-            if no_space(self.root, error):
-                text = (
-                    "the disk of {folder} is full: free some space and collect again; what was collected "
-                    "before this submission stays"
-                )
-                raise UserError(tr(text, folder=self.root)) from error
-            raise
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
 
     def _look(self, student: str, place: Path, state: ItemState, notes: tuple[str, ...] = ()) -> Item:
         """Return the line of the inventory for the submission at ``place``."""

@@ -31,6 +31,8 @@ def imported_modules(sources: Iterable[str]) -> list[str]:
     """
     names: dict[str, None] = {}
     for source in sources:
+        if "import" not in source:  # parsing takes 1 ms for each cell
+            continue
         for node in ast.walk(parsed(LINE_OF_IPYTHON.sub("", source))):
             if isinstance(node, ast.Import):
                 names |= dict.fromkeys(alias.name for alias in node.names)

@@ -200,7 +200,8 @@ class Zygote:
             raise RuntimeError(f"the judge could not start a process: {reason}")
         handle, supervisor = handles if len(handles) == 2 else (handles[0], None)
         group = self._group(limits, handle)
-        worker = Worker(handle, supervisor, line, status, folder, limits.memory, group)
+        single = limits.rank and self.isolation.confines
+        worker = Worker(handle, supervisor, line, status, folder, limits.memory, group, single)
         self._workers.add(worker)
         return worker
 

@@ -66,16 +66,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that a worker has used.
+    """The processor time that a worker has used.
 
     Args:
-        memory: bytes.
         cpu: CPU time in seconds.
         starved: seconds in which the worker was ready to run and had no processor; of several processes,
             those of the one that waited longest, because they wait for each other too.
     """
 
-    memory: int
     cpu: float
     starved: float
 
@@ -94,11 +92,10 @@ def limit_growth(size: int) -> Iterator[None]:
     A context manager. On systems that do not report the memory of a process, such as macOS, there is no
     limit.
     """
-    try:
-        limit = data_bytes() + size
-    except FileNotFoundError:
+    if not os.path.exists("/proc/self/status"):
         yield
         return
+    limit = data_bytes() + size
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
     if before != resource.RLIM_INFINITY:
         limit = min(limit, before)
@@ -109,18 +106,20 @@ def limit_growth(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
 
-def usage(root: int, shared: int, supervises: bool) -> Usage:
-    """Return the usage of a process and all its descendants, without the process itself if it ``supervises``
-    them.
-
-    ``shared``: bytes that each shares with the zygote.
+def usage(pids: Iterable[int], supervisor: int | None = None) -> Usage:
+    """Return the processor time of these processes, and of the orphans that their ``supervisor`` has waited
+    for.
     """
-    pids = list(descendants(root)) if supervises else [root, *descendants(root)]
-    memory = sum(max(0, resident_bytes(pid) - shared) for pid in pids)
+    pids = list(pids)
     cpu = sum(sum(_cpu_seconds(pid)) for pid in pids)
-    if supervises:
-        cpu += _cpu_seconds(root)[1]  # of orphans that it has waited for
-    return Usage(memory, cpu, max(map(starved_seconds, pids), default=0.0))
+    if supervisor is not None:
+        cpu += _cpu_seconds(supervisor)[1]
+    return Usage(cpu, max(map(starved_seconds, pids), default=0.0))
+
+
+def memory_beyond(pids: Iterable[int], shared: int) -> int:
+    """Return the bytes that these processes hold; ``shared``: bytes that each shares with the zygote."""
+    return sum(max(0, resident_bytes(pid) - shared) for pid in pids)
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -168,8 +167,8 @@ def scratch_bytes(pid: int, folders: Iterable[str] = ("tmp", "dev/shm")) -> int:
 
 def data_bytes() -> int:
     """Return the private writable memory of this process in bytes, mapped or not."""
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+    lines = read_proc("/proc/self/status").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
 
 
 def _cpu_seconds(pid: int) -> tuple[float, float]:

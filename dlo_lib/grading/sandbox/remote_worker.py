@@ -37,6 +37,7 @@ from dlo_lib.grading.sandbox.hidden_memory import (
 from dlo_lib.grading.sandbox.limits import (
     Usage,
     descendants,
+    memory_beyond,
     resident_bytes,
     scratch_bytes,
     starved_seconds,
@@ -67,6 +68,7 @@ class Worker:
         folder: the working directory of the worker.
         memory: bytes it may hold beyond what it shares with the zygote.
         group: the control group of all processes of the worker, if the host has control groups.
+        single: the worker can start no process and create no socket, so that the judge looks for none.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Worker:
         folder: Path,
         memory: int,
         group: Group | None = None,
+        single: bool = False,
     ) -> None:
         self.folder = folder
         self.cell = ""  # the last cell whose start it reported
@@ -85,7 +88,7 @@ class Worker:
         self.group = group
         self._handle, self._status, self._memory = handle, status, memory
         self.pid = pid_of(handle)
-        self._root, self._supervised = self.pid, supervisor is not None
+        self._root, self._supervised, self._single = self.pid, supervisor is not None, single
         if supervisor is not None:
             self._root = pid_of(supervisor)
             os.close(supervisor)
@@ -166,15 +169,18 @@ class Worker:
         return None
 
     def usage(self) -> Usage:
-        """Return the resources that all processes of the worker have used so far."""
-        return usage(self._root, self._base, self._supervised)
+        """Return the processor time that all processes of the worker have used so far."""
+        return usage(self.processes(), self._root if self._supervised else None)
+
+    def _memory_now(self) -> int:
+        return memory_beyond(self.processes(), self._base)
 
     def held_bytes(self) -> int:
         """Return the bytes that the worker holds now: in its processes, in the files of a sandbox, which are
         in memory, and in every other place where a worker could hide a tensor.
         """
         with stopped(self._handle, self.pid):
-            memory = self.usage().memory + excess(self._copied_now(), self._copied)
+            memory = self._memory_now() + excess(self._copied_now(), self._copied)
             return memory + pipe_bytes(self.processes()) + max(0, self._in_files() - self._files)
 
     def expect_marks(self) -> None:
@@ -189,6 +195,8 @@ class Worker:
 
     def processes(self) -> list[int]:
         """Return the process ids of the worker's processes, as the judge's pid namespace numbers them."""
+        if self._single:
+            return [self._root]
         below = list(descendants(self._root))
         return below if self._supervised else [self._root, *below]
 
@@ -237,9 +245,10 @@ class Worker:
             self._bomb = True
             self._kill()
         self._many = running > MOST_RUNNING
-        memory = self.usage().memory + (0 if self._supervised else socket_bytes(self._root))
+        memory = self._memory_now() + (0 if self._supervised or self._single else socket_bytes(self._root))
         self._peak = max(self._peak, memory)
-        if memory > self._memory or self._out_of_memory():
+        # If the kernel kills the only process of a worker, the channel ends.
+        if memory > self._memory or (not self._single and self._out_of_memory()):
             self._over_limit = True
             self._kill()
 

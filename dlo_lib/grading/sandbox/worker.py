@@ -142,7 +142,7 @@ def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel)
                 return _lookup(names, request["name"])(*request["args"], **request["kwargs"])
         case "rank":
             with _silence():
-                return _run_rank(request, names, channel)
+                return run_rank(request, names, channel)
     raise ValueError(request["do"])
 
 
@@ -216,7 +216,7 @@ def _compiled(source: str, file: str, own: bool) -> CodeType:
     return code
 
 
-def _run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Channel) -> Any:
+def run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Channel) -> Any:
     """Run the scenario of one rank; its process group is the switch at the other end of the channel."""
     scenario = Scenario(request["name"], request["source"])
     return run_scenario(

@@ -95,8 +95,8 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
 
 
 def _warm(modules: list[str], dynamo: bool) -> None:
-    """Import the modules that workers need; with ``dynamo`` also what torch imports
-    for the first optimizer."""
+    """Import the modules that workers need, with ``dynamo`` also what torch imports for the first optimizer,
+    and rehearse the steps of a worker."""
     import torch
 
     torch.set_num_threads(1)
@@ -109,6 +109,7 @@ def _warm(modules: list[str], dynamo: bool) -> None:
     for name in modules:
         with contextlib.suppress(Exception):  # the cell that imports it reports the error
             importlib.import_module(name)
+    importlib.import_module("dlo_lib.grading.sandbox.rehearsal").rehearse()
     worker.seed()  # last, because an import may draw random numbers
 
 

@@ -5,6 +5,7 @@ trusted.
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -18,10 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from dlo_lib import files
 from dlo_lib.errors import UserError
+from dlo_lib.grading.classroom import collection
 from dlo_lib.grading.classroom.collection import collect
 from dlo_lib.grading.classroom.export import read_grades
 from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
@@ -649,3 +653,31 @@ def test_a_missing_exchange_is_named_with_the_cure(take: Callable[..., Inventory
         UserError, match="release the lab first, or say where the submissions are with --from"
     ):
         take()
+
+
+@pytest.mark.parametrize("at", ["a folder", "a file", "the inventory"])
+def test_on_a_full_disk_what_was_collected_before_stays(
+    course: Path,
+    folder: Callable[..., Path],
+    take: Callable[..., Inventory],
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+) -> None:
+    take(folder({"ada/91_small/small.ipynb": notebook("ada")}))
+    before = everything(course)
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    if at == "a folder":
+        monkeypatch.setattr(collection.tempfile, "TemporaryDirectory", full)
+    elif at == "a file":
+        monkeypatch.setattr(Path, "write_bytes", full)
+    else:
+        monkeypatch.setattr(files.os, "fsync", full)
+    source = {"ada/91_small/small.ipynb": notebook("ada"), "dan/91_small/small.ipynb": notebook("dan")}
+    for name, content in source.items():  # not by Path.write_bytes
+        (course.parent / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        with open(course.parent / "in" / name, "wb") as file:
+            file.write(content)
+    with pytest.raises(UserError, match="is full: free some space and collect again") as error:
+        take(course.parent / "in")
+    assert "nothing was changed" not in str(error.value)  # the submission of dan may be there
+    assert {name: content for name, content in everything(course).items() if "dan" not in name} == before
