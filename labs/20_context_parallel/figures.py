@@ -10,7 +10,6 @@ from matplotlib.patches import Rectangle
 
 from dlo_lib.labkit.figures import (
     BACKGROUND,
-    BLUE,
     GIB,
     METHODS,
     MIB,
@@ -28,9 +27,6 @@ from dlo_lib.labkit.figures import (
     styled,
     text_on,
 )
-from dlo_lib.profiling import Part
-
-STORED = (Part.WEIGHTS, Part.GRADIENTS, Part.OPTIMIZER_STATE)
 
 
 def _colour(rank: int) -> str:
@@ -45,26 +41,21 @@ def _cell(axes: Axes, x: float, y: float, fill: str, text: str = "", size: tuple
 
 
 @styled
-def peaks(at_peak: Mapping[str, Mapping[Part, int]]) -> Figure:
-    """What one rank holds at the peak of a step with FSDP, for a whole sequence and for a part of it."""
-    (axes,) = panels(width=9, height=0.6 * len(at_peak) + 1.4)
-    colours = {"weights, gradients, optimiser": BLUE, "logits and loss": VERMILLION, "the rest": MUTED}
-    for row, parts in enumerate(at_peak.values()):
-        sizes = dict.fromkeys(colours, 0)
-        for part, nbytes in parts.items():
-            name = "weights, gradients, optimiser" if part in STORED else part.value if part.value in colours else "the rest"
-            sizes[name] += nbytes
+def kept(parts_of: Mapping[str, Mapping[str, int]]) -> Figure:
+    """What the forward of a sequence keeps for backward on one rank, for a whole sequence and for a part of it."""
+    (axes,) = panels(width=9, height=0.6 * len(parts_of) + 1.4)
+    for row, parts in enumerate(parts_of.values()):
         left = 0.0
-        for name, nbytes in sizes.items():
-            axes.barh(row, nbytes / GIB, 0.6, left=left, color=colours[name], label=name if row == 0 else None)
+        for (name, nbytes), style in zip(parts.items(), METHODS):
+            axes.barh(row, nbytes / GIB, 0.6, left=left, color=style.colour, label=name if row == 0 else None)
             left += nbytes / GIB
-        total = sum(sizes.values())
+        total = sum(parts.values())
         axes.text(left, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
-    axes.set_yticks(range(len(at_peak)), at_peak)
+    axes.set_yticks(range(len(parts_of)), parts_of)
     axes.invert_yaxis()
     axes.margins(x=0.15)
     legend(axes, "above")
-    return finish(axes, "x", xlabel="GiB on one rank, at the peak of a step")
+    return finish(axes, "x", xlabel="GiB kept for backward on one rank")
 
 
 @styled
@@ -136,7 +127,7 @@ def busy(steps_of: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         share = sum(map(sum, steps)) / (world * begin)
         axes.set_yticks(range(world), [f"rank {rank}" for rank in range(world)])
         axes.set_ylim(world - 0.5, -1.1)
-        figure = finish(axes, "x", title=f"{name}: {begin:g} blocks, ranks compute {share:.0%} of the time (pale: a rank waits)")
+        figure = finish(axes, "x", title=f"{name}: {begin:g} blocks, ranks compute {share:.0%} of the time (grey: a rank waits)")
     rows[-1].set_xlabel("time, in full blocks")
     return figure
 

@@ -5,10 +5,10 @@
 # that are merged by the online softmax, a ring in which keys and values travel, its backward, and an order of the tokens that gives all ranks the same
 # work. Then you write the all-to-all form (Ulysses), train a Llama on shards of a sequence, and compare the bytes that both forms send.
 #
-# You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
+# You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on tensors without memory.
 #
 # Builds on labs 10 (messages, rings) and 19 (autograd functions that communicate). The core exercises and the quiz take about
-# 97 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
+# 99 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
 # pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: context parallelism (*parallélisme de contexte*), ring attention (*attention en anneau*), online softmax (*softmax en ligne*), causal
@@ -28,7 +28,6 @@ from dlo_lib.models.llama import Llama, LlamaConfig, rotation
 
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 SEQ = int(os.environ.get("DLO_SEQ", 131072))  # tokens of a sequence at true size
-RANKS = int(os.environ.get("DLO_RANKS", 512))  # of the measurement at true size
 LENGTH = int(os.environ.get("DLO_LENGTH", 512))  # tokens of a sequence in the small measurements
 STEPS = int(os.environ.get("DLO_STEPS", 12))  # of the training near the end
 REPEATS = int(os.environ.get("DLO_REPEATS", 10))  # of a measured step
@@ -40,24 +39,43 @@ lab = Lab(globals())
 # Llama 3.1 and 3.2 read 131,072 tokens: a whole novel. FSDP on 512 ranks leaves a rank of Llama 3.2 3B with 16 Ψ/512 = 0.1 GiB of
 # weights, gradients and optimiser state, but each rank computes at least one *whole* sequence.
 #
-# **Predict** how many GiB a rank holds at the peak of a step with one sequence of this length, with activation checkpointing. Replace
-# `None` by your number; it is not graded. The next cell measures it at true size, on fake tensors (about 20 s), and measures 1/16 of the
-# sequence as well.
+# **Predict** how many GiB the forward of one sequence of this length keeps for backward. Activations have 16 bits, the loss is computed in fp32, and with
+# activation checkpointing only the input of each block is kept. Replace `None` by your number; it is not graded. The next cell measures it at
+# true size, on tensors without memory (device `meta`), and measures 1/16 of the sequence as well.
 
-# %% id="predict_peak" tags=["prediction"]
-peak_guess = {"whole sequence, GiB": None}
+# %% id="predict_kept" tags=["prediction"]
+kept_guess = {"whole sequence, GiB": None}
 
 # %% id="show_why" tags=["demo"]
+from dataclasses import replace
+
 import figures
 
 from dlo_lib.labkit.predictions import compared
-from dlo_lib.profiling import measure_memory
+from dlo_lib.models import model_config
 
-peaks = {}
-for name, tokens in (("whole sequence", SEQ), ("1/16 of it", SEQ // 16)):
-    peaks[name] = measure_memory(MODEL, 1, tokens, checkpointing=True, parallel="fsdp", world_size=RANKS).at_peak
-print(compared(peak_guess, {"whole sequence, GiB": sum(peaks["whole sequence"].values()) / 2**30}))
-figures.peaks(peaks)
+
+def kept_for_backward(tokens: int) -> dict[str, int]:
+    """Bytes that the forward of one sequence keeps for backward: of the blocks their inputs, of the rest all."""
+    config = model_config(MODEL)
+    model = Llama(replace(config, num_layers=0), device="meta", dtype=torch.bfloat16)
+    weights, saved = {weight.untyped_storage()._cdata for weight in model.parameters()}, {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    sequence = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        x = model.embed_tokens(sequence)
+        F.cross_entropy(model.lm_head(model.norm(x)).float().flatten(0, 1), sequence.flatten())
+    rest = sum(tensor.untyped_storage().nbytes() for storage, tensor in saved.items() if storage not in weights)
+    return {"inputs of the blocks": config.num_layers * x.nbytes, "norm, logits and loss": rest}
+
+
+kept = {"whole sequence": kept_for_backward(SEQ), "1/16 of it": kept_for_backward(SEQ // 16)}
+print(compared(kept_guess, {"whole sequence, GiB": sum(kept["whole sequence"].values()) / 2**30}))
+figures.kept(kept)
 
 # %% [markdown] id="why_after"
 # An H100 has 80 GB. 16 of them are enough, if each computes 1/16 of the *tokens*. Most layers allow this without any message: embedding, norms,
@@ -213,7 +231,7 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 
 
 # %% [markdown] id="ring_exercise"
-# **Core · 12 min · ●●○**
+# **Core · 13 min · ●●○**
 #
 # Write `ring_forward(q, k, v, positions)`. All tensors are those of this rank; `positions` is the whole table.
 #
@@ -290,7 +308,7 @@ lab.check("gradient")
 # dQ belongs to this rank's queries: it stays, and grows in each step. dK and dV of a block get a contribution from *every* rank that used the block. So
 # they **travel with their block**, each rank adds its contribution, and after N shifts they are at home, on the rank that owns the keys.
 #
-# **Core · 13 min · ●●●**
+# **Core · 14 min · ●●●**
 #
 # Write `ring_backward(grad, q, k, v, out, lse, positions)`: the gradients of this rank's q, k and v.
 #
@@ -418,7 +436,7 @@ figures.triangle(zigzag(16, 4).tolist())
 #
 # ## 8 · Inputs, labels and loss on shards
 #
-# **Core · 9 min · ●●○**
+# **Core · 8 min · ●●○**
 #
 # The rest of the model is unchanged, if three things are right.
 #
@@ -601,7 +619,7 @@ sent = {"ring": run.trace.bytes(Kind.SEND, 0), "Ulysses": run.trace.ring_bytes(K
 print(compared(sent_guess, {form: nbytes / (4 * run[0]) for form, nbytes in sent.items()}))
 
 # %% [markdown] id="bytes_exercise"
-# **Core · 5 min · ●●○**
+# **Core · 6 min · ●●○**
 #
 # Now with grouped-query attention (GQA), which has fewer heads of keys and values than query heads. Write how many *elements* a rank sends for one layer with
 # batch 1, forward and backward together, on `world` ranks:
