@@ -2,7 +2,7 @@
 
     $DLO_RANKS/<run>/failure-1.json     {"rank": 1, "at": 1764055000.2, "host": "r1i0n3", "headline": "raised
                                         ValueError: a bad batch", "traceback": "...", "is_consequence": false}
-    $DLO_RANKS/<run>/verdict.json       the explanation of a dead-lock, and the time at which it was found
+    $DLO_RANKS/<run>/verdict.json       the explanation of a deadlock, and the time at which it was found
 
 One failing rank makes the others fail: their collectives break. So a rank also records whether its error only
 reports broken communication. ``$DLO_RANKS`` is set by the scripts of jobs, and the states of jobs read the
@@ -81,7 +81,7 @@ def record_verdict(folder: Path, explanation: str) -> bool:
 
 
 def verdict(folder: Path) -> str | None:
-    """Return the explanation of a dead-lock; None if there was none."""
+    """Return the explanation of a deadlock; None if there was none."""
     return next((values["explanation"] for values in _read(folder / _VERDICT)), None)
 
 

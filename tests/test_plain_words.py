@@ -50,6 +50,7 @@ WORDS = {
     r"\bhanded in\b": "submitted",
     r"\bmade[- ]up\b": "fictitious",
     r"\blays?\b|\blaid\b": "place, concatenate, write",
+    r"\bdead-lock": "deadlock, the spelling of the field",
 }
 """Patterns, without regard to case, and the plain word or the way to a plain sentence."""
 

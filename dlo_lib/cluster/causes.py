@@ -33,7 +33,7 @@ def with_cause(folder: Path, status: ElementStatus) -> ElementStatus:
 
 def account(folder: Path, status: ElementStatus) -> str:
     """Return the cause of the failure of an element in full: the traceback of the first rank that failed, or
-    the table of a dead-lock; "" if no rank has recorded one.
+    the table of a deadlock; "" if no rank has recorded one.
     """
     if status.state not in _OWN_FAILURES:
         return ""
@@ -60,9 +60,9 @@ def account(folder: Path, status: ElementStatus) -> str:
 
 
 def _recorded(folder: Path, element: int) -> tuple[str, list[FailureReport]]:
-    """Return the explanation of a dead-lock, or the failures in order, of the last run that has any.
+    """Return the explanation of a deadlock, or the failures in order, of the last run that has any.
 
-    A broken connection is a consequence of a dead-lock.
+    A broken connection is a consequence of a deadlock.
     """
     for run in reversed(rank_failures.runs(folder / RANKS / str(element))):
         dead_lock, reports = rank_failures.verdict(run), rank_failures.failures(run)

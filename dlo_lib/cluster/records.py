@@ -7,7 +7,7 @@
         logs/, out/         the output of each element, and the folder for its files
         ends/, results/     the exit status of each element, and the result of its function
         progress/           how far the run of each element is (dlo_lib.progress)
-        ranks/              failures and dead-locks of the ranks of each element (dlo_lib.rank_failures)
+        ranks/              failures and deadlocks of the ranks of each element (dlo_lib.rank_failures)
 
 A lock on the folder prevents two processes from submitting the same job twice.
 """

@@ -24,7 +24,7 @@ TAIL_LINES = 20
 class JobFailed(Exception):
     """A job did not complete: which elements, how they ended, and the cause for the first of them.
 
-    The cause is the error of the rank that failed first, the table of a dead-lock, or else the last output.
+    The cause is the error of the rank that failed first, the table of a deadlock, or else the last output.
     """
 
 

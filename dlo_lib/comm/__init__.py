@@ -1,4 +1,4 @@
-"""Communication: a tracer of collectives, an explainer of dead-locks, and collectives written out.
+"""Communication: a tracer of collectives, an explainer of deadlocks, and collectives written out.
 
 The tracer records every communication call of a process: calls of ``torch.distributed``, of functional
 collectives, of PyTorch's DDP, FSDP2 and DTensor, and of this library, on gloo and NCCL. Trace one rank::

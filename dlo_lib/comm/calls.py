@@ -1,4 +1,4 @@
-"""The record of one communication call, shared by the tracer, the dead-lock explainer and their readers.
+"""The record of one communication call, shared by the tracer, the deadlock explainer and their readers.
 
 A ``Call`` is created when a rank issues an operation. Collectives of a group meet in the order in which each
 rank issues them: the k-th of one rank meets the k-th of the others. Point-to-point messages meet as the j-th

@@ -1,4 +1,4 @@
-"""Explained failures and dead-locks under torchrun and srun: a rank's connection to its machine's watcher.
+"""Explained failures and deadlocks under torchrun and srun: a rank's connection to its machine's watcher.
 
     with explained(here):
         with init_process_group(here):
@@ -53,7 +53,7 @@ main(*map(int, sys.argv[1:6]), *sys.argv[6:8])
 
 @contextmanager
 def explained(here: Place, explain: Explain = Explain.TABLE) -> Iterator[None]:
-    """Watch this rank for errors, dead-locks and mismatched calls. Enter before it joins the process group.
+    """Watch this rank for errors, deadlocks and mismatched calls. Enter before it joins the process group.
 
     An error of this rank is recorded for the state of the job. One that only reports broken communication is
     held back for some seconds, because the error of another rank is its cause.
@@ -73,7 +73,7 @@ def explained(here: Place, explain: Explain = Explain.TABLE) -> Iterator[None]:
             try:
                 connection, board = _connect(here, explain, folder)
             except (OSError, AttributeError) as error:
-                print(f"dead-locks are not explained: {error}", file=sys.stderr, flush=True)
+                print(f"deadlocks are not explained: {error}", file=sys.stderr, flush=True)
             else:
                 stack.enter_context(_watched(here, connection, board))
         stack.enter_context(_recorded(here, folder))  # first at the end, so that the watcher finds the record

@@ -201,7 +201,7 @@ def _join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
 def _explained(
     fn: Callable[[], Any], job: LaunchSpec, listener: socket.socket, board: Board, rank: int
 ) -> Any:
-    """Join and call ``fn`` while recording this rank's row, from which the caller explains dead-locks."""
+    """Join and call ``fn`` while recording this rank's row, from which the caller explains deadlocks."""
     row = RankRow(board, rank)
     with record_row(row) as recorder:
         try:

@@ -74,7 +74,7 @@ def run_ranks(
         fn: any function, including one defined in a notebook cell.
         world_size: the number of ranks, at least 1.
         timeout: seconds; None waits forever.
-        explain: the detail of the explanation of dead-locks and mismatched calls; None reads
+        explain: the detail of the explanation of deadlocks and mismatched calls; None reads
             ``$DLO_EXPLAIN``, and uses a table if it is not set.
         trace: record the communication of the ranks in ``.trace`` of the result.
 
@@ -167,7 +167,7 @@ class _Supervisor:
             if explanation is not None and self._error_is_coming():
                 explanation = None
             if explanation is not None and all(state.is_consequence for state in failed):
-                # Broken connections are a consequence of the dead-lock.
+                # Broken connections are a consequence of the deadlock.
                 return dead_locked(self._states, explanation, self._stacks() if self._with_stacks else ())
             until = [state.at + (_CAUSE_S if state.is_consequence else _SETTLE_S) for state in failed]
             if self._deadline is not None:

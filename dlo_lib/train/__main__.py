@@ -1,7 +1,7 @@
 """The command ``python -m dlo_lib.train``, on one rank or on every rank that torchrun or srun starts.
 
 Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops early writes
-its checkpoint and has status 75. In a dead-lock, each rank prints its reason and exits with status 3."""
+its checkpoint and has status 75. In a deadlock, each rank prints its reason and exits with status 3."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _command() -> Any:
         )
 
     said_at_once = (
-        "explain a dead-lock at once, with --explain also with the stack of every rank; "
+        "explain a deadlock at once, with --explain also with the stack of every rank; "
         "--no-explain does not watch"
     )
     parameters.append(

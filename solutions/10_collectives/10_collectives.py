@@ -2,7 +2,7 @@
 # # 10 · Collectives, from send and receive
 #
 # **What you will do.** Write the operations that distributed training is built on (broadcast, reduce-scatter,
-# all-gather, all-reduce), using only messages between two ranks. You provoke a dead-lock, count every byte,
+# all-gather, all-reduce), using only messages between two ranks. You provoke a deadlock, count every byte,
 # predict and measure your own algorithms, and then use the collectives of PyTorch, on groups of ranks.
 #
 # You should know tensors, and that a program can run as several processes, each with memory that the others
@@ -14,7 +14,7 @@
 # that step.
 #
 # Words: rank (*rang*), collective operation (*opération collective*), broadcast (*diffusion*), reduction
-# (*réduction*), dead-lock (*interblocage*), latency (*latence*), bandwidth (*bande passante*), process group (*groupe de processus*).
+# (*réduction*), deadlock (*interblocage*), latency (*latence*), bandwidth (*bande passante*), process group (*groupe de processus*).
 
 # %% id="setup"
 import os
@@ -150,7 +150,7 @@ for world in (1, 2, 4):
     print(f"ranks {world}, points {points:7,}: {estimates[0]:.5f} ± {spread:.5f}; {same}")
 
 # %% [markdown] id="exchange_text"
-# ## 2 · Messages, and a dead-lock
+# ## 2 · Messages, and a deadlock
 #
 # **Core · 12 min · ●●○**
 #
@@ -184,7 +184,7 @@ except DeadLock as lock:
 # call in which another rank waits. The waits form a cycle.
 #
 # This program may also **run**: a library may copy a small message into a buffer, so that `send` returns at
-# once. Then the program hangs as soon as the tensors are larger. (This course reports the dead-lock even
+# once. Then the program hangs as soon as the tensors are larger. (This course reports the deadlock even
 # where a buffer would hide it.)
 #
 # Some solutions fit one pattern only: "even ranks send first" works in a ring. Write one for **any** pattern:

@@ -30,9 +30,9 @@ MUTANTS = [
     ),
     # -- exchange
     Mutant(
-        "Even ranks send first, which dead-locks where even ranks send to each other",
+        "Even ranks send first, which deadlocks where even ranks send to each other",
         "check_any_pattern",
-        says="DEAD-LOCK",
+        says="DEADLOCK",
         answer="""
         def exchange(outgoing, to, incoming, source):
             if dist.get_rank() % 2 == 0:
@@ -44,9 +44,9 @@ MUTANTS = [
         """,
     ),
     Mutant(
-        "The lower half of the ranks sends first, which dead-locks where two of them send to each other",
+        "The lower half of the ranks sends first, which deadlocks where two of them send to each other",
         "check_other_patterns",
-        says="DEAD-LOCK",
+        says="DEADLOCK",
         answer="""
         def exchange(outgoing, to, incoming, source):
             if dist.get_rank() < dist.get_world_size() / 2:

@@ -811,7 +811,7 @@ print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(job), sep="\n")
 #   which models does this matter?
 # - Send gradients in bf16: half the bytes. What happens to the loss? (`dlo_lib/parallel/ddp/comm_hooks.py`; lab 12 goes much further.)
 # - `dlo_lib/parallel/ddp/` has the three refinements of section 9. How do its gradients become views of the buckets?
-# - Give rank 3 one batch less than the others. Read the explanation of the dead-lock. Then read
+# - Give rank 3 one batch less than the others. Read the explanation of the deadlock. Then read
 #   `dlo_lib/parallel/ddp/join.py`.
 #
 # **What comes next.** Lab 13: how large a model can each rank hold? Labs 14 and 15 divide the training state

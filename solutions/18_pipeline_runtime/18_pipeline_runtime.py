@@ -2,7 +2,7 @@
 # # 18 · A pipeline on real ranks
 #
 # **What you will do.** You run the table of a schedule, as in lab 17, on real processes. You write the forward
-# and backward of one stage, the order of its messages and the loop of one rank. You cause a dead-lock on
+# and backward of one stage, the order of its messages and the loop of one rank. You cause a deadlock on
 # purpose. Then you do the same with PyTorch. Optional: pipelines side by side, a backward in two parts, the
 # best cut of a model into stages, and PipeDream, which trains without flushes. The criterion is always the same:
 # the gradients of all ranks must be **those of one process with the whole model and the whole batch**.
@@ -14,7 +14,7 @@
 # a little more than two hours. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
 # `lab.use_reference("name")` lets you continue without its points.
 #
-# Words: pipeline parallelism (*parallélisme de pipeline*), stage (*étage*), micro-batch (*micro-lot*), dead-lock (*interblocage*),
+# Words: pipeline parallelism (*parallélisme de pipeline*), stage (*étage*), micro-batch (*micro-lot*), deadlock (*interblocage*),
 # partition (*découpage*), weight stashing (*mise en réserve des poids*).
 
 # %% id="setup"
@@ -75,7 +75,7 @@ figures.stage_costs(llama, {"four blocks in each": equal})
 # 1. **Cut** the model so that the slowest stage is as fast as possible (given, or exercise 10).
 # 2. **Weigh** the loss of each micro-batch, so that their gradients add up to the gradient of the batch.
 # 3. **One stage**: the forward of a micro-batch, and later its backward, with a gradient from the next rank.
-# 4. **The messages** between the cells of the table, in an order without dead-lock.
+# 4. **The messages** between the cells of the table, in an order without deadlock.
 # 5. **The loop**: a rank runs the cells of its row. The same loop serves every schedule.
 
 # %% id="show_idea" tags=["demo"]
@@ -228,7 +228,7 @@ lab.check("table")
 figures.planned(my_rows(4, 8), forward=1, backward=2)
 
 # %% [markdown] id="order_text"
-# ## 4 · Messages, and a dead-lock
+# ## 4 · Messages, and a deadlock
 #
 # **Core · 28 min · ●●●**
 #
@@ -302,9 +302,9 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
 #
 # Warning: with small messages and another backend, this program **may run**, because a library may copy a
 # small message into a buffer and return from `send` at once. It then hangs as soon as the model is larger.
-# (This course reports a dead-lock even where a buffer would hide it.)
+# (This course reports a deadlock even where a buffer would hide it.)
 #
-# Write the messages in an order that never dead-locks. Some rules work for one schedule only ("odd ranks
+# Write the messages in an order that never deadlocks. Some rules work for one schedule only ("odd ranks
 # receive first"). Find a rule for **every table** that can run at all. Keep the computations of each rank in
 # their order.
 #
@@ -313,7 +313,7 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
 
 # %% nbgrader={"grade_id": "order", "solution": true}
 def with_messages(rows: list[list[str]]) -> list[list[str]]:
-    """Add SEND_F, RECV_F, SEND_B and RECV_B to the rows, so that blocking messages never dead-lock."""
+    """Add SEND_F, RECV_F, SEND_B and RECV_B to the rows, so that blocking messages never deadlock."""
     ### BEGIN SOLUTION
     # One order for all ranks: add each message to the rows of both of its ranks at the same time.
     last, done = len(rows) - 1, set()
@@ -546,7 +546,7 @@ figures.planned_and_measured(rows, {"planned": None, "your loop, measured": span
 
 # %% [markdown] id="measure_lesson"
 # The order is the same, because a rank runs its row. But the bubbles are wider than planned. Your messages
-# *block*: a sender waits until the receiver reaches its receive, and the order that prevents the dead-lock
+# *block*: a sender waits until the receiver reaches its receive, and the order that prevents the deadlock
 # makes ranks wait for messages that they do not need yet.
 #
 # A production runtime waits less. It does not wait for its sends (`dist.isend`; the tensor must live until
@@ -1101,7 +1101,7 @@ print(side_by_side.table(forms))
 # %% [markdown] id="standard_lesson"
 # "Communicated" is what rank 0 sends in a step. It sends the same activations in both forms; PyTorch's first
 # step also sends their shape and dtype. Both hold at most *p - r* micro-batches. `Schedule1F1B` receives with
-# `irecv` and posts a send and a receive together (`batch_isend_irecv`), which is its answer to the dead-lock of
+# `irecv` and posts a send and a receive together (`batch_isend_irecv`), which is its answer to the deadlock of
 # step 4. The models here are so small that the time is that of Python and of messages.
 
 # %% [markdown] id="quiz_text"

@@ -1,4 +1,4 @@
-"""The cause of a failed element is the failure of the rank that failed first, or the dead-lock."""
+"""The cause of a failed element is the failure of the rank that failed first, or the deadlock."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_an_earlier_broken_connection_is_not_the_cause(run, tmp_path):
 
 
 def test_a_dead_lock_is_the_cause_of_broken_connections_but_not_of_an_error(run, tmp_path):
-    explanation = "DEAD-LOCK: rank 0 waits.\n\n  rank  what it does"
+    explanation = "DEADLOCK: rank 0 waits.\n\n  rank  what it does"
     record_verdict(run, explanation)
     report(run, 0, BROKEN, 1.0, is_consequence=True)
-    assert causes.with_cause(tmp_path, FAILED).reason == "DEAD-LOCK: rank 0 waits."
+    assert causes.with_cause(tmp_path, FAILED).reason == "DEADLOCK: rank 0 waits."
     assert causes.account(tmp_path, FAILED) == explanation
     report(run, 1, "raised ValueError: a bad batch", 2.0)
     assert causes.account(tmp_path, FAILED).startswith("rank 1 raised ValueError: a bad batch")

@@ -1,4 +1,4 @@
-"""On two nodes of a real SLURM, the user sees the first error of the ranks, or their dead-lock."""
+"""On two nodes of a real SLURM, the user sees the first error of the ranks, or their deadlock."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_the_first_error_and_a_dead_lock_across_nodes_are_named(elsewhere, other
     with pytest.raises(JobFailed, match="rank 1 raised ValueError: a bad batch"):
         raises.result()
     assert "rank 1 raised ValueError: a bad batch  " in repr(raises), "the reason, in the table of elements"
-    assert "DEAD-LOCK" not in raises.logs()
+    assert "DEADLOCK" not in raises.logs()
 
     with pytest.raises(
-        JobFailed, match=r"with status \d+; .*\n\nDEAD-LOCK: ranks 0 and 1 wait for"
+        JobFailed, match=r"with status \d+; .*\n\nDEADLOCK: ranks 0 and 1 wait for"
     ) as failed:
         locked.wait(timeout=LIMIT_S)
     for row in (
@@ -62,4 +62,4 @@ def test_the_first_error_and_a_dead_lock_across_nodes_are_named(elsewhere, other
     ):
         assert row in str(failed.value)
         assert row in locked.logs()
-    assert "DEAD-LOCK: ranks 0 and 1 wait" in repr(locked)
+    assert "DEADLOCK: ranks 0 and 1 wait" in repr(locked)

@@ -125,7 +125,7 @@ def test_a_rank_that_skips_a_collective_is_named_and_all_are_stopped(program, ra
     done = torchrun(ranks, program, "skips")
     assert done.returncode != 0
     assert f"exitcode  : {EXIT_STUCK}" in done.stderr
-    assert done.stderr.count("DEAD-LOCK") == 1
+    assert done.stderr.count("DEADLOCK") == 1
     assert (
         "rank 1 called destroy_process_group after 2 calls on it while the others are at call 3"
         in done.stderr
@@ -154,14 +154,14 @@ def test_a_rank_that_joins_late_and_computes_for_long_raises_no_alarm(program):
     done = torchrun(2, program, "computes")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
-    assert "DEAD-LOCK" not in done.stderr
+    assert "DEADLOCK" not in done.stderr
 
 
 def test_a_rank_that_dies_is_named_with_its_signal_and_a_table_of_the_others(program):
     done = torchrun(2, program, "dies")
     assert done.returncode != 0
     assert re.search(r"RANK 1 (was killed by SIGSEGV|ended without an error message)\.", done.stderr)
-    assert "DEAD-LOCK" not in done.stderr
+    assert "DEADLOCK" not in done.stderr
 
 
 def test_torchrun_shows_the_error_of_the_rank(program):
@@ -180,7 +180,7 @@ def test_every_ranks_stack_is_shown_on_request(program):
 
 def test_it_can_be_switched_off(program):
     done = torchrun(2, program, "skips", DLO_EXPLAIN="off")
-    assert "DEAD-LOCK" not in done.stderr
+    assert "DEADLOCK" not in done.stderr
     assert done.returncode != 0
     assert f"exitcode  : {EXIT_STUCK}" not in done.stderr
 

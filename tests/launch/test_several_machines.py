@@ -1,4 +1,4 @@
-"""Ranks on several machines, each with a separate watcher: the first error is named, and a dead-lock ends.
+"""Ranks on several machines, each with a separate watcher: the first error is named, and a deadlock ends.
 
 Both machines are this one. No launcher ends the ranks, so the watchers have to.
 """
@@ -71,7 +71,7 @@ def test_an_error_on_one_machine_is_named_and_is_no_dead_lock_of_the_others(tmp_
     assert "ValueError: a bad batch" in second
     assert "RANK 1 raised ValueError: a bad batch." in first
     assert "raised an error" in first, "the table has the rank of the other machine"
-    assert "DEAD-LOCK" not in first + second
+    assert "DEADLOCK" not in first + second
     cause, *rest = rank_failures.failures(recorded())
     assert (cause.rank, cause.headline) == (1, "raised ValueError: a bad batch")
     assert cause.traceback.startswith("Traceback (most recent call last):\n  File")
@@ -83,17 +83,17 @@ def test_a_dead_lock_ends_with_one_table_of_both_machines(tmp_path):
     """Waits on both machines are in ``tests/cluster/test_first_failure.py``."""
     (status, first), (_, second) = run(tmp_path, "leaves")
     assert status == EXIT_STUCK, first + second
-    assert (first + second).count("DEAD-LOCK") == 1
+    assert (first + second).count("DEADLOCK") == 1
     assert first.count("program.py, line ") == 2, "one line for each rank"
     early = "rank 1 (called destroy_process_group|returned) after 1 call on it while the others are at call 2"
     assert re.search(early, first)
-    assert rank_failures.verdict(recorded()).startswith("DEAD-LOCK")
+    assert rank_failures.verdict(recorded()).startswith("DEADLOCK")
 
 
 def test_runs_outside_jobs_are_forgotten_after_a_month(tmp_path):
     for name, days in (("old", 31), ("new", 29)):
         (tmp_path / name).mkdir()
-        rank_failures.record_verdict(tmp_path / name, "DEAD-LOCK: ...")
+        rank_failures.record_verdict(tmp_path / name, "DEADLOCK: ...")
         then = time.time() - days * 24 * 3600
         os.utime(tmp_path / name, (then, then))
     rank_failures.forget_old_runs(tmp_path)

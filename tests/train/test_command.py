@@ -277,7 +277,7 @@ def test_a_dead_lock_is_explained_with_the_stacks_of_the_ranks_and_ends(small_ru
         [*command, *options(small_run(parallel="ddp"))], capture_output=True, text=True, timeout=120
     )
     assert "exitcode  : 3" in done.stderr
-    assert done.stderr.count("DEAD-LOCK") + done.stderr.count("MISMATCH") == 1
+    assert done.stderr.count("DEADLOCK") + done.stderr.count("MISMATCH") == 1
     assert re.search(
         r"rank 1 +all_reduce of float32\[1\]\n +program.py, line \d+: dist.all_reduce\(torch.ones\(1\)\)",
         done.stderr,

@@ -1,7 +1,7 @@
 """Shared by all algorithms: a rank in its group, exchanges with neighbours, the reduction of two tensors.
 
 An exchange posts its receive and its send before it waits for either. Therefore no rank waits for a neighbour
-that waits for it, and the dead-lock in which every rank sends first cannot happen. A message without elements
+that waits for it, and the deadlock in which every rank sends first cannot happen. A message without elements
 is not sent: both ends know its size and skip it.
 """
 

@@ -1,4 +1,4 @@
-"""The dead-lock explainer: what each rank does, whether a rank can make progress, and an explanation if not.
+"""The deadlock explainer: what each rank does, whether a rank can make progress, and an explanation if not.
 
 Holds the board in shared memory, the recorder of one rank's row, the watcher of all rows and its process on a
 node, the exchange between nodes, the decision (``stuck_ranks``, which needs neither torch nor a clock), and

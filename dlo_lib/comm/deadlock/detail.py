@@ -1,4 +1,4 @@
-"""How detailed the explanation of a dead-lock is."""
+"""How detailed the explanation of a deadlock is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "DLO_EXPLAIN"
 
 
 class Explain(enum.Enum):
-    """What the dead-lock explainer prints."""
+    """What the deadlock explainer prints."""
 
     OFF = "off"
     """Nothing, and it does not watch the ranks. Use it only to measure the cost of the explainer."""

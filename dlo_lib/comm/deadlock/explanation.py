@@ -1,4 +1,4 @@
-"""The message for a dead-lock or a mismatch: one sentence with the cause, a table of the ranks, and advice.
+"""The message for a deadlock or a mismatch: one sentence with the cause, a table of the ranks, and advice.
 
 It formats what ``comm.deadlock.stuck_ranks`` found, and decides nothing.
 """
@@ -35,8 +35,8 @@ def deadlock(
     ``stuck`` gives for each stuck rank the partners that it lacks.
     """
     names = group_names(view.waits_for or view.last for view in views.values())
-    one = tr("DEAD-LOCK: {who} waits for something that can no longer happen.", who=ranks_in_words(stuck))
-    several = tr("DEAD-LOCK: {who} wait for something that can no longer happen.", who=ranks_in_words(stuck))
+    one = tr("DEADLOCK: {who} waits for something that can no longer happen.", who=ranks_in_words(stuck))
+    several = tr("DEADLOCK: {who} wait for something that can no longer happen.", who=ranks_in_words(stuck))
     head = one if len(stuck) == 1 else several
     return "\n\n".join([head + " " + why(views, stuck, names), _rank_table(views, names, name_file)])
 

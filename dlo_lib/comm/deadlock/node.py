@@ -8,9 +8,9 @@ a rank that does not leave. It ends with the last connection, or with the launch
 connect, so no process is left.
 
 In a job on several machines, each machine has one such process. They exchange the rows of their ranks through
-files (``comm.deadlock.exchange``). One of them explains a dead-lock, and all end their ranks.
+files (``comm.deadlock.exchange``). One of them explains a deadlock, and all end their ranks.
 
-When a rank has raised an error or died, the others can make no progress either. This is no dead-lock: the
+When a rank has raised an error or died, the others can make no progress either. This is no deadlock: the
 process gives the launcher time to end them, then prints that error and ends them.
 
 It does not import torch: it takes 10 MB of memory, 0.05 s of CPU time to start, and then 0.2 % of a core.
@@ -138,7 +138,7 @@ class NodeWatch:
             return self._exchange.verdict()
         except (OSError, UserError) as error:
             self._exchange = None
-            _print_error(tr("dead-locks across machines are not explained: {error}", error=error))
+            _print_error(tr("deadlocks across machines are not explained: {error}", error=error))
             return False
 
     def _on_launcher_end(self) -> None:

@@ -258,7 +258,7 @@ def record_row(row: RankRow) -> Iterator[RankRecorder]:
     """Keep ``row`` up to date within the context. Enter it before the process joins its process group.
 
     If torch's internals are unknown to the tap, the row only says that the rank computes, and a printed line
-    says that dead-locks are not explained.
+    says that deadlocks are not explained.
     """
     recorder = RankRecorder(row)
     row.enter(Activity.COMPUTING)
@@ -267,5 +267,5 @@ def record_row(row: RankRow) -> Iterator[RankRecorder]:
             tap = stack.enter_context(listening(recorder, row.rank))
             stack.enter_context(watched_joins(recorder, tap, row.world_size))
         except TapUnavailable as error:
-            print(f"dead-locks are not explained: {error}", flush=True)
+            print(f"deadlocks are not explained: {error}", flush=True)
         yield recorder

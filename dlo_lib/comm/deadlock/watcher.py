@@ -1,7 +1,7 @@
-"""The watcher of the dead-lock explainer: it follows the rows of a board and explains missing progress.
+"""The watcher of the deadlock explainer: it follows the rows of a board and explains missing progress.
 
 It reads the rows every ``POLL_S`` seconds and decides from them alone (``comm.deadlock.stuck_ranks``). A
-mismatch is certain at once. A dead-lock is reported when the same ranks have been stuck, with unchanged rows,
+mismatch is certain at once. A deadlock is reported when the same ranks have been stuck, with unchanged rows,
 for ``SETTLE_S`` seconds: by then the watcher has seen every call that was issued just before.
 """
 

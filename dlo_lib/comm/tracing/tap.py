@@ -146,7 +146,7 @@ class Tap:
         self._generation = f"/{number}"
 
     def _kernel(self, overload: torch._ops.OpOverload, reader: Reader) -> Callable:
-        # Not call_boxed: it holds the GIL, which the backend's threads may need, and would cause a dead-lock.
+        # Not call_boxed: it holds the GIL, which the backend's threads may need, and would cause a deadlock.
         redispatch = overload._handle.redispatch_boxed
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         unbox_group, unbox_work, group_at, here = ProcessGroup.unbox, Work.unbox, reader.group, self.here

@@ -217,7 +217,7 @@ class _Executor:
             if self._position[other] == len(self._schedule.rows[other]):
                 return f"{lines[-1]}, which has no such action left"
             chain.append(other)
-        return "dead-lock: " + "; ".join(lines[chain.index(chain[-1]) :])
+        return "deadlock: " + "; ".join(lines[chain.index(chain[-1]) :])
 
 
 def _carried(message: Action) -> Action:

@@ -90,13 +90,13 @@ def check_each_message_once(student, t):
 
 @check("order", points=4)
 def check_no_dead_lock(student, t):
-    "Blocking messages never dead-lock: AFAB, 1F1B, and tables without a pattern"
+    "Blocking messages never deadlock: AFAB, 1F1B, and tables without a pattern"
     for rows in order_cases(t):
         where = stuck(student, t, rows)
         places, values = joined("place", where[:-1])
         t.that(
             not where,
-            "dead-lock with {ranks} ranks and {m}. In brackets is the cell at which a rank waits forever. " + places + ". {why}",
+            "deadlock with {ranks} ranks and {m}. In brackets is the cell at which a rank waits forever. " + places + ". {why}",
             ranks=len(rows), m=f"{len(rows[0]) // 2} micro-batch" + "es" * (len(rows[0]) > 2), why="".join(where[-1:]), **values,
         )  # fmt: skip
     for _ in range(30):
@@ -106,7 +106,7 @@ def check_no_dead_lock(student, t):
         places, values = joined("place", where[:-1])
         t.that(
             not where,
-            "AFAB and 1F1B run, but another table dead-locks: " + table + ". In brackets is the cell at which a rank waits forever. " + places
+            "AFAB and 1F1B run, but another table deadlocks: " + table + ". In brackets is the cell at which a rank waits forever. " + places
             + ". {why}. A rule such as \"odd ranks receive first\" works for one schedule only",
             why="".join(where[-1:]), **cells, **values,
         )  # fmt: skip

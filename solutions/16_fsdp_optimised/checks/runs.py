@@ -204,7 +204,7 @@ def hybrid(student, rank, world, gradient, rows, columns):
     return {"piece": piece, "gradient": gradient}
 
 
-DEADLOCK = "DEAD-LOCK"  # begins the explanation of ranks that wait for each other
+DEADLOCK = "DEADLOCK"  # begins the explanation of ranks that wait for each other
 
 # -- 4 · gather
 

@@ -1,4 +1,4 @@
-"""Watchers of several machines find a dead-lock together, from files. All of them are in this process."""
+"""Watchers of several machines find a deadlock together, from files. All of them are in this process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_ranks_of_two_machines_that_wait_for_each_other_are_in_one_table(at_once
     machines[1].does(Activity.WAITING, call(Kind.RECV, 1, 1, peer=0))
     first, second = turns(machines)
     assert second is None, "the first machine decides"
-    assert first.startswith("DEAD-LOCK: ranks 0 and 1 wait for something that can no longer happen.")
+    assert first.startswith("DEADLOCK: ranks 0 and 1 wait for something that can no longer happen.")
     assert "waits in all_reduce of float32[4]" in first
     assert "waits in recv from rank 0 of float32[4]" in first
     assert first.count("train.py, line 7") == 2
@@ -118,10 +118,10 @@ def test_ranks_that_move_write_nothing_and_those_that_end_write_at_once(machines
 
 def test_one_machine_records_the_explanation_and_the_others_see_it(machines, tmp_path):
     assert not machines[1].exchange.verdict()
-    assert rank_failures.record_verdict(tmp_path, "DEAD-LOCK: ...")
+    assert rank_failures.record_verdict(tmp_path, "DEADLOCK: ...")
     assert not rank_failures.record_verdict(tmp_path, "another one")
     assert machines[1].exchange.verdict()
-    assert rank_failures.verdict(tmp_path) == "DEAD-LOCK: ..."
+    assert rank_failures.verdict(tmp_path) == "DEADLOCK: ..."
 
 
 def test_calls_that_ranks_of_other_machines_never_confirm_are_forgotten(monkeypatch):

@@ -1,4 +1,4 @@
-"""Dead-locks and mismatched calls on 2, 3 and 4 ranks: each is explained within seconds."""
+"""Deadlocks and mismatched calls on 2, 3 and 4 ranks: each is explained within seconds."""
 
 import ctypes
 import os
@@ -150,11 +150,11 @@ def fsdp2_with_one_batch_more_on_rank_0():
 
 
 MISTAKES: dict[Callable[[], None], str] = {
-    skips_a_collective: r"DEAD-LOCK: .*rank 1 returned after 2 calls on it while the others are at call 3",
+    skips_a_collective: r"DEADLOCK: .*rank 1 returned after 2 calls on it while the others are at call 3",
     different_collectives_meet: (
         r"MISMATCH in call 1 on world: the ranks call different operations.*rank 0 +broadcast.* +all_reduce"
     ),
-    another_order_on_two_groups: r"DEAD-LOCK: .*the ranks use the groups in different orders",
+    another_order_on_two_groups: r"DEADLOCK: .*the ranks use the groups in different orders",
     shapes_differ: r"the ranks pass tensors of different sizes.*float32\[4\].*float32\[5\]",
     dtypes_differ: r"the ranks pass different dtypes.*float32\[4\].*int32\[4\]",
     reductions_differ: r"the ranks ask for different reductions.*MAX",
@@ -170,8 +170,8 @@ MISTAKES: dict[Callable[[], None], str] = {
     splits_do_not_match: r"rank 0 sends 6 elements to rank 1, which expects 4 from it",
     logs_on_rank_0_only: r"MISMATCH in call 2 on world: .*float32\[\].*float32\[4\]",
     pytorchs_ddp_with_a_branch_on_the_rank: r"DDP's gradient all_reduce",
-    pytorchs_ddp_with_one_batch_more_on_rank_0: r"DEAD-LOCK: rank 0 waits.*DDP's gradient all_reduce",
-    fsdp2_with_one_batch_more_on_rank_0: r"DEAD-LOCK: rank 0 waits.*all_gather",
+    pytorchs_ddp_with_one_batch_more_on_rank_0: r"DEADLOCK: rank 0 waits.*DDP's gradient all_reduce",
+    fsdp2_with_one_batch_more_on_rank_0: r"DEADLOCK: rank 0 waits.*all_gather",
 }
 
 
@@ -309,7 +309,7 @@ def slow_chain():
     rank, world, x = me()
     for _ in range(3):
         if rank == 0:
-            time.sleep(0.5)  # longer than the watcher waits before it reports a dead-lock
+            time.sleep(0.5)  # longer than the watcher waits before it reports a deadlock
             dist.send(x, 1)
         else:
             dist.recv(x, rank - 1)

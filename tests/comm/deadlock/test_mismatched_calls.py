@@ -331,12 +331,12 @@ MISTAKES: dict[Callable[[], None], str] = {
     gradients_of_fsdp2_are_clipped_on_rank_0_only: (
         r"all_reduce needs every rank of (world|group \{0, 1.*\}), and ranks? 1"
     ),
-    fsdp2_skips_a_unit_on_rank_1: r"MISMATCH.*all_gather.*reduce_scatter|DEAD-LOCK",
+    fsdp2_skips_a_unit_on_rank_1: r"MISMATCH.*all_gather.*reduce_scatter|DEADLOCK",
     ddp_skips_a_unit_on_rank_1: r"DDP's gradient all_reduce",
     ddp_accumulates_without_sync_on_rank_1_only: (
         r"all_reduce needs every rank of world, and rank 1 returned .*DDP's gradient all_reduce"
     ),
-    fsdp2_evaluates_on_rank_0_only: r"DEAD-LOCK: rank 0 waits.*all_gather needs every rank of",
+    fsdp2_evaluates_on_rank_0_only: r"DEADLOCK: rank 0 waits.*all_gather needs every rank of",
     pytorchs_ddp_is_left_early_and_a_barrier_follows: (
         r"the ranks call different operations.*DDP's gradient all_reduce.*barrier"
     ),

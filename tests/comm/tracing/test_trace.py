@@ -327,7 +327,7 @@ def test_with_unknown_internals_ranks_run_and_report_that_dead_locks_are_not_exp
             return without_the_tap()
 
     assert run_ranks(body, 2, explain=Explain.OFF) == [2.0, 2.0]
-    assert capsys.readouterr().out.count("dead-locks are not explained: torch") == 2
+    assert capsys.readouterr().out.count("deadlocks are not explained: torch") == 2
 
 
 def hidden_and_exposed() -> Trace:

@@ -104,7 +104,7 @@ def test_a_table_of_forwards_only_is_not_timed() -> None:
 def test_a_table_that_deadlocks_is_explained() -> None:
     bad = changed(0, ["0F0", "0B0", "0F1", "0B1"])
     bad[1] = ["1F0", "1F1", "1B0", "1B1"]
-    with pytest.raises(Wrong, match="cannot be carried out. dead-lock: rank 0, cell 1") as wrong:
+    with pytest.raises(Wrong, match="cannot be carried out. deadlock: rank 0, cell 1") as wrong:
         carried_out(Trial(0), read_table(Trial(0), bad, in_a_loop(2), 2, "rows()"), Costs(), "rows()")
     assert wrong.value.words.startswith("A rank does its row")  # a hidden check shows only this
 

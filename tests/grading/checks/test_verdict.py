@@ -7,11 +7,11 @@ from dlo_lib.grading.checks.verdict import table_html
 
 def test_the_table_of_a_dead_lock_is_a_table():
     message = (
-        "DEAD-LOCK: <both> wait.\n\n  rank  what it does   since\n  0     waits in send  0.2 s\n"
+        "DEADLOCK: <both> wait.\n\n  rank  what it does   since\n  0     waits in send  0.2 s\n"
         "        a.py, line 3: dist.send(x < y, 1)\n  1     computes\n\nLook at   line 3."
     )
     page = table_html("exchange: 0 of 2 points", [(False, "A ring", "0/2", message)], "a hint")
-    assert "DEAD-LOCK: &lt;both&gt; wait.</td>" in page
+    assert "DEADLOCK: &lt;both&gt; wait.</td>" in page
     cells = re.findall(r"<t[dr][^>]*>([^<]*(?:<br><code[^>]*>[^<]*</code>)?)</td>", page)
     place = '<br><code style="overflow-wrap:anywhere">a.py, line 3: dist.send(x &lt; y, 1)</code>'
     assert cells[-8:] == [

@@ -451,7 +451,7 @@ def test_23_a_rank_that_waits_forever(judge: Judge, reference: Notebook) -> None
         )
     )
     assert report.questions["mean"].points == 0
-    assert "DEAD-LOCK: rank 0 waits" in messages(report, "mean")
+    assert "DEADLOCK: rank 0 waits" in messages(report, "mean")
     assert "cell `mean`, line 2: if dist.get_rank() == 0: dist.barrier()" in messages(report, "mean")
 
 

@@ -255,7 +255,7 @@ DIES = HANGS.replace("dist.all_reduce(gradient)", "import os; os._exit(3)\n     
 
 def test_a_dead_lock_has_the_same_message_in_notebook_and_grading(lab: LabSource, warm: Zygote) -> None:
     head = (
-        "DEAD-LOCK: rank 0 waits for something that can no longer happen. "
+        "DEADLOCK: rank 0 waits for something that can no longer happen. "
         "all_reduce needs every rank of world, and rank 1 returned"
     )
     messages = [

@@ -479,7 +479,7 @@ def wrong_split() -> None:
     ("work", "words"),
     [
         (crossed, "Ranks 0 and 1 both call recv first and wait for each other"),
-        (one_call_too_few, "DEAD-LOCK: rank 0 waits"),
+        (one_call_too_few, "DEADLOCK: rank 0 waits"),
         (different_calls, "the ranks call different operations"),
         (different_sizes, "the ranks pass tensors of different sizes"),
         (only_members_make_the_group, "new_group must be called by every rank of the world"),

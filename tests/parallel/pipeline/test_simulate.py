@@ -76,5 +76,5 @@ def test_costs_that_do_not_fit_are_refused():
 
 
 def test_what_cannot_be_carried_out_is_refused_with_the_cell():
-    with pytest.raises(UserError, match=r"dead-lock: rank 0, cell 1 \(0B0\)"):
+    with pytest.raises(UserError, match=r"deadlock: rank 0, cell 1 \(0B0\)"):
         simulate(read_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"))

@@ -26,7 +26,7 @@ from dlo_lib.parallel.pipeline.validate import validate
         ("0F0,0W0,0I0\n1F0,1B0", r"cell 1 \(0W0\) uses the input gradient of stage 0"),
         (
             "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1",
-            r"dead-lock: rank 0, cell 1 \(0B0\) waits .*; rank 1, cell 1 \(1F1\) waits",
+            r"deadlock: rank 0, cell 1 \(0B0\) waits .*; rank 1, cell 1 \(1F1\) waits",
         ),
     ],
 )
@@ -44,7 +44,7 @@ def test_the_faulty_cell_is_named(table, message):
         ),
         (
             "0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",
-            r"dead-lock: rank 0, cell 1 \(0RECV_B0\) .*; rank 1, cell 0 \(1RECV_F0\)",
+            r"deadlock: rank 0, cell 1 \(0RECV_B0\) .*; rank 1, cell 0 \(1RECV_F0\)",
         ),
         (
             "0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0",

@@ -9,14 +9,14 @@ def all_reduce_mean(x):
     return total / dist.get_world_size()
 
 
-# %% a_hung_collective {"question": "mean", "says": "DEAD-LOCK: rank 0", "row": "23"}
+# %% a_hung_collective {"question": "mean", "says": "DEADLOCK: rank 0", "row": "23"}
 def all_reduce_mean(x):
     if dist.get_rank() == 0:
         dist.all_reduce(x)
     return x
 
 
-# %% an_unbalanced_collective {"question": "mean", "says": "DEAD-LOCK: rank 1", "row": "23"}
+# %% an_unbalanced_collective {"question": "mean", "says": "DEADLOCK: rank 1", "row": "23"}
 def all_reduce_mean(x):
     for _ in range(dist.get_rank() + 1):
         dist.all_reduce(x)
@@ -35,7 +35,7 @@ def all_reduce_mean(x):
     return x
 
 
-# %% a_rank_that_waits_for_a_message {"question": "mean", "says": "DEAD-LOCK", "row": "23"}
+# %% a_rank_that_waits_for_a_message {"question": "mean", "says": "DEADLOCK", "row": "23"}
 def all_reduce_mean(x):
     dist.recv(x, 1 - dist.get_rank())
     return x
