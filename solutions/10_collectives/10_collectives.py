@@ -188,8 +188,8 @@ except DeadLock as lock:
 # where a buffer would hide it.)
 #
 # Some solutions fit one pattern only: "even ranks send first" works in a ring. Write one for **any** pattern:
-# any rank may send to any rank, as long as each message has a sender and a receiver. `dist.isend` and
-# `dist.irecv` return at once, with an object whose `wait()` blocks.
+# any rank may send to any other rank (no rank sends to itself), as long as each message has a sender and a
+# receiver. `dist.isend` and `dist.irecv` return at once, with an object whose `wait()` blocks.
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:

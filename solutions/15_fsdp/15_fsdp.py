@@ -9,8 +9,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 69 minutes; with the text and the
-# given code plan 100, with the measurements and the last section 2 hours. Four optional exercises take 45 minutes
+# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 76 minutes; with the text and the
+# given code plan 100, with the measurements and the last section 2 hours. Four optional exercises take 54 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without its points.
 #
@@ -309,7 +309,7 @@ lab.check("reshard")
 # %% [markdown] id="reduce_text"
 # ## 4 · Gradients
 #
-# **Core · 13 min · ●●○**
+# **Core · 15 min · ●●○**
 #
 # After the backward of a unit, its whole parameters have whole gradients, on each rank from its samples. The first lines of
 # `reduce_gradients(unit)` are given: `trained` has the pairs of shard and whole parameter (a frozen parameter has no
@@ -353,7 +353,7 @@ lab.check("reduce")
 # %% [markdown] id="units_text"
 # ## 5 · Which parameters are a unit?
 #
-# **Core · 5 min · ●○○**
+# **Core · 7 min · ●○○**
 #
 # A parameter can have several names: it is **tied**. The rule:
 #
@@ -513,7 +513,7 @@ lab.check("forward")
 # %% [markdown] id="backward_text"
 # ## 7 · The right moment: backward
 #
-# **Core · 13 min · ●●●**
+# **Core · 15 min · ●●●**
 #
 # `tensor.register_hook(f)` calls `f(grad)` when the gradient of this tensor is known. The list `pending` has the
 # units whose backward has begun and not ended; `add_hooks` passes the same list to all calls.
@@ -522,7 +522,7 @@ lab.check("forward")
 #   it to `pending`.
 # - `watch_input(unit, arg, pending)` registers a hook on an input. The hook removes the unit from `pending`, reduces its
 #   gradients and frees it. (Autograd adds up the gradients of a block's weights before it continues to whatever made the
-#   input, so they are complete then.) Return the input. `add_hooks` calls this function for the input that requires a gradient; in
+#   input, so they are complete then.) Return the tensor that has the hook (see the note). `add_hooks` calls this function for the input that requires a gradient; in
 #   this lab a block has at most one. A unit without such an input stays in `pending`: exercise 8 ends its backward.
 #
 # Note: the output of block 1 *is* the input of block 2. Hooks of one tensor are called in the order of their
@@ -809,7 +809,7 @@ print(at_scale.steps(job))
 #
 # ## 9 · One flat buffer
 #
-# **Optional · 12 min · ●○○**
+# **Optional · 14 min · ●○○**
 #
 # The first FSDP made one long vector of a unit: flatten every parameter, concatenate them, append
 # zeros until N divides the length, cut into N equal pieces.
@@ -874,12 +874,13 @@ figures.padding(worlds, [[100 * count / numbers for count in padding(shapes, wor
 # %% [markdown] id="state_text"
 # ## 11 · The state dict
 #
-# **Optional · 10 min · ●●○**
+# **Optional · 12 min · ●●○**
 #
 # A rank's shards are not a checkpoint, because another number of ranks cannot read them.
 # `full_state(model, units)` returns, on every rank, the state of the model without sharding: a dict from
-# **every name** (tied parameters under each of their names) to the whole tensor, and the buffers of the
-# model.
+# **every name** (tied parameters under each of their names) to the whole tensor, and the persistent buffers. A
+# buffer registered with `persistent=False` does not belong to it: as in `model.state_dict()`, the model computes
+# it again.
 #
 # There are two rules. **One unit at a time**: besides the result, hold the packed rows of at most one unit.
 # **In the dtype of the row**: with mixed precision the whole parameters are rounded to bf16, and a checkpoint
@@ -887,9 +888,10 @@ figures.padding(worlds, [[100 * count / numbers for count in padding(shapes, wor
 
 # %% nbgrader={"grade_id": "state", "solution": true}
 def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
-    """Return all parameters and buffers by name, whole, as without sharding."""
+    """Return all parameters and persistent buffers by name, whole, as without sharding."""
     ### BEGIN SOLUTION
-    state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    persistent = model.state_dict().keys()
+    state = {name: buffer.clone() for name, buffer in model.named_buffers() if name in persistent}
     for unit in units:
         row = unit.row.detach()
         packed = row.new_empty(dist.get_world_size(), row.numel())
@@ -906,7 +908,7 @@ lab.check("state")
 # %% [markdown] id="train_text"
 # ## 12 · A training step
 #
-# **Optional · 15 min · ●●●**
+# **Optional · 20 min · ●●●**
 #
 # This question uses all your functions. `train_step(model, units, optimizer, micro_batches)` runs one
 # step on this rank's list of pairs (tokens, targets), and returns the loss as a `float`, the same on all
@@ -1053,7 +1055,7 @@ print(table(forms, measured="forward and backward"))
 # %% [markdown] id="quiz_text"
 # ## Quiz
 #
-# **Core · 5 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
 # answer; grading counts the right ones.

@@ -500,6 +500,12 @@ MUTANTS = [
             "state.update(dict.fromkeys(names, value.clone()))": "state.update({names[0]: value.clone()})",
         },
     ),
+    Mutant(
+        "Buffers that are not persistent are in the state",
+        "check_tied_and_buffers",
+        says="registered with persistent=False",
+        replace={" if name in persistent": ""},
+    ),
     # -- train
     Mutant(
         "Each micro-batch is divided by the number of its targets",

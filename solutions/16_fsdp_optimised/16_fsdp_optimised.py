@@ -8,9 +8,9 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and Llama 3.2 is measured at true size on fake tensors.
 #
-# This lab builds on labs 13 (memory) and 15 (FSDP). The core exercises take about 80 minutes, with the part of the file `own_fsdp.py` that
-# you need. The rest of the core text, marked **Read**, and the demos take about 15 minutes more, so plan 95 minutes. The optional steps
-# take 80 minutes more; nothing in the core needs them, so you can skip them and their figures. Each exercise has a check that answers at
+# This lab builds on labs 13 (memory) and 15 (FSDP). The core exercises take about 82 minutes, with the part of the file `own_fsdp.py` that
+# you need. The rest of the core text, marked **Read**, and the demos take about 15 minutes more, so plan 97 minutes. The optional steps
+# take 84 minutes more; nothing in the core needs them, so you can skip them and their figures. Each exercise has a check that answers at
 # once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
 # continue without its points.
 #
@@ -126,18 +126,23 @@ figures.plans({"reshard=True": plan(4), "reshard=False": plan(4, reshard=False)}
 # No later core exercise needs this one.
 #
 # PyTorch calls this choice `reshard_after_forward`. `True` frees a unit after forward. `False` keeps it whole until its
-# backward. A number g is between them: after forward **each rank keeps 1/g of the unit**, so g ranks of a node hold
-# the whole unit together. The second gather has only these g ranks, and it stays inside the node.
+# backward. A number g is between them: g ranks, mostly those of one node, hold the unit together until its backward, and
+# each of them keeps 1/g of it. In this exercise `keep` is the number of ranks that hold a unit together:
 #
-# Write `gather_cost(units, world, keep)`. `units` are the bytes of the weights of each unit. `keep` is the number of
-# ranks that hold a unit together between forward and backward: `world` for `True`, 1 for `False`, g for the number. The
-# function returns two numbers, for one rank and step:
+# | `reshard_after_forward` | `keep` | gathered weights that a rank keeps of a unit after its forward | its gather in backward |
+# |---|---|---|---|
+# | `True` | `world` | none: it keeps its shard, which is not gathered | from all ranks |
+# | g | g | 1/g of the unit | from g ranks, inside the node |
+# | `False` | 1 | the whole unit | sends nothing |
 #
-# - **peak**: the most bytes of gathered weights that the rank holds at once. While a unit computes in forward, the next
-#   one is already whole or in transit (your plan of step 1). Of each earlier unit the rank keeps 1/keep. With
-#   `keep == world` it keeps only its shard, which is not gathered and does not count;
-# - **sent**: the bytes that a ring all-gather sends, for all gathers together: B(n-1)/n for a unit of B bytes that n
-#   ranks share. The gather of forward has `world` ranks, the gather of backward `keep` ranks.
+# Write `gather_cost(units, world, keep)`, where `units` are the bytes of the weights of each unit. The function returns two
+# numbers, for one rank and step:
+#
+# - **peak**: the most bytes of gathered weights that the rank holds at once. While a unit computes in forward, the rank holds
+#   this unit, the next one, which is already whole or in transit (your plan of step 1), and of each earlier unit the
+#   part in the table;
+# - **sent**: the bytes that a rank sends in all gathers together, with a ring: B(n-1)/n for a unit of B bytes and n ranks. In
+#   forward n is `world`, in backward n is `keep`.
 #
 # The last unit stays whole with every policy, so it has no gather in backward.
 
@@ -171,7 +176,7 @@ figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in
 # %% [markdown] id="wrapping_text"
 # ## 3 · What is a unit?
 #
-# **Optional · 24 min · ●●●**
+# **Optional · 28 min · ●●●**
 #
 # No later exercise needs this one. Its figure needs step 2 too.
 #
@@ -232,7 +237,7 @@ figures.wrapping(sweep.wrapping_cases(MODEL, forward_time, gather_cost))
 # %% [markdown] id="execute_text"
 # ## 4 · A gather in two halves
 #
-# **Core · 20 min · ●●○**
+# **Core · 22 min · ●●○**
 #
 # The FSDP of lab 15 is in the file `own_fsdp.py` of this folder, with the names of that lab. Read about 80 of its lines (10 minutes): the
 # class `Unit`; `unshard`, `fill`, `reshard`; `start_reduce`, `wait_reduce`; the class `Simple` at the end. You can skip the rest: packing and
@@ -601,14 +606,14 @@ figures.break_even({mib: fastest(runs, mib * 2**20) for mib in sweep.limits(runs
 # %% [markdown] id="offload_text"
 # ## 9 · The optimiser on the host
 #
-# **Optional · 12 min · ●●○**
+# **Optional · 15 min · ●●○**
 #
 # After sharding, the state of the optimiser has 8Ψ/N bytes, and is used once per step. It can be in the
 # memory of the processor. The device then keeps parameters in bf16 for computing; the host keeps **master**
 # weights in fp32, and both moments.
 #
 # - `HostOptimizer(parameters, make_optimizer)` makes an fp32 copy of each parameter on the CPU, as an
-#   `nn.Parameter`, and one optimiser for the copies.
+#   `nn.Parameter`, and one optimiser for the copies, `make_optimizer(copies)`.
 # - `step()` copies each gradient to its master (fp32, CPU) and **sets the `.grad` of the parameter to
 #   `None`**, steps, and copies the masters into the parameters, in place, rounded to their dtype. It does not
 #   change a parameter without gradient.

@@ -37,6 +37,7 @@ words without values: nothing that came from the student's process.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import dis
 import inspect
@@ -142,7 +143,8 @@ def scenario(function: Callable[..., Any]) -> Scenario:
     ``mark("...")``, at which the judge reads the rank's memory, and what it imports itself.
 
     Raises:
-        ValueError: it uses another name of its module.
+        ValueError: it uses another name of its module, or ``student`` in another form than ``student.NAME``:
+            the notebook sends to the ranks the names that it finds in the source.
     """
     if foreign := sorted(_global_names(function.__code__) - SCENARIO_NAMES - set(vars(builtins))):
         raise ValueError(
@@ -150,7 +152,25 @@ def scenario(function: Callable[..., Any]) -> Scenario:
             "pass it as an input, or import it inside"
         )
     source = textwrap.dedent(inspect.getsource(function))
-    return Scenario(function.__name__, source[source.index("def ") :])
+    source = source[source.index("def ") :]
+    if line := _other_use_of_student(source):
+        raise ValueError(
+            f"scenario {function.__name__} uses `student` in line {line} without a name behind it: "
+            "write student.NAME, because a notebook sends to the ranks only the names that it finds there"
+        )
+    return Scenario(function.__name__, source)
+
+
+def _other_use_of_student(source: str) -> int | None:
+    """Return the first line in which ``student`` is not part of ``student.NAME``, None if there is none."""
+    nodes = list(ast.walk(ast.parse(source)))
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    lines = [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Name) and node.id == "student" and id(node) not in owners
+    ]
+    return min(lines, default=None)
 
 
 def _global_names(code: CodeType) -> set[str]:

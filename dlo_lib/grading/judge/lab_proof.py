@@ -47,6 +47,15 @@ EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●
 CORE_MINUTES = (60, 100)
 MAX_FILES = 10
 HINTS = 3
+PAGE = "INSTRUCTOR.md"
+PAGE_HAS = (
+    "**Goal.**",
+    "## Timetable",
+    "## Usual mistakes",
+    "## Answers to the questions of the text",
+    "Where to cut",
+    "rojector",
+)
 SECRET = "proof"  # any value: the proofs must hold for every class
 
 Rule = Callable[[LabSource], list[str]]
@@ -290,6 +299,15 @@ def exercise_faults(lab: LabSource) -> list[str]:
     return faults
 
 
+def page_faults(lab: LabSource) -> list[str]:
+    """Return what the instructor's page of the lab lacks."""
+    page = lab.folder / PAGE
+    if not page.is_file():
+        return [f"{PAGE} is missing: write the instructor's page, see CHECKS.md"]
+    text = page.read_text(encoding="utf-8")
+    return [f"{PAGE} lacks {part!r}: see CHECKS.md" for part in PAGE_HAS if part not in text]
+
+
 def builds_on_faults(lab: LabSource) -> list[str]:
     """Return the labs that ``builds_on`` names and the course does not have."""
     known = {other.directory for other in source_labs()}
@@ -331,6 +349,7 @@ STATIC_RULES: dict[str, Rule] = {
     "hints and titles": help_faults,
     "hidden points": hidden_faults,
     "minutes": exercise_faults,
+    "instructor's page": page_faults,
     "builds on": builds_on_faults,
     "needs": needs_faults,
     "number of files": size_faults,

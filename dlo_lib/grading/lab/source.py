@@ -4,7 +4,8 @@ The text is jupytext's py:percent; each cell's header holds its nbgrader metadat
 ``### BEGIN SOLUTION`` and ``### END SOLUTION``. It is what is committed and reviewed. Every cell has a stable
 id: a question's solution cell is called after the question, its test cell ``test_<question>``. The points of
 a test cell are those of the checks of its question. Building is a pure function of the lab's files, so
-building twice gives the same bytes::
+building twice gives the same bytes. The cell with ``lab = Lab(globals())`` gets a line for students: grading
+runs it as released::
 
     # %% [markdown] id="why"
     # %% id="setup"
@@ -38,6 +39,10 @@ from dlo_lib.grading.lab.modules import declared_points
 
 TEST_PREFIX = "test_"
 DEMO_TAG = "demo"
+SETUP = "lab = Lab(globals())"
+SETUP_NOTE = (
+    "# Given: grading runs this cell as released. Do not edit it; put imports into the cell of your answer."
+)
 PREDICTION_TAG = "prediction"
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 IDENTITY = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what nbformat allows
@@ -219,7 +224,10 @@ def _node(text: Path, cell: NotebookNode, points: Mapping[str, float]) -> Notebo
             worth = points.get(identity.removeprefix(TEST_PREFIX), 0.0)
             metadata["nbgrader"]["points"] = int(worth) if worth == int(worth) else worth
     make = nbformat.v4.new_markdown_cell if cell.cell_type == "markdown" else nbformat.v4.new_code_cell
-    return make(cell.source, id=identity, metadata=metadata)
+    source = cell.source
+    if cell.cell_type == "code" and SETUP in source.splitlines():
+        source = f"{SETUP_NOTE}\n{source}"
+    return make(source, id=identity, metadata=metadata)
 
 
 def kind_of(cell: Mapping[str, Any]) -> CellKind:

@@ -398,6 +398,8 @@ def state_run(student, t, world: int, compute: str | None = None, tied: bool = F
                 t.close(
                     got[name], right, "{name} in the state of rank {rank} of {world}", name=name, rank=rank, world=world, atol=0, rtol=0
                 )
+        message = "the state has layers.0.scratch, a buffer registered with persistent=False: model.state_dict() does not have it"
+        t.that("layers.0.scratch" not in got, message)
         t.that(set(got) <= set(want), "the state has names that the model lacks: {names}", names=sorted(set(map(str, got)) - set(want))[:3])
     units = [[want[same[0]] for same in names] for _, names in expected_units(sizes, [], Block)]
     at_once = [tensor for unit in units for tensor in unit]  # another check is for this
@@ -424,7 +426,7 @@ def check_state_is_exact(student, t):
 
 @check("state", points=1, seconds=30)
 def check_tied_and_buffers(student, t):
-    "Tied parameters under all their names, and buffers"
+    "Tied parameters under all their names, and the persistent buffers"
     state_run(student, t, 2, tied=True, buffer=t.normal(3))
 
 

@@ -122,6 +122,14 @@ def test_a_scenario_that_uses_names_of_its_module_is_refused() -> None:
             return [elsewhere for _ in range(3)]
 
 
+def test_a_scenario_names_the_functions_of_the_student() -> None:
+    with pytest.raises(ValueError, match=r"chosen uses `student` in line 2 .* write student\.NAME"):
+
+        @scenario
+        def chosen(student, rank, world, name):
+            return getattr(student, name)(rank) + student.first(world)
+
+
 def test_a_check_needs_points_and_time() -> None:
     with pytest.raises(ValueError, match="positive"):
         check("q", points=0)

@@ -130,6 +130,14 @@ def test_optional_exercises_do_not_count_for_the_minutes(root: Path, edit: Edit)
     assert fault.startswith("the core exercises take 40 min")
 
 
+def test_an_instructors_page_is_needed_with_all_its_parts(root: Path, edit: Edit) -> None:
+    edit("INSTRUCTOR.md", "## Usual mistakes", "## Mistakes")
+    assert on_paper(root)["instructor's page"] == ["INSTRUCTOR.md lacks '## Usual mistakes': see CHECKS.md"]
+    (root / "solutions" / "91_small" / "INSTRUCTOR.md").unlink()
+    (fault,) = on_paper(root)["instructor's page"]
+    assert fault.startswith("INSTRUCTOR.md is missing")
+
+
 def test_a_lab_that_does_not_exist_is_no_foundation(root: Path, edit: Edit) -> None:
     edit("lab.toml", "minutes = 60\n", 'minutes = 60\nbuilds_on = ["01_first_device"]\n')
     assert on_paper(root)["builds on"] == ["builds_on names 01_first_device, which is no lab of this course"]

@@ -105,6 +105,12 @@ def test_each_cell_has_its_kind(folder: Path) -> None:
     assert kinds["test_add"] is CellKind.TEST
 
 
+def test_the_first_code_cell_tells_students_not_to_edit_it(folder: Path) -> None:
+    cells = {cell.id: cell for cell in read_lab(folder).cells}
+    assert cells["setup"].released.splitlines()[0].startswith("# Given: grading runs this cell as released.")
+    assert [cell.id for cell in cells.values() if "grading runs" in cell.released] == ["setup"]
+
+
 def test_questions_come_from_the_test_cells_and_points_from_the_checks(folder: Path) -> None:
     lab = read_lab(folder)
     assert lab.questions == ("add", "double", "quiz")
