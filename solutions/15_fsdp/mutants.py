@@ -5,6 +5,12 @@ from dlo_lib.grading.lab.mutants import Mutant
 MUTANTS = [
     # -- flat
     Mutant(
+        "A piece is a view of the padded vector, which stays in memory",
+        "check_flat_copy",
+        says="it is a view of a longer tensor",
+        replace={"[rank * size : (rank + 1) * size].clone()": "[rank * size : (rank + 1) * size]"},
+    ),
+    Mutant(
         "The zeros come first, so that every piece is shifted",
         "check_flat_shards",
         says="the pieces of all ranks together",
@@ -507,6 +513,23 @@ MUTANTS = [
         replace={" if name in persistent": ""},
     ),
     # -- train
+    Mutant(
+        "Gradients are set to None before a step instead of after it",
+        "check_trains",
+        says="still has a gradient",
+        replace={
+            "total = torch.zeros((), dtype=torch.float64)": """
+            total = torch.zeros((), dtype=torch.float64)
+            optimizer.zero_grad()
+            """,
+            """
+            optimizer.step()
+            for unit in units:
+                for shard in unit.shards:
+                    shard.grad = None
+            """: "optimizer.step()",
+        },
+    ),
     Mutant(
         "Each micro-batch is divided by the number of its targets",
         "check_micro_batches",

@@ -14,7 +14,7 @@ from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.traffic import passes_exactly
 from dlo_lib.models import llama
 
-from .scenarios import cut, from_flat
+from .scenarios import cut, from_flat, kept_by_a_piece
 from .training import TINY
 from .twins import expected_units, packed_row, padded_size, rows_of
 
@@ -43,6 +43,23 @@ def check_flat_shards(student, t):
         got, want = torch.cat(flat_pieces(student, t, tensors, world)), torch.cat([tensor.flatten() for tensor in tensors])
         t.close(got[: want.numel()], want, "the pieces of all ranks together (world {world})", world=world, atol=0, rtol=0)
         t.that(not got[want.numel() :].any(), "the padding at the end should be zeros")
+
+
+@check("flat", points=1, seconds=20)
+def check_flat_copy(student, t):
+    "A piece is a copy, and keeps no other memory"
+    for tensors in (tensors_of(t), [t.normal(2 * t.integer(2, 5))]):
+        run = student.ranks(kept_by_a_piece, [{"tensors": tensors} for _ in range(2)])
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        size = -(-flat.numel() // 2)
+        padded = torch.cat([flat, flat.new_zeros(2 * size - flat.numel())])
+        for rank, got in enumerate(run.results):
+            piece, kept, shared = t.items(got, 3, "the piece and its memory")
+            t.close(piece, padded[rank * size : (rank + 1) * size], "the piece of rank {rank} of 2", rank=rank, atol=0, rtol=0)
+            message = (
+                "the piece of rank {rank} has {want} bytes, but keeps {kept} in memory: it is a view of a longer tensor. Return a copy"
+            )
+            t.that(kept == piece.nbytes and not shared, message, rank=rank, want=piece.nbytes, kept=kept)
 
 
 def flat_case(tensors: list[Tensor], world: int) -> list[dict]:

@@ -14,6 +14,14 @@ def from_flat(student, rank, world, shard, shapes):
 
 
 @scenario
+def kept_by_a_piece(student, rank, world, tensors):
+    """This rank's piece, and the bytes of memory that it keeps; True if this memory is that of the tensors."""
+    piece = student.flat_shard(tensors, rank, world)
+    storage = piece.untyped_storage()
+    return piece, storage.nbytes(), storage.data_ptr() in [tensor.untyped_storage().data_ptr() for tensor in tensors]
+
+
+@scenario
 def gathered(student, rank, world, tensors, compute, times):
     """The parameters in their modules after ``unshard``, called ``times`` times."""
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
@@ -319,7 +327,7 @@ def whole_state(student, rank, world, sizes, state, compute, buffer, scale):
 
 @scenario
 def trained(student, rank, world, sizes, state, frozen, steps, lr, dtype, compute, reduce):
-    """The losses of the steps, and this rank's rows of the parameters after the last step."""
+    """The losses of the steps, this rank's rows of the parameters after the last step, and whether a step left a gradient."""
     from dlo_lib.models.llama import Block, Llama, LlamaConfig
 
     model = Llama(LlamaConfig(**sizes), dtype=getattr(torch, dtype))
@@ -328,5 +336,8 @@ def trained(student, rank, world, sizes, state, frozen, steps, lr, dtype, comput
         model.get_parameter(name).requires_grad_(False)
     units = student.shard_model(model, Block, *(None if name is None else getattr(torch, name) for name in (compute, reduce)))
     optimizer = torch.optim.AdamW(student.trained_shards(units), lr=lr)
-    losses = [student.train_step(model, units, optimizer, micro_batches) for micro_batches in steps]
-    return losses, {names[0]: shard.detach() for unit in units for names, shard in zip(unit.names, unit.shards)}
+    losses, left = [], False
+    for micro_batches in steps:
+        losses.append(student.train_step(model, units, optimizer, micro_batches))
+        left = left or any(held.grad is not None for unit in units for held in (*unit.shards, *unit.wholes))
+    return losses, {names[0]: shard.detach() for unit in units for names, shard in zip(unit.names, unit.shards)}, left

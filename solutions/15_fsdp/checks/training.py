@@ -455,7 +455,7 @@ def train_run(student, t, own: list[list[list[tuple[Tensor, Tensor]]]], frozen: 
     run = student.ranks(trained, [{**fixed, "steps": mine} for mine in own])
     at_once = [[batch for mine in own for batch in mine[step]] for step in range(steps)]
     losses, values = whole_training(sizes, state, frozen, at_once, lr)
-    for rank, (got, shards) in enumerate(run.results):
+    for rank, (got, shards, _) in enumerate(run.results):
         for step, (mine, right) in enumerate(zip(t.items(got, steps, "the losses"), losses)):
             what = "the loss of step {step} on rank {rank} of {world}"
             t.close(mine, right, what, step=step, rank=rank, world=world, rtol=1e-8, atol=1e-9)
@@ -482,11 +482,13 @@ def loss_and_count_only(t, run, times: int) -> None:
 
 @check("train", points=4, seconds=60)
 def check_trains(student, t):
-    "Three steps with unequal batches, tied and frozen weights equal those of one process"
+    "Three steps with unequal batches, tied and frozen weights equal those of one process, and leave no gradient"
     for world in (2, 3):
         frozen = [f"layers.{t.integer(0, 1)}.self_attn.o_proj.weight"]
         own = [[[batch_of(t, TINY, 1 + rank, 32, t.integer(1, 9))] for _ in range(3)] for rank in range(world)]
-        train_run(student, t, own, frozen, tied=True)
+        run, _ = train_run(student, t, own, frozen, tied=True)
+        for rank, (_, _, left) in enumerate(run.results):
+            t.that(not left, "after a step rank {rank} still has a gradient: set every grad to None after optimizer.step()", rank=rank)
 
 
 @check("train", points=2, seconds=40)
@@ -528,7 +530,7 @@ def check_masters(student, t):
     run = student.ranks(trained, [{**fixed, "steps": [[batch]]} for batch in batches])
     loss_and_count_only(t, run, 2)
     want = rounded_step(TINY, state, batches, lr)
-    for rank, (_, shards) in enumerate(run.results):
+    for rank, (_, shards, _) in enumerate(run.results):
         off = []
         for name, value in want.items():
             rows = rows_of(value, rank, 2)
