@@ -316,7 +316,7 @@ def whole_state(student, rank, world, sizes, state, compute, buffer, scale):
     model.load_state_dict(state)
     if buffer is not None:
         model.layers[0].register_buffer("seen", buffer)
-        model.layers[0].register_buffer("scratch", buffer, persistent=False)
+        model.layers[0].register_buffer("scratch", buffer.clone(), persistent=False)
     units = student.shard_model(model, Block, None if compute is None else getattr(torch, compute))
     with torch.no_grad():
         for unit in units:
