@@ -52,9 +52,7 @@ def test_the_first_error_and_a_dead_lock_across_nodes_are_named(elsewhere, other
     assert "rank 1 raised ValueError: a bad batch  " in repr(raises), "the reason, in the table of elements"
     assert "DEADLOCK" not in raises.logs()
 
-    with pytest.raises(
-        JobFailed, match=r"with status \d+; .*\n\nDEADLOCK: ranks 0 and 1 wait for"
-    ) as failed:
+    with pytest.raises(JobFailed, match=r"with status \d+; .*\n\nDEADLOCK: ranks 0 and 1 wait for") as failed:
         locked.wait(timeout=LIMIT_S)
     for row in (
         r"  0     waits in all_reduce of float32[4]        1 on world ",
