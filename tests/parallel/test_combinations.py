@@ -1,19 +1,29 @@
 """Tensor, pipeline, data, context and expert parallelism on one mesh of eight ranks train what one process
 trains, over 5 steps with accumulation, activation checkpointing and clipping; one plan continues the
-checkpoint of another.
+checkpoint of another. Drawn plans do the same, or are refused in one sentence.
 
-`make combinations` runs all of ``CASES``.
+`make combinations` runs all of ``CASES`` and more drawn plans.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
+from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
+from dlo_lib.parallel.context import ContextKind, SequencePlacement
+from dlo_lib.parallel.mesh import DIMENSIONS
+from dlo_lib.parallel.pipeline.table import ScheduleKind
+from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from tests.parallel.combinations import (
     CASES,
+    MIXTURE,
     Attempt,
     Case,
     Differences,
@@ -64,3 +74,78 @@ def test_combinations_train_what_one_process_trains(tmp_path, names):
         assert_twin(attempt)
         what = "continued" if attempt.continued else "from the start"
         print(f"{name_of(attempt.case):36s} {what:14s} {attempt.differences}")
+
+
+@st.composite
+def choices(draw: st.DrawFn, ranks: int) -> dict[str, Any]:
+    """The fields of plans of this number of ranks, also of plans that are refused."""
+    degrees, left = {}, ranks
+    for name in draw(st.permutations(DIMENSIONS)):
+        degrees[name] = draw(st.sampled_from([size for size in (1, 2, 4, 8) if left % size == 0]))
+        left //= degrees[name]
+    degrees[name] *= left
+    kind = draw(st.sampled_from(ContextKind))
+    return degrees | {
+        "ep": draw(st.sampled_from([1, 2, 4])),
+        "sequence_parallel": draw(st.booleans()),
+        "context_kind": kind,
+        "context_inner": 2 if kind is ContextKind.COMBINED else None,
+        "sequence_placement": draw(st.sampled_from(SequencePlacement)),
+        "zero_stage": draw(st.sampled_from([None, None, *ZeroStage])),
+        "schedule": draw(st.sampled_from([None, None, *ScheduleKind])),
+    }
+
+
+def assert_one_sentence(message: str) -> None:
+    """A refusal is one line that says what to use."""
+    assert "\n" not in message
+    assert ": " in message
+    assert any(word in message for word in ("use ", "give ", "leave ", "make ")), message
+
+
+def test_drawn_plans_train_what_one_process_trains_or_are_refused(tmp_path_factory, request):
+    every = request.config.getoption("--every-combination")
+    drawn: list[dict[str, Any]] = []
+
+    @hypothesis.settings(
+        max_examples=200 if every else 25,
+        derandomize=True,
+        phases=[hypothesis.Phase.generate],
+        database=None,
+    )
+    @hypothesis.given(chosen=choices(4))
+    def draw(chosen: dict[str, Any]) -> None:
+        drawn.append(chosen)
+
+    draw()
+    cases, refusals = [], []
+    for chosen in drawn:
+        try:
+            cases.append(Case(ParallelPlan(**chosen).over(4), MIXTURE))
+        except UserError as error:
+            refusals.append(str(error))
+    assert cases
+    cases = list(dict.fromkeys(cases))[: len(cases) if every else 2]
+    for first in range(0, len(cases), EACH):
+        for attempt in attempts(cases[first : first + EACH], 4, tmp_path_factory.mktemp("drawn")):
+            print(attempt.differences, attempt.refusal, attempt.case.plan)
+            if attempt.refusal:
+                refusals.append(attempt.refusal)
+            else:
+                assert_twin(attempt)
+    assert refusals
+    for message in refusals:
+        assert_one_sentence(message)
+
+
+@hypothesis.given(degrees=st.fixed_dictionaries({name: st.integers(-1, 6) for name in (*DIMENSIONS, "ep")}))
+@hypothesis.settings(max_examples=100)
+def test_degrees_fit_the_ranks_or_are_refused_in_one_sentence(degrees):
+    try:
+        made = ParallelPlan(**degrees, zero_stage=ZeroStage.PARAMETERS).over(12)
+    except UserError as error:
+        assert_one_sentence(str(error))
+    else:
+        sizes = [getattr(made, name) for name in DIMENSIONS]
+        assert math.prod(sizes) == 12
+        assert made.dp_shard * made.cp % made.ep == 0

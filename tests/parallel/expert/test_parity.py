@@ -8,11 +8,23 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from dlo_lib.launch import run_ranks
+from dlo_lib.optim.step import summed_cross_entropy
 from tests.models.moe_twin import dense_moe
 from tests.models.test_moe import CONFIGS, layer_of, weights_of
-from tests.parallel.expert.forms import MIXTURES, STEPS, History, trained, trained_alone
+from tests.parallel.expert.forms import (
+    MIXTURES,
+    STEPS,
+    History,
+    distributed,
+    llama,
+    micro_batches,
+    trained,
+    trained_alone,
+)
 
 twin = functools.cache(trained_alone)
 
@@ -48,6 +60,22 @@ def test_every_degree(world_size, ep):
 def test_activation_checkpointing():
     mixture = "drop-less top-1, shared"
     assert_same(run_ranks(trained, 2, mixture, 2, checkpointing=True), twin(mixture, 2))
+
+
+def clipped_by_pytorch() -> tuple[float, float]:
+    torch.manual_seed(0)
+    model = distributed(llama("drop-less top-2"), ep=2)
+    inputs, targets = micro_batches(0, dist.get_rank())[0]
+    summed_cross_entropy(model(inputs), targets).backward()
+    model.finish_grad_sync()
+    ours = model.clip_grad_norm_(1e9)
+    return float(ours), float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+
+
+def test_pytorch_clips_over_all_ranks_too():
+    norms = [norm for both in run_ranks(clipped_by_pytorch, 2) for norm in both]
+    assert norms == pytest.approx([norms[0]] * 4)
+    assert norms[0] > 0.1
 
 
 def test_the_capacity_of_parts_of_a_batch_is_not_that_of_the_whole_batch():
