@@ -126,7 +126,7 @@ lab.check("block")
 # %% [markdown] id="merge_text"
 # ## 2 · Merge two blocks: the online softmax
 #
-# The softmax of a row divides by the sum over *all* keys. A block knows the sum over its keys only, so its output is too large, by a factor that is
+# The softmax of a row divides by the sum over *all* keys. A block knows the sum over its keys only, so its weights are too large, by a factor that is
 # different in each row. The mean of two blocks is therefore wrong:
 
 # %% id="show_mean" tags=["demo"]
