@@ -699,7 +699,8 @@ for place, (name, lines) in enumerate(FORMS.items()):
 print(table(forms, measured="forward and backward"))
 
 # %% [markdown] id="standard_lesson"
-# All three send about the same bytes: routers and tokens differ, so the numbers of rows do. On a processor `grouped_mm` is a loop too. On a GPU in bf16 it is one kernel for all
+# All three send about the same bytes; their routers differ, and so do the numbers of rows. The times say little here, because two ranks share the cores of this machine and the
+# matrices are small. On a processor `grouped_mm` is a loop too. On a GPU in bf16 it is one kernel for all
 # experts, where a loop starts E small ones. The library starts its all-to-alls and computes the shared expert meanwhile, and it needs no copy that sorts the received rows.
 
 # %% [markdown] id="quiz_text"
