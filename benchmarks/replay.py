@@ -38,14 +38,15 @@ class Replay:
         self._calls: Sequence[Call] = [event.call for event in trace.events]
         if unknown := {call.kind.value for call in self._calls} - {kind.value for kind in _REPEAT}:
             raise ValueError(f"no replay of {', '.join(sorted(unknown))}: add it")
-        largest = max(call.numel for call in self._calls)
+        largest = max(max(call.numel, sum(call.send_splits)) for call in self._calls)
         dtypes = {call.dtype for call in self._calls}
         self._memory = {name: torch.zeros(largest, dtype=getattr(torch, name)) for name in dtypes}
 
     def run(self) -> None:
         in_flight: deque[dist.Work | None] = deque()
         for call in self._calls:
-            in_flight.append(_REPEAT[call.kind](self._memory[call.dtype][: call.numel], call))
+            size = sum(call.send_splits) if call.kind is Kind.ALL_TO_ALL else call.numel
+            in_flight.append(_REPEAT[call.kind](self._memory[call.dtype][:size], call))
             if len(in_flight) > _IN_FLIGHT:
                 _wait(in_flight.popleft())
         for work in in_flight:
@@ -62,7 +63,11 @@ _REPEAT: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
     Kind.RECV: lambda tensor, call: dist.irecv(tensor, call.peer, tag=call.tag),
     Kind.ALL_REDUCE: lambda tensor, call: dist.all_reduce(tensor, async_op=True),
     Kind.ALL_TO_ALL: lambda tensor, call: dist.all_to_all_single(
-        torch.empty_like(tensor), tensor, async_op=True
+        tensor.new_empty(sum(call.receive_splits)),
+        tensor,
+        list(call.receive_splits),
+        list(call.send_splits),
+        async_op=True,
     ),
     Kind.BROADCAST: lambda tensor, call: dist.broadcast(tensor, call.peer, async_op=True),
     # The result is allocated anew; only the small messages of a loss are all-gathers here.
