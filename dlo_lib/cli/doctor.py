@@ -23,6 +23,7 @@ from dlo_lib.torch_version import OLDEST, release
 
 TESTED_TORCH = "2.13"
 OLDEST_NBGRADER = "0.9.5"
+_ANSWER_S = 20
 JUPYTER = ("jupyterlab", "notebook", "nbclient", "jupytext", "ipykernel", "matplotlib", "tensorboard")
 
 
@@ -161,14 +162,18 @@ def _slurm() -> Diagnosis:
             "no sbatch: jobs run on this machine, one after another",
             "log in to a cluster to submit jobs",
         )
-    if not slurm.is_available():
-        return Diagnosis(
-            "slurm",
-            False,
-            "sbatch is here, but this machine belongs to no cluster",
-            "log in to a cluster to submit jobs",
-        )
-    done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=20)
+    try:
+        if not slurm.is_available():
+            return Diagnosis(
+                "slurm",
+                False,
+                "sbatch is here, but this machine belongs to no cluster",
+                "log in to a cluster to submit jobs",
+            )
+        done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=_ANSWER_S)
+    except (slurm.NoAnswer, subprocess.TimeoutExpired):
+        cure = "check $SLURM_CONF, try again later, or ask the cluster's support"
+        return Diagnosis("slurm", False, "SLURM's commands do not answer", cure)
     ok = done.returncode == 0
     said = (done.stdout if ok else done.stderr).strip().splitlines()[-1:] or [
         f"sbatch ended with status {done.returncode}"

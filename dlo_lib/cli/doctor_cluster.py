@@ -19,6 +19,13 @@ _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
 def examine_cluster() -> list[Diagnosis]:
     """Check what a submission needs; nothing if this machine has no SLURM and the user names no site."""
+    try:
+        return _findings()
+    except slurm.NoAnswer as error:
+        return [Diagnosis("site", False, str(error), tr("check $SLURM_CONF, or try again later"))]
+
+
+def _findings() -> list[Diagnosis]:
     named = os.environ.get("DLO_SITE", "")
     here = slurm.is_available()
     if not named and not here:

@@ -170,7 +170,10 @@ def _cost(script: JobScript, starts_alone: bool) -> str:
     said = f"{script.name}: {estimate(want, len(script.elements))}"
     if want.site.scheduler is not Scheduler.SLURM or not starts_alone or not slurm.is_available():
         return said
-    start, refusal = slurm.expected_start(script.text())
+    try:
+        start, refusal = slurm.expected_start(script.text())
+    except slurm.NoAnswer:  # the estimate is no reason to refuse the job
+        return tr("{said}; no expected start, because SLURM does not answer", said=said)
     if refusal:
         return f"{said}\n{tr('SLURM would refuse the job: {why}', why=refusal)}"
     return tr("{said}; expected start {start}", said=said, start=start) if start else said

@@ -288,3 +288,14 @@ def test_slurm_without_a_cluster_is_reported_as_absent(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     found = doctor._slurm()
     assert (found.ok, found.found) == (False, "sbatch is here, but this machine belongs to no cluster")
+
+
+def test_slurm_that_does_not_answer_is_one_line_of_the_doctor(tmp_path, monkeypatch):
+    for name, line in (("scontrol", "exit 0"), ("sbatch", "exec sleep 600")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(doctor, "_ANSWER_S", 0.2)
+    found = doctor._slurm()
+    assert (found.ok, found.found) == (False, "SLURM's commands do not answer")
+    assert found.cure.startswith("check $SLURM_CONF")

@@ -73,3 +73,12 @@ def test_a_site_with_slurm_on_a_machine_without_it(monkeypatch):
     assert examine_cluster() == []
     monkeypatch.setenv("DLO_SITE", "jean-zay-a100")
     assert found()["site"].cure == "log in to the cluster to submit jobs"
+
+
+def test_a_controller_that_does_not_answer_is_one_line(monkeypatch):
+    def silent() -> bool:
+        raise slurm.NoAnswer("scontrol has not answered for 60 s: try again later")
+
+    monkeypatch.setattr(slurm, "is_available", silent)
+    (one,) = examine_cluster()
+    assert (one.ok, one.found) == (False, "scontrol has not answered for 60 s: try again later")

@@ -110,3 +110,15 @@ def test_a_dry_run_shows_why_slurm_would_refuse(jean_zay, capsys, tmp_path, monk
     asked = {"site": "jean-zay-v100", "account": "abc", "time": 5}
     cluster.submit(["true"], reservation="does-not-exist", dry_run=True, **asked)
     assert "SLURM would refuse the job: " in capsys.readouterr().out
+
+
+def test_a_controller_that_does_not_answer_gives_no_expected_start(other_site, tmp_path, monkeypatch, capsys):
+    def silent(script: str) -> None:
+        raise slurm.NoAnswer("sbatch has not answered for 60 s")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(slurm, "is_available", lambda: True)
+    monkeypatch.setattr(slurm, "expected_start", silent)
+    script = cluster.submit(["true"], gpus=2, site=other_site, time=5, dry_run=True)
+    assert "#SBATCH --gres=gpu:2" in script
+    assert "no expected start, because SLURM does not answer" in capsys.readouterr().out
