@@ -8,47 +8,45 @@ from __future__ import annotations
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
-from .checks.layers import attention_case, column_case, loss_case, mlp_case, row_case
+from .checks.layers import attention_case, column_case, loss_case, mlp_case, row_case, run_together
 from .checks.training import model_run, right_groups
 
 
 @check("linear", points=1, seconds=30)
 def check_linear_dimensions(student, t):
     "Inputs of one and of three dimensions"
-    for shape in ((), (2, t.integer(1, 2), 2)):
-        column_case(student, t, 2, shape=shape)
-        row_case(student, t, 2, shape=shape)
+    shapes = (), (2, t.integer(1, 2), 2)
+    run_together(student, t, *(case(t, 2, shape=shape) for shape in shapes for case in (column_case, row_case)))
 
 
 @check("mlp", points=1, seconds=30)
-def check_mlp_four_ranks(student, t):
-    "Four ranks"
-    mlp_case(student, t, 4)
+def check_mlp_three_ranks(student, t):
+    "Three ranks"
+    mlp_case(student, t, 3)
 
 
 @check("attention", points=1, seconds=30)
-def check_attention_four_ranks(student, t):
-    "Four ranks"
-    attention_case(student, t, 4)
+def check_attention_three_ranks(student, t):
+    "Three ranks"
+    attention_case(student, t, 3)
 
 
 @check("loss", points=1, seconds=30)
-def check_loss_four_ranks(student, t):
-    "Four ranks"
-    loss_case(student, t, 4)
+def check_loss_three_ranks(student, t):
+    "Three ranks"
+    loss_case(student, t, 3)
 
 
 @check("model", points=1, seconds=60)
-def check_model_four_ranks(student, t):
-    "Four ranks"
-    model_run(student, t, 4, layers=1)
+def check_model_three_ranks(student, t):
+    "Three ranks"
+    model_run(student, t, 3, layers=1)
 
 
 @check("grid", points=1, seconds=40)
 def check_larger_grid(student, t):
     "Other grids"
-    for world, tp in t.shuffled([(6, 3), (3, 1)]):
-        right_groups(student, t, world, tp)
+    right_groups(student, t, 6, t.shuffled([3, 1]))
 
 
 # -- quiz

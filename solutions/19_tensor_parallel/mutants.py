@@ -20,7 +20,7 @@ MUTANTS = [
     Mutant(
         "The backward of the sum adds again",
         "check_sum",
-        says="3 times too large",
+        says="2 times too large",
         replace={
             "return grad, None": """
             again = grad.clone()
@@ -194,7 +194,7 @@ MUTANTS = [
         "check_plan",
         says="followed by a sum",
         replace={'("o_proj", "down_proj")': '("o_proj",)'},
-        also=("check_model", "check_model_traffic", "check_model_four_ranks"),
+        also=("check_model", "check_model_traffic", "check_model_three_ranks"),
     ),
     Mutant(
         "The ranks make their activations equal at the beginning of each block",
@@ -212,7 +212,7 @@ MUTANTS = [
         "check_model",
         says="the loss on rank 0",
         replace={"normed = block.post_attention_layernorm(x)": "normed = block.input_layernorm(x)"},
-        also=("check_model_traffic", "check_model_four_ranks"),
+        also=("check_model_traffic", "check_model_three_ranks"),
     ),
     # -- grid
     Mutant(

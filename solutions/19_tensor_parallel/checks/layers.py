@@ -5,7 +5,8 @@ Traffic is counted outside the student's process; bytes are exact.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
-from .scenarios import layer_of, part_of, part_of_large
+from .scenarios import layer_of, part_of_large, parts_of
 from .twins import Found, attention, cross_entropy, embedding, linear, mlp, part
 
 DOUBLE = torch.float64
@@ -37,21 +38,40 @@ def double(t, *shape: int) -> Tensor:
     return t.normal(*shape, dtype=DOUBLE)
 
 
-def layer_run(
-    student,
-    t,
-    name: str,
-    parts: Sequence[Sequence[Tensor | None]],
-    grads: Sequence[Tensor],
-    fixed: Sequence[int] = (),
-    groups: Sequence[Sequence[int]] = (),
-) -> Run:
+@dataclass(frozen=True)
+class Case:
+    """A function of the student with the tensors and the gradient of each rank; ``verify`` checks the results of a run."""
+
+    name: str
+    parts: Sequence[Sequence[Tensor | None]]
+    grads: Sequence[Tensor]
+    verify: Callable[[Run], None] | None = None
+    fixed: Sequence[int] = ()
+    groups: Sequence[Sequence[int]] = ()
+
+    def inputs(self) -> list[dict]:
+        """What each rank gets."""
+        groups = [list(ranks) for ranks in self.groups]
+        return [
+            {"tensors": list(own), "fixed": list(self.fixed), "grad": grad, "groups": groups} for own, grad in zip(self.parts, self.grads)
+        ]
+
+
+def layer_run(student, t, name: str, parts: Sequence[Sequence[Tensor | None]], grads: Sequence[Tensor], fixed: Sequence[int] = ()) -> Run:
     """The function on one rank for each of ``parts``."""
-    case = [
-        {"tensors": list(own), "fixed": list(fixed), "grad": grad, "groups": [list(ranks) for ranks in groups]}
-        for own, grad in zip(parts, grads)
-    ]
-    return student.ranks(layer_of(name), case)
+    return student.ranks(layer_of(name), Case(name, parts, grads, fixed=fixed).inputs())
+
+
+def run_together(student, t, *cases: Case) -> list[Run]:
+    """One run of several functions, one after another: for each the run with its results, which are right."""
+    inputs = [{"cases": list(of_rank)} for of_rank in zip(*(case.inputs() for case in cases))]
+    run = student.ranks(layer_of(*(case.name for case in cases)), inputs)
+    found = [t.items(got, len(cases), "what the functions return") for got in run.results]
+    each = [Run([results[i] for results in found], run.traffic) for i in range(len(cases))]
+    for case, own in zip(cases, each):
+        if case.verify is not None:
+            case.verify(own)
+    return each
 
 
 def right_results(t, run: Run, outs: Sequence[Tensor], what: str, mistakes: Sequence[Mapping[str, Tensor]] = ()) -> None:
@@ -106,7 +126,7 @@ def conjugate_case(t, world: int) -> tuple[list[Tensor], list[Tensor]]:
 @check("conjugate", points=2, seconds=30)
 def check_copy(student, t):
     "CopyToRanks: identity, and in backward the sum"
-    world = 3
+    world = 2
     xs, grads = conjugate_case(t, world)
     run = layer_run(student, t, "copy_to_ranks", [[x] for x in xs], grads)
     right_results(t, run, xs, "the result of CopyToRanks")
@@ -116,7 +136,7 @@ def check_copy(student, t):
 @check("conjugate", points=2, seconds=30)
 def check_sum(student, t):
     "SumOverRanks: the sum, and in backward identity"
-    world = 3
+    world = 2
     xs, grads = conjugate_case(t, world)
     grads = [grads[0]] * world  # all ranks compute the same loss
     run = layer_run(student, t, "sum_over_ranks", [[x] for x in xs], grads)
@@ -140,10 +160,12 @@ def check_one_communication(student, t):
 @check("conjugate", points=1, seconds=30)
 def check_unchanged(student, t):
     "Neither the input nor the received gradient changes"
-    for name in ("copy_to_ranks", "sum_over_ranks"):
-        xs, grads = conjugate_case(t, 2)
-        run = layer_run(student, t, name, [[x] for x in xs], grads)
-        t.that(bool(run.calls(0)), "not tested yet: the ranks send nothing, see the first checks")
+    names = "copy_to_ranks", "sum_over_ranks"
+    drawn = [conjugate_case(t, 2) for _ in names]
+    runs = run_together(student, t, *(Case(name, [[x] for x in xs], grads) for name, (xs, grads) in zip(names, drawn)))
+    moments = {call.in_backward for call in runs[0].calls(0)}  # CopyToRanks sends in backward, SumOverRanks in forward
+    t.that(len(moments) == 2, "not tested yet: the ranks send nothing, see the first checks")
+    for name, (xs, grads), run in zip(names, drawn, runs):
         for rank, got in enumerate(run.results):
             _, _, (after,), grad = t.items(got, 4, "what the function returns")
             same = bool(torch.equal(after, xs[rank]))
@@ -155,16 +177,18 @@ def check_unchanged(student, t):
 @check("conjugate", points=1, seconds=30)
 def check_group(student, t):
     "Only the ranks of the group"
-    groups, (xs, grads) = [[0, 2], [1, 3]], conjugate_case(t, 4)
-    sums = [[sum(held[other] for other in groups[rank % 2]) for rank in range(4)] for held in (xs, grads)]
-    run = layer_run(student, t, "copy_to_ranks", [[x] for x in xs], grads, groups=groups)
-    for rank, got in enumerate(run.results):
+    groups, world = [[0, 2], [1]], 3
+    xs, grads = conjugate_case(t, world)
+    members = [next(ranks for ranks in groups if rank in ranks) for rank in range(world)]
+    sums = [[sum(held[other] for other in members[rank]) for rank in range(world)] for held in (xs, grads)]
+    names = "copy_to_ranks", "sum_over_ranks"
+    copied, summed = run_together(student, t, *(Case(name, [[x] for x in xs], grads, groups=groups) for name in names))
+    for rank, got in enumerate(copied.results):
         found = t.items(t.items(got, 4, "what the function returns")[1], 1, "the gradients")
         wrong_if(t, found[0], sums[1][rank], {"the backward of CopyToRanks adds over all ranks: pass group=ctx.group": sum(grads)})
-        t.close(found[0], sums[1][rank], "the gradient of CopyToRanks in a group of two, on rank {rank}", rank=rank, **EXACT)
-    run = layer_run(student, t, "sum_over_ranks", [[x] for x in xs], grads, groups=groups)
-    mistakes = [{"SumOverRanks adds over all ranks: pass group=group": sum(xs)}] * 4
-    right_results(t, run, sums[0], "the result of SumOverRanks in a group of two", mistakes)
+        t.close(found[0], sums[1][rank], "the gradient of CopyToRanks in a group, on rank {rank}", rank=rank, **EXACT)
+    mistakes = [{"SumOverRanks adds over all ranks: pass group=group": sum(xs)}] * world
+    right_results(t, summed, sums[0], "the result of SumOverRanks in a group", mistakes)
 
 
 # -- shard
@@ -173,11 +197,14 @@ def check_group(student, t):
 @check("shard", points=1, seconds=20)
 def check_part(student, t):
     "The part of each rank"
-    for world, dim in ((2, 0), (3, 1), (2, 1)):
-        weight = t.normal(6 * t.integer(1, 2), 6 * t.integer(1, 2))
-        for rank, got in enumerate(student.ranks(part_of, [{"weight": weight, "dim": dim}] * world).results):
-            wrong_if(t, got, part(weight, dim, rank, world), {"shard returns the whole weight: it is replicated, not divided": weight})
-            t.close(got, part(weight, dim, rank, world), "shard(weight, {dim}) on rank {rank} of {world}", dim=dim, rank=rank, world=world)
+    for world, dims in ((2, (0, 1)), (3, (1,))):
+        weights = [t.normal(6 * t.integer(1, 2), 6 * t.integer(1, 2)) for _ in dims]
+        run = student.ranks(parts_of, [{"weights": weights, "dims": list(dims)}] * world)
+        for rank, found in enumerate(run.results):
+            for weight, dim, got in zip(weights, dims, t.items(found, len(dims), "the parts")):
+                wrong_if(t, got, part(weight, dim, rank, world), {"shard returns the whole weight: it is replicated, not divided": weight})
+                message = "shard(weight, {dim}) on rank {rank} of {world}"
+                t.close(got, part(weight, dim, rank, world), message, dim=dim, rank=rank, world=world)
 
 
 @check("shard", points=1, seconds=30)
@@ -198,72 +225,70 @@ def check_part_memory(student, t):
 # -- linear
 
 
-def column_case(student, t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) -> tuple[Run, list[Tensor]]:
+def column_case(t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) -> Case:
     """A column linear on ranks, and the expected results."""
     inner, outer = t.integer(2, 5), world * t.integer(1, 3)
     whole = [double(t, *shape, inner), double(t, outer, inner), double(t, outer) if bias else None]
     grad = double(t, *shape, outer)
     parts = [[whole[0], part(whole[1], 0, rank, world), part(whole[2], 0, rank, world) if bias else None] for rank in range(world)]
     grads = [part(grad, len(shape), rank, world) for rank in range(world)]
-    run = layer_run(student, t, "column_linear", parts, grads)
-    out, _ = linear(whole[0], whole[1], whole[2], grad)
-    return _linear_gradients(t, run, whole, grad, [part(out, len(shape), rank, world) for rank in range(world)], 0, grads, parts)
+
+    def verify(run: Run) -> None:
+        out, found = linear(whole[0], whole[1], whole[2], grad)
+        right_results(t, run, [part(out, len(shape), rank, world) for rank in range(world)], "the result of column_linear")
+        alone = [linear(own[0], own[1], None, of_rank)[1][0] for own, of_rank in zip(parts, grads)]
+        wants = [[found[0], *(part(each, 0, rank, world) for each in found[1:])] for rank in range(world)]
+        right_gradients(t, run, ["x", "the weight", "the bias"][: len(found)], wants, alone)
+
+    return Case("column_linear", parts, grads, verify)
 
 
-def row_case(student, t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) -> tuple[Run, list[Tensor]]:
+def row_case(t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) -> Case:
     """A row linear on ranks, and the expected results."""
     inner, outer = world * t.integer(1, 3), t.integer(2, 5)
     whole = [double(t, *shape, inner), double(t, outer, inner), double(t, outer) if bias else None]
     grad = double(t, *shape, outer)
     parts = [[part(whole[0], len(shape), rank, world), part(whole[1], 1, rank, world), whole[2]] for rank in range(world)]
-    run = layer_run(student, t, "row_linear", parts, [grad] * world)
-    out, _ = linear(whole[0], whole[1], whole[2], grad)
-    return _linear_gradients(t, run, whole, grad, [out] * world, 1, [grad] * world, parts)
 
-
-def _linear_gradients(t, run: Run, whole, grad, outs: list[Tensor], dim: int, grads, parts) -> tuple[Run, list[Tensor]]:
-    world, bias = run.world, whole[2]
-    if dim == 0:
-        right_results(t, run, outs, "the result of column_linear")
-    else:
-        partial = [linear(own[0], own[1], None, grad)[0] for own in parts]
+    def verify(run: Run) -> None:
+        out, found = linear(whole[0], whole[1], whole[2], grad)
         mistakes: list[dict[str, Tensor]] = []
-        for rank in range(world):
-            known = {"row_linear returns the partial sums of rank {rank}: they must be added over the ranks": partial[rank]}
-            if bias is not None:
+        for own in parts:
+            partial = linear(own[0], own[1], None, grad)[0]
+            known = {"row_linear returns the partial sums of rank {rank}: they must be added over the ranks": partial}
+            if whole[2] is not None:
                 often = "the bias is added {world} times: each rank adds it before the sum. Add it once, after the sum"
-                known |= {often: outs[0] + (world - 1) * bias, "the bias is missing": outs[0] - bias}
+                known |= {often: out + (world - 1) * whole[2], "the bias is missing": out - whole[2]}
             mistakes.append(known)
-        right_results(t, run, outs, "the result of row_linear", mistakes)
-    _, found = linear(whole[0], whole[1], bias, grad)
-    wants, alone = [], []
-    for rank in range(world):
-        of_x = found[0] if dim == 0 else part(found[0], found[0].dim() - 1, rank, world)
-        of_bias = [] if bias is None else [part(found[2], 0 if dim == 0 else None, rank, world)]
-        wants.append([of_x, part(found[1], dim, rank, world), *of_bias])
-        alone.append(linear(parts[rank][0], parts[rank][1], None, grads[rank])[1][0])
-    names = ["x", "the weight", *([] if bias is None else ["the bias"])]
-    right_gradients(t, run, names, wants, alone if dim == 0 else None)
-    return run, outs
+        right_results(t, run, [out] * world, "the result of row_linear", mistakes)
+        wants = [[part(found[0], len(shape), rank, world), part(found[1], 1, rank, world), *found[2:]] for rank in range(world)]
+        right_gradients(t, run, ["x", "the weight", "the bias"][: len(found)], wants)
+
+    return Case("row_linear", parts, [grad] * world, verify)
+
+
+def one_layer(student, t, case: Case) -> None:
+    """One layer on its ranks is right."""
+    assert case.verify is not None
+    case.verify(layer_run(student, t, case.name, case.parts, case.grads))
 
 
 @check("linear", points=2, seconds=30)
 def check_column(student, t):
     "The column layer: results and gradients"
-    column_case(student, t, 3)
+    one_layer(student, t, column_case(t, 3))
 
 
 @check("linear", points=2, seconds=30)
 def check_row(student, t):
     "The row layer: results and gradients, the bias once"
-    row_case(student, t, 3)
+    one_layer(student, t, row_case(t, 3))
 
 
 @check("linear", points=1, seconds=30)
 def check_without_bias(student, t):
     "Without a bias"
-    column_case(student, t, 2, bias=False)
-    row_case(student, t, 2, bias=False)
+    run_together(student, t, column_case(t, 2, bias=False), row_case(t, 2, bias=False))
 
 
 @check("linear", points=2, seconds=30)
@@ -305,8 +330,8 @@ def mlp_case(student, t, world: int, shape: tuple[int, ...] = (2, 3)) -> tuple[R
 @check("mlp", points=3, seconds=30)
 def check_mlp(student, t):
     "Results and gradients of one process"
-    run, (_, found), parts, grad = mlp_case(student, t, 3)
-    wants = [[found[0], *(part(found[i], int(i == 3), rank, 3) for i in (1, 2, 3))] for rank in range(3)]
+    run, (_, found), parts, grad = mlp_case(student, t, 2)
+    wants = [[found[0], *(part(found[i], int(i == 3), rank, 2) for i in (1, 2, 3))] for rank in range(2)]
     right_gradients(t, run, ["x", "gate", "up", "down"], wants, [mlp(*own, grad)[1][0] for own in parts])
 
 
@@ -385,9 +410,9 @@ def attention_case(student, t, world: int, kv_each: int = 1) -> tuple[Run, Found
 @check("attention", points=2, seconds=30)
 def check_attention(student, t):
     "Results and gradients of one process"
-    run, (_, found), parts, grad = attention_case(student, t, 3)
+    run, (_, found), parts, grad = attention_case(student, t, 2)
     cut = (None, 0, 0, 0, 1)
-    wants = [[part(tensor, dim, rank, 3) for tensor, dim in zip(found, cut)] for rank in range(3)]
+    wants = [[part(tensor, dim, rank, 2) for tensor, dim in zip(found, cut)] for rank in range(2)]
     right_gradients(t, run, ["x", "q", "k", "v", "o"], wants, [attention(*own, grad)[1][0] for own in parts])
 
 
@@ -436,7 +461,7 @@ def loss_case(student, t, world: int, scale: float = 1.0, shape: tuple[int, int]
 @check("loss", points=3, seconds=30)
 def check_loss(student, t):
     "The loss of one process, and the gradient of the logits"
-    loss_case(student, t, 3)
+    loss_case(student, t, 2)
 
 
 @check("loss", points=1, seconds=30)

@@ -32,15 +32,43 @@ def layer(student, rank, world, tensors, fixed, grad, groups):
     return out.detach(), [tensor.grad for tensor in trained], [tensor.detach() for tensor in trained], grad
 
 
-def layer_of(name: str) -> Scenario:
-    """The scenario ``layer`` with this function of the student; the ranks get only functions that a scenario names."""
-    return replace(layer, source=layer.source.replace("student.FUNCTION", f"student.{name}"))
+@scenario
+def layers(student, rank, world, cases):
+    """``layer`` for several functions, one after another: one run instead of several."""
+    made = {}
+    results = []
+    for function, case in zip(student.FUNCTION, cases):
+        group = None
+        for ranks in case["groups"]:
+            members = made.setdefault(tuple(ranks), None) or dist.new_group(ranks)
+            made[tuple(ranks)] = members
+            group = members if rank in ranks else group
+        tensors, grad = case["tensors"], case["grad"]
+        trained = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+        for tensor in trained:
+            tensor.requires_grad_()
+        out = getattr(function, "apply", function)(*tensors, group)
+        grads = None
+        if isinstance(out, torch.Tensor) and out.requires_grad:
+            out.backward(grad)
+            out, grads = out.detach(), [tensor.grad for tensor in trained]
+        results.append((out, grads, [tensor.detach() for tensor in trained], grad))
+    return results
+
+
+def layer_of(*names: str) -> Scenario:
+    """The scenario ``layer`` with this function of the student, or ``layers`` with these; the ranks get only functions that a
+    scenario names."""
+    if len(names) == 1:
+        return replace(layer, source=layer.source.replace("student.FUNCTION", f"student.{names[0]}"))
+    called = ", ".join(f"student.{name}" for name in names)
+    return replace(layers, source=layers.source.replace("student.FUNCTION", f"({called})"))
 
 
 @scenario
-def part_of(student, rank, world, weight, dim):
-    """``shard`` of a weight."""
-    return student.shard(weight, dim, None)
+def parts_of(student, rank, world, weights, dims):
+    """``shard`` of each weight."""
+    return [student.shard(weight, dim, None) for weight, dim in zip(weights, dims)]
 
 
 @scenario
@@ -73,13 +101,16 @@ def whole_step(student, rank, world, sizes, state, tokens, targets):
 
 
 @scenario
-def grouped(student, rank, world, tp):
-    """Sums of the powers of two of the ranks over both groups."""
+def grouped(student, rank, world, widths):
+    """Sums of the powers of two of the ranks over both groups, for each width of the tensor-parallel group."""
     found = []
-    for group in student.make_groups(tp):
-        total = torch.tensor(2.0**rank)
-        dist.all_reduce(total, group=group)
-        found.append(float(total))
+    for tp in widths:
+        sums = []
+        for group in student.make_groups(tp):
+            total = torch.tensor(2.0**rank)
+            dist.all_reduce(total, group=group)
+            sums.append(float(total))
+        found.append(sums)
     return found
 
 
