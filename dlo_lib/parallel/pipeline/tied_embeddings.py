@@ -43,7 +43,9 @@ class TiedEmbeddings:
         assert whole is not None  # get_rank has raised otherwise
         self._pair = whole
         if dist.get_world_size(whole) > 2:
-            members = [dist.get_global_rank(whole, end) for end in ends]
+            # PyTorch derives the name of a group from the number of groups on a rank. Therefore the other
+            # ranks create a group too; otherwise a later group of an end and another rank would hang.
+            members = [dist.get_global_rank(whole, end) for end in (ends if mine in ends else (mine,))]
             self._pair = dist.new_group(members, use_local_synchronization=True)
         self._parameter, self.name = parameter if mine in ends else None, name
         self.duplicate = parameter if mine == ends[1] else None
