@@ -16,6 +16,7 @@ from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.classroom.export import GradeRow, GradeTable, read_grades
 from dlo_lib.grading.classroom.moodle import moodle_csv
 from dlo_lib.grading.classroom.nbgrader_course import open_course
+from dlo_lib.grading.classroom.publication import publish
 from dlo_lib.grading.judge.client import JudgeClient
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from tests.grading.small_class import LAB, hand_in, right, small_lab, wrong_scale
@@ -171,3 +172,34 @@ def test_changed_checks_are_named_with_the_totals_that_they_change(
         f"({before.checks} → {row(table).checks})"
     )
     assert table.notes[1].startswith("graded with an earlier version of the checks: ada, chloe, dorothy; ")
+
+
+def test_a_second_release_changes_what_a_question_is_worth(
+    graded: Path, grade: Callable, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = row(grade(graded))
+    root = tmp_path / "checkout"
+    shutil.copytree(checkout, root)
+    monkeypatch.setenv("DLO_COURSE", str(root))
+    with (graded / "nbgrader_config.py").open("a") as config:
+        config.write(f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\n")
+    (graded / "solutions").unlink()
+    (graded / "solutions").symlink_to(root / "solutions")
+    checks = root / "solutions" / LAB / "checks" / "questions.py"
+    first, marker, rest = checks.read_text().partition('@check("quantise", points=3)')
+    checks.write_text(f"{first}{marker.replace('3', '5')}{rest}")
+
+    lab = find_lab("91", source_labs())
+    publish(open_course(graded), lab, again=True)
+    stale = read_grades(open_course(graded), lab)
+    assert row(stale).total == before.total
+    assert stale.notes[0].startswith(
+        "graded with an earlier version of the checks: ada, blaise, chloe, dorothy; "
+    )
+    # The service of the fixture judges the earlier checks.
+    table = grade_lab(lab, graded, options=Options(only="blaise", unsafe=True))
+    assert row(table).scores["quantise"] == before.scores["quantise"] + 2
+    assert row(table).scores["scale"] == before.scores["scale"] == 3.5  # given by hand for this submission
+    assert f"blaise: {before.total:g} points before, {before.total + 2:g} now" in table.notes[0]
+    with open_course(graded).gradebook as gradebook:
+        assert gradebook.find_grade("test_quantise", "small", LAB, "blaise").max_score == 6.0
