@@ -284,7 +284,8 @@ class Job:
         """
         record = self.record
         of_slurm = record.scheduler is Scheduler.SLURM
-        rows = slurm.used([turn.number for turn in record.turns]) if of_slurm else []
+        here = [turn.number for turn in record.turns if not turns.elsewhere(turn)] if of_slurm else []
+        rows = slurm.used(here, self.name) if here else []
         if rows:
             return cost.usage(rows, record.gpus)
         hours = sum(hours_of(one.elapsed) for one in self.status() if one.state is not State.PENDING)

@@ -165,20 +165,25 @@ def history(job: int, name: str = "") -> dict[int, ElementStatus]:
     return found
 
 
-def used(jobs: Sequence[int]) -> list[tuple[str, float, float]]:
-    """Return what jobs and their steps have used: name, elapsed seconds, joules (0 where not measured).
+def used(jobs: Sequence[int], name: str = "") -> list[tuple[str, float, float]]:
+    """Return what jobs and their steps have used: number, elapsed seconds, joules (0 where not measured).
 
     Every turn of a requeued job is counted. Empty if there is no accounting.
+
+    Args:
+        name: the name of the jobs; a job with one of the numbers and another name is not counted.
     """
     if shutil.which("sacct") is None:
         return []
-    fields = "JobID,ElapsedRaw,ConsumedEnergyRaw"
+    fields = "JobID,ElapsedRaw,ConsumedEnergyRaw,JobName"
     done = _call("sacct", "-nP", "--duplicates", "-j", ",".join(map(str, jobs)), "-o", fields)
-    rows = []
+    rows, counts = [], False
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
-        name, elapsed, joules = line.split("|")
-        if "[" not in name:  # elements that have not begun
-            rows.append((name, float(elapsed or 0), _joules(joules)))
+        identity, elapsed, joules, called = line.split("|", 3)
+        if "." not in identity:  # the steps of a job, which have names of their own, follow it
+            counts = called in (name or called, _NOT_NAMED_YET)
+        if counts and "[" not in identity:  # elements that have not begun
+            rows.append((identity, float(elapsed or 0), _joules(joules)))
     return rows
 
 

@@ -43,17 +43,17 @@ def test_energy_of_steps_that_overlap_is_not_added():
 
 
 SACCT = """#!/bin/sh
-[ "$*" = "-nP --duplicates -j 9,12 -o JobID,ElapsedRaw,ConsumedEnergyRaw" ] || exit 1
+[ "$*" = "-nP --duplicates -j 9,12 -o JobID,ElapsedRaw,ConsumedEnergyRaw,JobName" ] || exit 1
 cat <<'END'
-9|60|
-9.batch|60|1200
-9.0|50|18446744073709551614
-9_[3-4]|0|
-9|30|
-12|3600|0
-12.batch|3600|900000
-12.extern|3600|7200000
-12.0|3500|3600000
+9|60||mine
+9.batch|60|1200|batch
+9.0|50|18446744073709551614|python
+9_[3-4]|0||mine
+9|30||mine
+12|3600|0|mine
+12.batch|3600|900000|batch
+12.extern|3600|7200000|extern
+12.0|3500|3600000|a|name
 END
 """
 
@@ -69,6 +69,11 @@ def test_the_accounting_is_read_by_turn_and_step(tmp_path, monkeypatch):
     both = cost.usage(rows, 2)
     assert both == cost.JobUsage(3690 / 3600, 2, 1200 + 7.2e6)
     assert str(both) == "used 2.05 GPU hours, 2 kWh measured"
+    assert slurm.used([9, 12], "mine") == rows
+    sacct.write_text(
+        SACCT.replace("|mine\n12.", "|another-job\n12.")
+    )  # the number of an earlier job, used again
+    assert slurm.used([9, 12], "mine") == rows[:4]
     assert slurm.used([10]) == [], "sacct refuses"
 
 
