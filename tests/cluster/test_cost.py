@@ -70,9 +70,8 @@ def test_the_accounting_is_read_by_turn_and_step(tmp_path, monkeypatch):
     assert both == cost.JobUsage(3690 / 3600, 2, 1200 + 7.2e6)
     assert str(both) == "used 2.05 GPU hours, 2 kWh measured"
     assert slurm.used([9, 12], "mine") == rows
-    sacct.write_text(
-        SACCT.replace("|mine\n12.", "|another-job\n12.")
-    )  # the number of an earlier job, used again
+    # SLURM has given the number 12 to another job.
+    sacct.write_text(SACCT.replace("|mine\n12.", "|another-job\n12."))
     assert slurm.used([9, 12], "mine") == rows[:4]
     assert slurm.used([10]) == [], "sacct refuses"
 
