@@ -180,7 +180,7 @@ def used(jobs: Sequence[int], name: str = "") -> list[tuple[str, float, float]]:
     rows, counts = [], False
     for line in done.stdout.splitlines() if done.returncode == 0 else ():
         identity, elapsed, joules, called = line.split("|", 3)
-        if "." not in identity:  # the steps of a job, which have names of their own, follow it
+        if "." not in identity:  # the rows of its steps, which have other names, follow
             counts = called in (name or called, _NOT_NAMED_YET)
         if counts and "[" not in identity:  # elements that have not begun
             rows.append((identity, float(elapsed or 0), _joules(joules)))

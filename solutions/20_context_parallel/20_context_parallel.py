@@ -40,7 +40,7 @@ lab = Lab(globals())
 # weights, gradients and optimiser state, but each rank computes at least one *whole* sequence.
 #
 # **Predict** how many GiB the forward of one sequence of this length keeps for backward. Activations have 16 bits, the loss is computed in fp32, and with
-# activation checkpointing only the input of each block is kept. Replace `None` by your number; it is not graded. The next cell measures it at
+# activation checkpointing only the input of each block is kept. The model has 28 blocks of width 3072 and a vocabulary of 128,256. Replace `None` by your number; it is not graded. The next cell measures it at
 # true size, on tensors without memory (device `meta`), and measures 1/16 of the sequence as well.
 
 # %% id="predict_kept" tags=["prediction"]
@@ -235,7 +235,7 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 #
 # Write `ring_forward(q, k, v, positions)`. All tensors are those of this rank; `positions` is the whole table.
 #
-# - Begin with the output 0 and `lse` -inf. In step i, the block on this rank is that of the rank `owner = (rank - i) % world`.
+# - Begin with the output 0 and `lse` -inf, both in the dtype of `q`. In step i, the block on this rank is that of the rank `owner = (rank - i) % world`.
 # - Compute only what `visible` says: the queries `first:` and the keys `:last`. The mask of this rectangle is
 #   `positions[rank][first:, None] >= positions[owner][:last]`. `merge` changes only these queries.
 # - Send k and v as one message, `torch.stack((k, v))`. N - 1 messages are enough: after the last step no rank needs the block.

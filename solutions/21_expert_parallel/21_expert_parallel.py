@@ -39,7 +39,7 @@ lab = Lab(globals())
 # one MLP, a block has E of them, the *experts*, and a small *router* chooses k of them for each token. The block has the parameters of E
 # experts, and computes with k.
 #
-# Mixtral 8x7B is a Llama with E = 8 and k = 2 in each of its 32 blocks. It has 46.7 billion parameters.
+# Mixtral 8x7B is a Llama with E = 8 and k = 2 in each of its 32 blocks. Its width is 4096, and an expert has 3 matrices of 4096 by 14,336. It has 46.7 billion parameters.
 #
 # **Predict** how many of them a token uses, and how many GiB a training needs for weights, gradients and AdamW in fp32 (16 bytes for each
 # parameter). Replace `None` by your numbers; they are not graded.
@@ -135,7 +135,8 @@ lab.check("order")
 # **Core · 11 min · ●●○**
 #
 # - `run_experts(rows, counts, first, second)`: rows (R, h) are sorted by expert, `counts[e]` of them for expert e. Return the results (R, h) in the same order. Expert e
-#   is `expert(its rows, first[e], second[e])`, given in the next cell. An expert computes only its rows, and it may have none.
+#   is `expert(its rows, first[e], second[e])`, given in the next cell. An expert computes only its rows, and it may have none. New tensors have the dtype of
+#   their input (`rows.new_zeros`): the checks use float64.
 # - `combine(rows, order, weights)`: the inverse of the dispatch. Row i of `rows` (R, h) is the result for choice `order[i]`. The result (T, h) of a token is the sum
 #   of its rows, each times the weight of its choice. R may be less than T·k: a choice without a row adds nothing.
 #
@@ -266,6 +267,8 @@ figures.drops(factors, shares, drop_guess)
 #
 # - `balance_loss(probabilities, experts, group)`: a scalar. One all-reduce of E numbers, the counts; backward communicates nothing.
 # - `update_bias(bias, counts, rate, group)`: bias + rate · sign(mean load - load), a new tensor, the same on every rank. `counts` (E) are those of this rank.
+#
+# Counts are integers: convert them to the dtype of `probabilities`, or of `bias` (`counts.to(bias.dtype)`). The checks use float64, and `.float()` rounds.
 
 # %% nbgrader={"grade_id": "balance", "solution": true}
 def balance_loss(probabilities: torch.Tensor, experts: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
