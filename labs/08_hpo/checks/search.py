@@ -128,7 +128,7 @@ def check_mean(student, t):
     for _ in range(3):
         case = process_case(t)
         mean, _ = t.items(student.posterior(**case), 2, "posterior(...)")
-        without, everywhere = predicted(**case | {"noise": 1e-9})[0], flooded(**case)[0]
+        without, everywhere = predicted(**case | {"noise": 1e-12})[0], flooded(**case)[0]
         mistakes = {
             "The noise is missing: add it to the diagonal of k(X, X).": without,
             "The noise is added to every entry of k(X, X): only the diagonal has it, noise * torch.eye(N).": everywhere,
@@ -146,7 +146,7 @@ def check_doubt(student, t):
         want = predicted(**case)[1]
         mistakes = {
             "This is the variance: take its square root.": want.square(),
-            "The noise is missing in K: it is in the formula of the standard deviation too.": predicted(**case | {"noise": 1e-9})[1],
+            "The noise is missing in K: it is in the formula of the standard deviation too.": predicted(**case | {"noise": 1e-12})[1],
             "The noise is added to every entry of k(X, X): only the diagonal has it, noise * torch.eye(N).": flooded(**case)[1],
         }
         wrong_if(t, std, want, mistakes, rtol=1e-4)
