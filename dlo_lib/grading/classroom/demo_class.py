@@ -10,7 +10,6 @@ in a copy of the lab's source, so that the installed course may be read-only. Th
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from dlo_lib.grading.classroom.batch import Options, grade_lab, run_step
 from dlo_lib.grading.classroom.export import GradeTable, grades_folder
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
 from dlo_lib.grading.classroom.publication import publish
+from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.lab.course import LabInfo, course_root
 from dlo_lib.grading.lab.release import present_files
 from dlo_lib.grading.lab.source import notebook_text, read_lab, source_folder
@@ -124,15 +124,8 @@ def _copied_course(lab: LabInfo, folder: Path) -> Iterator[None]:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(original / name, copy / name)  # without the mode, which may be read-only
     (folder / "labs").symlink_to(course_root() / "labs")
-    before = os.environ.get("DLO_COURSE")
-    os.environ["DLO_COURSE"] = str(folder)
-    try:
+    with environment({"DLO_COURSE": str(folder)}):
         yield
-    finally:
-        if before is None:
-            del os.environ["DLO_COURSE"]
-        else:
-            os.environ["DLO_COURSE"] = before
 
 
 def _as_student(course: NbGraderAPI, lab: LabInfo, student: str, home: Path, step: str) -> None:
