@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+Values = Callable[[nn.Parameter], Tensor]
+"""Returns the value of a parameter or buffer on the meta device."""
+
 
 def materialize(
     modules: Iterable[nn.Module],
-    values: Callable[[nn.Parameter], Tensor] | None,
+    values: Values | None,
     device: torch.device | None,
 ) -> None:
     """Replace every parameter by a new one with storage on this rank. A parameter that several modules share
@@ -32,9 +35,7 @@ def materialize(
                 setattr(module, name, new[id(parameter)])
 
 
-def materialize_buffers(
-    module: nn.Module, values: Callable[[nn.Parameter], Tensor], device: torch.device | None
-) -> None:
+def materialize_buffers(module: nn.Module, values: Values, device: torch.device | None) -> None:
     """Give storage to the buffers of ``module`` that are on the meta device. Buffers are not cut or sharded.
 
     Args:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Llama
@@ -30,7 +30,7 @@ from dlo_lib.parallel.context import ContextKind, SequenceLayout, SequencePlacem
 from dlo_lib.parallel.ddp import DDP
 from dlo_lib.parallel.expert import ExpertLayout, ExpertParallel, parallelize_experts
 from dlo_lib.parallel.fsdp import FSDP
-from dlo_lib.parallel.materialize import materialize, materialize_buffers
+from dlo_lib.parallel.materialize import Values, materialize, materialize_buffers
 from dlo_lib.parallel.mesh import TOKENS, Degrees, ParallelMesh
 from dlo_lib.parallel.pipeline.llama import build_pipeline
 from dlo_lib.parallel.pipeline.schedules import make_schedule
@@ -296,7 +296,7 @@ def parallelize(
     mesh: ParallelMesh | None,
     *,
     device: torch.device | None = None,
-    values: Callable[[nn.Parameter], Tensor] | None = None,
+    values: Values | None = None,
     seq: int = 1,
     styles: Styles | None = None,
 ) -> nn.Module:
@@ -393,7 +393,7 @@ def _cut_matrices(
     model: nn.Module,
     plan: ParallelPlan,
     mesh: ParallelMesh,
-    values: Callable[[nn.Parameter], Tensor] | None,
+    values: Values | None,
     styles: Styles | None,
 ) -> TensorLayout:
     """Cut the parameters of ``model`` along ``tp``."""
@@ -411,7 +411,7 @@ def _cut_experts(
     model: nn.Module,
     plan: ParallelPlan,
     mesh: ParallelMesh,
-    values: Callable[[nn.Parameter], Tensor] | None,
+    values: Values | None,
 ) -> ExpertLayout:
     """Cut the experts of ``model`` along ``ep``. With one rank of ``ep``, nothing is cut, and only the losses
     of the router are those of all data."""
@@ -431,7 +431,7 @@ def _wrap(
     plan: ParallelPlan,
     mesh: ParallelMesh,
     device: torch.device | None,
-    values: Callable[[nn.Parameter], Tensor] | None,
+    values: Values | None,
     layout: TensorLayout | None,
     experts: ExpertLayout | None,
 ) -> nn.Module:
@@ -453,7 +453,7 @@ def _data_parallel(
     plan: ParallelPlan,
     mesh: ParallelMesh,
     device: torch.device | None,
-    values: Callable[[nn.Parameter], Tensor] | None,
+    values: Values | None,
     experts: ExpertLayout | None,
 ) -> nn.Module:
     """Wrap ``module``, the model or one stage of it, for ranks with different data."""

@@ -5,12 +5,11 @@ errors of the configuration are found before the first write to ``out``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
 from dlo_lib.errors import UserError
@@ -21,6 +20,7 @@ from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
+from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, ParallelMesh
 from dlo_lib.parallel.plan import ParallelPlan, make_optimizer, parallelize
 from dlo_lib.profiling.settings import OptimizerStep
@@ -32,8 +32,6 @@ from dlo_lib.train.state import TrainState, seed_everything
 
 BETAS = (0.9, 0.95)
 """The betas of AdamW, as in the Llama papers."""
-
-Values = Callable[[nn.Parameter], Tensor]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ Papers: GShard (arXiv:2006.16668), section 2.2 and 3.2; Switch Transformer (arXi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +42,11 @@ from torch import Tensor, nn
 from dlo_lib.errors import UserError
 from dlo_lib.models.moe import MoELayer
 from dlo_lib.parallel.expert.dispatch import AllToAllExchange
+from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.protocol import SplitDim, process_group
 from dlo_lib.parallel.sharding.buckets import broadcast_packed
 
 MIB = 2**20
-
-Values = Callable[[nn.Parameter], Tensor]
 
 
 @dataclass(frozen=True, eq=False)

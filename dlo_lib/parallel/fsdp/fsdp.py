@@ -29,7 +29,7 @@ number of dimensions of its parameter, and a unit may contain both frozen and tr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +44,7 @@ from dlo_lib.parallel.fsdp.dtensors import spec_of
 from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGroup
 from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, CallSpan, cut_into_units
+from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import inner_group
 from dlo_lib.parallel.nested import map_tensors, tensors_in
 from dlo_lib.parallel.protocol import (
@@ -134,7 +135,7 @@ class FSDP(ModuleWrapper):
         replicas: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         shard_device: torch.device | None = None,
-        values: Callable[[nn.Parameter], Tensor] | None = None,
+        values: Values | None = None,
         transport: Transport | None = None,
         keep_buffers: bool | None = None,
         find_unused_parameters: bool = False,

@@ -20,7 +20,6 @@ flat buffer across parameter boundaries would need no rearranging, but would cut
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +28,7 @@ from torch import Tensor, nn
 
 from dlo_lib.parallel.fsdp.dtensors import ShardSpec, rows_of, show_dtensors, show_optimizer_dtensors
 from dlo_lib.parallel.fsdp.wrap import ParamRef, WrapPlan
+from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
 from dlo_lib.parallel.sharding.transport import BufferPool, Transport
 
@@ -88,7 +88,7 @@ class FSDPParamGroup:
         values: returns the full value of a parameter. It is called for one parameter at a time.
     """
 
-    def __init__(self, plan: WrapPlan, layout: FSDPLayout, values: Callable[[nn.Parameter], Tensor]) -> None:
+    def __init__(self, plan: WrapPlan, layout: FSDPLayout, values: Values) -> None:
         self.name, self.call_spans, self.layout = plan.name, plan.call_spans, layout
         self.ranks, self.rank = dist.get_world_size(layout.group), dist.get_rank(layout.group)
         self.state = ShardedState.SHARDED

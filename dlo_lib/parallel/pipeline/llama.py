@@ -17,14 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from dlo_lib.errors import UserError
 from dlo_lib.models.llama import Llama, rotation
-from dlo_lib.parallel.materialize import materialize
+from dlo_lib.parallel.materialize import Values, materialize
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.table import Schedule
 from dlo_lib.parallel.pipeline.tied_embeddings import TiedEmbeddings
 from dlo_lib.parallel.protocol import ParallelModel
-
-Values = Callable[[nn.Parameter], Tensor]
 
 
 class LlamaStage(nn.Module):

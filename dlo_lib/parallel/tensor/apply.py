@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import nn
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.tensor.exchange import TensorGroup
-from dlo_lib.parallel.tensor.layout import ParamCutter, TensorLayout, Values
+from dlo_lib.parallel.tensor.layout import ParamCutter, TensorLayout
 from dlo_lib.parallel.tensor.style import TensorStyle
 
 Styles = Mapping[str, TensorStyle]

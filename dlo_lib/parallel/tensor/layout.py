@@ -11,7 +11,7 @@ norms and biases, which compute on parts of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,11 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import factors_in_words, inner_group
 from dlo_lib.parallel.protocol import SplitDim
 from dlo_lib.parallel.tensor.exchange import TensorGroup
-
-Values = Callable[[nn.Parameter], Tensor]
 
 
 @dataclass(frozen=True)
