@@ -36,7 +36,8 @@ from dlo_lib.launch import Explain, run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.mesh import ParallelMesh
-from dlo_lib.parallel.plan import ShortForm, make_optimizer, parallelize
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
+from dlo_lib.parallel.plan import ShortForm
 
 CASES = {
     # name: the model, the sequences of a rank, the tokens of a sequence

@@ -36,7 +36,8 @@ from benchmarks.parallel import Candidate, Kind, row
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.mesh import ParallelMesh
-from dlo_lib.parallel.plan import ParallelPlan, make_optimizer, parallelize
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan
 
 CASES = {
     # name: the model, the sequences, the tokens of a sequence

@@ -5,10 +5,11 @@ fsdp       parameters in shards; units are gathered         pipeline   layers on
 tensor     parts of every matrix on each rank               context    parts of sequences; attention exchanges
 expert     experts on different ranks; tokens travel        sharding   reduction and exchange of shards
 
-``plan`` (the plan and the function that applies it) and ``checkpoint`` use these rooms. The rooms use
-``mesh`` (the ranks), ``protocol`` (the interface of every wrapper), ``backward_pass`` and ``nested`` (tensors
-in arguments). A room imports ``sharding`` and the modules below it, but no other room. ``dlo_lib.parallel``
-may import ``dlo_lib.models`` and ``dlo_lib.optim``.
+``plan`` (degrees and choices), ``parallelize`` (which applies a plan) and ``checkpoint`` use these rooms.
+The rooms use ``mesh`` (the ranks), ``protocol`` (the interface of every wrapper), ``materialize`` (values of
+parameters on the meta device), ``backward_pass`` and ``nested`` (tensors in arguments). A room imports
+``sharding`` and the modules below it, but no other room. ``dlo_lib.parallel`` may import ``dlo_lib.models``
+and ``dlo_lib.optim``.
 """
 
 from dlo_lib.parallel.ddp import DDP

@@ -29,8 +29,9 @@ from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.runtime import Pipeline
-from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage, make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 from dlo_lib.parallel.protocol import local_optimizer
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OptimizerStep, StepSettings

@@ -18,7 +18,8 @@ from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
-from dlo_lib.parallel.plan import ZeroStage, local_tokens
+from dlo_lib.parallel.parallelize import local_tokens
+from dlo_lib.parallel.plan import ZeroStage
 from dlo_lib.stop import StopRequests
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.config import TrainConfig

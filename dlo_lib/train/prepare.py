@@ -22,7 +22,8 @@ from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, ParallelMesh
-from dlo_lib.parallel.plan import ParallelPlan, make_optimizer, parallelize
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.profiling.settings import OptimizerStep
 from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.config import TrainConfig

@@ -34,7 +34,8 @@ from dlo_lib.parallel.compile import compile_blocks
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
-from dlo_lib.parallel.plan import ShortForm, parallelize
+from dlo_lib.parallel.parallelize import parallelize
+from dlo_lib.parallel.plan import ShortForm
 from dlo_lib.parallel.sharding.transport import CollectiveTransport
 from dlo_lib.profiling import measure_memory
 from dlo_lib.profiling.report import MemoryReport

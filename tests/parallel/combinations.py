@@ -23,8 +23,9 @@ from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, Degrees, ParallelMesh
+from dlo_lib.parallel.parallelize import local_tokens, make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.parallel.plan import ParallelPlan, ZeroStage, local_tokens, make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.protocol import ParallelModel
 
 RANKS, STEPS, SAVED, MICRO_BATCHES, SEQUENCES_EACH, SEQ, VOCAB, MAX_NORM = 8, 5, 3, 2, 8, 16, 31, 0.3

@@ -18,8 +18,9 @@ from dlo_lib.parallel import FSDP
 from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage, make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 
 STEPS, MICRO_BATCHES, SEQ = 3, 3, 9
 CONFIG = replace(

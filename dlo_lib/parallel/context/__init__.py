@@ -4,7 +4,7 @@
 PyTorch's fused kernel, ``placement`` assigns tokens to ranks, ``documents`` adds the masks of packed
 documents, ``ring_plan`` lists the steps of a ring, ``ring`` and ``ulysses`` are the two forms of attention
 over ranks, and ``apply`` installs them in a model. Imports ``mesh``, ``protocol`` and ``dlo_lib.models``;
-``plan`` imports this room.
+``plan`` and ``parallelize`` import this room.
 """
 
 from dlo_lib.parallel.context.apply import ContextKind, ContextParallel, parallelize_context

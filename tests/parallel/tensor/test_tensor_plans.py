@@ -18,8 +18,9 @@ from dlo_lib.optim import train_step
 from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.mesh import ParallelMesh
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.parallel.plan import ParallelPlan, make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.parallel.tensor import TensorParallel
 
