@@ -22,7 +22,9 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-GROUPS = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+# PyTorch determines the version of Triton, the only package of the extra `kernels`.
+EXTRAS = {name: needs for name, needs in PROJECT["optional-dependencies"].items() if name != "kernels"}
+GROUPS = [PROJECT["dependencies"], *EXTRAS.values()]
 NEEDS = [Requirement(text) for group in GROUPS for text in group]
 
 
@@ -52,6 +54,15 @@ def test_conda_installs_what_pyproject_asks_for():
     (from_pip,) = (entry["pip"] for entry in conda_file()["dependencies"] if isinstance(entry, dict))
     assert from_pip[0] == "-c constraints.txt"
     assert sorted(str(Requirement(text)) for text in from_pip[1:]) == sorted(str(need) for need in NEEDS)
+
+
+def test_make_kernels_installs_a_triton_that_the_extra_allows():
+    (need,) = map(Requirement, PROJECT["optional-dependencies"]["kernels"])
+    text = (ROOT / "deploy" / "kernels.py").read_text(encoding="utf-8")
+    (installed,) = re.findall(r'^TRITON = "([\d.]+)"$', text, re.MULTILINE)
+    assert need.name == "triton"
+    assert need.specifier.contains(installed)
+    assert "triton" not in pins()  # it would contradict the version that a CUDA build of PyTorch requires
 
 
 def test_conda_has_the_python_of_pyproject():

@@ -1,0 +1,13 @@
+"""Fused kernels: Triton on a GPU, each with a readable PyTorch twin that runs everywhere else.
+
+A file of this room is one technique: its idea, its paper, the twin, the autograd function and the public
+function. ``dispatch`` chooses between the twin and Triton for each call; ``triton_code`` holds the kernels,
+which are imported with the first call that needs them, because Triton is optional
+(``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models`` and ``data``.
+"""
+
+from dlo_lib.kernels.dispatch import KernelBackend, using
+from dlo_lib.kernels.softmax import softmax
+from dlo_lib.kernels.vector_add import vector_add
+
+__all__ = ["KernelBackend", "softmax", "using", "vector_add"]

@@ -1,0 +1,138 @@
+"""Chooses between a Triton kernel and its PyTorch twin, and checks what both require of their inputs.
+
+The choice is made for each call, from its first tensor: Triton for a CUDA tensor in fp32, bf16 or fp16 if
+Triton is installed, the twin for everything else: a CPU tensor, fp64, a fake tensor, and code that
+``torch.compile`` traces, because the compiler fuses the twin itself. ``using`` overrides the choice, for
+tests and comparisons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dlo_lib.errors import UserError
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of the Triton kernels, which compute in fp32."""
+
+
+class KernelBackend(enum.Enum):
+    """What computes a fused operation."""
+
+    TRITON = "triton"
+    TORCH = "torch"
+
+
+_CHOSEN: ContextVar[KernelBackend | None] = ContextVar("backend of fused kernels", default=None)
+
+
+@cache
+def has_triton() -> bool:
+    """Return whether Triton is installed. This does not import it."""
+    return find_spec("triton") is not None
+
+
+@contextlib.contextmanager
+def using(backend: KernelBackend) -> Iterator[None]:
+    """Use ``backend`` for every fused operation that is called inside the context.
+
+    The backward of an operation uses the backend of its forward.
+
+    Raises:
+        UserError: Triton is requested and not installed.
+    """
+    if backend is KernelBackend.TRITON and not has_triton():
+        raise UserError("Triton is not installed: pip install 'dlo-lib[kernels]', or use KernelBackend.TORCH")
+    before = _CHOSEN.set(backend)
+    try:
+        yield
+    finally:
+        _CHOSEN.reset(before)
+
+
+def backend_for(tensor: Tensor) -> KernelBackend:
+    """Return the backend of a call whose first tensor is ``tensor``.
+
+    Raises:
+        UserError: ``using`` requests Triton for a tensor that it cannot process.
+    """
+    chosen = _CHOSEN.get()
+    if chosen is KernelBackend.TRITON:
+        _require_possible(tensor)
+    if chosen is not None:
+        return chosen
+    if not tensor.is_cuda or tensor.dtype not in KERNEL_DTYPES or not has_triton():
+        return KernelBackend.TORCH
+    if isinstance(tensor, FakeTensor) or torch.compiler.is_compiling():
+        return KernelBackend.TORCH
+    return KernelBackend.TRITON
+
+
+def _require_possible(tensor: Tensor) -> None:
+    if tensor.dtype not in KERNEL_DTYPES:
+        names = ", ".join(_name(dtype) for dtype in KERNEL_DTYPES)
+        raise UserError(f"Triton kernels compute {names}, not {_name(tensor.dtype)}: use KernelBackend.TORCH")
+    if tensor.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            "Triton kernels need a CUDA tensor: set TRITON_INTERPRET=1 before the first call to"
+            " interpret them on the CPU, or use KernelBackend.TORCH"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def require_floating(name: str, tensor: Tensor) -> None:
+    """Check that ``tensor`` holds real floating-point numbers.
+
+    Raises:
+        UserError: it does not.
+    """
+    if not tensor.is_floating_point():
+        raise UserError(f"{name} is {_name(tensor.dtype)}: it should be a floating-point tensor")
+
+
+def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], because: str) -> None:
+    """Check that ``tensor`` has the given shape; ``because`` says where the shape comes from.
+
+    Raises:
+        UserError: it has another one.
+    """
+    if tuple(tensor.shape) != tuple(shape):
+        raise UserError(f"{name} has shape {tuple(tensor.shape)}: it should be {tuple(shape)}, {because}")
+
+
+def require_same(names: str, *tensors: Tensor) -> None:
+    """Check that all tensors have one shape, one dtype and one device; ``names`` are their names.
+
+    Raises:
+        UserError: they do not.
+    """
+    for what in ("shape", "dtype", "device"):
+        values = [getattr(tensor, what) for tensor in tensors]
+        if any(value != values[0] for value in values):
+            shown = (tuple(value) if what == "shape" else value for value in values)
+            listed = " and ".join(str(value).removeprefix("torch.") for value in shown)
+            raise UserError(f"{names} have {what} {listed}: they should have the same {what}")
+
+
+def require_rows(name: str, tensor: Tensor) -> None:
+    """Check that ``tensor`` is a floating-point tensor with a last dimension.
+
+    Raises:
+        UserError: it is not.
+    """
+    require_floating(name, tensor)
+    if tensor.ndim == 0:
+        raise UserError(f"{name} is a scalar: it should have at least one dimension")

@@ -1,0 +1,72 @@
+"""Starts kernels, or records the launches for the report."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+MAX_BLOCK = 16384
+"""The most elements of a row that one program holds at once: with 16 warps, 32 registers of each thread."""
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """A recorded launch: the kernel, its grid, its arguments by name, and its options."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+_RECORDER: ContextVar[Callable[[KernelLaunch], None] | None] = ContextVar("recorder", default=None)
+OPTIONS = ("num_warps", "num_stages")
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Start ``kernel`` on ``grid`` on the device of its first tensor; an empty grid starts nothing."""
+    if math.prod(grid) == 0:
+        return
+    recorder = _RECORDER.get()
+    if recorder is not None:
+        options = {name: meta.pop(name) for name in OPTIONS if name in meta}
+        recorder(KernelLaunch(kernel, grid, dict(zip(kernel.arg_names, args)) | meta, options))
+        return
+    first = next(arg for arg in args if isinstance(arg, Tensor))
+    with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
+        kernel[grid](*args, **meta)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[KernelLaunch]]:
+    """Record the launches inside the context instead of starting them."""
+    launches: list[KernelLaunch] = []
+    before = _RECORDER.set(launches.append)
+    try:
+        yield launches
+    finally:
+        _RECORDER.reset(before)
+
+
+def row_block(columns: int, largest: int = MAX_BLOCK) -> int:
+    """Return the block for rows of ``columns`` elements: a power of two, ``largest`` at most."""
+    return min(triton.next_power_of_2(max(columns, 1)), largest)
+
+
+def warps_for(block: int) -> int:
+    """Return the number of warps for ``block`` elements: 8 elements of each thread, 1 to 16 warps."""
+    return max(1, min(16, block // 256))
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """Return ``x`` (..., n) as contiguous rows (rows, n). A contiguous tensor is not copied."""
+    rows = math.prod(x.shape[:-1])
+    return x.contiguous().view(rows, x.shape[-1])

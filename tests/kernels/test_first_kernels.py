@@ -1,0 +1,86 @@
+"""Vector addition and softmax; and how every fused operation chooses its backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels import KernelBackend, dispatch, softmax, using, vector_add
+from tests.kernels.parity import (  # first: it sets TRITON_INTERPRET
+    BACKENDS,
+    check,
+    dtypes_of,
+    random,
+    strided,
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vector_add(backend):
+    for dtype in dtypes_of(backend):
+        for make, shape in ((random, (1025,)), (strided, (3, 5)), (random, (0,)), (random, ())):
+            check(vector_add, torch.add, [make(*shape, dtype=dtype, seed=s) for s in (0, 2)], backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_softmax(backend):
+    for dtype in dtypes_of(backend):
+        for make, shape in ((random, (3, 17)), (strided, (2, 3, 5)), (random, (0, 4)), (random, (2, 0))):
+            check(softmax, lambda x: x.softmax(-1), [make(*shape, dtype=dtype)], backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_softmax_of_large_and_infinite_elements(backend):
+    x = torch.tensor([[1e4, -1e4, float("-inf"), 9.9e3], [float("-inf")] * 3 + [0.0]])
+    with using(backend):
+        assert torch.equal(softmax(x), x.softmax(-1))
+        assert softmax(torch.full((1, 2), float("-inf"))).isnan().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_softmax_of_rows_that_do_not_fit_into_a_block(backend, monkeypatch):
+    from dlo_lib.kernels.triton_code import softmax as triton_softmax
+
+    monkeypatch.setattr(triton_softmax, "row_block", lambda columns: 8)
+    x = random(2, 21)
+    x[0, :8] = float("-inf")  # all of the first block of a row
+    check(softmax, lambda x: x.softmax(-1), [x], backend)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: vector_add(torch.ones(3), torch.ones(4)),
+            r"x and y have shape \(3,\) and \(4,\): they",
+        ),
+        (lambda: vector_add(torch.ones(3), torch.ones(3).half()), "x and y have dtype float32 and float16"),
+        (
+            lambda: vector_add(torch.ones(3).long(), torch.ones(3).long()),
+            "x is int64: it should be",
+        ),
+        (lambda: softmax(torch.ones(())), "x is a scalar"),
+    ],
+)
+def test_wrong_input_is_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_the_twin_computes_what_triton_cannot(monkeypatch):
+    x = torch.ones(2)
+    assert dispatch.backend_for(x) is KernelBackend.TORCH
+    with using(KernelBackend.TORCH):
+        assert dispatch.backend_for(x) is KernelBackend.TORCH
+    monkeypatch.setattr(dispatch, "has_triton", lambda: False)
+    with pytest.raises(UserError, match=r"pip install 'dlo-lib\[kernels\]'"), using(KernelBackend.TRITON):
+        pass
+    monkeypatch.setattr(dispatch, "has_triton", lambda: True)
+    with using(KernelBackend.TRITON):
+        assert dispatch.backend_for(x) is KernelBackend.TRITON  # interpreted
+        with pytest.raises(UserError, match="compute float32, bfloat16, float16, not float64"):
+            softmax(x.double())
+        monkeypatch.delenv("TRITON_INTERPRET")
+        with pytest.raises(UserError, match="need a CUDA tensor: set TRITON_INTERPRET=1"):
+            softmax(x)
