@@ -53,6 +53,9 @@ def release(
     prove_only: Annotated[
         bool, typer.Option("--prove-only", help="run the proofs without a release; needs no course")
     ] = False,
+    secrets: Annotated[
+        int, typer.Option(help="repeat the proofs with the inputs of this number of class secrets", min=1)
+    ] = 1,
 ) -> None:
     """Prove a lab and release it to the class.
 
@@ -67,7 +70,7 @@ def release(
         publish,
     )
     from dlo_lib.grading.judge.judge import zygote_for
-    from dlo_lib.grading.judge.lab_proof import number_of_proofs, prove, require_proofs
+    from dlo_lib.grading.judge.lab_proof import number_of_proofs, proof_secrets, prove, require_proofs
     from dlo_lib.grading.lab.course import find_lab, source_labs
     from dlo_lib.grading.lab.source import read_lab, source_folder
 
@@ -81,8 +84,9 @@ def release(
     source = read_lab(source_folder(info))
     proofs = []
     with progress_bar(console) as progress, zygote_for(source) as zygote:
-        bar = progress.add_task(tr("proving {lab}", lab=info.directory), total=number_of_proofs(source))
-        for proof in prove(source, zygote):
+        total = number_of_proofs(source, secrets)
+        bar = progress.add_task(tr("proving {lab}", lab=info.directory), total=total)
+        for proof in prove(source, zygote, proof_secrets(secrets)):
             proofs.append(proof)
             progress.advance(bar)
             for fault in proof.faults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from dlo_lib.grading.checks.words import words_of
 from dlo_lib.text import tr
 
 SHORT = 80  # characters of a student's value in a message
+MOST_DRAWS = 1000  # of cases by `draw_until`
 
 Item = TypeVar("Item")
 
@@ -54,6 +55,20 @@ class Trial:
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         """Return ``items`` in random order."""
         return [items[index] for index in torch.randperm(len(items), generator=self._generator).tolist()]
+
+    def draw_until(self, draw: Callable[[], Item], tells: Callable[[Item], bool]) -> Item:
+        """Draw cases with ``draw``, and return the first one for which ``tells`` is True.
+
+        For some inputs a known mistake gives the right result. A check with such inputs would pass it.
+
+        Raises:
+            RuntimeError: ``tells`` accepts none of 1000 cases.
+        """
+        for _ in range(MOST_DRAWS):
+            case = draw()
+            if tells(case):
+                return case
+        raise RuntimeError(f"none of {MOST_DRAWS} drawn cases is accepted: draw from other cases")
 
     # -- comparisons
 

@@ -4,6 +4,9 @@ answers that do nothing, and every mutant.
 A rule of :data:`STATIC_RULES` reads files and runs nothing; the four proofs call the judge. Each returns the
 faults it found, one line with the cure per fault, or none. ``dlo release`` and the tests apply the same
 functions to every lab. Cost: about a second per mutant.
+
+Checks draw their inputs from the class secret. A proof with one secret does not show that a check catches its
+mutants in each class; :func:`proof_secrets` gives more secrets for an author who has changed a lab.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import inspect
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +59,7 @@ PAGE_HAS = (
     "Where to cut",
     "rojector",
 )
-SECRET = "proof"  # any value: the proofs must hold for every class
+SECRET = "proof"  # any value: the proofs must hold for every class secret
 
 Rule = Callable[[LabSource], list[str]]
 
@@ -69,28 +72,37 @@ class Proof:
     faults: tuple[str, ...]
 
 
-def prove(lab: LabSource, zygote: Zygote) -> Iterator[Proof]:
-    """Yield the result of each rule, then of each proof; :func:`number_of_proofs` in total."""
+def prove(lab: LabSource, zygote: Zygote, secrets: Sequence[str] = (SECRET,)) -> Iterator[Proof]:
+    """Yield the result of each rule, then of each proof by the judge with each class secret;
+    :func:`number_of_proofs` in total.
+    """
     for name, rule in STATIC_RULES.items():
         yield Proof(name, tuple(rule(lab)))
-    yield Proof("reference", tuple(reference_faults(lab, zygote)))
-    yield Proof("untouched notebook", tuple(untouched_faults(lab, zygote)))
-    yield Proof("idle answers", tuple(idle_faults(lab, zygote)))
-    for mutant in read_mutants(lab):
-        yield Proof(f"mutant {mutant.name}", tuple(mutant_faults(lab, mutant, zygote)))
+    for secret in secrets:
+        of_secret = "" if secret == SECRET else f", class secret {secret}"
+        yield Proof(f"reference{of_secret}", tuple(reference_faults(lab, zygote, secret)))
+        yield Proof(f"untouched notebook{of_secret}", tuple(untouched_faults(lab, zygote, secret)))
+        yield Proof(f"idle answers{of_secret}", tuple(idle_faults(lab, zygote, secret)))
+        for mutant in read_mutants(lab):
+            yield Proof(f"mutant {mutant.name}{of_secret}", tuple(mutant_faults(lab, mutant, zygote, secret)))
 
 
-def number_of_proofs(lab: LabSource) -> int:
-    """Return the number of results that :func:`prove` yields."""
-    return len(STATIC_RULES) + 3 + len(read_mutants(lab))
+def number_of_proofs(lab: LabSource, secrets: int = 1) -> int:
+    """Return the number of results that :func:`prove` yields for this number of secrets."""
+    return len(STATIC_RULES) + secrets * (3 + len(read_mutants(lab)))
+
+
+def proof_secrets(number: int) -> tuple[str, ...]:
+    """Return ``number`` class secrets for :func:`prove`, the same ones in each call."""
+    return (SECRET, *(f"{SECRET}-{index}" for index in range(2, number + 1)))
 
 
 # -- proofs by the judge
 
 
-def reference_faults(lab: LabSource, zygote: Zygote) -> list[str]:
+def reference_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> list[str]:
     """Return the checks that the solution fails; it must pass every check."""
-    report = _judged(lab, source_notebook(lab.folder), zygote)
+    report = _judged(lab, source_notebook(lab.folder), zygote, secret)
     lost = _lost(report)
     faults = [f"the solution fails {name}: {message}" for name, message in lost.items()]
     if not lost and (report.status != GRADED or report.points != lab.points):
@@ -98,7 +110,7 @@ def reference_faults(lab: LabSource, zygote: Zygote) -> list[str]:
     return faults
 
 
-def untouched_faults(lab: LabSource, zygote: Zygote) -> list[str]:
+def untouched_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> list[str]:
     """Return the checks that give points for the released notebook.
 
     It must earn nothing, even if a comment in each answer makes the answer an attempt.
@@ -107,7 +119,7 @@ def untouched_faults(lab: LabSource, zygote: Zygote) -> list[str]:
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("solution"):
             cell.source += "\n# I was here"
-    report = _judged(lab, notebook, zygote)
+    report = _judged(lab, notebook, zygote, secret)
     given = [
         check.name for question in report.questions.values() for check in question.checks if check.points > 0
     ]
@@ -117,7 +129,7 @@ def untouched_faults(lab: LabSource, zygote: Zygote) -> list[str]:
     return faults
 
 
-def idle_faults(lab: LabSource, zygote: Zygote) -> list[str]:
+def idle_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> list[str]:
     """Return the checks that give points for functions that return None, or their first argument.
 
     What does nothing must earn nothing, also where nothing is the right answer to the inputs of a check.
@@ -129,18 +141,18 @@ def idle_faults(lab: LabSource, zygote: Zygote) -> list[str]:
             answer = idle_answer(source, returns)
             if answer is None:
                 continue
-            report = judge_answer(lab, question, answer, zygote, SECRET)
+            report = judge_answer(lab, question, answer, zygote, secret)
             given = [check.name for check in report.checks if check.points > 0]
             faults += [f"{name} gives points for functions that return {returns.value}" for name in given]
     return faults
 
 
-def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote) -> list[str]:
+def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote, secret: str = SECRET) -> list[str]:
     """Return the fault of a mutant: it must fail only the check that it names, with the message that it
     names.
     """
     try:
-        question = judge_mutant(lab, mutant, zygote, SECRET)
+        question = judge_mutant(lab, mutant, zygote, secret)
     except UserError as error:
         return [str(error)]
     failed = {check.name: check.message for check in question.checks if check.status != Status.OK.value}
@@ -154,11 +166,11 @@ def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote) -> list[str]:
     return []
 
 
-def _judged(lab: LabSource, notebook: NotebookNode, zygote: Zygote) -> Report:
+def _judged(lab: LabSource, notebook: NotebookNode, zygote: Zygote, secret: str) -> Report:
     with tempfile.TemporaryDirectory(prefix="dlo-proof-") as folder:
         path = Path(folder) / lab.info.notebook
         write_text(path, notebook_text(notebook))
-        return judge_notebook(path, lab, SECRET, zygote)
+        return judge_notebook(path, lab, secret, zygote)
 
 
 def _lost(report: Report) -> dict[str, str]:

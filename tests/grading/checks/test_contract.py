@@ -43,6 +43,17 @@ def test_bounds_are_inclusive() -> None:
     assert set(t.integers(1, 3, 200).tolist()) == {1, 2, 3}
 
 
+def test_cases_are_drawn_until_one_tells() -> None:
+    t, again = Trial(0), Trial(0)
+    drawn = t.draw_until(lambda: t.integer(1, 6), lambda number: number == 6)
+    assert drawn == 6
+    while again.integer(1, 6) != 6:
+        pass
+    assert t.integer(1, 10**6) == again.integer(1, 10**6)
+    with pytest.raises(RuntimeError, match="none of 1000 drawn cases is accepted"):
+        t.draw_until(lambda: t.integer(1, 6), lambda number: number == 7)
+
+
 def test_the_same_numbers_in_every_dtype() -> None:
     assert torch.equal(
         Trial(1).normal(9, dtype=torch.bfloat16), Trial(1).normal(9, dtype=torch.float64).bfloat16()

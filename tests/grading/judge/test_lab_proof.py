@@ -17,6 +17,8 @@ from dlo_lib.grading.judge.lab_proof import (
     Proof,
     mutant_faults,
     number_of_proofs,
+    proof_secrets,
+    prove,
     reference_faults,
     require_proofs,
     untouched_faults,
@@ -235,6 +237,23 @@ def test_a_mutant_that_passes_its_check_is_a_fault(root: Path, edit: Edit, zygot
         (fault,) = mutant_faults(lab(root), read_mutants(lab(root))[-1], zygote)
         assert said in fault
         edit("mutants.py", new, old)
+
+
+def test_a_mutant_that_passes_with_another_class_secret_is_a_fault(
+    root: Path, edit: Edit, zygote: Zygote
+) -> None:
+    """Of one drawn row, the largest element by absolute value is positive with half of the secrets."""
+    edit("checks/questions.py", "x = t.normal(4, 30)", "x = t.normal(1, 30)")
+    edit("checks/questions.py", "shape=(4,)", "shape=(1,)")
+    edit("checks/questions.py", "x.new_full((4,), 127.0)", "x.new_full((1,), 127.0)")
+    secrets = proof_secrets(4)
+    assert len(set(secrets)) == 4
+    proofs = list(prove(lab(root), zygote, secrets))
+    assert len(proofs) == number_of_proofs(lab(root), secrets=4)
+    faulty = [proof for proof in proofs if proof.faults]
+    name = f"mutant {read_mutants(lab(root))[0].name}"
+    assert 0 < len(faulty) < 4
+    assert {proof.name for proof in faulty} <= {name, *(f"{name}, class secret {it}" for it in secrets[1:])}
 
 
 def test_a_lab_is_refused_in_one_line(root: Path) -> None:
