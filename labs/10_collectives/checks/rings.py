@@ -100,6 +100,19 @@ def points_of(t, sizes: Sequence[int]) -> list[Tensor]:
     return [torch.stack([torch.tensor([t.uniform(0, 1), t.uniform(0, 1)], dtype=torch.float64) for _ in range(size)]) for size in sizes]
 
 
+def shares(t, sizes: Sequence[int]) -> list[Tensor]:
+    """The points of each rank, such that its own estimate and the mean of the ranks' estimates are not the right one. (With equal numbers of
+    points the mean is right.)"""
+
+    def tells(parts: list[Tensor]) -> bool:
+        estimates = [estimate(parts), *(estimate([part]) for part in parts)]
+        if len(set(sizes)) > 1:
+            estimates.append(sum(estimates[1:]) / len(parts))
+        return len(parts) == 1 or len({round(each, 3) for each in estimates}) == len(estimates)
+
+    return t.draw_until(lambda: points_of(t, sizes), tells)
+
+
 def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
     """Check the estimate of every rank."""
     want, alone, total = estimate(parts), [estimate([part]) for part in parts], sum(map(len, parts))
@@ -123,21 +136,21 @@ def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
 def check_pi(student, t):
     "All ranks have the estimate from all points"
     for world in (1, 2, 3):
-        parts = points_of(t, [t.integer(8, 14)] * world)
+        parts = shares(t, [t.integer(8, 14)] * world)
         same_estimate(t, student.ranks(estimated, [{"points": part} for part in parts]), parts)
 
 
 @check("pi", points=1, seconds=30)
 def check_unequal_shares(student, t):
     "Ranks with unequal numbers of points"
-    parts = points_of(t, [t.integer(3, 5), t.integer(16, 24), t.integer(30, 40)])
+    parts = shares(t, [t.integer(3, 5), t.integer(16, 24), t.integer(30, 40)])
     same_estimate(t, student.ranks(estimated, [{"points": part} for part in parts]), parts)
 
 
 @check("pi", points=1, seconds=30)
 def check_one_all_reduce(student, t):
     "One all-reduce of the counts"
-    parts = points_of(t, [t.integer(8, 14)] * 2)
+    parts = shares(t, [t.integer(8, 14)] * 2)
     run = student.ranks(estimated, [{"points": part} for part in parts])
     same_estimate(t, run, parts)
     for rank in range(run.world):
