@@ -7,6 +7,7 @@ module, because it needs more than a line: ``comm.tracing.reductions``.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -51,3 +52,13 @@ def refusing_backend(rank: int, world_size: int) -> FakeProcessGroup:
     options = fake.Options()
     options.error_on_collective = True
     return fake._create_internal(rank, world_size, options)
+
+
+def is_dtensor_class(kind: type) -> bool:
+    """Return whether ``kind`` is ``DTensor`` or a subclass of it.
+
+    ``torch.distributed.tensor`` takes 1 s of CPU time to import, in every rank. A process that did not import
+    it has no ``DTensor``.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and issubclass(kind, module.DTensor)

@@ -121,6 +121,26 @@ def test_an_upward_import_is_found() -> None:
     assert upward(graph, "x", {"high": 1, "low": 0, "beside": 0}) == found
 
 
+def at_import(file: Path) -> set[str]:
+    """The modules that are imported when ``file`` is: by statements outside functions and type checking."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+def test_only_a_sharded_checkpoint_imports_dtensor() -> None:
+    """DTensor needs SymPy: 1 s of CPU time in each rank that imports it."""
+    users = [name for name, file in modules().items() if "torch.distributed.tensor" in at_import(file)]
+    assert users == ["dlo_lib.parallel.checkpoint"]
+    importers = [name for name, file in modules().items() if set(users) & at_import(file)]
+    assert importers == []
+
+
 def packages() -> list[str]:
     return [name for name, file in modules().items() if file.name == "__init__.py" and name != LIBRARY]
 

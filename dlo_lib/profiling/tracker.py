@@ -21,10 +21,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlo_lib.optim import Phase
+from dlo_lib.torch_compat import is_dtensor_class
 
 
 class Part(enum.Enum):
@@ -141,7 +141,7 @@ class MemoryTracker(TorchDispatchMode):
         self._resize.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(issubclass(kind, DTensor) for kind in types):
+        if any(is_dtensor_class(kind) for kind in types):
             return NotImplemented  # DTensor then calls operators on its local tensors
         if func is _fused_sgd and self._fake_mode is not None:
             # PyTorch has no fake kernel for this operator, which works in place and allocates nothing

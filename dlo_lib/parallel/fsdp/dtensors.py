@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dlo_lib.errors import UserError
+from dlo_lib.torch_compat import is_dtensor_class
 
 # torch.distributed.tensor takes 1 s of CPU time to import: only a process that needs a DTensor imports it.
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class ShardSpec:
                 "load the state of the same model",
             )
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        if _is_dtensor(value):
+        if is_dtensor_class(type(value)):
             from torch.distributed.tensor import DTensor, Shard
 
             assert isinstance(value, DTensor)
@@ -90,14 +91,6 @@ def rows_of(value: Tensor, ranks: int, rank: int) -> Tensor:
     count = value.shape[:1].numel()
     rows = -(-count // ranks)
     return value.reshape(count, *value.shape[1:])[rank * rows : (rank + 1) * rows]
-
-
-def _is_dtensor(value: object) -> bool:
-    if type(value) in (Tensor, nn.Parameter):
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return isinstance(value, DTensor)
 
 
 @functools.lru_cache(maxsize=64)
@@ -227,7 +220,7 @@ def _parts(param: Tensor, held: Mapping[str, Any]) -> dict[str, Any]:
             return value
         if not spec.shape:  # the number of steps is 0-d as well
             return spec.part(value) if value.dim() == 0 and key != "step" else value
-        whole = _is_dtensor(value) or (value.dim() and value.shape != param.shape)
+        whole = is_dtensor_class(type(value)) or (value.dim() and value.shape != param.shape)
         return spec.part(value) if whole else value
 
     return {key: part(key, value) for key, value in held.items()}
