@@ -1,7 +1,8 @@
 """The training step, learning-rate schedules and the learning-rate range test.
 
 ``step`` is the training step of training and profiling. ``schedules``, ``plateau`` and ``adapter`` set the
-learning rate, ``finder`` runs the range test, ``snapshots`` averages models. The room imports ``data``.
+learning rate, ``finder`` runs the range test, ``snapshots`` averages models. ``precision`` has low-precision
+formats, loss scaling and master weights. The room imports ``data``.
 """
 
 from dlo_lib.optim.adapter import ScheduleLR
