@@ -110,12 +110,32 @@ def check(
         raise UserError(f"no notebook at {path}: give the path of an .ipynb file")
     if notebook and not unsafe and not path.resolve().is_relative_to(work_dir().resolve()):
         required_isolation()
-    from dlo_lib.cli.reports import show_report  # only now: the judge imports torch and nbgrader
+    # Only now, because the judge imports torch and nbgrader.
+    from dlo_lib.cli.reports import record_report, show_report
     from dlo_lib.grading.judge.judge import visible_report
 
     with console.status(f"running the visible checks of {lab} on {path} ..."):
         report = visible_report(path)
+    if notebook is None:
+        record_report(report)
     raise typer.Exit(0 if show_report(report, console) else 1)
+
+
+@app.command()
+def submit(lab: LabName) -> None:
+    """Submit your notebook of a lab to your class, through the exchange of nbgrader.
+
+    You may submit again; the last submission counts."""
+    from dlo_lib.cli.submission import submit_lab
+    from dlo_lib.grading.classroom.receipt import receipt_of
+
+    with console.status(f"submitting {lab} ..."):
+        notebook = submit_lab(lab)
+    console.print(
+        f"Submitted {notebook}. Its receipt (SHA-256) is {receipt_of(notebook)}.",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 app.command()(course.receipt)

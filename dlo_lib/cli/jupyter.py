@@ -13,8 +13,10 @@ from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_path
 
+from dlo_lib.cli.workspace import work_dir
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
+from dlo_lib.grading.lab.course import BUILT_FILES, LAB_FILE, labs
 
 FIRST_PORT = 8888
 NOT_FOR_STUDENTS = {
@@ -22,7 +24,18 @@ NOT_FOR_STUDENTS = {
     "@jupyter/nbgrader:validate-assignment": True,
     "@jupyter/nbgrader:create-assignment": True,
 }
-QUIET = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+SETTINGS = {
+    # JupyterLab asks for consent to fetch news, and a class may have no network.
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+    # The browser shows the folder of the open lab, its notebook before its modules, and whole names.
+    "@jupyterlab/filebrowser-extension:browser": {
+        "navigateToCurrentDirectory": True,
+        "sortNotebooksFirst": True,
+        "showLastModifiedColumn": False,
+    },
+}
+HIDDEN_FILES = (LAB_FILE, *BUILT_FILES, "__pycache__", "*.pyc", "*~")
+"""Patterns of files that the file browser does not list, because only programs read them."""
 
 
 def free_port(asked: int | None = None) -> int:
@@ -102,30 +115,48 @@ def _sets_exchange(file: Path) -> bool:
         return False
 
 
+def start_url(folder: Path) -> str:
+    """Return the path of the URL at which JupyterLab opens: lab 00 if ``folder`` has it, otherwise the
+    launcher.
+    """
+    first = next((f"{lab.directory}/{lab.notebook}" for lab in labs() if lab.number == 0), None)
+    return f"/lab/tree/{first}" if first and (folder / first).is_file() else "/lab"
+
+
 def start_jupyterlab(folder: Path, port: int | None, browser: bool, exchange: ClassExchange) -> None:
     """Replace this process by JupyterLab on ``folder``, which prints its URL.
 
     This function does not return.
     """
     number = free_port(port)
-    config = write_jupyter_config(folder, exchange)
-    path = os.environ.get("JUPYTER_CONFIG_PATH")
-    environment = {
-        **_folders(),
-        **os.environ,
-        "JUPYTER_CONFIG_PATH": f"{config}{os.pathsep + path if path else ''}",
-    }
+    environment = _environment(write_jupyter_config(folder, exchange))
     # Jupyter requires --allow-root if the user is root, as in a container.
     options = [
         f"--ServerApp.root_dir={folder}",
         f"--port={number}",
         "--ServerApp.port_retries=0",
+        f"--LabApp.default_url={start_url(folder)}",
+        f"--ContentsManager.hide_globs={list(HIDDEN_FILES)!r}",
         "--log-level=WARN",
     ]
     options += [] if browser else ["--no-browser"]
     options += ["--allow-root"] if os.geteuid() == 0 else []
     sys.stdout.flush()
     os.execvpe(sys.executable, [sys.executable, "-m", "jupyterlab", *options], environment)
+
+
+def nbgrader_environment() -> dict[str, str]:
+    """Return the environment of commands of nbgrader: they find the exchange that `dlo lab` used last."""
+    config = state_dir() / "jupyter"
+    if not (config / "nbgrader_config.py").is_file():
+        config = write_jupyter_config(work_dir(), find_exchange())
+    return _environment(config)
+
+
+def _environment(config: Path) -> dict[str, str]:
+    path = os.environ.get("JUPYTER_CONFIG_PATH", "")
+    others = [place for place in path.split(os.pathsep) if place and place != str(config)]
+    return {**_folders(), **os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join([str(config), *others])}
 
 
 def _folders() -> dict[str, str]:
@@ -152,8 +183,7 @@ def write_jupyter_config(labs: Path, exchange: ClassExchange) -> Path:
         exchange.folder.mkdir(exist_ok=True)
         lines += ['c.CourseDirectory.course_id = "dlo"', f"c.Exchange.root = {str(exchange.folder)!r}"]
     write_text(folder / "nbgrader_config.py", "\n".join([*lines, ""]))
-    # JupyterLab asks for consent to fetch news, and a class may have no network.
-    write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(QUIET))
+    write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(SETTINGS))
     page = json.dumps({"disabledExtensions": NOT_FOR_STUDENTS})
     write_text(folder / "labconfig" / "page_config.json", page)
     return folder

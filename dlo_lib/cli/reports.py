@@ -1,4 +1,4 @@
-"""Print the progress and the reports of the judge in a terminal."""
+"""Print the progress and the reports of the judge in a terminal, and store their points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dlo_lib.grading.judge.report import Report
+from dlo_lib.grading.judge.report import NO_ATTEMPT, Report
+from dlo_lib.grading.notebook.progress import read_progress
 from dlo_lib.text import tr
 
 
@@ -40,6 +41,18 @@ def show_report(report: Report, console: Console) -> bool:
         )
     )
     return bool(report.questions) and report.points >= report.maximum
+
+
+def record_report(report: Report) -> None:
+    """Store the points of a report of the visible checks as the student's progress.
+
+    A notebook without an attempt changes nothing."""
+    if report.status == NO_ATTEMPT:
+        return
+    progress = read_progress(report.lab)
+    for name, question in report.questions.items():
+        progress.earned[name], progress.possible[name] = question.points, question.maximum
+    progress.save()
 
 
 def progress_bar(console: Console) -> Progress:

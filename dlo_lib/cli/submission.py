@@ -1,0 +1,63 @@
+"""`dlo submit`: hand a student's notebook in through the exchange of the class, by ``nbgrader submit``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from dlo_lib.cli.jupyter import nbgrader_environment
+from dlo_lib.cli.workspace import own_notebook
+from dlo_lib.errors import UserError
+from dlo_lib.grading.lab.course import find_lab
+from dlo_lib.text import tr
+
+NOT_RELEASED = (
+    "Assignment not found",
+    "Inbound directory doesn't exist",
+    "No course id",
+    "directory doesn't exist",
+)
+"""What nbgrader says if the exchange has no such lab."""
+
+
+def submit_lab(name: str) -> Path:
+    """Submit the student's folder of a lab and return its notebook.
+
+    Raises:
+        UserError: there is no copy of the lab, its folder has another name, the exchange of the class does
+            not have the lab, or nbgrader refuses the submission.
+    """
+    lab = find_lab(name)
+    notebook = own_notebook(name)
+    folder = notebook.parent.resolve()
+    if folder.name != lab.directory:  # nbgrader submits a lab under the name of its folder
+        raise UserError(
+            tr("{notebook} is not in a folder {lab}: move it there", notebook=notebook, lab=lab.directory)
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "nbgrader", "submit", lab.directory, "--Exchange.path_includes_course=False"],
+        cwd=folder.parent,
+        env=nbgrader_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return notebook
+    if any(text in done.stdout for text in NOT_RELEASED):
+        raise UserError(
+            tr(
+                "no exchange of a class has {lab}: hand in {notebook} as your instructor says, or name the "
+                "exchange once: dlo lab --exchange FOLDER",
+                lab=lab.directory,
+                notebook=notebook,
+            )
+        )
+    lines = [line for line in done.stdout.splitlines() if "nbgrader submit failed" not in line]
+    errors = [line for line in lines if "ERROR" in line] or lines[-1:] or [tr("no output")]
+    reason = re.sub(r"^\[[^]]*\]\s*", "", errors[0])  # the name of the program and the level
+    raise UserError(tr("nbgrader did not submit {lab}: {reason}", lab=lab.directory, reason=reason))

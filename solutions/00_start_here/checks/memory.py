@@ -1,0 +1,38 @@
+"""The visible checks of the state in memory, against a step of a small layer."""
+
+from __future__ import annotations
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import wrong_if
+
+from .twins import trained
+
+WEIGHTS = "only the weights are counted: add their gradients, and the {moments} tensors of the optimiser"
+NO_GRADIENTS = "the gradients are missing: they are one tensor as large as the weights"
+NO_STATE = "the state of the optimiser is missing: {moments} tensors as large as the weights"
+GB = "this is in GB (10⁹ bytes): 1 GiB is 2³⁰ bytes"
+BYTES = "this is in bytes: divide by 2**30"
+
+
+def state_of(student, t, moments: int) -> None:
+    """The state of a small layer after one step of an optimiser with ``moments`` tensors is the measured one."""
+    count, want = trained(t.integer(20, 40), t.integer(20, 40), moments)
+    got = t.number(student.state_gib(count, moments), "state_gib({count}, moments={moments})", count=count, moments=moments)
+    tensor = want / (2 + moments)
+    mistakes = {WEIGHTS: tensor, NO_GRADIENTS: want - tensor, NO_STATE: 2 * tensor, GB: want * 2**30 / 1e9, BYTES: want * 2**30}
+    wrong_if(t, got, want, mistakes, atol=0, moments=moments)
+    name = "state_gib({count}, moments={moments})"
+    t.close(got, want, name, rtol=1e-6, atol=0, count=count, moments=moments)
+
+
+@check("state", points=1)
+def check_adamw(student, t):
+    "AdamW, which keeps two tensors"
+    state_of(student, t, 2)
+
+
+@check("state", points=1)
+def check_sgd(student, t):
+    "SGD, with momentum and without"
+    for moments in (1, 0):
+        state_of(student, t, moments)

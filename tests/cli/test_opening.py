@@ -1,0 +1,101 @@
+"""`dlo lab` opens lab 00, its file browser shows the notebook of a lab, and `dlo submit` submits it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import dlo_lib
+from dlo_lib.cli import submission
+from dlo_lib.cli.jupyter import HIDDEN_FILES, ClassExchange, start_url, write_jupyter_config
+from dlo_lib.cli.reports import record_report
+from dlo_lib.cli.submission import submit_lab
+from dlo_lib.cli.workspace import update_workspace, work_dir
+from dlo_lib.errors import UserError
+from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
+from dlo_lib.grading.notebook.progress import read_progress
+
+LABS = Path(dlo_lib.__file__).parents[1] / "labs"
+
+
+def test_lab_00_opens_first(course: Path) -> None:
+    update_workspace()
+    assert start_url(work_dir()) == "/lab"
+    shutil.copytree(LABS / "00_start_here", course / "labs" / "00_start_here")
+    assert start_url(work_dir()) == "/lab"  # no copy yet
+    update_workspace()
+    assert start_url(work_dir()) == "/lab/tree/00_start_here/start_here.ipynb"
+
+
+def test_the_file_browser_lists_the_notebook_and_readable_modules(course: Path) -> None:
+    update_workspace()
+    files = {path.name for path in (work_dir() / "91_small").iterdir()}
+    assert {"small.ipynb", "lab.toml", "references.json"} <= files
+    assert not {name for name in files - set(HIDDEN_FILES) if not name.endswith((".ipynb", ".py", "checks"))}
+    config = write_jupyter_config(work_dir(), ClassExchange(None))
+    settings = json.loads((config / "labconfig" / "default_setting_overrides.json").read_text())
+    browser = settings["@jupyterlab/filebrowser-extension:browser"]
+    assert browser == {
+        "navigateToCurrentDirectory": True, "sortNotebooksFirst": True, "showLastModifiedColumn": False,
+    }  # fmt: skip
+
+
+def test_a_lab_is_submitted_through_the_exchange(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # nbgrader keeps a copy of what was submitted there
+    update_workspace()
+    exchange = tmp_path / "exchange"
+    for box in ("outbound/91_small", "inbound"):
+        (exchange / "dlo" / box).mkdir(parents=True)
+    shutil.copy(work_dir() / "91_small" / "small.ipynb", exchange / "dlo" / "outbound" / "91_small")
+    write_jupyter_config(work_dir(), ClassExchange(exchange))
+    assert submit_lab("small") == work_dir() / "91_small" / "small.ipynb"
+    (submitted,) = (exchange / "dlo" / "inbound").iterdir()
+    assert "+91_small+" in submitted.name
+    assert (submitted / "small.ipynb").read_bytes() == (work_dir() / "91_small" / "small.ipynb").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("printed", "says"),
+    [
+        ("[SubmitApp | ERROR] Assignment not found: /x", "no exchange of a class has 91_small: hand in "),
+        (
+            "[SubmitApp | INFO] Source: /x\n[SubmitApp | ERROR] Permission denied: /x\n"
+            "[SubmitApp | ERROR] nbgrader submit failed",
+            "nbgrader did not submit 91_small: Permission denied: /x$",
+        ),
+        ("", "nbgrader did not submit 91_small: no output"),
+    ],
+)
+def test_a_submission_that_fails_says_why(
+    course: Path, monkeypatch: pytest.MonkeyPatch, printed: str, says: str
+) -> None:
+    update_workspace()
+    done = subprocess.CompletedProcess([], 1, printed)
+    monkeypatch.setattr(submission.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(UserError, match=says):
+        submit_lab("small")
+
+
+def test_a_folder_with_another_name_is_not_submitted(
+    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update_workspace()
+    shutil.copytree(work_dir() / "91_small", tmp_path / "mine")
+    monkeypatch.chdir(tmp_path / "mine")
+    with pytest.raises(UserError, match="is not in a folder 91_small: move it there"):
+        submit_lab("small")
+
+
+def test_the_report_of_a_check_becomes_progress() -> None:
+    mean = QuestionReport("mean", 2.0, 3.0, "OK", ())
+    record_report(Report("00_start_here", NO_ATTEMPT, {"mean": mean}))
+    assert read_progress("00_start_here").earned == {}
+    record_report(Report("00_start_here", GRADED, {"mean": mean}))
+    progress = read_progress("00_start_here")
+    assert (progress.earned, progress.possible) == ({"mean": 2.0}, {"mean": 3.0})
