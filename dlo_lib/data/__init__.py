@@ -1,12 +1,14 @@
 """Token data sets by name, the sampler that distributes them over ranks, and data sets of small images.
 
 ``open`` finds a corpus, ``documents`` and ``tokens`` make sequences from it, ``sampler`` and ``batches``
-distribute them over ranks. ``images`` and the modules next to it hold data sets of small images. The room
-imports no other room.
+distribute them over ranks. ``images`` and the modules next to it hold data sets of small images, ``augment``
+augments them. ``balanced`` and ``feature_scaling`` prepare data. The room imports no other room.
 """
 
+from dlo_lib.data.balanced import balanced_order
 from dlo_lib.data.batches import batches, collate
 from dlo_lib.data.documents import Layout, TokenDataset
+from dlo_lib.data.feature_scaling import FeatureStatistics
 from dlo_lib.data.images import ImageData, LabelledImages, digits
 from dlo_lib.data.images_cifar import cifar10
 from dlo_lib.data.images_generated import Difficulty, Level, generated
@@ -20,6 +22,7 @@ __all__ = [
     "IGNORE_INDEX",
     "PADDING",
     "Difficulty",
+    "FeatureStatistics",
     "ImageData",
     "LabelledImages",
     "Layout",
@@ -28,6 +31,7 @@ __all__ = [
     "Split",
     "TokenDataset",
     "Uneven",
+    "balanced_order",
     "batches",
     "cifar10",
     "collate",

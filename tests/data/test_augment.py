@@ -170,10 +170,10 @@ def test_each_image_passes_its_own_operation():
     images, _ = batch(2 * len(OPERATIONS), 16, 16)
     augment = RandAugment(magnitude=15)
     drawn, signs = torch.arange(len(images)) % len(OPERATIONS), torch.tensor([1, -1]).repeat(len(OPERATIONS))
-    together = augment.apply(images, drawn, signs)
+    together = augment.augment(images, drawn, signs)
     for index in range(len(images)):
         one = slice(index, index + 1)
-        assert torch.equal(augment.apply(images[one], drawn[one], signs[one]), together[one])
+        assert torch.equal(augment.augment(images[one], drawn[one], signs[one]), together[one])
     unchanged = [
         OPERATIONS[index % len(OPERATIONS)]
         for index in range(len(images))

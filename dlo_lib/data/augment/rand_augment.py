@@ -58,10 +58,10 @@ class RandAugment(nn.Module):
         for _ in range(self.rounds):
             drawn = torch.randint(len(OPERATIONS), (len(images),), generator=self._generator)
             signs = torch.randint(2, (len(images),), generator=self._generator) * 2 - 1
-            images = self.apply(images, drawn.to(images.device), signs.to(images.device))
+            images = self.augment(images, drawn.to(images.device), signs.to(images.device))
         return images
 
-    def apply(self, images: Tensor, drawn: Tensor, signs: Tensor) -> Tensor:
+    def augment(self, images: Tensor, drawn: Tensor, signs: Tensor) -> Tensor:
         """Apply to each image the operation ``OPERATIONS[drawn]``, with its sign (both (batch,) int64)."""
         out = images.clone()
         for number, name in enumerate(OPERATIONS):
