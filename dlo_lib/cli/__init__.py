@@ -1,8 +1,8 @@
 """`dlo`, the command line. Bad input gives one line on stderr and exit status 2.
 
 ``app`` holds the commands; ``course``, ``grade``, ``make``, ``jobs`` and ``doctor`` hold groups of commands;
-``reports`` and ``workspace`` hold shared functions. The room imports all other rooms inside the commands,
-because `dlo --help` must not import torch or nbgrader.
+``reports`` and ``workspace`` hold shared functions; ``machine`` shows the doctor's findings in lab 00. The
+room imports all other rooms inside the commands, because `dlo --help` must not import torch or nbgrader.
 """
 
 from __future__ import annotations

@@ -29,19 +29,15 @@ JUPYTER = ("jupyterlab", "notebook", "nbclient", "jupytext", "ipykernel", "matpl
 
 def examine() -> list[Diagnosis]:
     """Check this machine. The only change is that a missing state folder is created."""
-    looks: list[Callable[[], Diagnosis]] = [
-        _python,
-        _torch,
-        _gpu,
-        _jupyter,
-        _nbgrader,
-        _ranks,
-        _slurm,
-        _sandbox,
-        _port,
-        _disk,
-    ]
-    return [*(look() for look in looks), *examine_cluster(), *([_course()] if in_a_course() else [])]
+    more: list[Callable[[], Diagnosis]] = [_slurm, _sandbox, _port]
+    of_course = [_course()] if in_a_course() else []
+    return [*examine_for_labs(), *(look() for look in more), *examine_cluster(), *of_course]
+
+
+def examine_for_labs() -> list[Diagnosis]:
+    """Check what the labs need on this machine: the required parts, and the GPU."""
+    looks: list[Callable[[], Diagnosis]] = [_python, _torch, _gpu, _jupyter, _nbgrader, _ranks, _disk]
+    return [look() for look in looks]
 
 
 def _python() -> Diagnosis:

@@ -1,5 +1,5 @@
 """Checks, the notebook's side of a lab, and grading. A notebook needs only ``from dlo_lib.grading import
-Lab``; lab 00 also shows ``start_page`` and ``machine``.
+Lab``; lab 00 also shows ``start_page``.
 
 Each room imports only rooms to its right, and not its neighbour on the same floor::
 
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlo_lib.grading.notebook.lab import Lab
-    from dlo_lib.grading.notebook.machine import machine
     from dlo_lib.grading.notebook.start_page import start_page
 
-__all__ = ["Lab", "machine", "start_page"]
+__all__ = ["Lab", "start_page"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,8 +29,4 @@ def __getattr__(name: str) -> Any:
         from dlo_lib.grading.notebook.start_page import start_page
 
         return start_page
-    if name == "machine":
-        from dlo_lib.grading.notebook.machine import machine
-
-        return machine
     raise AttributeError(name)

@@ -8,7 +8,8 @@
 # You need no GPU: the ranks are processes on this machine (gloo). The core exercises take about 15 minutes, and the
 # whole notebook takes about 20.
 #
-# Click on the next cell and press **Shift+Enter**: this runs the cell and goes to the next one.
+# Click on the next cell and press **Shift+Enter**: this runs the cell and goes to the next one. The cell shows the
+# map of the course; run it again whenever you return here.
 #
 # Words: rank (*rang*), deadlock (*interblocage*), memory footprint (*empreinte mémoire*).
 
@@ -18,11 +19,10 @@ from dlo_lib.grading import start_page
 start_page()
 
 # %% [markdown] id="map_text"
-# This is the page to return to: `dlo lab` and `make lab` open it. Run its cell again after a lab, and it shows your
-# new points.
+# `dlo lab` and `make lab` open this page. The cell shows your new points each time that you run it.
 #
-# - **Open** shows the notebook of a lab. Its files lie beside it in the browser on the left: the checks and the
-#   figures are there to be read.
+# - **Open** shows the notebook of a lab. The browser on the left then lists its modules: you may read the checks and
+#   the figures.
 # - **Check** runs the visible checks of a lab on its saved notebook, like `dlo check 04` in a terminal.
 # - **Submit** hands the saved notebook in, like `dlo submit 04`. You may submit as often as you like; the last one counts.
 #
@@ -34,7 +34,7 @@ start_page()
 # terminal, and also what only instructors and users of a cluster need.
 
 # %% id="show_machine" tags=["demo"]
-from dlo_lib.grading import machine
+from dlo_lib.cli.machine import machine
 
 machine()
 
@@ -90,9 +90,10 @@ from dlo_lib.launch import run_ranks
 
 
 def own_number() -> str:
-    """Ask the other ranks for the mean of the numbers of all ranks."""
-    mine = float(dist.get_rank())
-    return f"rank {dist.get_rank()} has {mine:g}, the mean over {dist.get_world_size()} ranks is {float(mean_over_ranks(torch.tensor(mine))):g}"
+    """Return a line with this rank's number and the mean over all ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mean = mean_over_ranks(torch.tensor(float(rank)))
+    return f"rank {rank} has {rank}, the mean over {world} ranks is {float(mean):g}"
 
 
 print("\n".join(run_ranks(own_number, 4)))
@@ -138,8 +139,8 @@ except DeadLock as lock:
 #
 # **Core · 5 min · ●○○**
 #
-# Does one training step of a model with 3.2 billion parameters fit on a GPU of 80 GB, or of 40 GB? Three parts stay in
-# memory during the whole backward pass, with 4 bytes (fp32) for each parameter in each tensor:
+# Does one training step of a model with 3.2 billion parameters fit on a GPU of 80 GB, or of 40 GB? At the end of
+# backward, three parts are in memory, with 4 bytes (fp32) for each parameter in each tensor:
 #
 # - the weights: one tensor;
 # - their gradients: one tensor;
@@ -182,12 +183,13 @@ from dlo_lib.profiling import measure_memory, plot_memory
 
 report = measure_memory(MODEL, batch=1, seq=2048, parallel="none")
 print(compared(predicted_peak, {"peak": report.peak_bytes / 2**30}, "{:.1f} GiB".format))
-plot_memory(report, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}: one training step, one sequence of 2048 tokens")
+plot_memory(report, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}: one step, 2048 tokens")
 
 # %% [markdown] id="state_after"
-# The state alone is larger than the memory of an A100 of 40 GB (the dashed line), whatever the batch: data
-# parallelism, which gives every rank a copy of the whole model, cannot help. Labs 13 to 16 are about this wall and the
-# ways past it.
+# Weights and optimiser state stay, gradients grow during backward, and activations are largest when backward begins:
+# there is the peak. At the end of backward the state that you computed is in memory. It is larger than the memory of
+# an A100 of 40 GB (the dashed line), whatever the batch: data parallelism, which gives every rank a copy of the whole
+# model, cannot help. Labs 13 to 16 are about this limit, and the ways past it.
 #
 # ## 5 · Quiz
 #

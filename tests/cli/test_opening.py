@@ -11,7 +11,9 @@ import pytest
 
 import dlo_lib
 from dlo_lib.cli import submission
+from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.jupyter import HIDDEN_FILES, ClassExchange, start_url, write_jupyter_config
+from dlo_lib.cli.machine import shown_findings
 from dlo_lib.cli.reports import record_report
 from dlo_lib.cli.submission import submit_lab
 from dlo_lib.cli.workspace import update_workspace, work_dir
@@ -99,3 +101,14 @@ def test_the_report_of_a_check_becomes_progress() -> None:
     record_report(Report("00_start_here", GRADED, {"mean": mean}))
     progress = read_progress("00_start_here")
     assert (progress.earned, progress.possible) == ({"mean": 2.0}, {"mean": 3.0})
+
+
+def test_a_missing_part_is_shown_with_its_cure() -> None:
+    torch = Diagnosis("torch", True, "2.13", required=True)
+    ranks = Diagnosis("ranks", False, "no <name>", "set it", required=True)
+    gpu = Diagnosis("gpu", False, "none", "nothing to do")
+    assert shown_findings([torch, gpu]).text.startswith("This machine can run the labs.\n✓  torch")
+    shown = shown_findings([torch, ranks, gpu])
+    assert shown.text.startswith("The labs cannot run yet: see the cure for ranks.")
+    assert "set it" in shown.html
+    assert "no &lt;name&gt;" in shown.html

@@ -1,7 +1,6 @@
 """The notebook's side of a lab: ``from dlo_lib.grading import Lab``.
 
 The room holds ``Lab`` (checks, hints, quiz, references), the student's functions as checks call them in this
-process, the stored progress, and the two cells of lab 00 that show the course (``start_page``) and the
-``machine``.
+process, the stored progress, and ``start_page``, which shows the course in lab 00.
 Imports ``checks``, ``switch`` and ``lab``; no sandbox and no judge.
 """

@@ -7,9 +7,10 @@ from dlo_lib.labkit.compare import wrong_if
 
 from .twins import trained
 
-WEIGHTS = "only the weights are counted: add their gradients, and the {moments} tensors of the optimiser"
+WEIGHTS = "only the weights are counted: add their gradients, and the state of the optimiser"
 NO_GRADIENTS = "the gradients are missing: they are one tensor as large as the weights"
-NO_STATE = "the state of the optimiser is missing: {moments} tensors as large as the weights"
+NO_STATE = "the state of the optimiser is missing: with moments={moments} it is as large as {moments} times the weights"
+ONE_OF_TWO = "the gradients or the state of the optimiser are missing: each is as large as the weights"
 GB = "this is in GB (10⁹ bytes): 1 GiB is 2³⁰ bytes"
 BYTES = "this is in bytes: divide by 2**30"
 
@@ -19,7 +20,8 @@ def state_of(student, t, moments: int) -> None:
     count, want = trained(t.integer(20, 40), t.integer(20, 40), moments)
     got = t.number(student.state_gib(count, moments), "state_gib({count}, moments={moments})", count=count, moments=moments)
     tensor = want / (2 + moments)
-    mistakes = {WEIGHTS: tensor, NO_GRADIENTS: want - tensor, NO_STATE: 2 * tensor, GB: want * 2**30 / 1e9, BYTES: want * 2**30}
+    missing = {ONE_OF_TWO: 2 * tensor} if moments == 1 else {NO_GRADIENTS: want - tensor, NO_STATE: 2 * tensor}
+    mistakes = {WEIGHTS: tensor, **missing, GB: want * 2**30 / 1e9, BYTES: want * 2**30}
     wrong_if(t, got, want, mistakes, atol=0, moments=moments)
     name = "state_gib({count}, moments={moments})"
     t.close(got, want, name, rtol=1e-6, atol=0, count=count, moments=moments)

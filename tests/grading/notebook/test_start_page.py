@@ -13,7 +13,6 @@ from dlo_lib.grading.lab.course import LAB_FILE, course_root, source_labs
 from dlo_lib.grading.lab.modules import declared_points
 from dlo_lib.grading.lab.source import source_folder
 from dlo_lib.grading.notebook import start_page
-from dlo_lib.grading.notebook.machine import shown_findings
 from dlo_lib.grading.notebook.progress import read_progress
 from dlo_lib.grading.notebook.start_page import StartPage, labs_folder, run_command
 
@@ -115,16 +114,3 @@ def test_a_command_runs_where_dlo_is_not_in_the_path(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", "/nowhere")
     assert len(json.loads(run_command("labs", "--json", folder=tmp_path))) == len(source_labs())
     assert run_command("check", "no_lab", folder=tmp_path).startswith("dlo: unknown lab")
-
-
-def test_a_missing_part_is_shown_with_its_cure() -> None:
-    torch = {"name": "torch", "ok": True, "found": "2.13", "cure": "", "required": True}
-    ranks = {"name": "ranks", "ok": False, "found": "no <name>", "cure": "set it", "required": True}
-    gpu = {"name": "gpu", "ok": False, "found": "none", "cure": "nothing to do", "required": False}
-    slurm = {"name": "slurm", "ok": False, "found": "no sbatch", "cure": "log in", "required": False}
-    assert shown_findings([torch, gpu, slurm]).text.startswith("This machine can run the labs.\n✓  torch")
-    shown = shown_findings([torch, ranks, gpu, slurm])
-    assert shown.text.startswith("The labs cannot run yet: see the cure for ranks.")
-    assert "set it" in shown.html
-    assert "no &lt;name&gt;" in shown.html
-    assert "slurm" not in shown.html
