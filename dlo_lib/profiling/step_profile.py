@@ -65,8 +65,7 @@ class StepProfile:
         parts: the seconds of each part, as in the module's table; they add up to ``seconds``.
         operators: the number of operators in a step.
         largest: the seconds in a step of the five operators with the most time, by name. The time of
-        operators
-            that they call does not count.
+            operators that they call does not count.
         device_seconds: the time that the GPU was busy in a step; None without a GPU.
         trace: the file for Perfetto and TensorBoard; None if no folder was given.
     """
