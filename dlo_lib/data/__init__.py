@@ -2,7 +2,8 @@
 
 ``open`` finds a corpus, ``documents`` and ``tokens`` make sequences from it, ``sampler`` and ``batches``
 distribute them over ranks. ``images`` and the modules next to it hold data sets of small images, ``augment``
-augments them. ``balanced`` and ``feature_scaling`` prepare data. The room imports no other room.
+augments them. ``shards`` reads images from
+large files. ``balanced`` and ``feature_scaling`` prepare data. The room imports no other room.
 """
 
 from dlo_lib.data.balanced import balanced_order
@@ -14,6 +15,7 @@ from dlo_lib.data.images_cifar import cifar10
 from dlo_lib.data.images_generated import Difficulty, Level, generated
 from dlo_lib.data.open import Split, open_dataset
 from dlo_lib.data.sampler import PADDING, RankSampler, Uneven
+from dlo_lib.data.shards import ShardedImages, write_shards
 from dlo_lib.data.tokens import BYTE_VOCABULARY, END_OF_TEXT, IGNORE_INDEX, decode, encode
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Layout",
     "Level",
     "RankSampler",
+    "ShardedImages",
     "Split",
     "TokenDataset",
     "Uneven",
@@ -40,4 +43,5 @@ __all__ = [
     "encode",
     "generated",
     "open_dataset",
+    "write_shards",
 ]
