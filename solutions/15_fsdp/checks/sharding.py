@@ -21,9 +21,13 @@ from .twins import expected_units, packed_row, padded_size, rows_of
 # -- one flat buffer
 
 
-def tensors_of(t, count: int = 3) -> list[Tensor]:
-    """Matrices of odd sizes and a vector."""
-    return [*(t.normal(t.integer(2, 6), t.integer(2, 5)) for _ in range(count - 1)), t.normal(t.integer(3, 7))]
+def tensors_of(t, world: int) -> list[Tensor]:
+    """Two matrices and a vector, which need padding on several ranks."""
+
+    def draw() -> list[Tensor]:
+        return [*(t.normal(t.integer(2, 6), t.integer(2, 5)) for _ in range(2)), t.normal(t.integer(3, 7))]
+
+    return t.draw_until(draw, lambda tensors: world == 1 or sum(tensor.numel() for tensor in tensors) % world > 0)
 
 
 def flat_pieces(student, t, tensors: list[Tensor], world: int) -> list[Tensor]:
@@ -39,7 +43,7 @@ def flat_pieces(student, t, tensors: list[Tensor], world: int) -> list[Tensor]:
 def check_flat_shards(student, t):
     "The concatenated pieces are all tensors, followed by zeros"
     for world in (1, 2, 3, 4):
-        tensors = tensors_of(t)
+        tensors = tensors_of(t, world)
         got, want = torch.cat(flat_pieces(student, t, tensors, world)), torch.cat([tensor.flatten() for tensor in tensors])
         t.close(got[: want.numel()], want, "the pieces of all ranks together (world {world})", world=world, atol=0, rtol=0)
         t.that(not got[want.numel() :].any(), "the padding at the end should be zeros")
@@ -73,7 +77,7 @@ def flat_case(tensors: list[Tensor], world: int) -> list[dict]:
 def check_flat_whole(student, t):
     "flat_whole gives every rank all tensors, with one all-gather"
     for world in (1, 2, 3):
-        tensors = tensors_of(t)
+        tensors = tensors_of(t, world)
         case = flat_case(tensors, world)
         run = student.ranks(from_flat, case)
         for rank, got in enumerate(run.results):
