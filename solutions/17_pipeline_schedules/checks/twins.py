@@ -88,9 +88,20 @@ class StartCase:
         kind, stage, i = self.cell
         return f"{stage}{kind}{i}"
 
+    @property
+    def with_own_message(self) -> float:
+        """When it would start if an input from another stage of the same rank were a message."""
+        own = {name: self.send * (Action.parse(name).stage != self.cell[1]) for name in self.arrives}
+        return max([self.free[self.placement[self.cell[1]]], *(self.ended[name] + more for name, more in own.items())])
+
 
 def start_cases(t) -> list[StartCase]:
-    """Draw cells of a table on a line and of one in a V: of the first, an inner and the last stage, each kind."""
+    """Draw cells of a table on a line and of one in a V. In one of them an input comes from another stage of the same rank, without a message."""
+    return t.draw_until(lambda: _drawn_cases(t), lambda cases: any(case.with_own_message > case.start + 0.01 for case in cases))
+
+
+def _drawn_cases(t) -> list[StartCase]:
+    """Draw cells of both tables: of the first, an inner and the last stage, each kind."""
     cases = []
     for make in (schedules.zb_h1, schedules.zb_v):
         ranks = t.integer(3, 4)
