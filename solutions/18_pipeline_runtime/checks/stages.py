@@ -290,12 +290,14 @@ def is_cut(student, t, costs: list[float], stages: int) -> list[int]:
 @check("partition", points=1)
 def check_no_empty_stage(student, t):
     "No stage is empty"
-    costs = [float(t.integer(1, 3)) for _ in range(t.integer(6, 8))]
-    costs[t.integer(0, len(costs) - 1)] = 100.0  # more than all others together: a further stage cannot help, and still must not be empty
-    starts = is_cut(student, t, costs, len(costs) - t.integer(1, 2))
-    empty = [stage for stage, (start, end) in enumerate(zip(starts, [*starts[1:], len(costs)])) if start == end]
-    message = "stage {stage} is empty, your starts are {starts}: its rank has nothing to compute"
-    t.that(not empty, message, stage=empty[0] if empty else 0, starts=starts)
+    number = t.integer(6, 8)
+    for costly in (0, t.integer(1, number - 2), number - 1):  # where it stands decides which ways to break a tie leave a stage empty
+        costs = [float(t.integer(1, 3)) for _ in range(number)]
+        costs[costly] = 100.0  # more than all others together: a further stage cannot help, and still must not be empty
+        starts = is_cut(student, t, costs, number - t.integer(1, 2))
+        empty = [stage for stage, (start, end) in enumerate(zip(starts, [*starts[1:], number])) if start == end]
+        message = "stage {stage} is empty, your starts are {starts}: its rank has nothing to compute"
+        t.that(not empty, message, stage=empty[0] if empty else 0, starts=starts)
 
 
 @check("partition", points=2)
