@@ -132,7 +132,11 @@ def labs_folder() -> Path:
 
 def run_command(*arguments: str, folder: Path) -> str:
     """Run ``dlo`` with ``arguments`` in ``folder`` and return what it prints."""
-    environment = {**os.environ, "COLUMNS": str(COMMAND_WIDTH), "NO_COLOR": "1"}
+    # The kernel asks for colours, and an output in colour would also have each frame of a progress display.
+    kept = {
+        name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "CLICOLOR_FORCE")
+    }
+    environment = {**kept, "COLUMNS": str(COMMAND_WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
     done = subprocess.run(
         [*RUN_COMMAND, *arguments],
         cwd=folder,

@@ -112,5 +112,7 @@ def test_a_button_runs_its_command_and_reads_the_progress_again(
 
 def test_a_command_runs_where_dlo_is_not_in_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a kernel
+    monkeypatch.setenv("DLO_WORK", str(tmp_path / "none"))
     assert len(json.loads(run_command("labs", "--json", folder=tmp_path))) == len(source_labs())
-    assert run_command("check", "no_lab", folder=tmp_path).startswith("dlo: unknown lab")
+    assert run_command("submit", "0", folder=tmp_path).startswith("dlo: you have no copy")
