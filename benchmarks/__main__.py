@@ -55,8 +55,8 @@ def run(
     for row in module.rows(count):
         rows.append(row)
         measured = ", ".join(f"{name} {ratio}" for name, ratio in row.ratios().items() if ratio is not None)
-        parts = (f"{row.name} on {row.world_size}: {measured}", row.note)
-        print("; ".join(part for part in parts if part), file=sys.stderr)
+        parts = [part for part in (measured, row.note) if part]
+        print(f"{row.name} on {row.world_size}: {'; '.join(parts)}", file=sys.stderr)
         if len(rows) < module.ROWS:
             print(progress(len(rows), module.ROWS, time.monotonic() - began), file=sys.stderr)
     if as_json:

@@ -81,6 +81,14 @@ class Student(Protocol):
         """Return the value of a name, such as the answers of a quiz."""
         ...
 
+    def run(self, scenario: Scenario, **inputs: Any) -> Any:
+        """Return the result of ``scenario`` in the process that answers calls, without ranks.
+
+        For a function that takes or returns what is not plain data, such as another function. It starts no
+        process: a run on one rank starts one and loads all cells again.
+        """
+        ...
+
     def ranks(
         self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
     ) -> Run:
@@ -106,7 +114,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A function that runs beside the student's code on every rank, sent as source."""
+    """A function that runs beside the student's code, sent as source."""
 
     name: str
     source: str
@@ -137,10 +145,12 @@ def check(
 
 
 def scenario(function: Callable[..., Any]) -> Scenario:
-    """Make a function ``(student, rank, world, **inputs)`` a scenario.
+    """Make a function ``(student, rank, world, **inputs)`` a scenario for ``student.ranks``, or a function
+    ``(student, **inputs)`` one for ``student.run``.
 
-    Only its source is sent to the ranks. Besides builtins it may use ``torch``, ``dist`` (torch.distributed),
-    ``mark("...")``, at which the judge reads the rank's memory, and what it imports itself.
+    Only its source is sent to the student's processes. Besides builtins it may use ``torch`` and what it
+    imports itself, on ranks also ``dist`` (torch.distributed) and ``mark("...")``, at which the judge reads
+    the rank's memory.
 
     Raises:
         ValueError: it uses another name of its module, or ``student`` in another form than ``student.NAME``:

@@ -169,6 +169,10 @@ class RemoteStudent:
             self._attempt.quiz = self._ask(do="get", name=name)
         return self._attempt.quiz
 
+    def run(self, scenario: Scenario, **inputs: Any) -> Any:
+        """Return the result of ``scenario`` in the process for calls."""
+        return self._ask(do="run", name=scenario.name, source=scenario.source, inputs=inputs)
+
     def ranks(
         self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
     ) -> Run:

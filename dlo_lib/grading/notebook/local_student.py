@@ -19,7 +19,14 @@ from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.notebook.time_limit import TooLong, time_limit
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
-from dlo_lib.grading.switch.scenario import DirectNames, as_wrong, finished_run, names_used, run_scenario
+from dlo_lib.grading.switch.scenario import (
+    DirectNames,
+    as_wrong,
+    call_scenario,
+    finished_run,
+    names_used,
+    run_scenario,
+)
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.text import tr
 
@@ -47,16 +54,30 @@ class LocalStudent:
         def call(*args: Any, **kwargs: Any) -> Any:
             function = self.get_object(name)
             sent_args, sent_kwargs = round_trip(args), round_trip(kwargs)
-            try:
-                with time_limit(self._seconds):
-                    result = function(*sent_args, **sent_kwargs)
-            except TooLong as late:
-                raise Wrong(late.message(self._seconds), tr("your code did not end in time")) from None
-            except (Exception, SystemExit) as error:
-                raise as_wrong(fault_of(error)) from error
-            return _round_trip_result(result)
+            return self._limited(lambda: function(*sent_args, **sent_kwargs))
 
         return call
+
+    def run(self, scenario: Scenario, **inputs: Any) -> Any:
+        """Return the result of ``scenario`` in this process."""
+        student = DirectNames({name: self.get_object(name) for name in names_used(scenario)})
+        sent = round_trip(inputs)
+        return self._limited(lambda: call_scenario(scenario, student, sent))
+
+    def _limited(self, call: Callable[[], Any]) -> Any:
+        """Return the result of ``call``, the student's code, as plain data.
+
+        Raises:
+            Wrong: it raised an exception, did not end in time, or returned something else.
+        """
+        try:
+            with time_limit(self._seconds):
+                result = call()
+        except TooLong as late:
+            raise Wrong(late.message(self._seconds), tr("your code did not end in time")) from None
+        except (Exception, SystemExit) as error:
+            raise as_wrong(fault_of(error)) from error
+        return _round_trip_result(result)
 
     def get(self, name: str) -> Any:
         """Return the value of a name, as plain data."""

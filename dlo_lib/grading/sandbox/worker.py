@@ -36,7 +36,7 @@ from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.sandbox.channel import Channel
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.switch.scenario import DirectNames, run_scenario
+from dlo_lib.grading.switch.scenario import DirectNames, call_scenario, names_used, run_scenario
 
 MAX_OUTPUT = 1 << 20  # characters of one cell; more output is reported as cut
 # Magics that define nothing, and the help of a name. IPython overwrites 3 to 4 MiB of memory for each.
@@ -140,6 +140,11 @@ def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel)
         case "call":
             with _silence():
                 return _lookup(names, request["name"])(*request["args"], **request["kwargs"])
+        case "run":
+            scenario = Scenario(request["name"], request["source"])
+            student = DirectNames({name: _lookup(names, name) for name in names_used(scenario)})
+            with _silence():
+                return call_scenario(scenario, student, request["inputs"])
         case "rank":
             with _silence():
                 return run_rank(request, names, channel)

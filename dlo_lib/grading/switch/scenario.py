@@ -1,5 +1,5 @@
-"""Run a scenario on a rank and build the ``Run`` that a check gets; notebooks and the judge share this
-module.
+"""Run a scenario, on a rank or without ranks, and build the ``Run`` that a check gets; notebooks and the
+judge share this module.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ def run_scenario(
     result = scope[scenario.name](student, rank, world, **inputs)
     link.report_unwaited()
     return result
+
+
+def call_scenario(scenario: Scenario, student: Any, inputs: Mapping[str, Any]) -> Any:
+    """Run a scenario from its source without ranks, in the process that answers calls."""
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(scenario.source, f"<scenario {scenario.name}>", "exec"), scope)
+    return scope[scenario.name](student, **inputs)
 
 
 def _compiled(scenario: Scenario, mark: Callable[[str], None]) -> CodeType:

@@ -8,7 +8,7 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
-def search(student, rank, world, limits, budget):
+def search(student, limits, budget):
     """The answer for each limit, with at most ``budget`` calls of ``fits`` for each."""
 
     def answer(limit):

@@ -68,7 +68,7 @@ def check_sweep_factor(student, t):
 
 
 @scenario
-def tested(student, rank, world, weight, batches, rates):
+def tested(student, weight, batches, rates):
     """A range test on a small model: its result, and the weight of the model afterwards."""
     net = torch.nn.Sequential(torch.nn.Linear(*reversed(weight.shape), bias=False), torch.nn.Tanh())
     net[0].weight.data.copy_(weight)
@@ -88,7 +88,7 @@ def check_range_losses(student, t):
     "The losses while the rate grows"
     for _ in range(2):
         case = test_case(t)
-        losses, _ = t.items(student.ranks(tested, [case]).results[0], 2, "the result")
+        losses, _ = t.items(student.run(tested, **case), 2, "the result")
         count = len(case["rates"])
         got = torch.tensor([t.number(loss, "a loss") for loss in t.items(losses, count, "the list of losses")])
         known = {way: torch.tensor(values) for way, values in descent(**case).items()}
@@ -108,7 +108,7 @@ def tested_first(t, losses) -> None:
 def check_range_weights_back(student, t):
     "The weights are restored"
     case = test_case(t)
-    losses, weight = t.items(student.ranks(tested, [case]).results[0], 2, "the result")
+    losses, weight = t.items(student.run(tested, **case), 2, "the result")
     tested_first(t, losses)
     off = (t.tensor(weight, "the weight after the test", shape=case["weight"].shape) - case["weight"]).abs().max()
     message = "The test has changed a weight of the model by {off:.2g}: copy the values first (clone), and restore them at the end."
@@ -116,7 +116,7 @@ def check_range_weights_back(student, t):
 
 
 @scenario
-def tested_with_norm(student, rank, world, batches, rates, training):
+def tested_with_norm(student, batches, rates, training):
     """The running mean and the mode of a model after a range test, and its modes during the test."""
     net = torch.nn.Sequential(torch.nn.BatchNorm1d(batches[0].shape[1]), torch.nn.Linear(batches[0].shape[1], 1))
     net.train(training)
@@ -139,7 +139,7 @@ def norm_case(t, training: bool) -> dict:
 @check("range_test", points=1, seconds=30)
 def check_buffers_back(student, t):
     "The running means are restored"
-    before, after, *_, losses = t.items(student.ranks(tested_with_norm, [norm_case(t, True)]).results[0], 5, "the result")
+    before, after, *_, losses = t.items(student.run(tested_with_norm, **norm_case(t, True)), 5, "the result")
     tested_first(t, losses)
     off = (t.tensor(after, "the running mean after the test", shape=before.shape) - before).abs().max()
     message = (
@@ -152,7 +152,7 @@ def check_buffers_back(student, t):
 def check_modes(student, t):
     "The model is in training mode during the test, and in its previous mode afterwards"
     for training in (True, False):
-        *_, mode, modes, losses = t.items(student.ranks(tested_with_norm, [norm_case(t, training)]).results[0], 5, "the result")
+        *_, mode, modes, losses = t.items(student.run(tested_with_norm, **norm_case(t, training)), 5, "the result")
         tested_first(t, losses)
         known = type(modes) is list and all(type(each) is bool for each in modes)
         t.that(known and all(modes), "During the test the model is in evaluation mode: call model.train() before the first batch.")
@@ -399,7 +399,7 @@ def check_empty_phases(student, t):
 
 
 @scenario
-def followed(student, rank, world, table, peaks, steps):
+def followed(student, table, peaks, steps):
     """The learning rates of all groups, at the start and after each step; ``table`` has more factors than steps."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": peak} for peak in peaks]
     optimizer = torch.optim.SGD(groups, lr=1.0)
@@ -425,7 +425,7 @@ def check_follow(student, t):
     steps, peak = t.integer(3, 7), t.uniform(0.01, 0.5)
     further = [t.uniform(0.2, 0.9) for _ in range(steps + 3)]
     table = further[: steps + 1]
-    found = rows(t, student.ranks(followed, [{"table": further, "peaks": [peak], "steps": steps}]).results[0], steps + 1, 1)
+    found = rows(t, student.run(followed, table=further, peaks=[peak], steps=steps), steps + 1, 1)
     flat, running = [row[0] for row in found], peak * table[0]
     compound = [running := running * factor if step else running for step, factor in enumerate(table)]
     late = [peak * table[max(0, step - 1)] for step in range(len(table))]
@@ -449,7 +449,7 @@ def check_groups(student, t):
     "The constructor sets each parameter group to its own peak times factor(0)"
     peaks, factor = [t.uniform(0.01, 0.5) for _ in range(3)], t.uniform(0.2, 0.9)
     table = [factor, t.uniform(0.2, 0.9)]
-    (got,) = rows(t, student.ranks(followed, [{"table": table, "peaks": peaks, "steps": 0}]).results[0], 1, 3)
+    (got,) = rows(t, student.run(followed, table=table, peaks=peaks, steps=0), 1, 3)
     mistakes = {
         "The constructor leaves the rates unchanged: it has to set each to peak × factor(0).": peaks,
         "The constructor already uses factor(1): the first step has factor(0).": [peak * table[1] for peak in peaks],
@@ -461,7 +461,7 @@ def check_groups(student, t):
 
 
 @scenario
-def resumed(student, rank, world, table, peaks, other_peaks, before, after):
+def resumed(student, table, peaks, other_peaks, before, after):
     """The rates after a resume: a run stops after some steps, and a new optimiser and schedule load its state."""
     import json
 
@@ -495,7 +495,7 @@ def resume_of(student, t, other_peaks: bool) -> tuple[object, list[list[float]],
     others = [t.uniform(0.01, 0.5) for _ in range(2)] if other_peaks else peaks
     table = [t.uniform(0.2, 0.9) for _ in range(before + after + 3)]  # two more, for a run that is ahead
     case = {"table": table, "peaks": peaks, "other_peaks": others, "before": before, "after": after}
-    stored, seen = t.items(student.ranks(resumed, [case]).results[0], 2, "the result")
+    stored, seen = t.items(student.run(resumed, **case), 2, "the result")
     return stored, rows(t, seen, after + 1, 2), case
 
 

@@ -15,14 +15,14 @@ from .twins import IGNORED, card, drawn, measured, sharing
 
 
 def found(student, t, limit: int, budget: int) -> int:
-    return t.number(student.ranks(search, [{"limits": [limit], "budget": budget}]).results[0][0], "largest_batch(fits)")
+    return t.number(student.run(search, limits=[limit], budget=budget)[0], "largest_batch(fits)")
 
 
 @check("largest", points=2)
 def check_exact(student, t):
     "The answer is exact"
     limits = [*range(1, 71), t.integer(71, 150)]
-    (answers,) = student.ranks(search, [{"limits": limits, "budget": 200}]).results
+    answers = student.run(search, limits=limits, budget=200)
     for limit, answer in zip(limits, t.items(answers, len(limits), "the answers of largest_batch")):
         got = t.number(answer, "largest_batch(fits)")
         if got < limit:

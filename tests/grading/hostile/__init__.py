@@ -8,6 +8,10 @@ One answer, in ``cells/``:
     results   values that are no valid results        escapes   code that attacks the judge
     endings   code that does not end            ranks     blocked, forged, unused collectives; answers of the
     library
+
+``CLASS`` is graded as a class: all whole notebooks, because what they change also reaches the gradebook and
+the graded notebooks, and each tenth answer. All answers are judged without a class too, which costs a fifth
+of the CPU time.
 """
 
 from __future__ import annotations
@@ -23,4 +27,5 @@ from hostile.loud import LOUD
 ANSWERS = Family()
 for file in ("results", "escapes", "endings", "ranks"):
     ANSWERS.read(Path(__file__).parent / "cells" / f"{file}.py")
-CASES = [case for family in (FILES, FRAMES, HONEST, LOUD, ANSWERS) for case in family.cases]
+JUDGED = ANSWERS.cases
+CLASS = [case for family in (FILES, FRAMES, HONEST, LOUD) for case in family.cases] + JUDGED[::10]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import ctypes
+import functools
 import json
 import os
 import shutil
@@ -13,28 +14,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from hostile import CASES
+from hostile import CLASS, JUDGED
 from hostile.case import ALL, LAB, NOTEBOOK, Case, Notebook, cell, own_cell, write
 
 from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
 from dlo_lib.grading.judge.client import JudgeClient
-from dlo_lib.grading.judge.judge import judge_answer, zygote_for
+from dlo_lib.grading.judge.environment import environment
+from dlo_lib.grading.judge.judge import Judge, judge_answer, open_submission, zygote_for
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
+from dlo_lib.grading.judge.report import Report
 from dlo_lib.grading.judge.report_store import report_file
 from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.release import release_notebook
-from dlo_lib.grading.lab.source import build_notebook, notebook_text, read_lab, source_notebook
+from dlo_lib.grading.lab.source import LabSource, build_notebook, notebook_text, read_lab, source_notebook
+from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import find_isolation
 from dlo_lib.grading.sandbox.limits import descendants
 from dlo_lib.grading.sandbox.lockdown import PR_SET_CHILD_SUBREAPER
+from dlo_lib.grading.switch import exchange, server
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,6 +50,8 @@ pytestmark = [
 ]
 HOME = Path(__file__).parents[1] / "hostile" / "course"
 GRADERS_DEADLINE = 2400  # a generous limit for a loaded machine
+SMALL = 64 << 20  # bytes that the switch holds for ranks that receive nothing
+SECRET = "the same inputs in every class"
 ROWS_OF_THE_LIST = [*map(str, range(1, 26)), "23b", "23c"]  # 26 is a separate test
 
 
@@ -101,12 +109,16 @@ class Graded:
         file = report_file(self.course / "grades" / LAB / "reports", student)
         if not file.is_file():  # there is no submission
             return ""
-        report = json.loads(file.read_text(encoding="utf-8"))["report"]
-        checks = [
-            check["message"] for question in report["questions"].values() for check in question["checks"]
-        ]
-        notes = [question["note"] for question in report["questions"].values()]
-        return "\n".join([report["status"], *report["warnings"], *checks, *notes])
+        return messages(json.loads(file.read_text(encoding="utf-8"))["report"])
+
+
+def messages(report: dict[str, Any]) -> str:
+    """Return all messages of a report."""
+    questions = report["questions"].values()
+    checks = [check["message"] for question in questions for check in question["checks"]]
+    return "\n".join(
+        [report["status"], *report["warnings"], *checks, *(question["note"] for question in questions)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +140,11 @@ def in_checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def new_class(home: Path, course: Path, cases: list[Case]) -> Path:
     """Create a course with the honest four, one student without submission, and the students of ``cases``."""
     create_course(course, students=[*HONEST, ABSENT, *(case.student for case in cases)])
-    (course / SECRET_FILE).write_text("the same inputs in every class\n")
+    (course / SECRET_FILE).write_text(f"{SECRET}\n")
     source = home / "solutions" / LAB
     build_notebook(source)
     assert open_course(course).generate_assignment(LAB)["success"]
-    reference, released = (as_json(make(source)) for make in (source_notebook, release_notebook))
+    reference, released = notebooks(source)
     for alter in (ada, blaise, chloe, dorothy):
         notebook = json.loads(json.dumps(reference))
         alter(notebook, released)
@@ -145,6 +157,12 @@ def new_class(home: Path, course: Path, cases: list[Case]) -> Path:
     for case in cases:
         write(case, reference, released, course)
     return course
+
+
+@functools.cache
+def notebooks(source: Path) -> tuple[Notebook, Notebook]:
+    """Return the lab's notebook with the solutions, and as released."""
+    return as_json(source_notebook(source)), as_json(release_notebook(source))
 
 
 def as_json(notebook: Any) -> Notebook:
@@ -195,7 +213,19 @@ def alone(home: Path, judges: JudgeClient, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def leftovers(judges: JudgeClient) -> Iterator[set[int]]:
+def lab(home: Path) -> LabSource:
+    return read_lab(home / "solutions" / LAB)
+
+
+@pytest.fixture(scope="module")
+def zygote(lab: LabSource) -> Iterator[Zygote]:
+    """The zygote of the cases without a class."""
+    with environment({"CLASS_SECRET": "keep this secret"}), zygote_for(lab) as running:
+        yield running.wait()
+
+
+@pytest.fixture(scope="module")
+def leftovers(judges: JudgeClient, zygote: Zygote) -> Iterator[set[int]]:
     """The processes that the grader left; they are children of this process."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -206,17 +236,19 @@ def leftovers(judges: JudgeClient) -> Iterator[set[int]]:
 @pytest.fixture(scope="module")
 def together(home: Path, leftovers: set[int], tmp_path_factory: pytest.TempPathFactory) -> Graded:
     """All students in one class."""
-    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CASES))
+    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CLASS))
 
 
 def test_every_row_of_the_list_is_a_case() -> None:
-    assert {case.row for case in CASES} - {""} == set(ROWS_OF_THE_LIST)
-    assert len({case.student for case in CASES}) == len(CASES)
+    cases = {case.student: case for case in [*CLASS, *JUDGED]}
+    assert {case.row for case in cases.values()} - {""} == set(ROWS_OF_THE_LIST)
+    for each in (CLASS, JUDGED):
+        assert len({case.student for case in each}) == len(each)
 
 
 def test_the_batch_ends_well_with_one_row_for_each_student_of_the_roster(together: Graded) -> None:
     assert together.status == 0, together.said
-    assert list(together.rows()) == sorted([*HONEST, ABSENT, *(case.student for case in CASES)])
+    assert list(together.rows()) == sorted([*HONEST, ABSENT, *(case.student for case in CLASS)])
     assert len(together.lines()) == len(together.rows())
 
 
@@ -229,26 +261,60 @@ def test_honest_rows_are_those_of_a_batch_without_the_others(alone: Graded, toge
         assert student == ABSENT or mine[0].read_bytes() == mine[1].read_bytes()
 
 
-@pytest.mark.parametrize(
-    "case", CASES, ids=lambda case: f"{case.row}-{case.student}" if case.row else case.student
-)
-def test_case(together: Graded, case: Case) -> None:
-    row = together.rows()[case.student]
-    points = {name: question["points"] for name, question in row["questions"].items() if question["points"]}
-    said = together.messages(case.student)
-    assert points == case.points, said
-    assert row["status"].startswith(case.status), said
+def name_of(case: Case) -> str:
+    return f"{case.row}-{case.student}" if case.row else case.student
+
+
+def compare(case: Case, points: dict[str, float], status: str, said: str) -> None:
+    assert {name: earned for name, earned in points.items() if earned} == case.points, said
+    assert status.startswith(case.status), said
     assert case.says in said
-    assert case.status != "GRADED" or row["status"] == "GRADED", said
-    assert "GRADER_ERROR" not in row["status"], said
+    assert case.status != "GRADED" or status == "GRADED", said
+    assert "GRADER_ERROR" not in status, said
+
+
+@pytest.mark.parametrize("case", CLASS, ids=name_of)
+def test_case(together: Graded, case: Case) -> None:
+    row, said = together.rows()[case.student], together.messages(case.student)
+    compare(case, {name: each["points"] for name, each in row["questions"].items()}, row["status"], said)
     assert "keep this secret" not in said
+
+
+@pytest.mark.parametrize("case", JUDGED, ids=name_of)
+def test_judged(
+    lab: LabSource, zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """A submission without a class. Ranks may hold less than in a class, so that a bomb is small."""
+    monkeypatch.setattr(exchange, "MAX_HELD", SMALL)
+    monkeypatch.setattr(server, "MAX_HELD", SMALL)
+    write(case, *notebooks(lab.folder), tmp_path)
+    report = judged(tmp_path / "submitted" / case.student / LAB / NOTEBOOK, lab, zygote)
+    points = {name: question.points for name, question in report.questions.items()}
+    said = messages(asdict(report))
+    compare(case, points, report.status, said)
+    assert "keep this secret" not in said
+    assert not pwned(tmp_path)
+
+
+def judged(path: Path, lab: LabSource, zygote: Zygote) -> Report:
+    """Judge a notebook as a class does: again if it waited for a processor until its time was over."""
+    checks = load_checks(lab.folder, lab.folder)
+    opened = open_submission(path, lab, checks)
+    if isinstance(opened, Report):
+        return opened
+    for _ in range(2):
+        judge = Judge(lab, checks, SECRET, zygote)
+        report = judge.judge(*opened)
+        if not judge.crowded:
+            break
+    return report
 
 
 def test_the_answers_of_the_library_would_pass_without_the_block() -> None:
     """So the cases of row 25 lose points because of what they call, not because of how they call it."""
     lab = read_lab(HOME / "solutions" / LAB)
     open_lab = replace(lab, info=replace(lab.info, taught=()))
-    answers = {case.student: case for case in CASES if case.row == "25"}
+    answers = {case.student: case for case in JUDGED if case.row == "25"}
     with zygote_for(open_lab) as zygote:
         for student, case in answers.items():
             notebook = as_json(source_notebook(lab.folder))
@@ -257,13 +323,14 @@ def test_the_answers_of_the_library_would_pass_without_the_block() -> None:
             assert report.points == ALL["fsdp"], (student, report)
 
 
+def pwned(course: Path) -> list[Path]:
+    """Return the files that an attack has written to a course or to folders that are known."""
+    known = [path for folder in ("/tmp", "/dev/shm", Path.cwd()) for path in Path(folder).glob("pwned*")]
+    return [*course.glob("**/pwned*"), *known]
+
+
 def test_nothing_was_written_outside(together: Graded) -> None:
-    everywhere = [together.course, Path("/tmp"), Path("/dev/shm"), Path.cwd()]
-    assert not [
-        path
-        for folder in everywhere
-        for path in folder.glob("**/pwned*" if folder == together.course else "pwned*")
-    ]
+    assert not pwned(together.course)
 
 
 def test_no_process_is_left(together: Graded, leftovers: set[int]) -> None:
@@ -288,7 +355,7 @@ def test_a_killed_and_resumed_batch_gives_the_same_table(
 ) -> None:
     """Row 26, with those of each family that cost little; without those that state no status, because theirs
     depends on the machine's speed. The small class is killed twice, see test_batch.py."""
-    cases = [case for case in CASES if case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
+    cases = [case for case in CLASS if case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
     course = new_class(home, tmp_path / "course", cases)
     grader = subprocess.Popen(
         command("--resume"), cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
