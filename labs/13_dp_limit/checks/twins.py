@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -61,7 +62,8 @@ def before_loss(report: MemoryReport, part: Part) -> int:
 def when_largest(report: MemoryReport, part: Part, phase: Phase) -> int:
     """The sum of all parts at the moment within ``phase`` when ``part`` holds most."""
     inside = [index for index, event in enumerate(report.events) if event.phase is phase]
-    return max(int(report.total[index]) for index in inside if report.timeline[part][index] == report.timeline[part][inside].max())
+    held = report.timeline[part][inside]
+    return int(report.total[inside][held == held.max()].max())
 
 
 STATE = {"weights": Part.WEIGHTS, "optimizer": Part.OPTIMIZER_STATE, "gradients": Part.GRADIENTS, "temporaries": Part.STEP_TEMPORARIES}
@@ -95,6 +97,14 @@ def kept_by_a_block(config: LlamaConfig, batch: int, seq: int) -> int:
         return sum(storage.nbytes() for storage in storages.values())
 
     return saved(2 * batch) - saved(batch)
+
+
+@twin
+def gradient_of_all(weight: torch.Tensor, inputs: list[torch.Tensor], targets: list[torch.Tensor]) -> torch.Tensor:
+    """The gradient of the mean loss over all valid tokens of all ranks, in one process."""
+    alone = weight.clone().requires_grad_()
+    loss = F.cross_entropy((torch.cat(inputs) @ alone).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED)
+    return torch.autograd.grad(loss, alone)[0]
 
 
 def block_case(t) -> tuple[LlamaConfig, int, int]:

@@ -9,7 +9,7 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near
 
 from .scenarios import one_gradient, search
-from .twins import IGNORED, card, drawn, measured, sharing
+from .twins import IGNORED, card, drawn, gradient_of_all, measured, sharing
 
 # -- largest
 
@@ -106,9 +106,7 @@ def gradients(student, t, valid: list[int], tokens: int = 12):
         own[t.shuffled(range(tokens))[number:]] = IGNORED
         targets.append(own.view(2, tokens // 2))
     run = student.ranks(one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)])
-    alone = weight.clone().requires_grad_()
-    F.cross_entropy((torch.cat(inputs) @ alone).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED).backward()
-    return [t.items(result, 2, "the result of a rank") for result in run.results], alone.grad
+    return [t.items(result, 2, "the result of a rank") for result in run.results], gradient_of_all(weight, inputs, targets)
 
 
 def same_direction(t, ranks, want: torch.Tensor, message: str) -> None:
