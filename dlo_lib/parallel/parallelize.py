@@ -171,7 +171,14 @@ def _cut_matrices(
             )
         styles = llama_styles(model.config)
     group = mesh.group_along("tp")
-    return parallelize_tensor(model, group, styles, sequence_parallel=plan.sequence_parallel, values=values)
+    return parallelize_tensor(
+        model,
+        group,
+        styles,
+        sequence_parallel=plan.sequence_parallel,
+        async_tp=plan.async_tp,
+        values=values,
+    )
 
 
 def _cut_experts(

@@ -44,6 +44,7 @@ class ParallelPlan:
         pp, dp_replicate, dp_shard, cp, tp, ep: the number of ranks along each dimension of the mesh
             (``parallel.mesh``). One of them may be 0, which means all remaining ranks.
         sequence_parallel: whether norms and dropouts compute on parts of the sequence, along ``tp``.
+        async_tp: whether these parts travel during the products of the layers; with ``sequence_parallel``.
         context_kind: the form of attention over the ranks of ``cp``.
         context_inner: the ranks that exchange heads, for ``ContextKind.COMBINED``.
         sequence_placement: the assignment of tokens to the ranks of ``cp``.
@@ -70,6 +71,7 @@ class ParallelPlan:
     tp: int = 1
     ep: int = 1
     sequence_parallel: bool = False
+    async_tp: bool = False
     context_kind: ContextKind = ContextKind.RING
     context_inner: int | None = None
     sequence_placement: SequencePlacement = SequencePlacement.ZIGZAG
@@ -86,6 +88,11 @@ class ParallelPlan:
             self.sequence_layout  # noqa: B018 (checks context_inner)
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence parallelism is along tp, which is 1: use tp 2 or more, or leave it out")
+        if self.async_tp and not self.sequence_parallel:
+            raise UserError(
+                "asynchronous tensor parallelism cuts the gathers of sequence parallelism: "
+                "add sequence_parallel, or leave async_tp out"
+            )
         if self.stage is ZeroStage.NONE and self.dp_shard != 1 and self.ep == 1:
             raise UserError(
                 f"dp_shard is {self.dp_shard} and nothing is sharded: "

@@ -65,6 +65,9 @@ class TrainConfig:
     sequence_parallel: Annotated[
         bool, Option("with --tp, norms compute on parts of the sequence", same_on_resume=False)
     ] = False
+    async_tp: Annotated[
+        bool, Option("with --sequence-parallel, these parts travel during the products", same_on_resume=False)
+    ] = False
     ep: Annotated[int, Option("parts of the experts (expert parallelism)", same_on_resume=False)] = 1
     schedule: Annotated[ScheduleKind, Option("of a pipeline: the order of forwards and backwards")] = (
         ScheduleKind.ONE_F_ONE_B
@@ -145,6 +148,8 @@ class TrainConfig:
             self._at_least(name, 1)
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
+        if self.async_tp and not self.sequence_parallel:
+            raise UserError("async-tp needs sequence-parallel: add --sequence-parallel, or leave it out")
         self._check_seq()
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
@@ -187,7 +192,7 @@ class TrainConfig:
             f"{name} {size}" for name in ("pp", "dp_replicate", "dp_shard") if (size := getattr(self, name))
         ]
         degrees += [f"{name} {size}" for name in ("cp", "tp", "ep") if (size := getattr(self, name)) > 1]
-        degrees += ["sequence_parallel"] if self.sequence_parallel else []
+        degrees += [name for name in ("sequence_parallel", "async_tp") if getattr(self, name)]
         short = [self.parallel.value] if self.parallel is not ShortForm.NONE or not degrees else []
         return " ".join(short + degrees)
 
@@ -208,6 +213,7 @@ class TrainConfig:
             tp=self.tp,
             ep=self.ep,
             sequence_parallel=self.sequence_parallel,
+            async_tp=self.async_tp,
             context_kind=self.context_kind,
             context_inner=self.context_inner or None,
             schedule=self.schedule if pipelined else None,

@@ -2,7 +2,8 @@
 one all-reduce in forward and one in backward. With sequence parallelism, the norms and dropouts compute on
 parts of the sequence, and a reduce-scatter and an all-gather replace each all-reduce.
 
-``functions`` has the communication as autograd functions. ``linear``, ``embedding`` and ``cross_entropy`` are
+``functions`` has the communication as autograd functions. ``async_tp`` has it in pieces that travel during
+the products. ``linear``, ``embedding`` and ``cross_entropy`` are
 the layers. ``style`` defines how a module is cut, ``styles`` has the styles of known models, ``apply`` cuts a
 model in place, and ``wrapper`` implements the protocol of wrappers. ``dropout`` has the random numbers.
 Imports ``sharding`` and the modules of ``parallel``, and no other room of it.

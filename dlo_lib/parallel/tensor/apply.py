@@ -38,6 +38,7 @@ def parallelize_tensor(
     styles: Styles,
     *,
     sequence_parallel: bool = False,
+    async_tp: bool = False,
     values: Values | None = None,
 ) -> TensorLayout:
     """Cut ``model`` over the ranks of ``group``, in place; called by every rank. Modules without a style
@@ -49,15 +50,23 @@ def parallelize_tensor(
         styles: by patterns of names.
         sequence_parallel: whether the modules between a row linear and a column linear compute on parts of
             the sequence.
+        async_tp: whether the parts of the sequence travel during the products of the linears (``async_tp``);
+            needs ``sequence_parallel``.
         values: returns the value of a parameter, for a model on the meta device; None for the values of the
             model.
 
     Returns the layout of the parameters, for ``TensorParallel``.
 
     Raises:
-        UserError: a pattern matches no module, or a style refuses a module.
+        UserError: a pattern matches no module, a style refuses a module, or ``async_tp`` is without
+            ``sequence_parallel``.
     """
-    cutter = ParamCutter(TensorGroup(group), sequence_parallel, values)
+    if async_tp and not sequence_parallel:
+        raise UserError(
+            "asynchronous tensor parallelism cuts the gathers of sequence parallelism: "
+            "add sequence_parallel, or leave async_tp out"
+        )
+    cutter = ParamCutter(TensorGroup(group), sequence_parallel, async_tp, values)
     for pattern, style in styles.items():
         matches = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+")).fullmatch
         names = [name for name, _ in model.named_modules(remove_duplicate=False) if matches(name)]

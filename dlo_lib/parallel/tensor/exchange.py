@@ -90,7 +90,7 @@ class TensorGroup:
         Raises:
             UserError: the size of the dimension is not a multiple of the number of ranks.
         """
-        _check_divides(x.shape[dim], self.ranks)
+        check_divides(x.shape[dim], self.ranks)
         return x.chunk(self.ranks, dim)[self.rank]
 
 
@@ -105,7 +105,7 @@ def _joined(parts: Tensor, dim: int) -> Tensor:
 
 def _parted(x: Tensor, dim: int, ranks: int) -> Tensor:
     """Return the parts of ``x`` along ``dim``, (ranks, ...), in contiguous memory."""
-    _check_divides(x.shape[dim], ranks)
+    check_divides(x.shape[dim], ranks)
     if math.prod(x.shape[:dim]) == 1:
         shape = list(x.shape)
         shape[dim] //= ranks
@@ -113,7 +113,12 @@ def _parted(x: Tensor, dim: int, ranks: int) -> Tensor:
     return torch.stack(x.chunk(ranks, dim))
 
 
-def _check_divides(size: int, ranks: int) -> None:
+def check_divides(size: int, ranks: int) -> None:
+    """Check that a sequence of ``size`` tokens has equal parts on all ranks.
+
+    Raises:
+        UserError: it has not. The message names degrees and lengths that fit.
+    """
     if size % ranks:
         raise UserError(
             f"a sequence of {size} is not a multiple of tp {ranks}: "

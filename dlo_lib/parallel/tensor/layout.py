@@ -77,11 +77,14 @@ class ParamCutter:
     Args:
         group: the ranks.
         sequence_parallel: whether blocks compute on parts of the sequence.
+        async_tp: whether these parts travel during the products.
         values: returns the value of a parameter on the meta device; None if the model has values.
     """
 
-    def __init__(self, group: TensorGroup, sequence_parallel: bool, values: Values | None) -> None:
-        self.group, self.sequence_parallel = group, sequence_parallel
+    def __init__(
+        self, group: TensorGroup, sequence_parallel: bool, async_tp: bool, values: Values | None
+    ) -> None:
+        self.group, self.sequence_parallel, self.async_tp = group, sequence_parallel, async_tp
         self._values = values
         self.head: tuple[int, int] | None = None
         self._part_of: dict[nn.Parameter, ParamPart] = {}

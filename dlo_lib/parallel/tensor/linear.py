@@ -13,7 +13,8 @@ Several column linears with the same input (queries, keys and values; gate and u
 
 With sequence parallelism, x of a column linear and y of a row linear are parts (..., seq / t, hidden): an
 all-gather before, and a reduce-scatter after, replace the all-reduces. The gathered input is kept for
-backward.
+backward. With asynchronous tensor parallelism, these are cut into pieces that travel during the products
+(``async_tp``), in forward and in backward.
 
 Memory per rank: 1/t of the weight, its gradient and its optimiser state.
 """
@@ -27,11 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlo_lib.parallel.tensor.exchange import TensorGroup
+from dlo_lib.parallel.tensor.async_tp import compute_and_scatter, gather_and_use
+from dlo_lib.parallel.tensor.exchange import Result, TensorGroup, check_divides
 from dlo_lib.parallel.tensor.functions import (
     SEQUENCE,
     gather_from_group,
-    gather_sequence,
     reduce_from_group,
     scatter_sequence,
 )
@@ -45,6 +46,7 @@ class ColumnLinear(nn.Module):
         bias: (out / t,) or None.
         group: the ranks.
         sequence_parallel: whether the input is this rank's part of the sequence.
+        async_tp: whether the parts of the sequence travel during the products; with ``sequence_parallel``.
         gather_output: whether the output has the features of all ranks. Their numbers must be equal.
     """
 
@@ -55,13 +57,15 @@ class ColumnLinear(nn.Module):
         group: TensorGroup,
         *,
         sequence_parallel: bool = False,
+        async_tp: bool = False,
         gather_output: bool = False,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight, bias
         self.group = group
-        self.sequence_parallel, self.gather_output = sequence_parallel, gather_output
+        self.sequence_parallel, self.async_tp = sequence_parallel, async_tp
+        self.gather_output = gather_output
         self.shared = SharedColumns([self])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,6 +85,7 @@ class RowLinear(nn.Module):
         bias: (out,), whole, or None.
         group: the ranks.
         sequence_parallel: whether the output is this rank's part of the sequence.
+        async_tp: whether the parts of the sequence travel during the products; with ``sequence_parallel``.
     """
 
     def __init__(
@@ -90,18 +95,21 @@ class RowLinear(nn.Module):
         group: TensorGroup,
         *,
         sequence_parallel: bool = False,
+        async_tp: bool = False,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight, self.bias = weight, bias
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.group, self.sequence_parallel, self.async_tp = group, sequence_parallel, async_tp
 
     def forward(self, x: Tensor) -> Tensor:
-        partial = F.linear(x, self.weight)  # (..., seq, in / t) @ (in / t, out)
-        if self.sequence_parallel:
-            y = scatter_sequence(partial, self.group)
+        if self.async_tp:
+            x, weight = _in_autocast_dtype(x, self.weight)
+            y: Tensor = _AsyncRow.apply(x, weight, self.group)
+        elif self.sequence_parallel:
+            y = scatter_sequence(F.linear(x, self.weight), self.group)  # (..., seq, in / t) @ (in / t, out)
         else:
-            y = reduce_from_group(partial, self.group)
+            y = reduce_from_group(F.linear(x, self.weight), self.group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
@@ -112,37 +120,28 @@ class SharedColumns:
     """Column linears that are called with the same input tensor, one after another. The first call computes
     the outputs of all, and the later calls return theirs.
 
-    With sequence parallelism, ``gather_for`` gathers the input of the module around them, because attention
-    takes the number of tokens from its input.
+    With sequence parallelism, attention takes the number of tokens from its input, so ``gather_for`` gathers
+    the input of the module around the linears and computes their outputs before the module is called.
 
     Args:
-        linears: members with the same ``group`` and ``sequence_parallel``.
+        linears: members with the same ``group``, ``sequence_parallel`` and ``async_tp``.
     """
 
     def __init__(self, linears: Sequence[ColumnLinear]) -> None:
         self.linears = list(linears)
         self._input: Tensor | None = None
-        self._part: Tensor | None = None  # of the sequence, if ``_gathered`` is the whole input
-        self._gathered: Tensor | None = None
         self._outputs: dict[ColumnLinear, Tensor] = {}
 
     def gather_for(self, module: nn.Module) -> None:
         """Gather the first tensor in the arguments of ``module`` along the sequence before each forward."""
 
-        def gather(tensor: Tensor) -> Tensor:
-            if torch.is_autocast_enabled(tensor.device.type):
-                tensor = tensor.to(torch.get_autocast_dtype(tensor.device.type))
-            self._part = tensor
-            self._gathered = gather_sequence(tensor, self.linears[0].group)
-            return self._gathered
-
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             for index, value in enumerate(args):
                 if isinstance(value, Tensor):
-                    return (*args[:index], gather(value), *args[index + 1 :]), kwargs
+                    return (*args[:index], self._compute(value), *args[index + 1 :]), kwargs
             for key, value in kwargs.items():
                 if isinstance(value, Tensor):
-                    return args, {**kwargs, key: gather(value)}
+                    return args, {**kwargs, key: self._compute(value)}
             return args, kwargs
 
         module.register_forward_pre_hook(before, with_kwargs=True)
@@ -150,73 +149,140 @@ class SharedColumns:
     def output_of(self, linear: ColumnLinear, x: Tensor) -> Tensor:
         """Return the output of ``linear`` for the input ``x``."""
         if x is not self._input or linear not in self._outputs:
-            self._input, self._outputs = x, dict(zip(self.linears, self._compute(x)))
+            self._compute(x)
+            self._input = x
         output = self._outputs.pop(linear)
         if not self._outputs:
-            self._input = self._part = self._gathered = None
+            self._input = None
         return output
 
-    def _compute(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _compute(self, x: Tensor) -> Tensor:
+        """Compute the outputs of all linears, and return the input of the whole sequence."""
         params: list[Tensor | None] = [each.weight for each in self.linears]
         params += [each.bias for each in self.linears]
-        whole = None
-        if self._part is not None and x is self._gathered:
-            # The gradient of the part does not pass through ``gather_sequence``, so that ``_Columns`` reduces
-            # it during the computation of the gradients of the weights.
-            x, whole = self._part, x.detach()
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x = x.to(dtype)
-            params = [None if param is None else param.to(dtype) for param in params]
+        x, *params = _in_autocast_dtype(x, *params)
         first = self.linears[0]
-        outputs: tuple[Tensor, ...] = _Columns.apply(x, whole, first.group, first.sequence_parallel, *params)
-        return outputs
+        self._input, *outputs = _Columns.apply(
+            x, first.group, first.sequence_parallel, first.async_tp, *params
+        )
+        self._outputs = dict(zip(self.linears, outputs))
+        return self._input
+
+
+def _in_autocast_dtype(x: Tensor, *params: Tensor | None) -> Any:
+    """Return the tensors in the dtype of products under autocast, if it is on."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x, *params
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), *(None if param is None else param.to(dtype) for param in params)
 
 
 class _Columns(torch.autograd.Function):
+    """Returns the input of the whole sequence, which others may use too, and the outputs of the linears."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        whole: Tensor | None,
         group: TensorGroup,
         sequence_parallel: bool,
+        async_tp: bool,
         *params: Tensor | None,
     ) -> tuple[Tensor, ...]:
         count = len(params) // 2
         weights, biases = params[:count], params[count:]
-        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        ctx.group, ctx.sequence_parallel, ctx.async_tp = group, sequence_parallel, async_tp
         ctx.set_materialize_grads(False)
-        if sequence_parallel:
-            x = group.all_gather(x, SEQUENCE)() if whole is None else whole  # (..., seq, in)
-        ctx.save_for_backward(x, *weights)
-        return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))  # type: ignore[arg-type]
+        if async_tp:
+            tokens = x.shape[SEQUENCE]
+            shape = (*x.shape[:SEQUENCE], group.ranks * tokens)
+            outputs = [x.new_empty(*shape, weight.shape[0]) for weight in weights if weight is not None]
+
+            def use(number: int, part: Tensor) -> None:
+                for output, weight, bias in zip(outputs, weights, biases):
+                    place = output.narrow(SEQUENCE, number * tokens, tokens)
+                    place.copy_(F.linear(part, weight, bias))  # type: ignore[arg-type]
+
+            whole = gather_and_use(x, group, use)
+        else:
+            whole = group.all_gather(x, SEQUENCE)() if sequence_parallel else x  # (..., seq, in)
+            outputs = [F.linear(whole, weight, bias) for weight, bias in zip(weights, biases)]  # type: ignore[arg-type]
+        if whole is x:
+            whole = x.view_as(x)
+        ctx.save_for_backward(whole, *weights)
+        return whole, *outputs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        x, *weights = ctx.saved_tensors
+    def backward(ctx: Any, grad_whole: Tensor | None, *grads: Tensor | None) -> Any:
+        whole, *weights = ctx.saved_tensors
         group: TensorGroup = ctx.group
-        flat_x = x.flatten(0, -2)  # (tokens, in)
-        rows = [None if grad is None else grad.reshape(-1, grad.shape[-1]) for grad in grads]
-        wait = None
-        if ctx.needs_input_grad[0]:
-            grad_x = torch.zeros_like(flat_x) if all(row is None for row in rows) else None
-            for row, weight in zip(rows, weights):
-                if row is not None:
-                    grad_x = row @ weight if grad_x is None else grad_x.addmm_(row, weight)
-            assert grad_x is not None
-            grad_x = grad_x.view(x.shape)
+        terms = [(grad, weight) for grad, weight in zip(grads, weights) if grad is not None]
+
+        def grad_of(tokens: slice) -> Tensor:
+            """The gradient of these tokens of the input, on this rank alone."""
+            found = None if grad_whole is None else grad_whole[..., tokens, :].clone().flatten(0, -2)
+            for grad, weight in terms:
+                row = grad[..., tokens, :].reshape(-1, grad.shape[-1])
+                found = row @ weight if found is None else found.addmm_(row, weight)
+            like = whole[..., tokens, :]
+            return torch.zeros_like(like) if found is None else found.view(like.shape)
+
+        grad_x: Tensor | None = None
+        exchange: Result | None = None
+        if ctx.needs_input_grad[0] and ctx.async_tp:
+            size = whole.shape[SEQUENCE] // group.ranks
+            grad_x = compute_and_scatter(
+                lambda number: grad_of(slice(number * size, (number + 1) * size)), group
+            )
+        elif ctx.needs_input_grad[0]:
             # The gradients of the weights below are computed during this exchange.
-            wait = (
-                group.reduce_scatter(grad_x, SEQUENCE) if ctx.sequence_parallel else group.all_reduce(grad_x)
+            partial = grad_of(slice(None))
+            exchange = (
+                group.reduce_scatter(partial, SEQUENCE)
+                if ctx.sequence_parallel
+                else group.all_reduce(partial)
             )
         needed = ctx.needs_input_grad[4:]
         count = len(weights)
+        flat = whole.flatten(0, -2)  # (tokens, in)
+        rows = [None if grad is None else grad.reshape(-1, grad.shape[-1]) for grad in grads]
         grad_weights = [
-            row.t() @ flat_x if row is not None and needs else None  # (out / t, tokens) @ (tokens, in)
+            row.t() @ flat if row is not None and needs else None  # (out / t, tokens) @ (tokens, in)
             for row, needs in zip(rows, needed[:count])
         ]
         grad_biases = [
             row.sum(0) if row is not None and needs else None for row, needs in zip(rows, needed[count:])
         ]
-        return (None if wait is None else wait(), None, None, None, *grad_weights, *grad_biases)
+        if exchange is not None:
+            grad_x = exchange()
+        return grad_x, None, None, None, *grad_weights, *grad_biases
+
+
+class _AsyncRow(torch.autograd.Function):
+    """The product and the reduce-scatter of a row linear, in pieces."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, group: TensorGroup) -> Tensor:
+        check_divides(x.shape[SEQUENCE], group.ranks)
+        ctx.group = group
+        ctx.save_for_backward(x, weight)
+        size = x.shape[SEQUENCE] // group.ranks
+        return compute_and_scatter(
+            lambda number: F.linear(x.narrow(SEQUENCE, number * size, size), weight), group
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        size = grad.shape[SEQUENCE]
+
+        def use(number: int, part: Tensor) -> None:
+            if grad_x is not None:
+                grad_x.narrow(SEQUENCE, number * size, size).copy_(part @ weight)
+
+        whole = gather_and_use(grad, ctx.group, use)  # (..., seq, out)
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = whole.flatten(0, -2).t() @ x.reshape(-1, x.shape[-1])
+        return grad_x, grad_weight, None

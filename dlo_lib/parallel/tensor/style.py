@@ -66,6 +66,7 @@ class ColumnParallel(TensorStyle):
             bias,
             cutter.group,
             sequence_parallel=cutter.sequence_parallel,
+            async_tp=cutter.async_tp,
             gather_output=self.gather_output,
         )
 
@@ -86,7 +87,13 @@ class RowParallel(TensorStyle):
         weight = cutter.cut(module.weight, 1, name=f"{name}.weight")
         if module.bias is not None:
             cutter.keep_whole(module.bias, partial=cutter.sequence_parallel)
-        return RowLinear(weight, module.bias, cutter.group, sequence_parallel=cutter.sequence_parallel)
+        return RowLinear(
+            weight,
+            module.bias,
+            cutter.group,
+            sequence_parallel=cutter.sequence_parallel,
+            async_tp=cutter.async_tp,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,13 @@ class VocabParallelHead(TensorStyle):
         bias = None if module.bias is None else cutter.cut(module.bias, 0, name=f"{name}.bias")
         rows = -(-module.out_features // cutter.group.ranks)
         cutter.head = (cutter.group.rank * rows, module.out_features)
-        return ColumnLinear(weight, bias, cutter.group, sequence_parallel=cutter.sequence_parallel)
+        return ColumnLinear(
+            weight,
+            bias,
+            cutter.group,
+            sequence_parallel=cutter.sequence_parallel,
+            async_tp=cutter.async_tp,
+        )
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ PLANS = {
     "tp": ParallelPlan(tp=2),
     "tp, heads of keys shared by two ranks": ParallelPlan(tp=4),
     "tp and sp, heads shared": ParallelPlan(tp=4, sequence_parallel=True),
+    "async tp, heads shared": ParallelPlan(tp=4, sequence_parallel=True, async_tp=True),
     "tp and sp": ParallelPlan(tp=2, sequence_parallel=True),
     "tp x ddp": ParallelPlan(tp=2, dp_replicate=2),
     "tp x fsdp": ParallelPlan(tp=2, dp_shard=2),

@@ -26,7 +26,7 @@ CONFIG = LlamaConfig(
 )
 
 
-def build(layers: int, sequence_parallel: bool) -> TensorParallel:
+def build(layers: int, sequence_parallel: bool, async_tp: bool = False) -> TensorParallel:
     config = replace(CONFIG, num_layers=layers)
     model = Llama(config, dtype=torch.float64)
     assert dist.group.WORLD is not None
@@ -35,18 +35,19 @@ def build(layers: int, sequence_parallel: bool) -> TensorParallel:
         dist.group.WORLD,
         llama_styles(config),
         sequence_parallel=sequence_parallel,
+        async_tp=async_tp,
     )
     scale_partial_grads(model, layout)
     return TensorParallel(model, layout)
 
 
-def traffic(layers: int, sequence_parallel: bool) -> dict[str, tuple[int, float]]:
-    """Of each kind of collective in one forward and backward: the number of calls, and the bytes sent."""
-    model = build(layers, sequence_parallel)
+def traffic(layers: int, sequence_parallel: bool, async_tp: bool = False) -> dict[str, tuple[int, float]]:
+    """Of each kind of call in one forward and backward: the number of calls, and the bytes sent."""
+    model = build(layers, sequence_parallel, async_tp)
     tokens = torch.arange(BATCH * SEQ).view(BATCH, SEQ)
     with trace_collectives() as trace:
         model.summed_cross_entropy(model(tokens), tokens).backward()
-    kinds = ("all_reduce", "all_gather", "reduce_scatter")
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", *(("send", "recv") if async_tp else ()))
     found = {kind: (trace.count(kind), trace.ring_bytes(kind)) for kind in kinds}
     assert sum(count for count, _ in found.values()) == trace.count()
     with trace_collectives() as after:
