@@ -20,6 +20,7 @@ Cost: 12 bytes per parameter (fp32 and AdamW), written by all ranks together, wi
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from dlo_lib.errors import UserError, no_space
 from dlo_lib.parallel.flat_part import FlatPart
 from dlo_lib.parallel.protocol import (
     FlatRange,
-    ParallelModel,
+    ModelParts,
     ParamShard,
     SplitDim,
     local_optimizer,
@@ -47,7 +48,7 @@ Meshes = dict[dist.ProcessGroup, DeviceMesh]
 
 
 def save_sharded(
-    folder: str | Path, model: ParallelModel, optimizer: torch.optim.Optimizer | None = None
+    folder: str | Path, model: ModelParts, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Write the parameters and buffers of ``model``, and the state of ``optimizer``, to ``folder``; called by
     every rank.
@@ -80,7 +81,7 @@ def save_sharded(
 
 
 def load_sharded(
-    folder: str | Path, model: ParallelModel, optimizer: torch.optim.Optimizer | None = None
+    folder: str | Path, model: ModelParts, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Load a checkpoint of ``save_sharded``, which another number of ranks may have written; called by every
     rank.
@@ -117,7 +118,31 @@ def load_sharded(
         _load_optimizer(optimizer, model, values, state)
 
 
-def _model_state(model: ParallelModel, meshes: Meshes) -> dict[str, Any]:
+def load_whole_optimizer(
+    model: ModelParts,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]],
+) -> None:
+    """Load this rank's part of the state of an optimiser that one process has saved.
+
+    Args:
+        state: the values of each parameter, by its name and the key; values for each element have the shape
+            of the whole parameter.
+        groups: the hyper-parameters of each group, with the names of its parameters in ``params``.
+
+    Raises:
+        UserError: the optimiser has other groups of parameters.
+    """
+    values = {}
+    for shard in stepped_shards(model, optimizer):
+        for key, value in state.get(shard.name, {}).items():
+            whole = isinstance(value, Tensor) and value.shape == shard.shape and bool(shard.shape)
+            values[f"optimizer.state.{shard.name}.{key}"] = shard.of(value).clone() if whole else value
+    _load_optimizer(optimizer, model, values, {"optimizer.groups": json.dumps(groups)})
+
+
+def _model_state(model: ModelParts, meshes: Meshes) -> dict[str, Any]:
     """Return the parameters of this rank, which a load overwrites in place, and the buffers."""
     state: dict[str, Any] = {}
     for shard in model.shards():
@@ -169,7 +194,7 @@ def _is_part(value: object, shard: ParamShard) -> bool:
     return isinstance(value, Tensor) and value.shape == shard.param.shape
 
 
-def _names(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+def _names(model: ModelParts, optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """Return the names of the parameters of each group; empty lists for a pipeline, whose ranks hold
     different ones."""
     if not model.holds_every_param:
@@ -211,7 +236,7 @@ def _check_shapes(folder: str | Path, state: dict[str, Any], stored: dict[str, A
 
 def _load_optimizer(
     optimizer: torch.optim.Optimizer,
-    model: ParallelModel,
+    model: ModelParts,
     values: dict[str, Any],
     state: dict[str, Any],
 ) -> None:

@@ -93,6 +93,21 @@ class ParamShard:
             sizes[split.dim] = rows
         return tuple(offsets)
 
+    def of(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a tensor with the shape of the whole parameter, such as a moment. It is
+        a view where the part is a box."""
+        if not self.shape:
+            return whole.reshape(-1)[: self.param.numel()].view(self.param.shape)
+        part = whole
+        for place in self.placement:
+            if isinstance(place, SplitDim):
+                part = part.narrow(place.dim, *place.rows(part.shape[place.dim]))
+            else:
+                outer_first = sorted(range(part.dim()), key=lambda dim: -self.strides[dim])
+                elements = part.permute(outer_first).reshape(-1)  # in the order of memory
+                part = elements[place.start : place.start + self.param.numel()]
+        return part.reshape(self.param.shape)
+
 
 @runtime_checkable
 class ParallelModel(Protocol):
@@ -125,6 +140,34 @@ class ParallelModel(Protocol):
 
     def observe_memory(self, observer: MemoryObserver) -> None:
         """Report the tensors of the wrapper to ``observer``, now and each time new ones are allocated."""
+
+
+class ModelParts(Protocol):
+    """What a checkpoint needs of a model: a part of ``ParallelModel``."""
+
+    @property
+    def holds_every_param(self) -> bool:
+        """As in ``ParallelModel``."""
+
+    def shards(self) -> list[ParamShard]:
+        """As in ``ParallelModel``."""
+
+    def unwrapped(self) -> Sequence[nn.Module]:
+        """As in ``ParallelModel``."""
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """The parts of a model in one process, without a process group: all of it."""
+
+    module: nn.Module
+    holds_every_param = True
+
+    def shards(self) -> list[ParamShard]:
+        return whole_params(self.module)
+
+    def unwrapped(self) -> Sequence[nn.Module]:
+        return [self.module]
 
 
 class MemoryObserver(Protocol):
@@ -194,7 +237,7 @@ def shard_groups(shards: Iterable[ParamShard]) -> list[dist.ProcessGroup]:
     return list(dict.fromkeys(split.group for split in splits if isinstance(split, SplitDim)))
 
 
-def stepped_shards(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[ParamShard]:
+def stepped_shards(model: ModelParts, optimizer: torch.optim.Optimizer) -> list[ParamShard]:
     """Return the shards that ``optimizer`` updates: its pieces if it shards the parameters itself, otherwise
     the shards of the model."""
     cut: Callable[[list[ParamShard]], list[ParamShard]] | None = getattr(optimizer, "shards", None)

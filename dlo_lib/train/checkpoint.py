@@ -7,7 +7,10 @@ A run resumes from them bit for bit; a checkpoint is complete or absent.
 rank (random states, position in the data) and ``checkpoint.json`` with the remaining state and the size and
 CRC-32 of every file. These files are not pickled, so a checkpoint can be read without running code from it.
 Sharded training does not write a full model: ``sharded/`` has the format of ``torch.distributed.checkpoint``
-(which is pickled) with one file per rank and can be resumed on another number of ranks.
+(which is pickled) with one file per rank.
+
+A run may resume with another plan on another number of ranks: a rank reads its parts of either form. The
+random states of the ranks are restored only if the plan is the same.
 
 A checkpoint is written as ``.step-000100.part``, synced, and renamed when every rank has written its part.
 Then the link ``latest`` is set to it, and old checkpoints are removed last. The newest folder ``step-*`` is
@@ -31,7 +34,7 @@ from dlo_lib import progress
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
-from dlo_lib.parallel.protocol import ParallelModel
+from dlo_lib.parallel.protocol import ParallelModel, WholeModel
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control
 from dlo_lib.train.disk import writing
@@ -54,7 +57,10 @@ STEP = re.compile(r"step-(\d+)")  # the name of a checkpoint
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk, with the content of its ``checkpoint.json``."""
+    """A complete checkpoint on disk, with the content of its ``checkpoint.json``.
+
+    ``sequences`` is the number of sequences in a step of all ranks; None in checkpoints of older versions.
+    """
 
     folder: Path
     step: int
@@ -62,23 +68,30 @@ class Checkpoint:
     world_size: int
     config: dict[str, Any]
     scaler: dict[str, Any] | None
+    sequences: int | None = None
 
-    def restore(self, state: TrainState, rank: int, world_size: int, control: Control) -> None:
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank has written its part of the model."""
+        return (self.folder / SHARDED).is_dir()
+
+    def restore(
+        self, state: TrainState, config: TrainConfig, rank: int, world_size: int, control: Control
+    ) -> None:
         """Restore the optimiser, the scaler and the sampler; every rank calls it.
 
-        The random states of the ranks are restored if the number of ranks is unchanged. Shards of the model
-        are read here; a full model was loaded when it was built."""
-        sharded = (self.folder / SHARDED).is_dir()
-        if sharded:
+        The random states of the ranks are restored if the plan and the number of ranks are unchanged. Shards
+        of the model are read here; a full model was loaded when it was built."""
+        if self.sharded:
             # 0.7 s on each rank, which others need not pay
             from dlo_lib.parallel.checkpoint import load_sharded
 
-            assert isinstance(state.spread, ParallelModel)
-            load_sharded(self.folder / SHARDED, state.spread, state.optimizer)
+            parts = state.spread if isinstance(state.spread, ParallelModel) else WholeModel(state.spread)
+            load_sharded(self.folder / SHARDED, parts, state.optimizer)
         with control.together():
-            if not sharded:
+            if not self.sharded:
                 load_optimizer(self.folder / OPTIMIZER, state)
-            if world_size == self.world_size:
+            if world_size == self.world_size and config.same_plan(self.config):
                 load_rank(self.folder / _rank_file(rank), state)
             else:
                 load_place_in_data(self.folder / _rank_file(0), state)
@@ -173,6 +186,7 @@ def _write_manifest(folder: Path, state: TrainState, config: TrainConfig, world_
         "world_size": world_size,
         "config": config.plain(),
         "scaler": state.scaler.state_dict() if state.scaler is not None else None,
+        "sequences": state.sampler.batch * state.sampler.world_size * config.accumulation,
         "files": files,
     }
     write_text(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -212,6 +226,8 @@ def _verified(folder: Path) -> Checkpoint:
 def _check_types(checkpoint: Checkpoint, files: Any) -> None:
     """Raise ``TypeError`` if a value of ``checkpoint.json`` has another type than ``save`` writes."""
     numbers = [checkpoint.step, checkpoint.tokens, checkpoint.world_size]
+    if checkpoint.sequences is not None:
+        numbers.append(checkpoint.sequences)
     for entry in files.values():
         numbers.append(entry["bytes"])
         numbers.append(entry["crc32"])

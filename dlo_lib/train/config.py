@@ -44,15 +44,23 @@ class TrainConfig:
     model: Annotated[
         str, Option("name of a configuration, or checkpoint to start from: folder, or name below $DSDIR")
     ] = "tiny"
-    parallel: Annotated[ShortForm, Option("how the work is distributed over ranks, in short")] = (
-        ShortForm.NONE
-    )
-    pp: Annotated[int, Option("stages of a pipeline; 0: 1, with --parallel pp the ranks of a node")] = 0
+    parallel: Annotated[
+        ShortForm, Option("how the work is distributed over ranks, in short", same_on_resume=False)
+    ] = ShortForm.NONE
+    pp: Annotated[
+        int,
+        Option("stages of a pipeline; 0: 1, with --parallel pp the ranks of a node", same_on_resume=False),
+    ] = 0
     dp_replicate: Annotated[
-        int, Option("copies of the model with different data; 0: the remaining ranks")
+        int,
+        Option("copies of the model with different data; 0: the remaining ranks", same_on_resume=False),
     ] = 0
     dp_shard: Annotated[
-        int, Option("ranks that share one copy in shards; 0: as --parallel says, with hsdp those of a node")
+        int,
+        Option(
+            "ranks that share one copy in shards; 0: as --parallel says, with hsdp those of a node",
+            same_on_resume=False,
+        ),
     ] = 0
     cp: Annotated[int, Option("parts of each sequence (context parallelism)", same_on_resume=False)] = 1
     context_kind: Annotated[
@@ -69,9 +77,9 @@ class TrainConfig:
         bool, Option("with --sequence-parallel, these parts travel during the products", same_on_resume=False)
     ] = False
     ep: Annotated[int, Option("parts of the experts (expert parallelism)", same_on_resume=False)] = 1
-    schedule: Annotated[ScheduleKind, Option("of a pipeline: the order of forwards and backwards")] = (
-        ScheduleKind.ONE_F_ONE_B
-    )
+    schedule: Annotated[
+        ScheduleKind, Option("of a pipeline: the order of forwards and backwards", same_on_resume=False)
+    ] = ScheduleKind.ONE_F_ONE_B
     data: Annotated[str, Option("name of a data set, or folder of a Hugging Face one")] = "python"
     seq: Annotated[int, Option("tokens in a sequence")] = 128
     batch: Annotated[int, Option("sequences in a micro-batch of one rank")] = 8
@@ -235,19 +243,37 @@ class TrainConfig:
     def to_json(self) -> str:
         return json.dumps(self.plain(), indent=1) + "\n"
 
-    def differences(self, before: dict[str, Any]) -> list[str]:
+    def differences(self, before: dict[str, Any], same_sequences: bool = False) -> list[str]:
         """Return the options that differ from an earlier run and change the numbers, as ``name (before,
         now)``.
+
+        Args:
+            before: the options of that run, as ``plain`` returns them.
+            same_sequences: whether a step of all ranks has as many sequences as then. Their distribution over
+                ranks and micro-batches then changes only the order of sums.
         """
-        now = self.plain()
-        # older runs have fewer options
-        then = {**{option.name: _plain(option.default) for option in fields(self)}, **before}
+        now, then = self.plain(), self._before(before)
         fixed = [name for name, option in options().items() if option.same_on_resume]
+        if same_sequences:
+            fixed = [name for name in fixed if name not in ("batch", "accumulation")]
         return [
             f"{name.replace('_', '-')} ({then[name]}, now {now[name]})"
             for name in fixed
             if then[name] != now[name]
         ]
+
+    def same_plan(self, before: dict[str, Any]) -> bool:
+        """Return whether the options of an earlier run distribute the work in the same way."""
+        now, then = self.plain(), self._before(before)
+        return all(now[name] == then[name] for name in _PLAN)
+
+    def _before(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of an earlier run, with defaults for options that it did not have."""
+        return {**{option.name: _plain(option.default) for option in fields(self)}, **before}
+
+
+_PLAN = ("parallel", "pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+"""The options that decide which part of the work a rank has."""
 
 
 def options() -> dict[str, Option]:

@@ -80,7 +80,7 @@ def _run(
     checkpoint = prepared.checkpoint
     state = prepared.spread(config, here)
     if checkpoint is not None:
-        checkpoint.restore(state, here.rank, here.world_size, control)
+        checkpoint.restore(state, config, here.rank, here.world_size, control)
     saved = checkpoint.folder if checkpoint else None
     stream = batches(prepared.dataset, state.sampler.endless(), here.device)
     tokens = torch.tensor(state.tokens, device=here.device)

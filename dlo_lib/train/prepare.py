@@ -137,14 +137,26 @@ def _resumed(config: TrainConfig, plan: ParallelPlan, place: Place) -> Checkpoin
     if checkpoint is None:
         return None
     cure = f"start anew from its weights with --model {checkpoint.folder} and another --out"
-    if checkpoint.world_size != place.world_size and not plan.saves_in_parts:
+    sequences = config.batch * config.accumulation * plan.dp_replicate * plan.dp_shard
+    same_sequences = checkpoint.sequences == sequences
+    if differences := config.differences(checkpoint.config, same_sequences):
+        raise UserError(
+            f"{checkpoint.folder} was trained with another {', '.join(differences)}: use the same, or {cure}"
+        )
+    if same_sequences:
+        return checkpoint
+    # A sharded run may continue with the same options on more or fewer ranks, with other steps.
+    if config.same_plan(checkpoint.config) and plan.saves_in_parts:
+        return checkpoint
+    if checkpoint.sequences is not None:
+        raise UserError(
+            f"{checkpoint.folder} was written with {checkpoint.sequences} sequences in a step, this run has "
+            f"{sequences}: choose --batch and --accumulation for as many, or {cure}"
+        )
+    if checkpoint.world_size != place.world_size:
         raise UserError(
             f"{checkpoint.folder} was written by {checkpoint.world_size} ranks, this job has "
             f"{place.world_size}: use as many, or {cure}"
-        )
-    if differences := config.differences(checkpoint.config):
-        raise UserError(
-            f"{checkpoint.folder} was trained with another {', '.join(differences)}: use the same, or {cure}"
         )
     return checkpoint
 
@@ -159,7 +171,7 @@ def _model(
     """
     in_parts = plan.builds_in_parts
     source = str(checkpoint.folder) if checkpoint else config.model
-    if checkpoint is not None and plan.saves_in_parts:  # all ranks together read its values later
+    if checkpoint is not None and checkpoint.sharded:  # all ranks together read its values later
         if not in_parts:
             return Llama(read_config(checkpoint.folder), checkpointing=config.checkpointing).to(device), None
         model = Llama(read_config(checkpoint.folder), checkpointing=config.checkpointing, device="meta")

@@ -174,16 +174,16 @@ def test_an_incomplete_checkpoint_of_a_killed_run_is_removed(small_run):
     assert checkpoints(config.out) == ["latest", "step-000002"]
 
 
-def test_another_world_size_raises(small_run):
+def test_another_number_of_sequences_in_a_step_raises(small_run):
     config = small_run(parallel="ddp", steps=1)
     run_ranks(train, 2, config)
-    with pytest.raises(
-        UserError,
-        match=(
-            "was written by 2 ranks, this job has 1: use as many, or start anew from its weights with --model"
-        ),
-    ):
-        train(replace(config, resume=True))
+    says = (
+        "was written with 4 sequences in a step, this run has 2: choose --batch and --accumulation for as "
+        "many, or start anew from its weights with --model"
+    )
+    for changes in ({}, {"parallel": "none"}):
+        with pytest.raises(UserError, match=says):
+            train(replace(config, resume=True, **changes))
 
 
 @pytest.mark.parametrize(
