@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.torch_compat import all_gather_single
+from dlo_lib.torch_compat import all_gather_single, reduce_scatter_single
 
 _IN_FLIGHT = 8
 """The number of calls in flight, approximately that of sharded steps."""
@@ -38,19 +38,28 @@ class Replay:
         self._calls: Sequence[Call] = [event.call for event in trace.events]
         if unknown := {call.kind.value for call in self._calls} - {kind.value for kind in _REPEAT}:
             raise ValueError(f"no replay of {', '.join(sorted(unknown))}: add it")
-        largest = max(max(call.numel, sum(call.send_splits)) for call in self._calls)
+        largest = max(_elements(call) for call in self._calls)
         dtypes = {call.dtype for call in self._calls}
         self._memory = {name: torch.zeros(largest, dtype=getattr(torch, name)) for name in dtypes}
 
     def run(self) -> None:
         in_flight: deque[dist.Work | None] = deque()
         for call in self._calls:
-            size = sum(call.send_splits) if call.kind is Kind.ALL_TO_ALL else call.numel
-            in_flight.append(_REPEAT[call.kind](self._memory[call.dtype][:size], call))
+            in_flight.append(_REPEAT[call.kind](self._memory[call.dtype][: _elements(call)], call))
             if len(in_flight) > _IN_FLIGHT:
                 _wait(in_flight.popleft())
         for work in in_flight:
             _wait(work)
+
+
+def _elements(call: Call) -> int:
+    """Return the number of elements that this rank gives to the call."""
+    match call.kind:
+        case Kind.ALL_TO_ALL:
+            return sum(call.send_splits)
+        case Kind.REDUCE_SCATTER:  # of which ``numel`` is this rank's part of the result
+            return len(call.members) * call.numel
+    return call.numel
 
 
 def _wait(work: dist.Work | None) -> None:
@@ -70,8 +79,11 @@ _REPEAT: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
         async_op=True,
     ),
     Kind.BROADCAST: lambda tensor, call: dist.broadcast(tensor, call.peer, async_op=True),
-    # The result is allocated anew; only the small messages of a loss are all-gathers here.
+    # The results of these two are allocated anew, as in a step.
     Kind.ALL_GATHER: lambda tensor, call: all_gather_single(
         tensor.new_empty(dist.get_world_size() * tensor.numel()), tensor, async_op=True
+    ),
+    Kind.REDUCE_SCATTER: lambda tensor, call: reduce_scatter_single(
+        tensor.new_empty(tensor.numel() // dist.get_world_size()), tensor, async_op=True
     ),
 }

@@ -6,11 +6,12 @@ import torch.distributed as dist
 from benchmarks.replay import Replay
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.launch import run_ranks
+from dlo_lib.torch_compat import all_gather_single, reduce_scatter_single
 
 SENT = ((1, 4), (2, 0))  # rows from each rank to each rank
 
 
-def splits() -> tuple[list[tuple], list[tuple]]:
+def sizes() -> tuple[list[tuple], list[tuple]]:
     """Return the sizes of the messages of a step, and of its replay."""
     rank = dist.get_rank()
     received = [sizes[rank] for sizes in SENT]
@@ -18,20 +19,21 @@ def splits() -> tuple[list[tuple], list[tuple]]:
     def step() -> None:
         rows = torch.ones(sum(SENT[rank]), 3)
         dist.all_to_all_single(rows.new_empty(sum(received), 3), rows, received, list(SENT[rank]))
+        reduce_scatter_single(torch.empty(7), torch.ones(14))
+        all_gather_single(torch.empty(10), torch.ones(5))
 
     replay = Replay(step)
     found = []
     for run in (step, replay.run):
         with trace_collectives() as trace:
             run()
-        found.append([(event.call.send_splits, event.call.receive_splits) for event in trace.events])
+        calls = [event.call for event in trace.events]
+        found.append([(call.payload_bytes, call.send_splits, call.receive_splits) for call in calls])
     return found[0], found[1]
 
 
-def test_a_replay_has_the_unequal_parts_of_an_all_to_all() -> None:
-    for rank, (step, replay) in enumerate(run_ranks(splits, 2)):
-        assert (
-            step
-            == replay
-            == [(tuple(3 * rows for rows in SENT[rank]), tuple(3 * sizes[rank] for sizes in SENT))]
-        )
+def test_a_replay_has_the_sizes_of_the_step() -> None:
+    for rank, (step, replay) in enumerate(run_ranks(sizes, 2)):
+        splits = (tuple(3 * rows for rows in SENT[rank]), tuple(3 * sizes[rank] for sizes in SENT))
+        assert step == replay
+        assert step == [(4 * sum(splits[0]), *splits), (4 * 14, (), ()), (4 * 10, (), ())]
