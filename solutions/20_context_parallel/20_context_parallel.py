@@ -3,13 +3,13 @@
 #
 # **What you will do.** You divide a long sequence over ranks. Only attention connects its tokens, so you write attention over ranks: blocks
 # that are merged by the online softmax, a ring in which keys and values travel, its backward, and an order of the tokens that gives all ranks the same
-# work. Then you write the all-to-all form (Ulysses), train a Llama on shards of a sequence, and compare the bytes that both forms send.
+# work. Then you train a Llama on shards of a sequence, write the all-to-all form (Ulysses), and compare the bytes that both forms send.
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on tensors without memory.
 #
 # Builds on labs 10 (messages, rings) and 19 (autograd functions that communicate). The core exercises and the quiz take about
-# 99 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
-# pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
+# 90 minutes; with the text and the demos plan two hours. One optional exercise takes 7 minutes more. Each exercise has a check that answers at once;
+# `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: context parallelism (*parallélisme de contexte*), ring attention (*attention en anneau*), online softmax (*softmax en ligne*), causal
 # mask (*masque causal*), load balance (*équilibre de charge*), all-to-all (*échange total*).
@@ -231,7 +231,7 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 
 
 # %% [markdown] id="ring_exercise"
-# **Core · 13 min · ●●○**
+# **Core · 18 min · ●●●**
 #
 # Write `ring_forward(q, k, v, positions)`. All tensors are those of this rank; `positions` is the whole table.
 #
@@ -282,7 +282,7 @@ lab.check("ring")
 #
 # D is the same for all blocks, because O is the output over all keys.
 #
-# **Core · 9 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # Write `block_backward`. `out` and `lse` are those over all keys; keys that the mask hides have P = 0.
 
@@ -308,17 +308,19 @@ lab.check("gradient")
 # dQ belongs to this rank's queries: it stays, and grows in each step. dK and dV of a block get a contribution from *every* rank that used the block. So
 # they **travel with their block**, each rank adds its contribution, and after N shifts they are at home, on the rank that owns the keys.
 #
-# **Core · 14 min · ●●●**
+# **Core · 8 min · ●●○**
 #
-# Write `ring_backward(grad, q, k, v, out, lse, positions)`: the gradients of this rank's q, k and v.
+# Complete `ring_backward(grad, q, k, v, out, lse, positions)`: the gradients of this rank's q, k and v. The loop is that of your forward, and
+# is given. `travelling` is one tensor of four: k, v, dk and dv of the block that is on this rank. `keys, values, dk, dv` are views of it, so
+# `dk[:, :, :last] += ...` changes what travels. Three places are yours:
 #
-# - The steps are those of the forward. Let k, v, dk, dv travel as one tensor of four, `torch.stack((k, v, dk, dv))`, and add into dk and dv *before* the shift.
-# - k and v are needed N - 1 times, dk and dv travel N times: the last message has only two of the four.
+# - add what this rank contributes, by `block_backward`, to dq, and to the dk and dv of the block, *before* the shift;
+# - shift in every step. k and v are needed N - 1 times, dk and dv travel N times: the last message has only two of the four;
+# - return dq, and dk and dv of this rank's keys.
 
 # %% nbgrader={"grade_id": "backward", "solution": true}
 def ring_backward(grad, q, k, v, out, lse, positions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """grad, q, k, v, out (batch, heads, local, d), lse (batch, heads, local), positions (world, local) -> dq, dk, dv of this rank."""
-    ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     dq = torch.zeros_like(q)
     travelling = torch.stack((k, v, torch.zeros_like(k), torch.zeros_like(v)))
@@ -329,12 +331,17 @@ def ring_backward(grad, q, k, v, out, lse, positions) -> tuple[torch.Tensor, tor
         if part is not None:
             first, last = part
             mask = positions[rank][first:, None] >= positions[owner][:last]
+            ### BEGIN SOLUTION
             block = keys[:, :, :last], values[:, :, :last], out[:, :, first:], lse[:, :, first:], mask
             terms = block_backward(grad[:, :, first:], q[:, :, first:], *block)
             dq[:, :, first:] += terms[0]
             dk[:, :, :last] += terms[1]
             dv[:, :, :last] += terms[2]
+            ### END SOLUTION
+        ### BEGIN SOLUTION
         travelling = start_shift(travelling if step < world - 1 else travelling[2:]).wait()
+        ### END SOLUTION
+    ### BEGIN SOLUTION
     return dq, travelling[0], travelling[1]
     ### END SOLUTION
 
@@ -445,9 +452,9 @@ figures.triangle(zigzag(16, 4).tolist())
 #   The target of position i is the token i + 1. *It may be on another rank*, so take it from the whole sequence.
 # - `context_loss(logits, targets)`: targets of -100 do not count (padding, prompts), so ranks have different numbers of valid tokens; some may
 #   have none. The mean of the means of the ranks would be wrong. Return the sum of the losses of this rank's tokens, divided by the number of valid
-#   tokens of **all** ranks (one all-reduce of one number).
+#   tokens of **all** ranks (one all-reduce of one number). Do not divide by the number of ranks.
 #
-# The sum of these over the ranks is the loss of one process, so the gradients of the weights are *summed* over the ranks. (DDP and FSDP average: with them,
+# The sum of these shares over the ranks is the loss of one process, so the gradients of the weights are *summed* over the ranks. (DDP and FSDP average: with them,
 # multiply the loss by N.)
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
@@ -469,10 +476,14 @@ def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 # %% id="given_context_step"
-def context_step(model: Llama, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Forward and backward of this rank's tokens of whole sequences (batch, seq + 1); returns the loss over all ranks."""
+def context_step(model: Llama, tokens: torch.Tensor, positions: torch.Tensor, padding: int = -100) -> torch.Tensor:
+    """Forward and backward of this rank's tokens of whole sequences (batch, seq + 1); returns the loss over all ranks.
+
+    A target that is the token `padding` does not count.
+    """
     angles = rotation(model.config, tokens.shape[1] - 1, model.embed_tokens.weight)
     inputs, targets, cos, sin = shard_batch(tokens, *angles, positions[dist.get_rank()])
+    targets = targets.masked_fill(targets == padding, -100)
     x = model.embed_tokens(inputs)
     for block in model.layers:
         block.self_attn.attend = lambda q, k, v, **_: ring_attention(q, k, v, positions)
@@ -529,14 +540,13 @@ figures.losses(curves)
 figures.ulysses(3)
 
 # %% [markdown] id="ulysses_exercise"
-# **Core · 12 min · ●●●**
+# **Core · 9 min · ●●○**
 #
 # `exchanged(parts)` is given: `parts[j]` goes to rank j, and of the result, row j is what came from rank j. Here rank r has the r-th part
-# of the sequence (the contiguous order). Write
+# of the sequence (the contiguous order). `sequence_to_heads` is given too; read the shapes in its comments. Write
 #
 # - the backward of `AllToAll`: row j of the result came from rank j. Where does its gradient belong?
-# - `sequence_to_heads(x)`: (batch, heads, local, d) → (batch, heads/N, seq, d); rank r gets the r-th group of heads, N divides their number;
-# - `heads_to_sequence(x)`, its inverse;
+# - `heads_to_sequence(x)`, the inverse of `sequence_to_heads`: (batch, heads/N, seq, d) → (batch, heads, local, d);
 # - `ulysses_attention(q, k, v)`: causal attention of this rank's queries, by `F.scaled_dot_product_attention`.
 
 # %% id="given_exchanged"
@@ -564,17 +574,16 @@ class AllToAll(torch.autograd.Function):
 
 def sequence_to_heads(x: torch.Tensor) -> torch.Tensor:
     """(batch, heads, local, d): a part of the sequence -> (batch, heads / N, seq, d): a part of the heads."""
-    ### BEGIN SOLUTION
-    parts = x.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)  # (N, batch, heads / N, local, d)
-    return AllToAll.apply(parts).permute(1, 2, 0, 3, 4).flatten(2, 3)
-    ### END SOLUTION
+    parts = x.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)  # (N, batch, heads / N, local, d): row j goes to rank j
+    received = AllToAll.apply(parts)  # (N, batch, heads / N, local, d): row j is the j-th part of the sequence
+    return received.permute(1, 2, 0, 3, 4).flatten(2, 3)  # the parts in their order, in front of their tokens
 
 
 def heads_to_sequence(x: torch.Tensor) -> torch.Tensor:
     """(batch, heads / N, seq, d) -> (batch, heads, local, d), the inverse."""
     ### BEGIN SOLUTION
     parts = x.unflatten(2, (dist.get_world_size(), -1)).movedim(2, 0)  # (N, batch, heads / N, local, d)
-    return AllToAll.apply(parts).movedim(0, 1).flatten(1, 2)
+    return AllToAll.apply(parts).movedim(0, 1).flatten(1, 2)  # row j has the j-th group of heads
     ### END SOLUTION
 
 
@@ -593,7 +602,7 @@ lab.check("ulysses")
 # Ulysses needs no zig-zag: each rank computes whole sequences. But N is at most the number of heads, and nothing of its messages can hide behind the
 # computation, because attention starts when the exchange has ended.
 #
-# ## 10 · Which form sends less?
+# ## Which form sends less?
 #
 # **Predict, then measure.** L is the number of elements of this rank's k (batch · heads · local · d); q and v have as many. On 4 ranks, how many times L
 # does a rank *send*, forward and backward together? Count the shifts of your ring, and the exchanges of Ulysses (a part of each tensor stays on its rank).
@@ -618,75 +627,10 @@ run = run_ranks(both_forms, 4, LENGTH, trace=True)
 sent = {"ring": run.trace.bytes(Kind.SEND, 0), "Ulysses": run.trace.ring_bytes(Kind.ALL_TO_ALL, 0)}
 print(compared(sent_guess, {form: nbytes / (4 * run[0]) for form, nbytes in sent.items()}))
 
-# %% [markdown] id="bytes_exercise"
-# **Core · 6 min · ●●○**
-#
-# Now with grouped-query attention (GQA), which has fewer heads of keys and values than query heads. Write how many *elements* a rank sends for one layer with
-# batch 1, forward and backward together, on `world` ranks:
-#
-# - `ring_sent(seq, kv_heads, head_dim, world)` of the ring of exercises 4 and 6: only keys, values and their gradients travel;
-# - `ulysses_sent(seq, heads, kv_heads, head_dim, world)`: q, k, v and the output are exchanged, and all four again in backward. With fewer than
-#   `world` heads of keys, each rank needs a copy of one: count `world` of them.
-
-# %% nbgrader={"grade_id": "bytes", "solution": true}
-def ring_sent(seq: int, kv_heads: int, head_dim: int, world: int) -> float:
-    """The elements that a rank sends in the ring, forward and backward."""
-    ### BEGIN SOLUTION
-    own = kv_heads * seq / world * head_dim
-    return 2 * own * (2 * (world - 1) + world)
-    ### END SOLUTION
-
-
-def ulysses_sent(seq: int, heads: int, kv_heads: int, head_dim: int, world: int) -> float:
-    """The elements that a rank sends in the all-to-all form, forward and backward."""
-    ### BEGIN SOLUTION
-    own = (2 * heads + 2 * max(kv_heads, world)) * seq / world * head_dim
-    return 2 * own * (world - 1) / world
-    ### END SOLUTION
-
-
-# %% nbgrader={"grade_id": "test_bytes", "grade": true}
-lab.check("bytes")
-
-# %% [markdown] id="bytes_figure_text"
-# The lines are your formulas for 131,072 tokens of 64 heads of 128, in 16 bits. The points are measured on 4 ranks with `dlo_lib.parallel.context`, at a small size and scaled; its
-# ring sends less than yours, because it does not send keys that no later rank uses, nor the owner's gradients. Move the slider: from how many ranks on does Ulysses send less?
-
-# %% id="show_sent" tags=["demo"]
-from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement
-
-
-def measured_forms(length: int, kv_heads: tuple[int, ...]) -> None:
-    """Forward and backward with dlo_lib: the ring, then Ulysses, for each number of heads of keys."""
-    world = dist.get_world_size()
-    for kind in (ContextKind.RING, ContextKind.ULYSSES):
-        context = ContextParallel(dist.group.WORLD, kind.layout(world, SequencePlacement.ZIGZAG))
-        for heads in kv_heads:
-            q, k, v = (torch.randn(1, count, length // world, 2, requires_grad=True) for count in (64, heads, heads))
-            context.attend(q, k, v, is_causal=True, enable_gqa=heads < 64).sum().backward()
-
-
-points = {}  # (form, heads of keys) -> elements for each token and each element of a head, the mean of 4 ranks
-trace = run_ranks(measured_forms, 4, 32, (64, 8), trace=True).trace
-for form, kind in (("ring", Kind.SEND), ("Ulysses", Kind.ALL_TO_ALL)):
-    calls = [[call.ring_bytes / 4 / (32 * 2 * 4) for call in trace.calls(rank) if call.kind is kind] for rank in range(4)]
-    points[form, 64] = sum(sum(own[: len(own) // 2]) for own in calls)
-    points[form, 8] = sum(sum(own[len(own) // 2 :]) for own in calls)
-
-
-def sent_by_rank(kv_heads: int = 8):
-    worlds = [2, 4, 8, 16, 32, 64]
-    lines = {"ring": [ring_sent(131072, kv_heads, 128, world) for world in worlds]}
-    lines["Ulysses"] = [ulysses_sent(131072, 64, kv_heads, 128, world) for world in worlds]
-    shown = {form: 131072 * 128 * value for (form, heads), value in points.items() if heads == kv_heads}
-    return figures.sent_by_rank(worlds, lines, shown)
-
-
-explore(sent_by_rank, kv_heads=[64, 32, 8, 1])
-
 # %% [markdown] id="bytes_after"
-# Ulysses sends less and less with more ranks, while each rank of the ring sends nearly the same: all keys pass through it. With few ranks and few heads of keys the ring sends less. It has no
-# limit for N, and its messages hide behind the computation. Both are combined: Ulysses inside a node, where links are fast, and the ring between nodes
+# In the ring all keys and values pass through every rank, so a rank sends nearly the same on any number of ranks. In Ulysses it sends less and less with more ranks. With grouped-query
+# attention, keys and values are small beside q and the output, which only Ulysses sends: with 64 query heads and 8 heads of keys, the ring sends less on 2 and 4 ranks, Ulysses from 8 on
+# (the optional exercise draws both). The ring has no limit for N, and its messages hide behind the computation. Both are combined: Ulysses inside a node, where links are fast, and the ring between nodes
 # (`ContextKind.COMBINED` in `dlo_lib.parallel.context`).
 #
 # ## At scale
@@ -720,6 +664,78 @@ large = {"length": 32768, "heads": 32, "head_dim": 128, "repeats": 10, "device":
 script = cluster.submit(ring_seconds, large, gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
 print("For SLURM, 4 ranks:", at_scale.directives(script), sep="\n")
 print(f"here, 2 ranks: {1e3 * max(run_ranks(ring_seconds, 2, LENGTH, 4, 16, REPEATS)):.1f} ms")
+
+# %% [markdown] id="bytes_exercise"
+# ## Optional exercise
+#
+# Nothing later needs it.
+#
+# ## 10 · The formulas
+#
+# **Optional · 7 min · ●●○**
+#
+# From how many ranks on does Ulysses send less? The answer depends on grouped-query attention (GQA), which has fewer heads of keys and values than
+# query heads. Write how many *elements* a rank sends for one layer with batch 1, forward and backward together, on `world` ranks:
+#
+# - `ring_sent(seq, kv_heads, head_dim, world)` of the ring of exercises 4 and 6: only keys, values and their gradients travel;
+# - `ulysses_sent(seq, heads, kv_heads, head_dim, world)`: q, k, v and the output are exchanged, and all four again in backward. With fewer than
+#   `world` heads of keys, each rank needs a copy of one: count `world` of them.
+
+# %% nbgrader={"grade_id": "bytes", "solution": true}
+def ring_sent(seq: int, kv_heads: int, head_dim: int, world: int) -> float:
+    """The elements that a rank sends in the ring, forward and backward."""
+    ### BEGIN SOLUTION
+    own = kv_heads * seq / world * head_dim
+    return 2 * own * (2 * (world - 1) + world)
+    ### END SOLUTION
+
+
+def ulysses_sent(seq: int, heads: int, kv_heads: int, head_dim: int, world: int) -> float:
+    """The elements that a rank sends in the all-to-all form, forward and backward."""
+    ### BEGIN SOLUTION
+    own = (2 * heads + 2 * max(kv_heads, world)) * seq / world * head_dim
+    return 2 * own * (world - 1) / world
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_bytes", "grade": true}
+lab.check("bytes")
+
+# %% [markdown] id="bytes_figure_text"
+# The lines are your formulas for 131,072 tokens of 64 heads of 128, in 16 bits. The points are measured on 4 ranks with `dlo_lib.parallel.context`, at a small size and scaled; its
+# ring sends less than yours, because it does not send keys that no later rank uses, nor the owner's gradients. Move the slider: where do the lines cross?
+
+# %% id="show_sent" tags=["demo"]
+from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement
+
+
+def measured_forms(length: int, kv_heads: tuple[int, ...]) -> None:
+    """Forward and backward with dlo_lib: the ring, then Ulysses, for each number of heads of keys."""
+    world = dist.get_world_size()
+    for kind in (ContextKind.RING, ContextKind.ULYSSES):
+        context = ContextParallel(dist.group.WORLD, kind.layout(world, SequencePlacement.ZIGZAG))
+        for heads in kv_heads:
+            q, k, v = (torch.randn(1, count, length // world, 2, requires_grad=True) for count in (64, heads, heads))
+            context.attend(q, k, v, is_causal=True, enable_gqa=heads < 64).sum().backward()
+
+
+points = {}  # (form, heads of keys) -> elements for each token and each element of a head, the mean of 4 ranks
+trace = run_ranks(measured_forms, 4, 32, (64, 8), trace=True).trace
+for form, kind in (("ring", Kind.SEND), ("Ulysses", Kind.ALL_TO_ALL)):
+    calls = [[call.ring_bytes / 4 / (32 * 2 * 4) for call in trace.calls(rank) if call.kind is kind] for rank in range(4)]
+    points[form, 64] = sum(sum(own[: len(own) // 2]) for own in calls)
+    points[form, 8] = sum(sum(own[len(own) // 2 :]) for own in calls)
+
+
+def sent_by_rank(kv_heads: int = 8):
+    worlds = [2, 4, 8, 16, 32, 64]
+    lines = {"ring": [ring_sent(131072, kv_heads, 128, world) for world in worlds]}
+    lines["Ulysses"] = [ulysses_sent(131072, 64, kv_heads, 128, world) for world in worlds]
+    shown = {form: 131072 * 128 * value for (form, heads), value in points.items() if heads == kv_heads}
+    return figures.sent_by_rank(worlds, lines, shown)
+
+
+explore(sent_by_rank, kv_heads=[64, 32, 8, 1])
 
 # %% [markdown] id="standard_text"
 # ## The same with what you will use on Monday
@@ -782,6 +798,7 @@ lab.check("backward", instead={"ring_attention": with_pytorch})
 
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
+from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement
 
 
 def seconds_of(form: str, length: int, repeats: int) -> float:

@@ -52,7 +52,13 @@ MUTANTS = [
         "check_merge",
         says="that of one part alone",
         replace={"return first * out + second * block_out, total": "return first * out + second * block_out, block_lse"},
-        also=("check_merge_many", "check_merge_large"),
+        also=("check_merge_many", "check_merge_large", "check_merge_nothing"),
+    ),
+    Mutant(
+        "Two parts without a key are NaN",
+        "check_merge_nothing",
+        says="two parts without a key give NaN",
+        replace={"shift = total.masked_fill(total == -math.inf, 0)": "shift = total"},
     ),
     # -- visible
     Mutant(
@@ -107,7 +113,60 @@ MUTANTS = [
             return block_attention(q, keys, values, positions[rank][:, None] >= positions.flatten())
         """,
     ),
+    Mutant(
+        "The causal mask is forgotten inside the rectangle",
+        "check_ring_contiguous",
+        says="the causal mask is needed as well",
+        replace={
+            "mask = positions[rank][first:, None] >= positions[owner][:last]": (
+                "mask = torch.ones(len(positions[rank]) - first, last, dtype=torch.bool)"
+            ),
+        },
+        question="ring",
+        also=("check_ring_traffic",),
+    ),
+    Mutant(
+        "The owner of a block is counted in the other direction",
+        "check_ring_contiguous",
+        says="in step i the owner is (rank - i) % world",
+        replace={"owner = (rank - step) % world": "owner = (rank + step) % world"},
+        question="ring",
+    ),
+    Mutant(
+        "The ring begins with lse 0",
+        "check_ring_contiguous",
+        says="begin with -inf",
+        replace={"q.new_full(q.shape[:-1], -math.inf)": "q.new_zeros(q.shape[:-1])"},
+        also=("check_ring_traffic",),
+    ),
     # -- gradient
+    Mutant(
+        "The gradient of the queries is not divided by the square root of d",
+        "check_gradient",
+        says="dq is not divided by the square root of d",
+        replace={"return grad_scores @ k, grad_scores.mT @ q": "return grad_scores / scale @ k, grad_scores.mT @ q"},
+        also=("check_gradient_blocks",),
+    ),
+    Mutant(
+        "Two blocks without the square root of d",
+        "check_gradient_blocks",
+        says="dq is not divided by the square root of d",
+        replace={"(grad @ v.mT - row_sums) * scale": "(grad @ v.mT - row_sums)"},
+        also=("check_gradient",),
+    ),
+    Mutant(
+        "The mask is forgotten in backward",
+        "check_gradient",
+        says="the mask belongs into backward as well",
+        replace={"scores = (q @ k.mT * scale).masked_fill(~mask, -math.inf)": "scores = q @ k.mT * scale"},
+        also=("check_gradient_blocks",),
+    ),
+    Mutant(
+        "D of a block has the probabilities of this block alone",
+        "check_gradient_blocks",
+        says="D is the sum of grad * out with the given out",
+        replace={"row_sums = (grad * out).sum(-1, keepdim=True)": "row_sums = (probabilities * (grad @ v.mT)).sum(-1, keepdim=True)"},
+    ),
     Mutant(
         "The softmax of the block instead of the whole row",
         "check_gradient_blocks",
@@ -119,23 +178,31 @@ MUTANTS = [
         "The gradients of keys stay on the rank that computes them",
         "check_backward_contiguous",
         says="the gradients of a block travel with it",
-        answer="""
-        def ring_backward(grad, q, k, v, out, lse, positions):
-            rank, world = dist.get_rank(), dist.get_world_size()
-            dq, travelling, home = torch.zeros_like(q), torch.stack((k, v)), None
-            for step in range(world):
-                owner = (rank - step) % world
-                part = visible(positions[rank], positions[owner])
-                if part is not None:
-                    first, last = part
-                    mask = positions[rank][first:, None] >= positions[owner][:last]
-                    block = travelling[0][:, :, :last], travelling[1][:, :, :last], out[:, :, first:], lse[:, :, first:], mask
-                    terms = block_backward(grad[:, :, first:], q[:, :, first:], *block)
-                    dq[:, :, first:] += terms[0]
-                    home = home or terms[1:]
-                travelling = start_shift(travelling).wait()
-            return dq, *home
-        """,
+        replace={
+            """
+            dk[:, :, :last] += terms[1]
+            dv[:, :, :last] += terms[2]
+            """: """
+            if owner == rank:
+                home = terms[1], terms[2]
+            """,
+            "return dq, travelling[0], travelling[1]": "return dq, *home",
+        },
+        also=("check_backward_traffic", "check_backward_four_ranks"),
+    ),
+    Mutant(
+        "The contributions are not added to what travels",
+        "check_backward_contiguous",
+        says="add to what travels, in place",
+        replace={
+            """
+            dk[:, :, :last] += terms[1]
+            dv[:, :, :last] += terms[2]
+            """: """
+            dk = torch.cat((dk[:, :, :last] + terms[1], dk[:, :, last:]), 2)
+            dv = torch.cat((dv[:, :, :last] + terms[2], dv[:, :, last:]), 2)
+            """,
+        },
         also=("check_backward_traffic", "check_backward_four_ranks"),
     ),
     Mutant(
@@ -150,6 +217,15 @@ MUTANTS = [
             "return dq, travelling[0], travelling[1]": "return dq, travelling[2], travelling[3]",
         },
         also=("check_backward_traffic", "check_backward_four_ranks"),
+    ),
+    Mutant(
+        "The last message has the keys and values too",
+        "check_backward_traffic",
+        says="are enough",
+        replace={
+            "start_shift(travelling if step < world - 1 else travelling[2:]).wait()": "start_shift(travelling).wait()",
+            "return dq, travelling[0], travelling[1]": "return dq, travelling[2], travelling[3]",
+        },
     ),
     # -- zigzag
     Mutant(
@@ -182,17 +258,54 @@ MUTANTS = [
         },
         also=("check_context_model",),
     ),
+    Mutant(
+        "Each rank divides its mean by the number of ranks",
+        "check_context_loss",
+        says="divides its mean by the number of ranks",
+        replace={
+            """
+            total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+            valid = (targets != -100).sum()
+            dist.all_reduce(valid)
+            return total / valid
+            """: "return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / dist.get_world_size()",
+        },
+        also=("check_context_model",),
+    ),
+    Mutant(
+        "A Llama with padding has the mean of the means",
+        "check_context_model",
+        says="the loss of the Llama is the mean of the means of the ranks",
+        replace={
+            "return total / valid": "return total / (targets != -100).sum().clamp(min=1) / dist.get_world_size()",
+        },
+        also=("check_context_loss",),
+    ),
+    Mutant(
+        "The targets are not shifted",
+        "check_shard_batch",
+        says="the target of position i is the token i + 1",
+        replace={"tokens[:, positions + 1]": "tokens[:, positions]"},
+        also=("check_context_model",),
+    ),
     # -- ulysses
     Mutant(
-        "Heads and tokens are mixed",
+        "Heads are in the wrong order",
         "check_ulysses_layout",
         says="the right numbers in another order",
         replace={
-            "return AllToAll.apply(parts).permute(1, 2, 0, 3, 4).flatten(2, 3)": (
-                "return AllToAll.apply(parts).permute(1, 2, 3, 0, 4).flatten(2, 3)"
+            "return AllToAll.apply(parts).movedim(0, 1).flatten(1, 2)  # row j has the j-th group of heads": (
+                "return AllToAll.apply(parts).permute(1, 2, 0, 3, 4).flatten(1, 2)"
             ),
         },
-        also=("check_ulysses_attention", "check_ulysses_traffic", "check_ulysses_three_ranks"),
+        also=("check_ulysses_attention", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
+        "Ulysses without the causal mask",
+        "check_ulysses_attention",
+        says="see later keys: attention is causal",
+        replace={"F.scaled_dot_product_attention(q, k, v, is_causal=True)": "F.scaled_dot_product_attention(q, k, v)"},
+        also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
     ),
     Mutant(
         "The backward of the exchange does nothing",
@@ -207,5 +320,11 @@ MUTANTS = [
         "check_ring_sent",
         says="dk and dv travel N times",
         replace={"return 2 * own * (2 * (world - 1) + world)": "return 6 * own * (world - 1)"},
+    ),
+    Mutant(
+        "Ulysses sends the few heads of keys without copies",
+        "check_few_heads_sent",
+        says="each rank needs a copy of one",
+        replace={"2 * max(kv_heads, world)": "2 * kv_heads"},
     ),
 ]

@@ -12,9 +12,9 @@ from dlo_lib.grading.checks.contract import Kind, Run, check
 from dlo_lib.labkit.compare import near, wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
-from .blocks import DOUBLE, EXACT, double, pair
+from .blocks import DOUBLE, EXACT, double, pair, rectangle
 from .scenarios import exchanged_and_returned, forward, gradients_of, share_of_loss, ulysses_step, whole_step
-from .twins import attention, causal, context_loss, gradients, llama_step, own
+from .twins import attention, block_gradients, causal, context_loss, gradients, llama_step, own
 
 MESSAGES = (Kind.SEND, Kind.RECV, Kind.ALL_TO_ALL)
 """What a ring may use; an all-to-all can be a shift."""
@@ -68,31 +68,47 @@ def ring_traffic(t, run: Run, most: int, why: str) -> None:
 # -- ring
 
 
+def mask_mistakes(positions: Tensor, rank: int) -> dict[str, Tensor]:
+    """What a rank's queries see of the whole sequence, by mistake."""
+    world, row, seq = len(positions), positions[rank], positions.numel()
+    unmasked, of_own, of_wrong = (torch.zeros(len(row), seq, dtype=torch.bool) for _ in range(3))
+    for owner, keys in enumerate(positions):
+        of_wrong[:, keys] = causal(row, positions[(2 * rank - owner) % world])
+        if part := rectangle(row, keys):
+            first, last = part
+            unmasked[first:, keys[:last]] = True
+            of_own[first:, keys[:last]] = causal(row, row)[first:, :last]
+    return {
+        "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of the block": of_own,
+        "rank {rank} takes a block for that of another rank: blocks come from the previous rank, so in step i the owner is "
+        "(rank - i) % world": of_wrong,
+        "the queries of rank {rank} see later keys of a block: inside the rectangle of visible the causal mask is needed as well": unmasked,
+        "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the block": torch.ones_like(unmasked),
+    }
+
+
 def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     """``ring_forward`` on ranks, with results that are right."""
     case = Case(t, positions)
     run = student.ranks(forward, case.inputs("q", "k", "v", "positions"))
     for rank, (got, out, lse) in enumerate(zip(run.results, case.parts(case.out), case.parts(case.lse))):
         mine, own_lse = pair(t, got, "ring_forward")
-        row, world = positions[rank], run.world
+        row = positions[rank]
         q = own(case.whole[0], row)
         k, v = (own(tensor, row) for tensor in case.whole[1:3])
-        everything = torch.ones(len(row), positions.numel(), dtype=torch.bool)
-        repeated = causal(row, row).repeat(1, world) & (torch.arange(positions.numel()) <= row[-1])
-        mistakes = {
-            "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of the block": (
-                attention(q, *case.whole[1:3], repeated)[0]
-            ),
+        mistakes = {message: attention(q, *case.whole[1:3], mask)[0] for message, mask in mask_mistakes(positions, rank).items()}
+        mistakes |= {
             "the output of rank {rank} is attention to its keys alone: the blocks of the other ranks are not merged": (
                 attention(q, k, v, causal(row, row))[0]
             ),
-            "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the block": (
-                attention(q, case.whole[1], case.whole[2], everything)[0]
-            ),
+            "rank {rank} begins with lse 0, as if it had seen a key with the score 0: begin with -inf": out
+            * torch.sigmoid(lse).unsqueeze(-1),
         }
+        message = "the output of rank {rank} is NaN: a query that sees no key has the lse -inf, and exp(-inf - -inf) is NaN"
+        t.that(not bool(torch.isnan(mine).any()), message, rank=rank)
         wrong_if(t, mine, out, mistakes, rank=rank)
-        t.close(mine, out, "out of ring_forward on rank {rank} of {world}", rank=rank, world=world, **EXACT)
-        t.close(own_lse, lse, "lse of ring_forward on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        t.close(mine, out, "out of ring_forward on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
+        t.close(own_lse, lse, "lse of ring_forward on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
     return run, case
 
 
@@ -131,6 +147,10 @@ def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
             alone += "its block alone: sum over the steps" if name == "dq" else "this rank alone: the gradients of a block travel with it"
             mistakes = {alone: local[place]}
             if name != "dq":
+                message = (
+                    "{name} on rank {rank} of {world} is 0: add to what travels, in place ({name}[:, :, :last] += ...), before the shift"
+                )
+                mistakes |= {message: torch.zeros_like(right)}
                 for other in range(world):
                     if other != rank:
                         message = "{name} on rank {rank} of {world} is that of the keys of another rank: after N shifts it is at home"
@@ -143,12 +163,8 @@ def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
 def local_terms(case: Case, rank: int) -> list[Tensor]:
     """What the block of a rank contributes to dq, dk and dv for its queries."""
     row = case.positions[rank]
-    q, k, v, grad = (own(tensor, row).clone() for tensor in case.whole)
-    scale, mask = q.shape[-1] ** -0.5, causal(row, row)
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * scale
-    shares = (scores - own(case.lse, row).unsqueeze(-1)).exp() * mask
-    inner = shares * (torch.einsum("bhqd,bhkd->bhqk", grad, v) - (grad * own(case.out, row)).sum(-1, keepdim=True)) * scale
-    return [inner @ k, inner.transpose(-1, -2) @ q, shares.transpose(-1, -2) @ grad]
+    q, k, v, grad = (own(tensor, row) for tensor in case.whole)
+    return block_gradients(grad, q, k, v, own(case.out, row), own(case.lse, row), causal(row, row))
 
 
 @check("backward", points=2, seconds=30)
@@ -186,6 +202,8 @@ def check_shard_batch(student, t):
         )
         right = bool(torch.equal(targets, wants["targets"]))
         t.that(right or not late, message)
+        same = bool(torch.equal(targets, wants["inputs"]))
+        t.that(not same, "targets are the inputs: the target of position i is the token i + 1")
         t.that(right, "targets should be the tokens at positions {row}", row=(row + 1).tolist())
         first = "the angles are those of the positions 0 to local - 1: give each token those of its position in the whole sequence"
         for name, got, angle in (("cos", own_cos, cos), ("sin", own_sin, sin)):
@@ -203,23 +221,25 @@ def check_context_loss(student, t):
     targets[t.integer(0, 1), t.integer(0, local - 1)] = -100
     loss, grad = context_loss(logits, targets)
     run = student.ranks(share_of_loss, [{"logits": logits[:, row].clone(), "targets": targets[:, row].clone()} for row in parts])
-    shares, found = [], []
-    for rank, got in enumerate(run.results):
+    shares, found, of_all = [], [], (targets != -100).sum()
+    for rank, (got, row) in enumerate(zip(run.results, parts)):
         share, mine = t.items(got, 2, "what the scenario returns")
         share = t.tensor(share, "context_loss on rank {rank}", shape=(), dtype=DOUBLE, rank=rank)
+        if rank < 2:  # the last rank has no valid token, so no mean
+            mean, valid = context_loss(logits[:, row], targets[:, row])[0], (targets[:, row] != -100).sum()
+            mistakes = {
+                "rank {rank} divides by the number of its valid tokens: divide by that of all ranks": mean,
+                "rank {rank} divides its mean by the number of ranks. That is right only if all ranks have as many valid tokens: divide the sum "
+                "of the losses by the number of valid tokens of all ranks (all-reduce)": mean / world,
+                "rank {rank} divides by the number of all tokens: targets of -100 do not count": mean * valid / targets.numel(),
+                "rank {rank} returns the sum of its losses: divide by the number of valid tokens of all ranks": mean * valid,
+            }
+            wrong_if(t, share, mean * valid / of_all, mistakes, rank=rank)
         t.that(bool(torch.isfinite(share)), "context_loss on rank {rank} is NaN: a rank may have no valid token", rank=rank)
         shares.append(share)
         found.append(mine)
-    means = [context_loss(logits[:, row], targets[:, row])[0] for row in parts[:2]]
-    mistakes = {
-        "each rank divides by the number of its valid tokens: divide by that of all ranks": sum(means),
-        "the result is the mean of the means of the ranks: ranks have different numbers of valid tokens": sum(means) / world,
-        "the losses are divided by the number of all tokens: targets of -100 do not count": loss
-        * float((targets != -100).sum())
-        / targets.numel(),
-        "every rank returns the whole loss: return the share of this rank, so that the sum over the ranks is the loss": loss * world,
-    }
-    wrong_if(t, sum(shares), loss, mistakes)
+    message = "every rank returns the whole loss: return the share of this rank, so that the sum over the ranks is the loss"
+    wrong_if(t, sum(shares), loss, {message: loss * world})
     t.close(sum(shares), loss, "the sum of context_loss over the ranks", **EXACT)
     for rank, (mine, row) in enumerate(zip(found, parts)):
         t.that(mine is not None, "context_loss on rank {rank} has no gradient", rank=rank)
@@ -231,19 +251,33 @@ def check_context_loss(student, t):
 
 
 def model_case(student, t, world: int) -> None:
-    """A step of a Llama whose sequences are divided over ``world`` ranks."""
+    """A step of a Llama whose sequences are divided over ``world`` ranks; they have other numbers of valid targets."""
     sizes = {"vocab_size": 11, "hidden": 8, "intermediate": 12, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
     from dlo_lib.models.llama import Llama, LlamaConfig
 
-    shapes = {name: weight.shape for name, weight in Llama(LlamaConfig(**sizes), device="meta").named_parameters()}
+    shapes = {name: weight.shape for name, weight in Llama(LlamaConfig(**sizes)).named_parameters()}
     state = {name: 0.5 * double(t, *shape) + (1 if len(shape) == 1 else 0) for name, shape in shapes.items()}
-    seq = 4 * world
-    tokens = t.integers(0, 10, 2, seq + 1)
-    loss, grads = llama_step(sizes, state, tokens)
-    inputs = {"sizes": sizes, "state": state, "tokens": tokens, "positions": zigzag_table(seq, world)}
+    seq, padding = 4 * world, 0
+    tokens, positions = t.integers(1, 10, 2, seq + 1), zigzag_table(seq, world)
+    tokens[t.integer(0, 1), -t.integer(1, 2) :] = padding  # so the rank with the last chunk has fewer valid targets
+    loss, logits, grads = llama_step(sizes, state, tokens, padding)
+    inputs = {"sizes": sizes, "state": state, "tokens": tokens, "positions": positions, "padding": padding}
+    labels = tokens.where(tokens != padding, -100)
+    targets, cut = labels[:, 1:], labels[:, 1:].clone()
+    for row in positions:
+        cut[:, row] = labels[:, row].roll(-1, 1)  # the part is cut, then shifted
+    means = [float(context_loss(logits[:, row], targets[:, row])[0]) for row in positions]
+    mistakes = {
+        "the loss of the Llama is the mean of the means of the ranks: they have other numbers of valid tokens, divide by that of all ranks": (
+            sum(means) / world
+        ),
+        "the loss of the Llama is the sum of the means of the ranks: divide by the number of valid tokens of all ranks": sum(means),
+        "the Llama learns wrong targets at the end of each chunk: shift the whole sequence first": float(context_loss(logits, cut)[0]),
+    }
     for rank, got in enumerate(student.ranks(whole_step, [inputs] * world).results):
         mine, found = t.items(got, 2, "what context_step returns")
         mine = t.tensor(mine, "the loss of context_step", shape=(), dtype=DOUBLE)
+        wrong_if(t, float(mine), loss, mistakes)
         t.close(float(mine), loss, "the loss of the Llama on rank {rank}", rank=rank, rtol=1e-6)
         for name, right in grads.items():
             t.close(found[name], right, "the gradient of {name} on rank {rank}", name=name, rank=rank, rtol=1e-5, atol=1e-7)
@@ -251,7 +285,7 @@ def model_case(student, t, world: int) -> None:
 
 @check("loss", points=2, seconds=40)
 def check_context_model(student, t):
-    "A Llama in the zig-zag order has the loss and the gradients of one process"
+    "A Llama in the zig-zag order, with targets that do not count, has the loss and the gradients of one process"
     model_case(student, t, 2)
 
 
@@ -260,7 +294,7 @@ def check_context_model(student, t):
 
 @check("ulysses", points=2, seconds=30)
 def check_ulysses_layout(student, t):
-    "A part of the heads of the whole sequence, and the way back"
+    "The way back from a part of the heads to a part of the sequence"
     world = 3
     whole = double(t, t.integer(1, 2), 2 * world, 2 * world, 2)
     sequence, heads = whole.chunk(world, 2), whole.chunk(world, 1)
@@ -268,11 +302,13 @@ def check_ulysses_layout(student, t):
     for rank, got in enumerate(run.results):
         mine, back = t.items(got, 2, "what the scenario returns")
         mine = t.tensor(mine, "the result of sequence_to_heads", shape=tuple(heads[rank].shape), dtype=DOUBLE)
-        numbers = bool(torch.equal(mine.flatten().sort().values, heads[rank].flatten().sort().values))
-        same = near(mine, heads[rank])
-        message = "sequence_to_heads on rank {rank} has the right numbers in another order: the sequence in the order of the ranks, then d"
-        t.that(same or not numbers, message, rank=rank)
         t.close(mine, heads[rank], "sequence_to_heads on rank {rank}: its heads of the whole sequence", rank=rank, **EXACT)
+        back = t.tensor(back, "the result of heads_to_sequence", shape=tuple(sequence[rank].shape), dtype=DOUBLE)
+        numbers = bool(torch.equal(back.flatten().sort().values, sequence[rank].flatten().sort().values))
+        message = (
+            "heads_to_sequence on rank {rank} has the right numbers in another order: row j of what arrives is the j-th group of heads"
+        )
+        t.that(near(back, sequence[rank]) or not numbers, message, rank=rank)
         t.close(back, sequence[rank], "heads_to_sequence of sequence_to_heads on rank {rank}", rank=rank, **EXACT)
 
 

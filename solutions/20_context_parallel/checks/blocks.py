@@ -10,7 +10,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near, wrong_if
 
-from .twins import Block, attention, causal, gradients
+from .twins import Block, attention, block_gradients, causal, gradients
 
 DOUBLE = torch.float64
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -175,10 +175,10 @@ def check_merge_nothing(student, t):
     "Parts without a key"
     first = parts_of(t, 2)[0][0]
     empty = torch.zeros_like(first[0]), torch.full_like(first[1], -math.inf)
-    order = t.shuffled([first, empty])
-    out, lse = pair(t, student.merge(*order[0], *order[1]), "merge")
-    t.close(out, first[0], "out of a part and a part without a key", **EXACT)
-    t.close(lse, first[1], "lse of a part and a part without a key", **EXACT)
+    for one, other in ((first, empty), (empty, first)):
+        out, lse = pair(t, student.merge(*one, *other), "merge")
+        t.close(out, first[0], "out of a part and a part without a key", **EXACT)
+        t.close(lse, first[1], "lse of a part and a part without a key", **EXACT)
     out, lse = pair(t, student.merge(*empty, *empty), "merge")
     message = "two parts without a key give NaN: -inf - -inf. Subtract 0 where the common lse is -inf"
     t.that(not bool(torch.isnan(out).any() or torch.isnan(lse).any()), message)
@@ -229,9 +229,9 @@ def check_visible_contiguous(student, t):
 @check("visible", points=2)
 def check_visible_gaps(student, t):
     "Positions with gaps"
-    for _ in range(6):
+    for at_query in t.shuffled([False, False, False, True, True, True]):
         queries, keys = ascending(t, t.integer(3, 6), 3) + 8, ascending(t, t.integer(3, 6), 3)
-        begin = t.choice([0, int(queries[t.integer(0, len(queries) - 1)])])  # the last query sees the first key
+        begin = int(queries[t.integer(0, len(queries) - 1)]) if at_query else 0  # the last query sees the first key
         right_rectangle(student, t, queries, keys - keys[0] + begin)
     half = t.integer(2, 4)
     chunks = torch.arange(4 * half).view(4, half)
@@ -262,15 +262,24 @@ def gradient_case(t) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     return [grad, q, k, v, *attention(q, k, v, mask)], mask, gradients(grad, q, k, v, mask)
 
 
+UNSCALED = "{name} is not divided by the square root of d: the scores are S = Q Kᵀ / √d, so their gradient is divided as well"
+UNMASKED = "{name}: keys that the mask hides have P = 0, so the mask belongs into backward as well"
+
+
 @check("gradient", points=2)
 def check_gradient(student, t):
     "The gradients of all keys as one block"
     inputs, mask, wants = gradient_case(t)
     found = t.items(student.block_backward(*inputs, mask), 3, "what block_backward returns")
     scale = inputs[1].shape[-1] ** 0.5
-    for name, got, want in zip(("dq", "dk", "dv"), found, wants):
-        scores = {"{name} is not divided by the square root of d": want * scale} if name != "dv" else {}
-        wrong_if(t, got, want, scores, name=name)
+    grad, q, k, v, out, lse = inputs
+    unmasked = block_gradients(*inputs, torch.ones_like(mask))
+    without_sums = block_gradients(grad, q, k, v, torch.zeros_like(out), lse, mask)
+    for name, got, want, hidden, raw in zip(("dq", "dk", "dv"), found, wants, unmasked, without_sums):
+        mistakes = {UNMASKED: hidden}
+        if name != "dv":
+            mistakes |= {UNSCALED: want * scale, "{name}: D is not subtracted, dS = P · (dO Vᵀ - D)": raw}
+        wrong_if(t, got, want, mistakes, name=name)
         t.close(got, want, "{name} of block_backward", name=name, **EXACT)
 
 
@@ -279,18 +288,41 @@ def check_gradient_blocks(student, t):
     "Two blocks with the lse of the whole row"
     (grad, q, k, v, out, lse), mask, wants = gradient_case(t)
     cut = t.integer(1, len(mask[0]) - 2)
-    blocks = []
+    blocks, unmasked, of_block, own_sums = [], [], [], []
     for keys in (slice(0, cut), slice(cut, None)):
-        got = student.block_backward(grad, q, k[:, :, keys], v[:, :, keys], out, lse, mask[:, keys])
-        blocks.append([t.tensor(each, "a gradient") for each in t.items(got, 3, "what block_backward returns")])
-    t.tensor(blocks[0][0], "dq of a block", shape=tuple(q.shape), dtype=DOUBLE)
-    t.tensor(blocks[1][0], "dq of a block", shape=tuple(q.shape), dtype=DOUBLE)
-    dv = torch.cat([block[2] for block in blocks], 2)
-    message = "dv of two blocks is not that of the whole row: the probabilities are exp(S - lse) with the given lse, not the softmax of this block"
-    t.that(near(dv, wants[2]), message)
-    message = "dq of two blocks does not add up to that of the whole row: D is the sum of grad * out with the given out"
-    t.that(near(blocks[0][0] + blocks[1][0], wants[0]), message)
-    t.close(torch.cat([block[1] for block in blocks], 2), wants[1], "dk of two blocks", **EXACT)
+        part = k[:, :, keys], v[:, :, keys]
+        got = student.block_backward(grad, q, *part, out, lse, mask[:, keys])
+        got = t.items(got, 3, "what block_backward returns")
+        shapes = (tuple(tensor.shape) for tensor in (q, *part))
+        names = ("dq", "dk", "dv")
+        blocks.append([t.tensor(each, name + " of a block", shape=shape, dtype=DOUBLE) for each, name, shape in zip(got, names, shapes)])
+        own_out, own_lse = attention(q, *part, mask[:, keys])
+        share = (own_lse - lse).exp().unsqueeze(-1)
+        unmasked.append(block_gradients(grad, q, *part, out, lse, torch.ones_like(mask[:, keys])))
+        of_block.append(block_gradients(grad, q, *part, out, own_lse.where(own_lse > -math.inf, 0), mask[:, keys]))
+        own_sums.append(block_gradients(grad, q, *part, share * own_out, lse, mask[:, keys]))
+    scale = q.shape[-1] ** 0.5
+    for place, name in ((2, "dv"), (0, "dq"), (1, "dk")):
+        got, hidden, softmax, sums = (joined(each, place) for each in (blocks, unmasked, of_block, own_sums))
+        message = (
+            "{name} of two blocks is NaN: a query sees no key of a block, and exp(-inf - -inf) is NaN. "
+            "The probabilities are exp(S - lse) with the given lse, not the softmax of this block"
+        )
+        t.that(not bool(torch.isnan(got).any()), message, name=name)
+        mistakes = {
+            UNMASKED: hidden,
+            "{name}: the probabilities are exp(S - lse) with the given lse, not the softmax of this block": softmax,
+        }
+        if place != 2:
+            mistakes |= {UNSCALED: wants[place] * scale, "{name}: D is the sum of grad * out with the given out, over all keys": sums}
+        wrong_if(t, got, wants[place], mistakes, name=name)
+        t.close(got, wants[place], "{name} of two blocks", name=name, **EXACT)
+
+
+def joined(blocks: list[list[Tensor]], place: int) -> Tensor:
+    """Of the gradients of two blocks, those of all queries (0) or of all keys (1 and 2)."""
+    first, second = (block[place] for block in blocks)
+    return first + second if place == 0 else torch.cat((first, second), 2)
 
 
 # -- zigzag

@@ -34,13 +34,13 @@ def share_of_loss(student, rank, world, logits, targets):
 
 
 @scenario
-def whole_step(student, rank, world, sizes, state, tokens, positions):
+def whole_step(student, rank, world, sizes, state, tokens, positions, padding):
     """A step of a Llama: the loss, and the gradients by name."""
     from dlo_lib.models.llama import Llama, LlamaConfig
 
     model = Llama(LlamaConfig(**sizes), dtype=torch.float64)
     model.load_state_dict(state)
-    loss = student.context_step(model, tokens, positions)
+    loss = student.context_step(model, tokens, positions, padding)
     return loss, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 

@@ -35,6 +35,16 @@ def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> li
     return list(torch.autograd.grad(out, own, grad))
 
 
+def block_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor) -> list[Tensor]:
+    """What a block contributes to dq, dk and dv, with ``out`` and ``lse`` of the whole rows; by autograd."""
+    whole = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
+    scores = torch.einsum("bhqd,bhkd->bhqk", *whole[:2]) / q.shape[-1] ** 0.5
+    shares = (scores - lse.unsqueeze(-1)).exp() * mask
+    inner = torch.einsum("bhqd,bhkd->bhqk", grad, v) - (grad * out).sum(-1, keepdim=True)
+    total = (shares * inner).sum() + ((shares.detach() @ whole[2]) * grad).sum()
+    return list(torch.autograd.grad(total, whole))
+
+
 def causal(positions: Tensor, others: Tensor) -> Tensor:
     """The mask of queries at ``positions`` and keys at ``others``."""
     return positions[:, None] >= others
@@ -56,10 +66,15 @@ def context_loss(logits: Tensor, targets: Tensor) -> Block:
 
 
 @twin
-def llama_step(sizes: Mapping[str, Any], state: Mapping[str, Tensor], tokens: Tensor) -> tuple[float, dict[str, Tensor]]:
-    """The loss of one process for tokens (batch, seq + 1), and the gradients by name."""
+def llama_step(
+    sizes: Mapping[str, Any], state: Mapping[str, Tensor], tokens: Tensor, padding: int
+) -> tuple[float, Tensor, dict[str, Tensor]]:
+    """The loss of one process for tokens (batch, seq + 1), the logits, and the gradients by name."""
     model = Llama(LlamaConfig(**sizes), dtype=torch.float64)
     model.load_state_dict(state)
-    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    targets, logits = tokens[:, 1:], model(tokens[:, :-1])
+    valid = targets != padding
+    loss = F.cross_entropy(logits[valid], targets[valid])
     loss.backward()
-    return float(loss.detach()), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    grads = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), logits.detach(), grads
