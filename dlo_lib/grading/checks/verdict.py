@@ -68,17 +68,28 @@ class QuestionVerdict:
 
     @property
     def heading(self) -> str:
-        """The line with points and time."""
+        """The line with the points of these checks, the time, and what only grading judges."""
         milliseconds = sum(outcome.milliseconds for outcome in self.outcomes)
+        first = tr(
+            "{question}: {points} ({milliseconds:.0f} ms)",
+            question=self.question, points=self.points, milliseconds=milliseconds,
+        )  # fmt: skip
+        if not self.later:
+            return first
+        titles = "; ".join(tr(title) for title, _ in self.later)
+        more = sum(points for _, points in self.later)
+        if more == 1:
+            return tr("{first}; 1 more point is judged in grading: {titles}", first=first, titles=titles)
         return tr(
-            "{question}: {earned:g} of {maximum:g} points ({milliseconds:.0f} ms)",
-            question=self.question, earned=self.earned, maximum=self.maximum + self._later_points,
-            milliseconds=milliseconds,
+            "{first}; {more:g} more points are judged in grading: {titles}",
+            first=first, more=more, titles=titles,
         )  # fmt: skip
 
     @property
-    def _later_points(self) -> float:
-        return sum(points for _, points in self.later)
+    def points(self) -> str:
+        """The points of these checks, which are not all points if grading adds others."""
+        text = "{earned:g} of {maximum:g} points here" if self.later else "{earned:g} of {maximum:g} points"
+        return tr(text, earned=self.earned, maximum=self.maximum)
 
     @property
     def advice(self) -> str:
@@ -91,14 +102,6 @@ class QuestionVerdict:
         statuses = {outcome.status for outcome in self.outcomes}
         if self.reference:
             return tr("The reference answers this question: no points. Run your own cell again to check it.")
-        if statuses <= {Status.OK} and self.later:
-            titles = "; ".join(tr(title) for title, _ in self.later)
-            if self._later_points == 1:
-                return tr("All visible checks pass. Grading adds 1 point: {titles}.", titles=titles)
-            return tr(
-                "All visible checks pass. Grading adds {points:g} points: {titles}.",
-                points=self._later_points, titles=titles,
-            )  # fmt: skip
         if statuses <= {Status.OK}:
             return tr("All checks pass: continue.")
         if statuses <= {Status.OK, Status.NOT_WRITTEN}:

@@ -123,7 +123,7 @@ def build_source(lab: LabInfo) -> None:
 
 def in_grading_text(folder: Path) -> str:
     """The content of ``in_grading.json``: question → title and points of each hidden check of the lab in
-    ``folder``. ``lab.check`` names them when all visible checks pass."""
+    ``folder``. The verdict of ``lab.check`` names them."""
     later: dict[str, list[tuple[str, float]]] = {}
     for check in declared_hidden(folder):
         later.setdefault(check.question, []).append((check.title, check.points))

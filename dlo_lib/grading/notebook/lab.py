@@ -34,21 +34,21 @@ HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrade
 
 
 class Score(float):
-    """The points earned. Its plain text is the number alone, which nbgrader reads."""
+    """The points earned. Its plain text is the number alone, which nbgrader reads; a notebook shows ``text``."""
 
-    maximum: float
+    text: str
 
-    def __new__(cls, earned: float, maximum: float) -> Score:
-        """``earned`` of ``maximum`` points."""
+    def __new__(cls, earned: float, text: str) -> Score:
+        """``earned`` points, which a notebook shows as ``text``."""
         score = super().__new__(cls, earned)
-        score.maximum = maximum
+        score.text = text
         return score
 
     def __repr__(self) -> str:
         return repr(float(self))
 
     def _repr_html_(self) -> str:
-        return tr("{earned:g} of {maximum:g} points", earned=float(self), maximum=self.maximum)
+        return self.text
 
 
 class Lab:
@@ -121,7 +121,7 @@ class Lab:
             progress = self._progress
             progress.earned[question], progress.possible[question] = verdict.earned, verdict.maximum
             progress.save()
-        return Score(verdict.earned, verdict.maximum)
+        return Score(verdict.earned, verdict.points)
 
     def hint(self, question: str) -> None:
         """Show the next hint for ``question``, a nudge, a pointer or a sketch, below the earlier ones.

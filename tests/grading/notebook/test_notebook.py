@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_solved_questions_earn_their_visible_points(
     assert capsys.readouterr().out.count("All checks pass") == 4
 
 
-def test_a_success_names_what_grading_adds(
+def test_a_verdict_names_what_grading_adds(
     namespace: dict[str, Any], run: Run, small: LabSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / small.info.directory
@@ -65,14 +66,20 @@ def test_a_success_names_what_grading_adds(
     (folder / IN_GRADING_FILE).write_text(in_grading_text(small.folder))
     lab = Lab(namespace, folder)
     run("def absmax_scale(x):\n    return x")
+    more = "1 more point is judged in grading: Scales are float32 whatever x is\n"
     lab.check("scale")
-    assert "Grading adds" not in capsys.readouterr().out
+    assert re.search(rf"^scale: 0 of 2 points here \(\d+ ms\); {more}", capsys.readouterr().out)
     solve(run, small, "scale", "quiz")
-    assert (float(lab.check("scale")), float(lab.check("quiz"))) == (2, 1)
+    score, quiz = lab.check("scale"), lab.check("quiz")
+    assert (float(score), float(quiz)) == (2, 1)
     said = capsys.readouterr().out
-    assert "scale: 2 of 3 points" in said
-    assert "All visible checks pass. Grading adds 1 point: Scales are float32 whatever x is." in said
-    assert "All visible checks pass. Grading adds 2 points: The answers are right." in said
+    assert re.search(rf"scale: 2 of 2 points here \(\d+ ms\); {more}", said)
+    assert re.search(
+        r"quiz: 1 of 1 points here \(\d+ ms\); 2 more points are judged in grading: The answers are right\n",
+        said,
+    )
+    assert said.count("All checks pass: continue.") == 2
+    assert score._repr_html_() == "2 of 2 points here"  # the same total below the verdict
     (folder / IN_GRADING_FILE).write_text('{"scale": 3}')
     with pytest.raises(UserError, match="in_grading.json is damaged: `dlo lab` restores it"):
         Lab(namespace, folder)
@@ -88,7 +95,7 @@ def test_a_standard_form_passes_the_same_checks(
     before = dict(read_progress(small.info.directory).earned)
     capsys.readouterr()
     assert lab.check("scale", instead={"absmax_scale": lambda x: None}) == 0
-    assert "Grading adds" not in capsys.readouterr().out
+    assert "in grading" not in capsys.readouterr().out
     assert namespace["absmax_scale"] is right
     assert read_progress(small.info.directory).earned == before
 
