@@ -9,6 +9,7 @@ define raise, because the registered backend refuses every call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -221,12 +222,19 @@ class SwitchGroup(dist.ProcessGroup):
         """Refuse the shapes that gloo refuses: what passes a check must run in the notebook too."""
         rows, *rest = part.shape or (1,)
         want = (self.size() * rows, *rest)
-        if tuple(whole.shape) != want:
-            pass_it = "view(-1)" if not rest else f"view{want}"
-            raise SwitchError(
-                f"{name} has shape {tuple(whole.shape)}. With gloo it must be the {self.size()} parts of "
-                f"shape {tuple(part.shape)} one after the other, {want}: pass it with .{pass_it}"
-            )
+        if tuple(whole.shape) == want:
+            return
+        numbers = math.prod(want)
+        if whole.numel() == numbers:
+            cure = "pass it with .view(-1)" if not rest else f"pass it with .view{want}"
+        elif whole.numel() < numbers and name.endswith("input"):
+            cure = f"it has {whole.numel()} numbers instead of {numbers}, so append zeros (padding)"
+        else:
+            cure = f"it has {whole.numel()} numbers instead of {numbers}"
+        raise SwitchError(
+            f"{name} has shape {tuple(whole.shape)}. With gloo it must be the {self.size()} parts of "
+            f"shape {tuple(part.shape)} one after the other, {want}: {cure}"
+        )
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         """Return a part for each member, in order."""

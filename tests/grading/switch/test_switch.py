@@ -295,6 +295,28 @@ def test_shapes_that_gloo_refuses_are_refused() -> None:
     assert [runs for runs, _ in want[0]] == [True] * 3 + [False] * 4
 
 
+def refused_sizes() -> list[str]:
+    """What is said of a flat input without padding, of one with too many dimensions, and of a short output."""
+    said = []
+    for call in (
+        lambda: dist.reduce_scatter_tensor(torch.empty(4), torch.ones(7)),
+        lambda: dist.reduce_scatter_tensor(torch.empty(4), torch.ones(2, 4)),
+        lambda: dist.all_gather_into_tensor(torch.empty(7), torch.ones(4)),
+    ):
+        with pytest.raises(RuntimeError) as refused:
+            call()
+        said.append(str(refused.value))
+    return said
+
+
+def test_a_refused_size_is_told_from_a_refused_shape() -> None:
+    (said, _), _ = on_switch(refused_sizes, 2)
+    unpadded, shaped, short = said
+    assert unpadded.endswith("(8,): it has 7 numbers instead of 8, so append zeros (padding)")
+    assert shaped.endswith("(8,): pass it with .view(-1)")
+    assert short.endswith("(8,): it has 7 numbers instead of 8")
+
+
 def averages() -> list[Any]:
     world = dist.get_world_size()
     mean = mine(4)
