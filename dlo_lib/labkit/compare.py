@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.checks.contract import Run, Trial
+from dlo_lib.grading.checks.contract import Run, Trial, Wrong
+from dlo_lib.text import tr
 
 Twin = Tensor | float
 Mistakes = Mapping[str, Twin | Sequence[Twin]]
@@ -52,6 +53,25 @@ def wrong_if(
     """
     for message, wrong in mistakes.items():
         t.that(near(want, wrong, rtol, atol) or not near(got, wrong, rtol, atol), message, **values)
+
+
+def explained(
+    student: Any, scenario: Any, inputs: Sequence[Mapping[str, Any]], causes: Mapping[str, str]
+) -> Run:
+    """Return the run of ``scenario``. If it ends with an error that contains a key of ``causes``, the message
+    begins with the cause of the first such key.
+
+    Raises:
+        Wrong: the student's code or a collective failed.
+    """
+    try:
+        run: Run = student.ranks(scenario, inputs)
+    except Wrong as error:
+        cause = next((cause for words, cause in causes.items() if words in str(error)), None)
+        if cause is None:
+            raise
+        raise Wrong(f"{tr(cause)}. {error}", cause) from None
+    return run
 
 
 def every_rank(

@@ -2,6 +2,16 @@
 
 from dlo_lib.grading.lab.mutants import Mutant
 
+EVERY_UPDATE = (
+    "check_in_place",
+    "check_other_optimizer",
+    "check_missing_gradient",
+    "check_updates_travel",
+    "check_state_is_divided",
+    "check_small_parameters",
+)
+EVERY_PASS = ("check_passes_add_up", "check_gathers", "check_weights_are_freed")
+
 MUTANTS = [
     # -- state
     Mutant(
@@ -89,7 +99,36 @@ MUTANTS = [
             """,
         },
     ),
+    Mutant(
+        "whole has no return statement",
+        "check_whole",
+        says="whole returns None: is a return missing?",
+        also=("check_few_numbers",),
+        replace={"return padded[: torch.Size(shape).numel()].view(shape)": "padded[: torch.Size(shape).numel()].view(shape)"},
+    ),
     # -- stage1
+    Mutant(
+        "The parameter itself is the target of copy_, which autograd refuses",
+        "check_same_update",
+        says="write parameter.data.copy_(...)",
+        also=EVERY_UPDATE,
+        replace={"parameter.data.copy_(": "parameter.copy_("},
+    ),
+    Mutant(
+        "The whole tensor is copied into the piece",
+        "check_same_update",
+        says="whole(piece.data, parameter.shape) goes into parameter.data",
+        also=EVERY_UPDATE,
+        replace={"parameter.data.copy_(": "piece.data.copy_("},
+    ),
+    Mutant(
+        "The averages are divided by the number of ranks again, which AdamW hides",
+        "check_other_optimizer",
+        says="divides them by the number of ranks a second time",
+        replace={
+            "else piece_of(parameter.grad, self.rank, self.world)": "else piece_of(parameter.grad / self.world, self.rank, self.world)",
+        },
+    ),
     Mutant(
         "The optimiser is always AdamW",
         "check_other_optimizer",
@@ -315,6 +354,30 @@ MUTANTS = [
         replace={".grad.flatten() / world": ".grad.flatten() / 2"},
     ),
     Mutant(
+        "With three ranks the gradient is divided before and after the sum",
+        "check_averaged_pieces",
+        question="stage2",
+        says="divided by the number of ranks a second time",
+        replace={
+            "dist.reduce_scatter_tensor(own, padded)": """
+            dist.reduce_scatter_tensor(own, padded)
+            if world == 3:
+                own /= world
+            """,
+        },
+    ),
+    Mutant(
+        "The gradient is sent without padding",
+        "check_averaged_pieces",
+        says="append zeros (padding)",
+        also=("check_reduce_scatter", "check_accumulates"),
+        replace={
+            "padded = F.pad(parameter.grad.flatten() / world, (0, piece.numel() * world - parameter.numel()))": """
+            padded = parameter.grad.flatten() / world
+            """,
+        },
+    ),
+    Mutant(
         "The whole gradient is all-reduced, and the piece is cut from it",
         "check_reduce_scatter",
         says="needs the sum of its piece only",
@@ -330,6 +393,47 @@ MUTANTS = [
         replace={"piece.grad = own if piece.grad is None else piece.grad + own": "piece.grad = own"},
     ),
     # -- stage3
+    Mutant(
+        "backward returns one value, although forward has two arguments",
+        "check_linear",
+        says="one value for each argument of forward",
+        also=EVERY_PASS,
+        replace={"return own, None": "return own"},
+    ),
+    Mutant(
+        "The weight is gathered by whole, through which no gradient passes",
+        "check_linear",
+        says="weight_piece gets no gradient: gather it with Gather.apply",
+        also=EVERY_PASS,
+        replace={"Gather.apply(weight_piece, shape)": "whole(weight_piece.detach(), shape)"},
+    ),
+    Mutant(
+        "The function of the checkpoint has no return statement",
+        "check_linear",
+        says="sharded_linear returns None: is a return missing",
+        also=EVERY_PASS,
+        replace={"return F.linear(x, Gather.apply(weight_piece, shape))": "F.linear(x, Gather.apply(weight_piece, shape))"},
+    ),
+    Mutant(
+        "backward writes into .grad itself, so the second pass takes the place of the first",
+        "check_passes_add_up",
+        says="return it from backward, and autograd adds it",
+        replace={
+            "ctx.size = piece.numel()": "ctx.size, ctx.piece = piece.numel(), piece",
+            "return own, None": """
+            ctx.piece.grad = own
+            return None, None
+            """,
+        },
+    ),
+    Mutant(
+        "With three ranks the gradient of the weight is divided before and after the sum",
+        "check_linear",
+        says="divided by the number of ranks a second time",
+        replace={
+            "return own, None": "return own / (world if world == 3 else 1), None",
+        },
+    ),
     Mutant(
         "The gradient of the weight is divided by two, whatever the number of ranks",
         "check_linear",
@@ -375,6 +479,20 @@ MUTANTS = [
         """,
     ),
     # -- offload
+    Mutant(
+        "The masters stay in 16 bits and get gradients in fp32",
+        "check_offloaded",
+        says="in 16 bits",
+        also=("check_pieces_in_place", "check_no_gradient_left", "check_piece_without_gradient"),
+        replace={'piece.detach().to("cpu", torch.float32, copy=True)': 'piece.detach().to("cpu", copy=True)'},
+    ),
+    Mutant(
+        "The piece itself is the target of copy_, which autograd refuses",
+        "check_offloaded",
+        says="write piece.data.copy_(...)",
+        also=("check_pieces_in_place", "check_no_gradient_left", "check_piece_without_gradient"),
+        replace={"piece.data.copy_(master.data)": "piece.copy_(master)"},
+    ),
     Mutant(
         "The masters are read back from the pieces before each step",
         "check_offloaded",

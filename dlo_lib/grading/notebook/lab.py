@@ -34,7 +34,7 @@ HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrade
 
 
 class Score(float):
-    """The points earned. Its plain text is the number alone, which nbgrader reads; a notebook shows ``text``."""
+    """The points earned. Its plain text is the number, which nbgrader reads; a notebook shows ``text``."""
 
     text: str
 

@@ -6,29 +6,15 @@ Those of the wrapper are in ``overlap.py``, those of samples and metrics in ``sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.checks.contract import Run, Wrong, check
-from dlo_lib.labkit.compare import every_rank, near, wrong_if
+from dlo_lib.grading.checks.contract import Run, check
+from dlo_lib.labkit.compare import every_rank, explained, near, wrong_if
 from dlo_lib.labkit.traffic import passes_exactly, uses_what_arrives
-from dlo_lib.text import tr
 
 from .scenarios import averaged, replicated
-
-
-def explained(student, scenario, inputs: Sequence[Mapping], causes: Mapping[str, str]) -> Run:
-    """The run. If it ends with an error that contains a key of ``causes``, its message begins with the cause."""
-    try:
-        return student.ranks(scenario, inputs)
-    except Wrong as error:
-        cause = next((cause for words, cause in causes.items() if words in str(error)), None)
-        if cause is None:
-            raise
-        raise Wrong(f"{tr(cause)}. {error}", cause) from None
-
 
 # -- 1 · replicate
 
