@@ -36,7 +36,23 @@ MUTANTS = [
                 dist.broadcast(buffer, 0)
         """,
     ),
+    Mutant(
+        "The tensors of state_dict are sent, in which some buffers are missing",
+        "check_buffers",
+        says="state_dict() leaves it out",
+        replace={"[*module.parameters(), *module.buffers()]": "module.state_dict().values()"},
+    ),
     # -- average
+    Mutant(
+        "The all-reduce averages, which gloo cannot",
+        "check_mean",
+        says="ReduceOp.AVG, which gloo does not have",
+        also=("check_half_precision",),
+        replace={
+            "parameter.grad /= dist.get_world_size()": "",
+            "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)",
+        },
+    ),
     Mutant(
         "The division comes after the sum, and the fp16 sum overflows",
         "check_half_precision",
@@ -77,8 +93,9 @@ MUTANTS = [
     # -- buckets
     Mutant(
         "The first bucket stays empty if the first gradient is larger than the limit",
-        "check_only_large",
-        says="one bucket each, and no other bucket",
+        "check_limit",
+        says="a bucket is empty",
+        also=("check_only_large",),
         replace={
             "buckets, held = [], 0": "buckets, held = [[]], 0",
             "if not buckets or held + nbytes[i] > limit:": "if held + nbytes[i] > limit:",
@@ -120,6 +137,48 @@ MUTANTS = [
         },
     ),
     # -- overlap
+    Mutant(
+        "finish starts no bucket",
+        "check_unused",
+        says="finish() should start the buckets that have not started",
+        also=("check_no_sync",),
+        replace={
+            """
+            while len(self.works) < len(self.buckets):
+                self.send()
+            """: "",
+        },
+    ),
+    Mutant(
+        "Arrivals are never forgotten",
+        "check_averaged",
+        says="does finish() also reset which gradients have arrived?",
+        also=("check_unused",),
+        replace={
+            """
+            for bucket, (work, flat) in zip(self.buckets, self.works):
+                work.wait()
+                for i, average in zip(bucket, flat.split([self.trained[i].numel() for i in bucket])):
+                    self.trained[i].grad = average.view_as(self.trained[i])
+            self.arrived, self.works = set(), []
+            """: """
+            for bucket, (work, flat) in zip(self.buckets, self.works):
+                work.wait()
+                for i, average in zip(bucket, flat.split([self.trained[i].numel() for i in bucket])):
+                    self.trained[i].grad = average.view_as(self.trained[i])
+            self.works = []
+            """,
+        },
+    ),
+    Mutant(
+        "The all-reduce of a bucket averages, which gloo cannot",
+        "check_averaged",
+        says="ReduceOp.AVG, which gloo does not have",
+        replace={
+            "for gradient in gradients]) / dist.get_world_size()": "for gradient in gradients])",
+            "dist.all_reduce(flat, async_op=True)": "dist.all_reduce(flat, dist.ReduceOp.AVG, async_op=True)",
+        },
+    ),
     Mutant(
         "All buckets are sent in finish",
         "check_during_backward",
@@ -358,6 +417,18 @@ MUTANTS = [
     ),
     # -- accumulate
     Mutant(
+        "All backward passes run inside no_sync",
+        "check_last_pass",
+        says="run the last backward pass outside no_sync()",
+        answer="""
+        def accumulate(model, losses):
+            with model.no_sync():
+                for loss in losses:
+                    (loss() / len(losses)).backward()
+            model.finish()
+        """,
+    ),
+    Mutant(
         "no_sync is forgotten",
         "check_accumulated",
         says="backward passes run outside no_sync()",
@@ -415,7 +486,7 @@ MUTANTS = [
     Mutant(
         "Each rank draws its own permutation",
         "check_everyone_once",
-        says="no rank sees",
+        says="Its seed depends on seed and epoch, not on rank",
         replace={
             """
             order = torch.randperm(length, generator=torch.Generator().manual_seed(1_000_003 * seed + epoch)).tolist()
@@ -455,6 +526,12 @@ MUTANTS = [
             order = (order * world)[: max(each * world, length)]
             return order[rank * each : (rank + 1) * each]
         """,
+    ),
+    Mutant(
+        "Each rank takes the first part of the permutation",
+        "check_everyone_once",
+        says="all ranks see the same samples",
+        replace={"return order[rank::world]": "return order[:each]"},
     ),
     # -- metrics
     Mutant(
