@@ -38,6 +38,16 @@ GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the training by hand at th
 KIB, MIB = 1 << 10, 1 << 20
 lab = Lab(globals())
 
+
+class Standard(DistributedDataParallel):
+    """PyTorch's wrapper, which section 9 compares with yours, under the names of this lab."""
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = 1024 * KIB) -> None:
+        super().__init__(module, bucket_cap_mb=bucket_bytes / KIB / KIB)
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
+
 # %% [markdown] id="why"
 # ## Why: ranks that do not talk
 # Four ranks train on 512 samples, 128 each, from the same weights. In the left figures they exchange nothing.
@@ -116,10 +126,10 @@ figures.plans(
 #
 # **Core · 6 min · ●○○**
 #
-# Write `replicate`: all ranks get the values of rank 0, in place. The state of a model is more than its
-# weights. `module.parameters()` are the tensors that an optimiser can train. `module.buffers()` are the other
-# tensors of the state, such as the running statistics of a batch normalisation. Frozen parameters belong to
-# the state too.
+# Write `replicate`: all ranks get the values of rank 0, in place, with `dist.broadcast` (lab 10). The state of a model is
+# more than its weights. `module.parameters()` are the tensors that an optimiser can train, and the frozen ones.
+# `module.buffers()` are the other tensors of the state, such as the running statistics of a batch normalisation.
+# (`state_dict()` has no buffers with `persistent=False`, which a checkpoint does not save.)
 #
 # (Why not rely on the same seed on every rank? Because one rank that loads a checkpoint, or draws one more
 # random number, makes the whole training wrong without an error.)
@@ -142,7 +152,8 @@ lab.check("replicate")
 # **Core · 9 min · ●○○**
 #
 # The simple form: after backward, replace each gradient by its average over the ranks, in place. Use one
-# all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`).
+# all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`). An all-reduce adds; gloo has no
+# `ReduceOp.AVG`.
 #
 # Your function must also work for gradients in half precision (fp16). Mathematically, it is the same to divide
 # before or after the sum. But the largest number in fp16 is 65,504. The average of eight gradients of 10,000
@@ -329,7 +340,8 @@ lab.check("overlap")
 #
 # There are 12 layers of 1 MiB. **Predict first:** how many milliseconds does communication add to the 48 ms of
 # backward, with a bucket for each layer (1 MiB), with four buckets (3 MiB), and with one bucket (12 MiB)? The
-# figure of section 2 gives the time of an all-reduce of 2 MiB, and the line above it the cost of a message.
+# figure of section 2 gives the time of an all-reduce of 2 MiB, and the line above it the cost of a message. (The cell
+# shows the minimum of several repeats. On a loaded machine the points still move: run it again when the machine is quiet.)
 
 # %% id="predict_waiting" tags=["prediction"]
 predicted_waiting = {"1 MiB": None, "3 MiB": None, "12 MiB": None}  # ms
@@ -402,8 +414,7 @@ figures.waiting(waiting, after_backward, predicted_waiting)
 # The rightmost point has one bucket for all gradients: it is sent after backward, so nothing is hidden. The
 # leftmost point has one bucket a layer: as much as possible is hidden behind the sleep, but α is paid 12
 # times. No point reaches 0, because each gradient is copied into its bucket. Compare with the figure of your
-# buckets above. Each point is the minimum of several repeats; on a busy machine points still move, and the line
-# above the figure says when the picture disagrees with this text.
+# buckets above. The line above the figure says when the picture disagrees with this text.
 #
 # The tracer shows one such pass in time, with four buckets. Each rank computes (here: sleeps) while its
 # all-reduces are in flight. A thin line before a bar: this rank has called, the other has not. The cell also
@@ -427,8 +438,8 @@ trace.plot(title, start=max(0.0, first - 0.015))
 #
 # **Core · 8 min · ●●○**
 #
-# When memory is short, a batch is cut into micro-batches whose gradients accumulate in `.grad`. Averaging
-# every partial sum is a waste: only the last backward pass has to communicate.
+# When memory is short, a batch is cut into micro-batches whose gradients accumulate in `.grad`. Averaging every partial
+# sum is a waste: only the last backward pass communicates, while it runs as in section 4.
 #
 # `losses` is a list of functions without arguments, one for each micro-batch. Each runs forward and returns
 # the mean loss of its samples; all have the same number of samples. Afterwards `.grad` is the gradient of the
@@ -571,27 +582,17 @@ figures.training(together[0], alone)
 # The replicas are equal to the last bit: every rank computed the same step from the same average. The one
 # process adds in another order, so its results differ in the last digits of fp32.
 #
-# ## 9 · The same with PyTorch
+# ## 9 · Read: the same with PyTorch
 #
 # **Core · 5 min · ●○○**
 #
 # Outside this course you write `DistributedDataParallel(module)`. It does the same as your class, with three
 # refinements: gradients are views of the buckets (no copy), the buckets follow the order in which gradients
-# arrived in the first step, and there is no `finish()`: a callback at the end of backward waits. The sampler
-# is `DistributedSampler`. Both pass your checks:
+# arrived in the first step, and there is no `finish()`: a callback at the end of backward waits. `Standard`, in the
+# first cell, gives it the names of this lab. The sampler is `DistributedSampler`. Both pass your checks:
 
 # %% id="run_standard" tags=["demo"]
 from torch.utils.data import DistributedSampler
-
-
-class Standard(DistributedDataParallel):
-    """PyTorch's wrapper, under the names of this lab."""
-
-    def __init__(self, module: nn.Module, bucket_bytes: int = 1024 * KIB) -> None:
-        super().__init__(module, bucket_cap_mb=bucket_bytes / KIB / KIB)
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
 
 
 def standard_samples(length: int, rank: int, world: int, epoch: int, seed: int = 0) -> list[int]:

@@ -8,8 +8,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about 100
-# minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
+# Builds on labs 10 (collectives), 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about
+# 100 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
 # `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")`
 # lets you continue without its points.
 #
@@ -27,6 +27,8 @@ from torch import nn
 
 from dlo_lib.grading import Lab
 from dlo_lib.launch import run_ranks
+from dlo_lib.models import model_config
+from dlo_lib.models.counts import parameters_by_part
 from dlo_lib.optim import Phase
 from dlo_lib.profiling import Part, measure_memory
 
@@ -35,6 +37,9 @@ MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 STEPS = int(os.environ.get("DLO_STEPS", 20))  # of the training near the end
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 NUMBERS = int(os.environ.get("DLO_NUMBERS", 2**22))  # parameters of the offload that is measured
+STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+SEQ = 2048  # of the last measurements of memory
+psi = sum(parameters_by_part(model_config(MODEL)).values())  # parameters of the model
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -46,11 +51,7 @@ lab = Lab(globals())
 # %% id="show_why" tags=["demo"]
 import figures
 
-from dlo_lib.models import model_config
-from dlo_lib.models.counts import parameters_by_part
-
 STATE = {"weights": Part.WEIGHTS, "gradients": Part.GRADIENTS, "optimizer": Part.OPTIMIZER_STATE}
-STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 
 
 def measured(stage: int, world: int) -> dict[str, int]:
@@ -115,7 +116,6 @@ lab.check("state")
 # thin to see: compare the two numbers.
 
 # %% id="show_state" tags=["demo"]
-psi = sum(parameters_by_part(model_config(MODEL)).values())
 at_64 |= {stage: measured(stage, 64) for stage in (1, 2, 3)}
 figures.stages(at_64, {stage: state_bytes(psi, 64, stage) for stage in STAGES}, 64, "GiB")
 
@@ -142,8 +142,8 @@ explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
 #
 # - `piece_of(tensor, rank, world)`: flatten the tensor, append zeros until `world` divides its length, cut it into `world` equal pieces, and return a **copy**
 #   of this rank's piece, one-dimensional. A tensor of 7 numbers on 4 ranks has pieces of 2; the last one is a number and a zero.
-# - `whole(piece, shape)`: the inverse, with one **all-gather**: each rank has a piece, and all ranks get the
-#   tensor of that shape.
+# - `whole(piece, shape)`: the inverse, with one **all-gather** (`dist.all_gather_into_tensor`, lab 10): each rank has a
+#   piece, and all ranks get the tensor of that shape.
 #
 # Both must also work for tensors with fewer numbers than ranks.
 
@@ -179,9 +179,10 @@ lab.check("pieces")
 #
 # - in `__init__`, make a piece of each parameter, as an `nn.Parameter`, and **one optimiser for the pieces**:
 #   `make_optimizer(pieces)` returns it. It can be any optimiser that updates each number separately.
-# - in `step`, give each piece its piece of the gradient, run the optimiser's step, and send the updated
-#   pieces to all ranks: copy the new values into the parameters **in place** (`parameter.data.copy_`). Leave
-#   a parameter whose gradient is `None` unchanged, also when it had a gradient in an earlier step.
+# - in `step`, give each piece its piece of the gradient (`piece_of`), run the optimiser's step, and send the updated
+#   pieces to all ranks (`whole`): copy the new values into the parameters **in place** (`parameter.data.copy_`). A
+#   parameter whose `.grad` is `None` in a step keeps its value in this step: its piece has `None` as gradient, not zeros
+#   and not the gradient of an earlier step.
 #
 # Each updated number is sent once. The optimiser creates its moments in its first step, so a rank never holds
 # more than 1/N of them.
@@ -246,8 +247,8 @@ lab.check("norm")
 #
 # **Core · 16 min · ●●○**
 #
-# Stage 1 does not use (N-1)/N of the result of the all-reduce. A **reduce-scatter** gives each rank only the
-# sum of its piece, for half the bytes. If it runs *during* backward, a gradient is whole only for a moment.
+# Stage 1 does not use (N-1)/N of the result of the all-reduce. A **reduce-scatter**
+# (`dist.reduce_scatter_tensor`, lab 10) gives each rank only the sum of its piece, for half the bytes. If it runs *during* backward, a gradient is whole only for a moment.
 #
 # Write `shard_gradients(module, pieces)`: it registers a hook on each parameter (`register_post_accumulate_grad_hook`, lab 11). `pieces` are the pieces of
 # the parameters, in the same order. As soon as a gradient is complete, the hook
@@ -289,14 +290,17 @@ lab.check("stage2")
 # its transpose **adds** the gradients of a piece from all ranks: a **reduce-scatter**. (Data parallelism
 # needs the average, so divide by the number of ranks: the lines are those of your hook in step 5.)
 #
-# Write it as an `autograd.Function`, and a linear layer with it. The layer gathers the weight at most twice
-# (for forward and for backward) and reduce-scatters its gradient once. Two rules for the layer:
+# Write it as an `autograd.Function`, and a linear layer with it. The forward of `Gather` is `whole`. Its `backward` returns
+# one value for each argument of `forward` after `ctx`: the gradient of `piece`, and `None` for `shape`. The layer
+# gathers the weight at most twice (for forward and for backward) and reduce-scatters its gradient once. Two rules for
+# the layer:
 #
-# - autograd writes the gradient into `weight_piece.grad`;
+# - autograd writes the gradient into `weight_piece.grad`, so micro-batches add up;
 # - **the whole weight must not outlive the computation.** Autograd would keep it for backward, because
 #   `F.linear` saves its weight. With `torch.utils.checkpoint.checkpoint(function, *tensors,
 #   use_reentrant=False)`, autograd saves only the arguments and runs `function` again in backward. So pass the
-#   piece as an argument, not the whole weight.
+#   piece as an argument, not the whole weight. (PyTorch recommends `use_reentrant=False`. The older form runs a second
+#   backward pass inside the first, and gives no gradients if no argument needs one.)
 
 # %% nbgrader={"grade_id": "stage3", "solution": true}
 class Gather(torch.autograd.Function):
@@ -480,8 +484,8 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 # - `__init__` makes the master weights, one `nn.Parameter` for each piece, in fp32 and on the CPU, and one
 #   optimiser for them: `make_optimizer(masters)`.
 # - `step` gives each master the gradient of its piece: moved to the CPU in 16 bits, then cast to fp32. It runs
-#   the optimiser's step and copies the new values into the pieces **in place**. A piece whose gradient is `None`
-#   does not change. After the step no gradient is left, neither of a piece nor of a master.
+#   the optimiser's step and copies the new values into the pieces **in place**. A piece whose gradient is `None` in a
+#   step keeps its value in this step. After the step no gradient is left, neither of a piece nor of a master.
 #
 # `tensor.to("cpu", torch.float32, copy=True)` makes a copy even when the tensor is on the CPU already, as on a
 # machine without GPU.
@@ -604,7 +608,6 @@ for name, chosen in {"in memory": (False, False), "in a file": (True, False), "i
 # checkpointing. Each bar is at its own peak, and the label says when that is. (About 30 s.)
 
 # %% id="show_rest" tags=["demo"]
-SEQ = 2048
 reports = {
     name: measure_memory(MODEL, 1, SEQ, checkpointing=on, parallel="zero3", world_size=64)
     for name, on in (("ZeRO-3", False), ("ZeRO-3, checkpointing", True))
@@ -664,8 +667,7 @@ print(at_scale.steps(job))
 # %% [markdown] id="standard_text"
 # ## 11 · The same with what you will use on Monday
 #
-# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the visible checks of step 3, which have 8
-# points; the ninth point of your class is that of grading.
+# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the checks of step 3.
 
 # %% id="check_standard" tags=["demo"]
 from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -7,15 +7,21 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check
 from dlo_lib.grading.checks.twins import twin
-from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.compare import explained, wrong_if
 from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
 from dlo_lib.text import tr
 
-from .replicas import DIVIDED_TWICE, SUMMED, explained
+from .replicas import AVG, DIVIDED_TWICE, SUMMED
 from .scenarios import accumulated, half_step, held_back, steps_of
 
 ROWS = 5
 UNUSED = {"NoneType": "a parameter that this rank did not use has no gradient: put zeros into its bucket"}
+ARRIVED = "(does finish() also reset which gradients have arrived?)"
+EARLY = {"NoneType": f"a bucket is sent before all of its gradients have arrived {ARRIVED}"}
+FEWER = (
+    "one rank starts fewer all-reduces than the other one, because it leaves a parameter out: finish() should start the buckets that have "
+    "not started"
+)
 WAITED = "backward on rank 0 waits for an all-reduce that rank 1 starts only later: wait() belongs in finish, not in a hook"
 TWICE = (
     "the gradients are {world} times too large, and rank {rank} starts {count} all-reduces for {buckets} buckets: "
@@ -65,15 +71,15 @@ def branches(t, count: int, same_size: bool = False) -> list[Tensor]:
     return [t.normal(ROWS, width if same_size else t.integer(2, 7), dtype=torch.float64) for _ in range(count)]
 
 
-def run_steps(student, t, weights: list[Tensor], world: int, limit: int, steps: int = 2, **options):
-    """The run, and the inputs of each step and rank; an option that is a list has one value for each rank."""
+def run_steps(student, t, weights: list[Tensor], world: int, limit: int, steps: int = 2, causes=UNUSED, **options):
+    """The run, and the inputs of each step and rank; an option that is a list has one value for each rank. ``causes`` of errors."""
     batches = [[t.normal(4, ROWS, dtype=torch.float64) for _ in range(world)] for _ in range(steps)]
     inputs = []
     for rank in range(world):
         own = {name: value[rank] if type(value) is list else value for name, value in options.items()}
         start = weights if rank == 0 else [t.normal(*weight.shape, dtype=torch.float64) for weight in weights]
         inputs.append({"weights": start, "batches": [batch[rank] for batch in batches], "limit": limit, **own})
-    return explained(student, steps_of, inputs, UNUSED), batches
+    return explained(student, steps_of, inputs, causes), batches
 
 
 def same_gradients(
@@ -123,15 +129,15 @@ def same_gradients(
                 if before is not None:
                     stale = "in step {step} the gradient of parameter {i} is the average of step {before}: finish() should reset the state"
                     mistakes[stale] = before[i]
+                    sent_early = "in step {step} the gradient of parameter {i} is zero: its bucket was sent before it arrived " + ARRIVED
+                    mistakes[sent_early] = torch.zeros_like(want)
                 if known is not None and step == 0:
                     mistakes |= {message: values[rank][i] for message, values in known.items()}
                 wrong_if(t, got[step][i], want, mistakes, rtol=1e-5, atol=1e-10, count=count, buckets=buckets, before=step - 1, **where)
                 what = "the gradient of parameter {i} on rank {rank} of {world}, step {step},"
                 if unused and step:
-                    what = (
-                        "the gradient of parameter {i} on rank {rank}, in the step after one in which a rank left a parameter out "
-                        "(does finish() also reset which gradients have arrived?),"
-                    )
+                    what = "the gradient of parameter {i} on rank {rank}, in the step after one in which a rank left a parameter out "
+                    what += ARRIVED + ","
                 t.close(got[step][i], want, what, atol=1e-10, **where)
         before = wanted
 
@@ -142,7 +148,8 @@ def check_averaged(student, t):
     for world in (1, 3):
         weights = branches(t, t.integer(4, 6))
         frozen = (t.integer(1, 2),)
-        run, batches = run_steps(student, t, weights, world, limit=300, steps=3, frozen=frozen)
+        run, batches = run_steps(student, t, weights, world, limit=300, steps=3, causes=EARLY, frozen=frozen)
+        t.that(all(call.reduction != "AVG" for call in run.calls(0)), AVG)
         same_gradients(t, run, weights, batches, 300, frozen=frozen)
     slopes = [[t.uniform(35000, 50000) + t.normal(4) for _ in range(2)] for _ in range(2)]
     run = explained(student, half_step, [{"slopes": [slope.half() for slope in own], "limit": 1000} for own in slopes], UNUSED)
@@ -230,7 +237,8 @@ def check_unused(student, t):
     "A parameter that one rank leaves out in the first step is averaged with zeros, on every rank"
     weights = branches(t, t.integer(4, 6))
     unused = t.shuffled([(), (0,)])
-    run, batches = run_steps(student, t, weights, 2, limit=300, unused=[(each, ()) for each in unused])
+    causes = {**UNUSED, "MISMATCH": FEWER, "DEADLOCK": FEWER}
+    run, batches = run_steps(student, t, weights, 2, limit=300, causes=causes, unused=[(each, ()) for each in unused])
     hint = "Another rank used it, so this rank needs the average too: write into .grad even where it was None"
     same_gradients(t, run, weights, batches, 300, unused=[unused, [(), ()]], hint=hint)
 
@@ -265,6 +273,7 @@ def after_no_sync(student, t, without: list[tuple[int, ...]]) -> None:
             where = {"i": i, "rank": rank, "missing": missing[0] if missing else -1}
             t.close(silent[i], kept[rank][i], "the gradient of parameter {i} on rank {rank} inside no_sync,", atol=1e-10, **where)
             want = first[i] + second[i]
+            own = kept[rank][i] + mean_gradients(weights, [batches[1][rank]], [without[rank]])[i]
             mistakes = {
                 "parameter {i} on rank {rank} has only the gradient of the pass inside no_sync(): its bucket was sent before the gradient of the "
                 "next pass had arrived. Record no arrival while self.sync is False": first[i],
@@ -277,7 +286,11 @@ def after_no_sync(student, t, without: list[tuple[int, ...]]) -> None:
                     "rank {missing} sends zeros for parameter {i}, which its last pass did not use: its .grad still holds the gradient of the "
                     "pass inside no_sync(). Only a .grad that is None counts as zeros"
                 )
-                mistakes = {lost: want - sum(kept[other][i] for other in missing) / world}
+                unsent = (
+                    "parameter {i} on rank {rank} has its own gradient, not the average: its bucket has not started when backward ends, "
+                    "because the last pass does not use the parameter. finish() should start it"
+                )
+                mistakes = {lost: want - sum(kept[other][i] for other in missing) / world, unsent: own}
             t.that(
                 after[i] is not None, "parameter {i} has no gradient on rank {rank} after a pass inside no_sync() and one outside", **where
             )
@@ -294,7 +307,7 @@ FINISH = "rank {rank} has only the gradient of its samples: call finish(), which
 NOT_DIVIDED = "the gradient is {m} times too large: the gradients of {m} micro-batches are added, so divide each loss by their number"
 
 
-@check("accumulate", points=4, seconds=40)
+@check("accumulate", points=3, seconds=40)
 def check_accumulated(student, t):
     "The gradient is that of the mean over all micro-batches of all ranks, and only the last backward pass communicates"
     for world, m in ((1, 3), (2, 1), (2, t.integer(3, 5))):
@@ -326,3 +339,19 @@ def check_accumulated(student, t):
             )
             t.that(count == 1, message, count=count)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
+
+
+@check("accumulate", points=1, seconds=20)
+def check_last_pass(student, t):
+    "The last backward pass communicates while it runs"
+    weight = t.normal(t.integer(2, 4), ROWS, dtype=torch.float64)
+    batches = [[t.normal(3, ROWS, dtype=torch.float64) for _ in range(3)] for _ in range(2)]
+    run = student.ranks(accumulated, [{"weight": weight, "batches": own, "limit": 1000} for own in batches])
+    for rank in range(run.world):
+        calls = run.calls(rank, Kind.ALL_REDUCE)
+        t.that(bool(calls), "rank {rank} starts no all-reduce, see the first check", rank=rank)
+        message = (
+            "the all-reduce starts in finish(), after backward: run the last backward pass outside no_sync(), so that its hooks start the "
+            "all-reduce"
+        )
+        t.that(any(call.in_backward for call in calls), message)

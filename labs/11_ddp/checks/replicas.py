@@ -6,29 +6,15 @@ Those of the wrapper are in ``overlap.py``, those of samples and metrics in ``sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.checks.contract import Run, Wrong, check
-from dlo_lib.labkit.compare import every_rank, near, wrong_if
+from dlo_lib.grading.checks.contract import Run, check
+from dlo_lib.labkit.compare import every_rank, explained, near, wrong_if
 from dlo_lib.labkit.traffic import passes_exactly, uses_what_arrives
-from dlo_lib.text import tr
 
 from .scenarios import averaged, replicated
-
-
-def explained(student, scenario, inputs: Sequence[Mapping], causes: Mapping[str, str]) -> Run:
-    """The run. If it ends with an error that contains a key of ``causes``, its message begins with the cause."""
-    try:
-        return student.ranks(scenario, inputs)
-    except Wrong as error:
-        cause = next((cause for words, cause in causes.items() if words in str(error)), None)
-        if cause is None:
-            raise
-        raise Wrong(f"{tr(cause)}. {error}", cause) from None
-
 
 # -- 1 · replicate
 
@@ -46,7 +32,7 @@ def check_parameters(student, t):
     for world in (1, 2, 3):
         run, before = replicas(student, t, world)
         weights = [own["weight"] for own in before]
-        for rank, (weight, _, _) in enumerate(run.results):
+        for rank, (weight, *_) in enumerate(run.results):
             mistakes = {
                 "the weight on rank {rank} is still its own: broadcast it from rank 0, in place": weights[rank],
                 "the weight on rank {rank} is the mean over the ranks: every rank should get the values of rank 0": sum(weights) / world,
@@ -61,20 +47,23 @@ def check_parameters(student, t):
 def check_buffers(student, t):
     "The buffers are replicated too"
     run, before = replicas(student, t, t.integer(2, 3))
-    for rank, (_, mean, steps) in enumerate(run.results):
+    for rank, (_, mean, steps, mask) in enumerate(run.results):
         message = (
             "running_mean, a buffer, is still its own on rank {rank}: module.parameters() has no buffers, go through module.buffers() too"
         )
         wrong_if(t, mean, before[0]["mean"], {message: before[rank]["mean"]}, rank=rank)
         t.close(mean, before[0]["mean"], "running_mean, a buffer, on rank {rank}", rank=rank, atol=0, rtol=0)
         t.that(bool(torch.equal(steps, run.results[0][2])), "num_batches_tracked, a buffer of integers, on rank {rank}", rank=rank)
+        message = "a buffer with persistent=False is still its own on rank {rank}: state_dict() leaves it out, module.buffers() does not"
+        wrong_if(t, mask, before[0]["mean"], {message: before[rank]["mean"]}, rank=rank)
+        t.close(mask, before[0]["mean"], "a buffer with persistent=False on rank {rank}", rank=rank, atol=0, rtol=0)
 
 
 @check("replicate", points=1, seconds=20)
 def check_frozen(student, t):
     "Frozen parameters are replicated as well"
     run, before = replicas(student, t, 3, frozen=True)
-    for rank, (weight, _, _) in enumerate(run.results):
+    for rank, (weight, *_) in enumerate(run.results):
         t.that(
             bool(torch.equal(weight, before[0]["weight"])),
             "a frozen parameter still has another value on rank {rank}: it belongs to the state of the model, although no optimiser trains it",
@@ -89,6 +78,10 @@ SUMMED = (
     "and your code does not divide by the number of ranks"
 )
 DIVIDED_TWICE = "the gradients are {world} times too small: your code divides by the number of ranks twice"
+AVG = (
+    "your code calls all_reduce with ReduceOp.AVG, which gloo does not have, so the cells below stop with it: divide by the number of "
+    "ranks, then add"
+)
 NO_GRADIENT = {"NoneType": "a parameter without a gradient stops your code: skip parameters whose .grad is None"}
 
 
@@ -105,7 +98,9 @@ def check_mean(student, t):
     "Each gradient becomes the mean over the ranks"
     for world in (1, 2, 3):
         case, means = average_case(t, world)
-        for rank, got in enumerate(explained(student, averaged, case, NO_GRADIENT).results):
+        run = explained(student, averaged, case, NO_GRADIENT)
+        t.that(all(call.reduction != "AVG" for call in run.calls(0)), AVG)
+        for rank, got in enumerate(run.results):
             t.that(got[1] is None, "a frozen parameter has a gradient now: skip parameters whose .grad is None")
             for i, mean in enumerate(means):
                 place = i + (i > 0)
@@ -186,7 +181,11 @@ def check_limit(student, t):
     "No bucket is larger than the limit, except for a single gradient"
     nbytes, limit = sizes(t, t.integer(9, 14))
     nbytes[t.integer(2, 6)] = limit + 4 * t.integer(1, 50)
-    for bucket in bucket_case(t, student, nbytes, limit):
+    nbytes[-1] = limit + 4 * t.integer(1, 50)  # arrives first
+    got = bucket_case(t, student, nbytes, limit)
+    message = "a bucket is empty: {got}. A gradient that is larger than the limit goes into the current bucket if that is still empty"
+    t.that(all(got), message, got=got)
+    for bucket in got:
         held = sum(nbytes[i] for i in bucket)
         t.that(
             held <= limit or len(bucket) == 1,

@@ -35,12 +35,19 @@ def epoch_of(student, t, length: int, world: int, epoch: int, seed: int) -> list
 def check_everyone_once(student, t):
     "Every sample is seen, all ranks see the same number, few are repeated"
     for world in (1, 2, 3, 4):
-        length = world * t.integer(5, 9) + t.integer(0, world - 1)
+        length = world * t.integer(15, 25) + t.integer(0, world - 1)
         got = epoch_of(student, t, length, world, epoch=t.integer(0, 5), seed=t.integer(0, 9))
         counts = [len(own) for own in got]
         t.that(len(set(counts)) == 1, "the ranks see {counts} samples: ranks with more steps wait forever for the others", counts=counts)
         seen = [i for own in got for i in own]
+        t.that(world == 1 or any(own != got[0] for own in got), "all ranks see the same samples: a rank's part depends on rank")
         missing = sorted(set(range(length)) - set(seen))
+        message = (
+            "with length={length} and world={world}, {twice} samples are seen by two ranks or more, and others by none: do all ranks draw the "
+            "same permutation? Its seed depends on seed and epoch, not on rank"
+        )
+        twice = len(seen) - len(set(seen))
+        t.that(not missing or twice < world, message, length=length, world=world, twice=twice)
         t.that(
             not missing,
             "no rank sees the samples {missing}, with length={length} and world={world}",

@@ -16,8 +16,9 @@ def replicated(student, rank, world, weight, mean, frozen):
     module[0].weight.requires_grad_(not frozen)
     module[1].running_mean.copy_(mean)
     module[1].num_batches_tracked.fill_(rank + 3)
+    module.register_buffer("mask", mean.clone(), persistent=False)  # not in state_dict()
     student.replicate(module)
-    return [module[0].weight.data, module[1].running_mean, module[1].num_batches_tracked]
+    return [module[0].weight.data, module[1].running_mean, module[1].num_batches_tracked, module.mask]
 
 
 @scenario

@@ -82,12 +82,13 @@ def large_gradients(student, rank, world, seed, rows, width):
 
 
 @scenario
-def linear(student, rank, world, x, weight, grad):
-    """Output, and the gradients of the input and of this rank's piece."""
+def linear(student, rank, world, x, weight, grad, passes=1):
+    """Output, and the gradients of the input and of this rank's piece, after ``passes`` passes."""
     piece = torch.nn.Parameter(student.piece_of(weight, rank, world))
     x = x.clone().requires_grad_()
-    out = student.sharded_linear(x, piece, tuple(weight.shape))
-    out.backward(grad)
+    for _ in range(passes):
+        out = student.sharded_linear(x, piece, tuple(weight.shape))
+        out.backward(grad)
     return out.detach(), x.grad, piece.grad
 
 

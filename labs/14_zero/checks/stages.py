@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
-from dlo_lib.labkit.compare import every_rank, near, wrong_if
+from dlo_lib.labkit.compare import every_rank, explained, near, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only, uses_what_arrives
 
@@ -23,6 +23,7 @@ from .scenarios import (
     sharded_gradients,
     with_large_state,
 )
+from .state import NOTHING
 from .twins import (
     ADAMW,
     large_output,
@@ -46,9 +47,17 @@ def cut(tensor: Tensor, rank: int, like: Tensor) -> Tensor:
 
 
 AVERAGE = "These are the gradients of all ranks, summed instead of averaged: divide by the number of ranks, once."
+TWICE = "These are the averages, divided by the number of ranks a second time: divide the gradient only once."
 OWN = "Each rank has the piece of its gradient only: add the gradients of the other ranks, with a reduce-scatter."
 
 # -- the optimiser's state
+
+SHAPES = "copy_ needs two tensors of the same shape: whole(piece.data, parameter.shape) goes into parameter.data"
+COPIED = {
+    "leaf Variable that requires grad": "autograd refuses to change a parameter in place: write parameter.data.copy_(...)",
+    "must match the size": SHAPES,
+    "match the broadcast shape": SHAPES,
+}
 
 
 def same_parameters(student, t, world: int, how: dict, without: int | None = None, sizes=None, wrong=None, missing=(0, 1, 2)):
@@ -58,7 +67,7 @@ def same_parameters(student, t, world: int, how: dict, without: int | None = Non
     """
     weights, steps = steps_case(t, without, sizes, missing)
     want, known = unsharded(weights, steps, **how), {} if wrong is None else wrong(weights, steps)
-    run = student.ranks(optimised, [{"weights": weights, "steps": steps, **how}] * world)
+    run = explained(student, optimised, [{"weights": weights, "steps": steps, **how}] * world, COPIED)
     for rank, (got, _) in enumerate(run.results):
         for i, (mine, its) in enumerate(zip(got, want)):
             mistakes = {message: values[i] for message, values in known.items()}
@@ -95,8 +104,14 @@ def check_other_optimizer(student, t):
     "Another optimiser than AdamW"
     how = {"name": "SGD", "options": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}}
     message = "The update is AdamW's, but make_optimizer returned SGD: use the optimiser that make_optimizer returns."
+    twice = "The gradients are averages before step, and your code divides them by the number of ranks a second time."
     adamw = {"name": "AdamW", "options": {"lr": 0.1, "weight_decay": 0.01}}
-    same_parameters(student, t, 2, how, wrong=lambda weights, steps: {message: unsharded(weights, steps, **adamw)})
+
+    def known(weights, steps):
+        halves = [[grad / 2 for grad in grads] for grads in steps]
+        return {message: unsharded(weights, steps, **adamw), twice: unsharded(weights, halves, **how)}
+
+    same_parameters(student, t, 2, how, wrong=known)
 
 
 @check("stage1", points=1, seconds=20)
@@ -149,7 +164,7 @@ def check_updates_travel(student, t):
 def check_state_is_divided(student, t):
     "The optimiser's state is divided: the memory of each process"
     numel, seed, world = 4 * MIB, t.integer(0, 999), 4
-    run = student.ranks(with_large_state, [{"seed": seed, "numel": numel}] * world)
+    run = explained(student, with_large_state, [{"seed": seed, "numel": numel}] * world, COPIED)
     want = large_state(seed, numel, world)
     for rank, got in enumerate(run.results):
         for mine, its in zip(t.items(got, world, "the parameters"), want):
@@ -168,6 +183,7 @@ def same_norm(t, case: list[dict], got: list, want: Tensor) -> None:
     """The norm on every rank, as a scalar or as a tensor of one number."""
     norms = [torch.stack([piece.norm() for piece in own["grads"]]).norm() for own in case]
     for rank, each in enumerate(got):
+        t.that(each is not None, NOTHING, name="global_norm")
         number = t.tensor(each, "the norm on rank {rank} of {world}", rank=rank, world=len(case))
         t.that(number.numel() == 1, "global_norm returns {count} numbers, but should return one", count=number.numel())
         mistakes = {
@@ -210,7 +226,7 @@ AGAIN = "An earlier micro-batch counts twice: parameter.grad still had it. Set p
 
 def same_shards(student, t, world: int, micro_batches: int):
     """The pieces of all ranks are those of the twin's gradients; the run, and the gradients."""
-    widths = [t.integer(3, 7) for _ in range(4)]
+    widths = [*(t.choice([5, 7]) for _ in range(2)), *(t.integer(3, 7) for _ in range(2))]  # the first weight needs padding
     weights = [t.normal(a, b, dtype=torch.float64) for a, b in itertools.pairwise(widths)]
     batches = [[t.normal(4, widths[0], dtype=torch.float64) for _ in range(micro_batches)] for _ in range(world)]
     run = student.ranks(sharded_gradients, [{"weights": weights, "batches": own} for own in batches])
@@ -228,7 +244,7 @@ def same_shards(student, t, world: int, micro_batches: int):
         )
         what, of_ranks = "the pieces of gradient {i} of all ranks together (world {world})", torch.cat(got)[: whole.numel()]
         own = torch.cat([cut(alone[rank][i], rank, piece) for rank, piece in enumerate(got)])[: whole.numel()]
-        known = {AVERAGE: world * whole.flatten(), OWN: own}
+        known = {AVERAGE: world * whole.flatten(), TWICE: whole.flatten() / world, OWN: own}
         if micro_batches > 1:
             each = [whole_gradients(weights, [[mine[number]] for mine in batches])[i].flatten() for number in range(micro_batches)]
             known |= {LAST: each[-1], AGAIN: sum((micro_batches - number) * grad for number, grad in enumerate(each))}
@@ -289,27 +305,55 @@ def check_gradients_are_divided(student, t):
 # -- parameters
 
 
+NO_OUTPUT = "sharded_linear returns None: is a return missing, in it or in the function that the checkpoint runs?"
+NO_WAY_BACK = (
+    "weight_piece gets no gradient: gather it with Gather.apply(weight_piece, shape), because autograd does not pass through whole"
+)
+BACKWARD = {
+    "incorrect number of gradients": "backward returns one value for each argument of forward after ctx: the gradient of the piece, and "
+    "None for the shape",
+    "'weight' (position 2) must be Tensor, not NoneType": "Gather.apply returns None: is a return missing in its forward?",
+    "no attribute 'backward'": NO_OUTPUT,
+    "'input' (position 1) must be Tensor, not NoneType": NO_OUTPUT,
+    "does not have a grad_fn": NO_WAY_BACK,
+}
+
+
 def same_linear(student, t, world: int):
     """Outputs and gradients are those of the whole weight; the run, and the weight's gradient."""
     case, mean = linear_case(t, world)
-    run = student.ranks(linear, case)
+    run = explained(student, linear, case, BACKWARD)
     for rank, (own, (out, of_x, _)) in enumerate(zip(case, run.results)):
         where = {"rank": rank, "world": world}
         t.close(out, own["x"] @ own["weight"].T, "the output on rank {rank} of {world}", atol=1e-10, **where)
         t.close(of_x, own["grad"] @ own["weight"], "the gradient of x on rank {rank} of {world}", atol=1e-10, **where)
+    t.that(all(of_piece is not None for _, _, of_piece in run.results), NO_WAY_BACK)
     got = [t.tensor(of_piece, "weight_piece.grad on rank {rank}", rank=rank) for rank, (_, _, of_piece) in enumerate(run.results)]
     what = "the gradients of the pieces of all ranks together (world {world})"
     own = torch.cat([cut(its["grad"].T @ its["x"], rank, piece) for rank, (its, piece) in enumerate(zip(case, got))])[: mean.numel()]
-    wrong_if(t, torch.cat(got)[: mean.numel()], mean.flatten(), {AVERAGE: world * mean.flatten(), OWN: own})
+    known = {AVERAGE: world * mean.flatten(), TWICE: mean.flatten() / world, OWN: own}
+    wrong_if(t, torch.cat(got)[: mean.numel()], mean.flatten(), known)
     t.close(torch.cat(got)[: mean.numel()], mean.flatten(), what, world=world, atol=1e-10)
     return run, mean
 
 
-@check("stage3", points=4, seconds=40)
+@check("stage3", points=3, seconds=40)
 def check_linear(student, t):
     "Output and gradients are those of the whole weight"
     for world in (1, 2, 3):
         same_linear(student, t, world)
+
+
+@check("stage3", points=1, seconds=20)
+def check_passes_add_up(student, t):
+    "Micro-batches add up in weight_piece.grad"
+    case, mean = linear_case(t, 2)
+    run = explained(student, linear, [{**own, "passes": 2} for own in case], BACKWARD)
+    t.that(all(of_piece is not None for _, _, of_piece in run.results), NO_WAY_BACK)
+    got = torch.cat([t.tensor(of_piece, "weight_piece.grad") for _, _, of_piece in run.results])[: mean.numel()]
+    last = "After two passes weight_piece.grad has the gradient of one: return it from backward, and autograd adds it."
+    wrong_if(t, got, 2 * mean.flatten(), {last: mean.flatten()})
+    t.close(got, 2 * mean.flatten(), "the gradients of the pieces of all ranks together, after two passes", atol=1e-10)
 
 
 @check("stage3", points=2, seconds=20)
@@ -338,7 +382,7 @@ def check_gathers(student, t):
 def check_weights_are_freed(student, t):
     "After forward no rank holds a whole weight: the memory of each process"
     seed, width = t.integer(0, 999), 1448
-    run = student.ranks(large_linear, [{"seed": seed, "width": width}] * 4)
+    run = explained(student, large_linear, [{"seed": seed, "width": width}] * 4, BACKWARD)
     want = large_output(seed, width)
     every_rank(t, run, want, "the output of three layers on rank {rank}", rtol=1e-3, atol=1e-4)
     message = (
@@ -353,6 +397,16 @@ def check_weights_are_freed(student, t):
 
 SMALL_STEPS = {"name": "AdamW", "options": {"lr": 0.002, "weight_decay": 0.1}}  # each is less than half the spacing of bf16
 LARGE_STEP = {"name": "AdamW", "options": {"lr": 0.25, "weight_decay": 0.1}}
+FP32 = (
+    'a master or its gradient is in 16 bits: make the master with .to("cpu", torch.float32, copy=True), and cast the gradient with .float()'
+)
+OFFLOADED = {
+    "a gradient with dtype 'float'": 'the masters are in 16 bits: make them in fp32, with .to("cpu", torch.float32, copy=True)',
+    "a gradient with dtype": "a master needs a gradient in fp32: cast that of the piece with .float()",
+    "grad has data of a different type": FP32,
+    "leaf Variable that requires grad": "autograd refuses to change a piece in place: write piece.data.copy_(...)",
+    "match the size": "copy_ needs two tensors of the same shape: each master goes into its own piece",
+}
 
 
 def same_offloaded(student, t, without: int | None = None, first: bool = False):
@@ -363,7 +417,7 @@ def same_offloaded(student, t, without: int | None = None, first: bool = False):
     values, steps = offload_case(t, without, 1)
     if first:
         steps = [[(value - 2).sign() for value in values], *steps]
-    (got,) = student.ranks(offloaded, [{"values": values, "steps": steps, **LARGE_STEP}]).results
+    (got,) = explained(student, offloaded, [{"values": values, "steps": steps, **LARGE_STEP}], OFFLOADED).results
     want = [master.bfloat16() for master in unsharded(*in_fp32(values, steps), **LARGE_STEP)]
     for i, (piece, start) in enumerate(zip(got[0], values)):
         if i != without:
@@ -385,7 +439,7 @@ def in_fp32(values, steps):
 def check_offloaded(student, t):
     "Masters in fp32 and pieces in 16 bits have the update of an unsharded optimiser"
     values, steps = offload_case(t)
-    ((pieces, _, masters, _),) = student.ranks(offloaded, [{"values": values, "steps": steps, **SMALL_STEPS}]).results
+    ((pieces, _, masters, _),) = explained(student, offloaded, [{"values": values, "steps": steps, **SMALL_STEPS}], OFFLOADED).results
     want = unsharded(*in_fp32(values, steps), **SMALL_STEPS)
     for i, (piece, master) in enumerate(zip(pieces, t.items(masters, len(values), "the parameters that make_optimizer gets"))):
         kind = t.tensor(master, "master {i}", i=i).dtype

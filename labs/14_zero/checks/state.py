@@ -73,6 +73,8 @@ def check_momentum(student, t):
 
 # -- 2 · pieces
 
+NOTHING = "{name} returns None: is a return missing?"
+
 
 def pieces(student, t, tensor: Tensor, world: int) -> list[Tensor]:
     """The student's piece for every rank."""
@@ -124,6 +126,7 @@ def check_whole(student, t):
     for world in (1, 2, 3):
         tensor, case = whole_case(t, (t.integer(3, 6), t.integer(3, 6)), world)
         run = student.ranks(made_whole, case)
+        t.that(run.results[0] is not None, NOTHING, name="whole")
         every_rank(t, run, tensor, "whole on rank {rank} of {world}", atol=0, rtol=0)
         padded = [world * own["piece"].nbytes for own in case]
         passes_only(t, run, [Kind.ALL_GATHER], "rank {rank} calls {kinds}: one all-gather is enough")
