@@ -92,7 +92,7 @@ figures.copies(at_64[0], 64)
 #
 # Write the last column of the table as a function, for any optimiser: `moments` is the number of values that
 # it keeps for each parameter (AdamW 2, momentum 1, plain SGD 0). All numbers are fp32. (Real shards are
-# rounded up; here keep the fractions.)
+# rounded up; here keep the fractions. The check measures training steps: about 10 s.)
 
 # %% nbgrader={"grade_id": "state", "solution": true}
 def state_bytes(parameters: int, world: int, stage: int, moments: int = 2) -> dict[str, float]:
@@ -113,7 +113,7 @@ lab.check("state")
 # %% [markdown] id="state_after"
 # This is the well-known figure of the ZeRO paper, for this model and at true size: bars are measured in one
 # training step for each stage, on one of 64 ranks; diamonds are your function. In the last rows the parts are too
-# thin to see: compare the two numbers.
+# thin to see: compare the two numbers. (About 30 s.)
 
 # %% id="show_state" tags=["demo"]
 at_64 |= {stage: measured(stage, 64) for stage in (1, 2, 3)}

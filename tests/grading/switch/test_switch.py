@@ -296,7 +296,7 @@ def test_shapes_that_gloo_refuses_are_refused() -> None:
 
 
 def refused_sizes() -> list[str]:
-    """What is said of a flat input without padding, of one with too many dimensions, and of a short output."""
+    """What is said of a flat input without padding, one with too many dimensions, and a short output."""
     said = []
     for call in (
         lambda: dist.reduce_scatter_tensor(torch.empty(4), torch.ones(7)),
@@ -309,7 +309,7 @@ def refused_sizes() -> list[str]:
     return said
 
 
-def test_a_refused_size_is_told_from_a_refused_shape() -> None:
+def test_a_wrong_size_and_a_wrong_shape_have_different_messages() -> None:
     (said, _), _ = on_switch(refused_sizes, 2)
     unpadded, shaped, short = said
     assert unpadded.endswith("(8,): it has 7 numbers instead of 8, so append zeros (padding)")
