@@ -431,6 +431,7 @@ MUTANTS = [
     Mutant(
         "no_sync is forgotten",
         "check_accumulated",
+        also=("check_last_pass",),
         says="backward passes run outside no_sync()",
         replace={
             """
@@ -446,12 +447,14 @@ MUTANTS = [
     Mutant(
         "finish is forgotten",
         "check_accumulated",
+        also=("check_last_pass",),
         says="call finish(), which averages",
         replace={"model.finish()": ""},
     ),
     Mutant(
         "The gradients of the micro-batches are added and not averaged",
         "check_accumulated",
+        also=("check_last_pass",),
         says="are added, so divide each loss by their number",
         replace={
             "(loss() / len(losses)).backward()": "loss().backward()",

@@ -347,7 +347,10 @@ def check_last_pass(student, t):
     weight = t.normal(t.integer(2, 4), ROWS, dtype=torch.float64)
     batches = [[t.normal(3, ROWS, dtype=torch.float64) for _ in range(3)] for _ in range(2)]
     run = student.ranks(accumulated, [{"weight": weight, "batches": own, "limit": 1000} for own in batches])
-    for rank in range(run.world):
+    want = whole_gradient(weight, [x for own in batches for x in own])
+    for rank, result in enumerate(run.results):
+        got, _ = t.items(result, 2, "the result of rank {rank}", rank=rank)
+        t.that(bool(torch.allclose(got, want, atol=1e-10)), "the gradient on rank {rank} is wrong, see the first check", rank=rank)
         calls = run.calls(rank, Kind.ALL_REDUCE)
         t.that(bool(calls), "rank {rank} starts no all-reduce, see the first check", rank=rank)
         message = (
