@@ -7,7 +7,20 @@ which are imported with the first call that needs them, because Triton is option
 """
 
 from dlo_lib.kernels.dispatch import KernelBackend, using
+from dlo_lib.kernels.layer_norm import layer_norm
+from dlo_lib.kernels.rms_norm import rms_norm
+from dlo_lib.kernels.rope import rope
 from dlo_lib.kernels.softmax import softmax
+from dlo_lib.kernels.swiglu import swiglu
 from dlo_lib.kernels.vector_add import vector_add
 
-__all__ = ["KernelBackend", "softmax", "using", "vector_add"]
+__all__ = [
+    "KernelBackend",
+    "layer_norm",
+    "rms_norm",
+    "rope",
+    "softmax",
+    "swiglu",
+    "using",
+    "vector_add",
+]

@@ -25,6 +25,9 @@ from dlo_lib.errors import UserError
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of the Triton kernels, which compute in fp32."""
 
+LONGEST_ROW = 16384
+"""The most elements of a row that one program holds at once. The norms hold whole rows."""
+
 
 class KernelBackend(enum.Enum):
     """What computes a fused operation."""
@@ -76,6 +79,16 @@ def backend_for(tensor: Tensor) -> KernelBackend:
     if isinstance(tensor, FakeTensor) or torch.compiler.is_compiling():
         return KernelBackend.TORCH
     return KernelBackend.TRITON
+
+
+def backend_for_rows(x: Tensor) -> KernelBackend:
+    """Return the backend of a kernel that holds whole rows of x (..., n)."""
+    return KernelBackend.TORCH if x.shape[-1] > LONGEST_ROW else backend_for(x)
+
+
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a twin computes what it receives in ``dtype``: fp32 or wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _require_possible(tensor: Tensor) -> None:

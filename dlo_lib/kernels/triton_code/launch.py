@@ -13,8 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
-MAX_BLOCK = 16384
-"""The most elements of a row that one program holds at once: with 16 warps, 32 registers of each thread."""
+from dlo_lib.kernels.dispatch import LONGEST_ROW
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,16 @@ def recorded() -> Iterator[list[KernelLaunch]]:
         _RECORDER.reset(before)
 
 
-def row_block(columns: int, largest: int = MAX_BLOCK) -> int:
+def row_block(columns: int, largest: int = LONGEST_ROW) -> int:
     """Return the block for rows of ``columns`` elements: a power of two, ``largest`` at most."""
     return min(triton.next_power_of_2(max(columns, 1)), largest)
+
+
+def programs_at_once(device: torch.device) -> int:
+    """Return about how many programs run at once: 4 of each multiprocessor of a GPU."""
+    if device.type == "cuda":
+        return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+    return 3  # interpreted: fewer than the rows of a test
 
 
 def warps_for(block: int) -> int:

@@ -1,0 +1,81 @@
+"""Rotary positions (RoPE): one read and one write of each element, and nothing of the input saved.
+
+Element i of the first half of a head and element i of the second half are rotated by the angle of their
+position:
+    y1 = x1 cos - x2 sin        y2 = x2 cos + x1 sin
+The backward is the rotation by the opposite angle, so that it needs the angles only. Written with a
+concatenation of halves, the forward writes four temporary tensors of the size of x.
+
+Paper: RoFormer (arXiv:2104.09864).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the heads of ``x`` by the angles of their positions.
+
+    Args:
+        x: (batch, heads, seq, head_dim), floating-point, with any strides. head_dim is even.
+        cos, sin: (seq, head_dim), of which the two halves are equal, as ``models.llama.rotation`` returns
+            them. They have no gradient.
+
+    Returns:
+        (batch, heads, seq, head_dim) in the dtype of ``x``.
+
+    Raises:
+        UserError: the shapes do not fit, or ``x`` is not floating-point.
+    """
+    require_floating("x", x)
+    if x.ndim != 4 or x.shape[-1] % 2:
+        raise UserError(
+            f"x has shape {tuple(x.shape)}: it should be (batch, heads, seq, head_dim) with an even head_dim"
+        )
+    for name, table in (("cos", cos), ("sin", sin)):
+        require_shape(name, table, tuple(x.shape[2:]), "the last two dimensions of x")
+    half = x.shape[-1] // 2
+    return _Rope.apply(x, cos[:, :half], sin[:, :half], backend_for(x))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """Rotate in PyTorch, by the angles times ``sign``; cos and sin are (seq, head_dim / 2)."""
+    out = torch.empty_like(x)
+    (x1, x2), (y1, y2) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+    torch.mul(x1, cos, out=y1)
+    torch.mul(x2, cos, out=y2)
+    y1.addcmul_(x2, sin, value=-sign)
+    y2.addcmul_(x1, sin, value=sign)
+    return out
+
+
+class _Rope(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, backend: KernelBackend) -> Tensor:
+        ctx.backend = backend
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin, 1, backend)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grad, cos, sin, -1, ctx.backend), None, None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int, backend: KernelBackend) -> Tensor:
+    if backend is KernelBackend.TORCH:
+        return rotate(x, cos, sin, sign)
+    from dlo_lib.kernels.triton_code import rope as triton_rope
+
+    return triton_rope.rotate(x, cos, sin, sign)

@@ -1,0 +1,80 @@
+"""RMSNorm and LayerNorm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels import layer_norm, rms_norm, using
+from dlo_lib.models.llama import RMSNorm
+from tests.kernels.parity import BACKENDS, check, close, dtypes_of, random, strided
+
+SHAPES = ((random, (5, 13)), (strided, (2, 3, 8)), (random, (0, 4)))
+
+
+def reference_rms(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rms_norm(backend):
+    for dtype in dtypes_of(backend):
+        for make, shape in SHAPES:
+            inputs = [make(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=3)]
+            check(rms_norm, reference_rms, inputs, backend, factor=3)
+    check(rms_norm, reference_rms, [random(3, 8, dtype=torch.bfloat16), random(8)], backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rms_norm_is_that_of_llama(backend):
+    for dtype, weight_dtype in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
+        module = RMSNorm(6, 1e-5, dtype=weight_dtype)
+        x = random(4, 6, dtype=dtype)
+        with using(backend):
+            ours = rms_norm(x, module.weight, 1e-5)
+        assert ours.dtype == module(x).dtype
+        close(ours, module(x).double(), dtype, "output")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layer_norm(backend):
+    for dtype in dtypes_of(backend):
+        for make, shape in SHAPES:
+            weights = [random(shape[-1], dtype=dtype, seed=seed) for seed in (3, 4)]
+            check(
+                layer_norm, lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+                [make(*shape, dtype=dtype), *weights], backend, factor=3,
+            )  # fmt: skip
+    x, w, b = random(3, 8, dtype=torch.bfloat16), random(8), random(8)
+    with using(backend):
+        assert layer_norm(x, w, b).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_offset_does_not_change_the_deviation_of_layer_norm(backend):
+    x, ones, zeros = random(2, 64) + 1000, torch.ones(64), torch.zeros(64)
+    with using(backend):
+        close(layer_norm(x, ones, zeros), F.layer_norm(x.double(), (64,)), torch.float32, "output", 50)
+
+
+def test_rows_that_are_too_long_for_a_program_are_computed_by_the_twin(monkeypatch):
+    x, w = random(2, 8), random(8)
+    monkeypatch.setattr("dlo_lib.kernels.dispatch.LONGEST_ROW", 7)
+    monkeypatch.setattr("dlo_lib.kernels.dispatch.backend_for", lambda x: pytest.fail("a kernel is used"))
+    close(rms_norm(x, w), reference_rms(x.double(), w.double()), torch.float32, "output")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: rms_norm(torch.ones(2, 3), torch.ones(4)), r"weight has shape \(4,\): it should be \(3,\)"),
+        (lambda: rms_norm(torch.ones(3), torch.ones(3).int()), "weight is int32"),
+        (lambda: layer_norm(torch.ones(3), torch.ones(3), torch.ones(2)), "weight and bias have shape"),
+        (lambda: layer_norm(torch.ones(3).int(), torch.ones(3), torch.ones(3)), "x is int32"),
+    ],
+)
+def test_wrong_input_is_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()

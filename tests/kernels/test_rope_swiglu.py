@@ -1,0 +1,71 @@
+"""Rotary positions and SwiGLU's product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels import rope, swiglu, using
+from dlo_lib.models.llama import apply_rope
+from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided
+
+
+def angles(seq: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    half = random(seq, dim // 2, seed=7)
+    both = torch.cat((half, half), dim=-1)
+    return both.cos().to(dtype), both.sin().to(dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rope(backend):
+    for dtype in dtypes_of(backend):
+        for make, shape in ((random, (2, 3, 5, 6)), (strided, (1, 2, 7, 4)), (random, (0, 2, 3, 4))):
+            cos, sin = angles(*shape[2:], dtype)
+            check(
+                lambda x: rope(x, cos, sin),  # noqa: B023
+                lambda x: apply_rope(x, cos.double(), sin.double()),  # noqa: B023
+                [make(*shape, dtype=dtype)], backend,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rope_keeps_the_layout_of_heads_and_saves_no_activation(backend):
+    x = random(2, 5, 3, 4).transpose(1, 2).requires_grad_()
+    cos, sin = angles(5, 4, torch.float32)
+    saved = []
+    with using(backend), torch.autograd.graph.saved_tensors_hooks(saved.append, lambda kept: kept):
+        y = rope(x, cos, sin)
+    assert y.stride() == x.stride()
+    assert [tuple(tensor.shape) for tensor in saved] == [(5, 2), (5, 2)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_swiglu(backend):
+    for dtype in dtypes_of(backend):
+        for make, shape in ((random, (3, 1025)), (strided, (3, 5)), (random, (0, 3))):
+            inputs = [make(*shape, dtype=dtype, seed=seed) for seed in (0, 1)]
+            check(swiglu, lambda gate, up: F.silu(gate) * up, inputs, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_swiglu_saves_its_two_inputs_only(backend):
+    saved = []
+    gate, up = (random(4, 8, seed=seed).requires_grad_() for seed in (0, 1))
+    with using(backend), torch.autograd.graph.saved_tensors_hooks(saved.append, lambda kept: kept):
+        swiglu(gate, up)
+    assert [tensor.data_ptr() for tensor in saved] == [gate.data_ptr(), up.data_ptr()]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: swiglu(torch.ones(3), torch.ones(4)), r"gate and up have shape \(3,\) and \(4,\)"),
+        (lambda: rope(torch.ones(1, 2, 3, 5), torch.ones(3, 5), torch.ones(3, 5)), "with an even head_dim"),
+        (lambda: rope(torch.ones(1, 2, 3, 4), torch.ones(2, 4), torch.ones(3, 4)), r"cos has shape \(2, 4\)"),
+    ],
+)
+def test_wrong_input_is_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
