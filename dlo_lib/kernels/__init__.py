@@ -6,8 +6,11 @@ which are imported with the first call that needs them, because Triton is option
 (``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models`` and ``data``.
 """
 
+from dlo_lib.kernels.cross_entropy import cross_entropy
+from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import KernelBackend, using
 from dlo_lib.kernels.layer_norm import layer_norm
+from dlo_lib.kernels.linear_cross_entropy import linear_cross_entropy
 from dlo_lib.kernels.rms_norm import rms_norm
 from dlo_lib.kernels.rope import rope
 from dlo_lib.kernels.softmax import softmax
@@ -15,8 +18,12 @@ from dlo_lib.kernels.swiglu import swiglu
 from dlo_lib.kernels.vector_add import vector_add
 
 __all__ = [
+    "CrossEntropyTerms",
     "KernelBackend",
+    "LossReduction",
+    "cross_entropy",
     "layer_norm",
+    "linear_cross_entropy",
     "rms_norm",
     "rope",
     "softmax",

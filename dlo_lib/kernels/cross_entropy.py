@@ -1,0 +1,170 @@
+"""Cross-entropy of logits, with the logits and one number of each row saved for the backward.
+
+For a row x of V logits, its target t, label smoothing a and the factor z of the z-loss:
+    lse = log sum_j exp(x_j)
+    loss = lse - (1 - a) x_t - a mean(x) + z lse^2
+    dx_j = exp(x_j - lse) (1 + 2 z lse) - (1 - a) [j = t] - a / V
+Autograd of the usual operators saves the log-probabilities, in fp32 if the loss is computed in fp32, next
+to the logits. This function saves lse and computes the probabilities again. The z-loss keeps lse near 0,
+which helps training in low precision.
+
+Papers: label smoothing (arXiv:1512.00567); z-loss (PaLM, arXiv:2204.02311, section 5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from dlo_lib.data.tokens import IGNORE_INDEX
+from dlo_lib.errors import UserError
+from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating, require_shape
+
+
+def cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = IGNORE_INDEX,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: LossReduction = LossReduction.MEAN,
+) -> Tensor:
+    """Return the cross-entropy of ``logits``, () in fp32 or wider.
+
+    Args:
+        logits: (..., vocab), floating-point.
+        targets: (...) int64, in [0, vocab) or ``ignore_index``. On a GPU another value makes the loss NaN.
+        ignore_index, label_smoothing, z_loss: see ``CrossEntropyTerms``.
+        reduction: the mean or the sum over the rows that are not ignored.
+
+    Raises:
+        UserError: the shapes or dtypes do not fit, an argument is out of range, or on the CPU a target is.
+    """
+    terms = CrossEntropyTerms(ignore_index, label_smoothing, z_loss)
+    require_floating("logits", logits)
+    if logits.ndim == 0:
+        raise UserError("logits is a scalar: it should be (..., vocab)")
+    require_targets(
+        targets, tuple(logits.shape[:-1]), logits.shape[-1], terms, "that of logits without vocab"
+    )
+    losses = _CrossEntropy.apply(logits, targets, terms, backend_for(logits))
+    return losses.sum() if reduction is LossReduction.SUM else losses.sum() / valid_rows(targets, terms)
+
+
+def require_targets(
+    targets: Tensor, shape: tuple[int, ...], vocab: int, terms: CrossEntropyTerms, because: str
+) -> None:
+    """Check the targets of rows of ``vocab`` logits.
+
+    Raises:
+        UserError: they are not int64, have another shape than ``shape``, or, on the CPU, are out of range.
+    """
+    if targets.dtype is not torch.int64:
+        raise UserError(f"targets is {str(targets.dtype).removeprefix('torch.')}: it should be int64")
+    require_shape("targets", targets, shape, because)
+    if type(targets) is Tensor and targets.device.type == "cpu":  # elsewhere it would wait for the device
+        wrong = targets[((targets < 0) | (targets >= vocab)) & (targets != terms.ignore_index)]
+        if wrong.numel():
+            raise UserError(
+                f"targets contains {wrong[0].item()}: it should be 0 to {vocab - 1}, or {terms.ignore_index}"
+            )
+
+
+def valid_rows(targets: Tensor, terms: CrossEntropyTerms) -> Tensor:
+    """Return the number of rows that are not ignored, at least 1, ()."""
+    return (targets != terms.ignore_index).sum().clamp(min=1)
+
+
+def row_losses(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> tuple[Tensor, Tensor]:
+    """Compute the loss and lse of each row in PyTorch, both (rows,), from (rows, vocab) and (rows,)."""
+    losses = torch.empty(logits.shape[0], dtype=computed_in(logits.dtype), device=logits.device)
+    lse = torch.empty_like(losses)
+    for part in _parts(logits):
+        wide = logits[part].to(lse.dtype)
+        valid = targets[part] != terms.ignore_index
+        index = torch.where(valid, targets[part], 0).unsqueeze(-1)
+        largest = wide.amax(-1)
+        # log_softmax reads the row once, logsumexp four times. The largest element is never -inf alone.
+        lse[part] = largest - torch.log_softmax(wide, dim=-1).amax(-1)
+        loss = lse[part] - (1 - terms.label_smoothing) * wide.gather(-1, index).squeeze(-1)
+        if terms.label_smoothing:
+            loss -= terms.label_smoothing * wide.mean(-1)
+        if terms.z_loss:
+            loss += terms.z_loss * lse[part].square()
+        losses[part] = torch.where(valid, loss, 0)
+    return losses, lse
+
+
+def logits_gradient(
+    scale: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    lse: Tensor,
+    terms: CrossEntropyTerms,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute the gradient of the logits in PyTorch, (rows, vocab).
+
+    Args:
+        scale: (rows,) the gradients of the losses.
+        logits, targets, lse: those of ``row_losses``.
+        out: receives the result; it may be ``logits``.
+    """
+    out = torch.empty_like(logits) if out is None else out
+    for part in _parts(logits):
+        valid = targets[part] != terms.ignore_index
+        index = torch.where(valid, targets[part], 0).unsqueeze(-1)
+        of_rows = torch.where(valid, scale[part].to(lse.dtype), 0).unsqueeze(-1)
+        grad = torch.softmax(logits[part], dim=-1, dtype=lse.dtype)
+        grad *= of_rows * (1 + 2 * terms.z_loss * lse[part].unsqueeze(-1)) if terms.z_loss else of_rows
+        if terms.label_smoothing:
+            grad -= of_rows * (terms.label_smoothing / logits.shape[-1])
+        grad.scatter_add_(-1, index, of_rows * (terms.label_smoothing - 1))
+        out[part] = grad
+    return out
+
+
+def _parts(logits: Tensor) -> list[slice]:
+    """Return slices of rows that stay in the cache from one operator to the next, about 2 MB in fp32."""
+    rows, step = logits.shape[0], max(1, (1 << 19) // logits.shape[1])
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+class _CrossEntropy(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, backend: KernelBackend
+    ) -> Tensor:
+        ctx.backend, ctx.terms = backend, terms
+        rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+        if not logits.numel():
+            losses = lse = torch.zeros_like(flat, dtype=computed_in(logits.dtype))
+        elif backend is KernelBackend.TRITON:
+            from dlo_lib.kernels.triton_code import cross_entropy as triton_cross_entropy
+
+            losses, lse = triton_cross_entropy.row_losses(rows, flat, terms)
+        else:
+            losses, lse = row_losses(rows, flat, terms)
+        ctx.save_for_backward(logits, targets, lse)
+        return losses.view(targets.shape)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, targets, lse = ctx.saved_tensors
+        if not logits.numel():
+            return torch.zeros_like(logits), None, None, None
+        rows, flat, scale = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), scale.reshape(-1)
+        if ctx.backend is KernelBackend.TRITON:
+            from dlo_lib.kernels.triton_code import cross_entropy as triton_cross_entropy
+
+            grad = triton_cross_entropy.logits_gradient(scale, rows, flat, lse, ctx.terms)
+        else:
+            grad = logits_gradient(scale, rows, flat, lse, ctx.terms)
+        return grad.view(logits.shape), None, None, None

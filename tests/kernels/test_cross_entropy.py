@@ -1,0 +1,134 @@
+"""Cross-entropy, of logits and of a linear layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels import CrossEntropyTerms, LossReduction, cross_entropy, linear_cross_entropy, using
+from dlo_lib.profiling.tracker import MemoryTracker
+from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided
+
+FORMS = [{}, {"label_smoothing": 0.1, "z_loss": 0.02}]
+TARGETS = torch.tensor([4, -100, 0, 6, 6])
+
+
+def reference(logits, targets, label_smoothing=0.0, z_loss=0.0, mean=False):
+    flat, targets = logits.flatten(0, -2), targets.flatten()
+    losses = F.cross_entropy(flat, targets, label_smoothing=label_smoothing, reduction="none")
+    losses = losses + z_loss * torch.where(targets >= 0, flat.logsumexp(-1), 0).square()
+    return losses.sum() / ((targets >= 0).sum() if mean else 1)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "smoothed"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cross_entropy(backend, form):
+    for dtype in dtypes_of(backend):
+        for make in (random, strided):
+            check(
+                lambda x: cross_entropy(x, TARGETS, **form),
+                lambda x: reference(x, TARGETS, mean=True, **form),
+                [make(5, 7, dtype=dtype) * 3], backend, factor=2,
+            )  # fmt: skip
+    check(
+        lambda x: cross_entropy(x, TARGETS[:4].view(2, 2), reduction=LossReduction.SUM, **form),
+        lambda x: reference(x, TARGETS[:4], **form),
+        [random(2, 2, 7)], backend,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_without_a_target_and_masked_logits(backend):
+    logits = random(2, 9)
+    logits[:, :8] = float("-inf")  # the first block of the row
+    with using(backend):
+        x = logits.clone().requires_grad_()
+        cross_entropy(x, torch.tensor([8, -100])).backward()
+        assert x.grad.abs().max() < 1e-6
+        assert cross_entropy(random(2, 3), torch.tensor([-100, -100])) == 0
+        assert cross_entropy(random(0, 3), torch.zeros(0, dtype=torch.int64)) == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_rows_of_several_blocks_and_wrong_targets_in_the_kernel(backend, monkeypatch):
+    from dlo_lib.kernels.triton_code import cross_entropy as code
+
+    monkeypatch.setattr(code, "BLOCK", 8)
+    check(
+        lambda x: cross_entropy(x, TARGETS, **FORMS[1]),
+        lambda x: reference(x, TARGETS, mean=True, **FORMS[1]),
+        [random(5, 19)], backend, factor=2,
+    )  # fmt: skip
+    losses, _ = code.row_losses(random(2, 3), torch.tensor([3, 0]), CrossEntropyTerms())
+    assert losses.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "smoothed"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_linear_cross_entropy(backend, form):
+    for dtype in dtypes_of(backend):
+        for reduction in LossReduction:
+            check(
+                lambda x, w: linear_cross_entropy(x, w, TARGETS, chunk_rows=2, reduction=reduction, **form),  # noqa: B023
+                lambda x, w: reference(x @ w.T, TARGETS, mean=reduction is LossReduction.MEAN, **form),  # noqa: B023
+                [strided(5, 3, dtype=dtype), random(7, 3, dtype=dtype, seed=5)], backend, factor=3,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_linear_cross_entropy_inside_autocast_has_gradients_of_its_inputs(backend):
+    x, w = random(5, 3).requires_grad_(), random(7, 3, seed=5).requires_grad_()
+    with using(backend), torch.autocast("cpu", torch.bfloat16):
+        linear_cross_entropy(x, w, TARGETS, chunk_rows=2).backward()
+    wide, weight = (tensor.detach().double().requires_grad_() for tensor in (x, w))
+    reference(wide @ weight.T, TARGETS, mean=True).backward()
+    for ours, exact in ((x, wide), (w, weight)):
+        assert ours.grad.dtype == torch.float32
+        assert (ours.grad - exact.grad).abs().max() < 0.02 * exact.grad.abs().max()
+
+
+def test_linear_cross_entropy_never_stores_the_logits():
+    """Forward and backward allocate the gradients, the logits of one chunk and small tensors."""
+    rows, hidden, vocab = 256, 8, 512
+    x, w = random(rows, hidden).requires_grad_(), random(vocab, hidden, seed=1).requires_grad_()
+    targets = torch.arange(rows)
+
+    def peak(loss) -> int:
+        x.grad = w.grad = None
+        tracker = MemoryTracker()
+        with tracker:
+            loss().backward()
+        sizes = [event.bytes for event in tracker.events()]
+        return max(sum(sizes[: end + 1]) for end in range(len(sizes)))
+
+    logits = 4 * rows * vocab
+    ours = peak(lambda: linear_cross_entropy(x, w, targets, chunk_rows=16))
+    assert ours < 0.5 * logits
+    assert peak(lambda: cross_entropy(x @ w.T, targets)) > 2 * logits
+    with torch.no_grad():
+        assert not linear_cross_entropy(x, w, targets).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: cross_entropy(torch.ones(2, 3), torch.tensor([0, 3])),
+            "targets contains 3: it should be 0 to 2",
+        ),
+        (lambda: cross_entropy(torch.ones(2, 3), torch.ones(2)), "targets is float32: it should be int64"),
+        (lambda: cross_entropy(torch.ones(2, 3), TARGETS), r"targets has shape \(5,\): it should be \(2,\)"),
+        (lambda: cross_entropy(torch.ones(5, 7), TARGETS, label_smoothing=2), "label_smoothing is 2"),
+        (lambda: cross_entropy(torch.ones(5, 7), TARGETS, z_loss=-1), "z_loss is -1"),
+        (lambda: linear_cross_entropy(torch.ones(5, 2), torch.ones(7, 3), TARGETS), r"\(vocab, hidden\)"),
+        (
+            lambda: linear_cross_entropy(torch.ones(5, 3), torch.ones(7, 3), TARGETS, chunk_rows=0),
+            "chunk_rows is 0: use at least 1",
+        ),
+    ],
+)
+def test_wrong_input_is_refused(call, message):
+    with pytest.raises(UserError, match=message):
+        call()
