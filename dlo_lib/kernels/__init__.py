@@ -6,6 +6,7 @@ which are imported with the first call that needs them, because Triton is option
 (``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models`` and ``data``.
 """
 
+from dlo_lib.kernels.adamw import BackwardAdamW, FusedAdamW, adamw_update
 from dlo_lib.kernels.cross_entropy import cross_entropy
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import KernelBackend, using
@@ -18,9 +19,12 @@ from dlo_lib.kernels.swiglu import swiglu
 from dlo_lib.kernels.vector_add import vector_add
 
 __all__ = [
+    "BackwardAdamW",
     "CrossEntropyTerms",
+    "FusedAdamW",
     "KernelBackend",
     "LossReduction",
+    "adamw_update",
     "cross_entropy",
     "layer_norm",
     "linear_cross_entropy",

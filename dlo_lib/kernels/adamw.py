@@ -1,0 +1,192 @@
+"""AdamW for all parameters in one kernel, and AdamW that runs inside the backward.
+
+    p <- p (1 - lr wd)        m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
+    p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+A step reads p, g, m and v and writes p, m and v: 28 bytes of each fp32 parameter. Written as separate
+operators it reads and writes about twice as much, and starts a dozen kernels for each parameter.
+``FusedAdamW`` computes all parameters of one dtype in one kernel, which reads the addresses of the tensors
+from a table (*multi-tensor*).
+
+``BackwardAdamW`` updates a parameter as soon as the backward has accumulated its gradient, and frees the
+gradient. At no time do all gradients exist: of the 4 bytes of each fp32 parameter, the largest gradient
+remains. In return, gradients cannot be accumulated over micro-batches, clipped by a global norm, or
+averaged afterwards.
+
+Papers: AdamW (arXiv:1711.05101); the update inside the backward (LOMO, arXiv:2306.09782).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for
+
+Update = dict[str, float]
+"""The keyword arguments of ``adamw_update`` that are numbers."""
+
+
+def adamw_update(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    *,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Update parameters and moments in place, in readable PyTorch, one parameter after the other.
+
+    Args:
+        params, grads, exp_avgs, exp_avg_sqs: tensors of one shape at one position of the lists.
+        step: the number of this step, from 1.
+        lr, beta1, beta2, eps, weight_decay: as in ``torch.optim.AdamW``.
+    """
+    for param, grad, exp_avg, exp_avg_sq in zip(params, grads, exp_avgs, exp_avg_sqs):
+        param.mul_(1 - lr * weight_decay)
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        deviation = (exp_avg_sq / (1 - beta2**step)).sqrt_().add_(eps)
+        param.addcdiv_(exp_avg, deviation, value=-lr / (1 - beta1**step))
+
+
+def _triton_updates(params: list[Tensor]) -> bool:
+    return bool(params) and backend_for(params[0]) is KernelBackend.TRITON
+
+
+class FusedAdamW(torch.optim.AdamW):
+    """``torch.optim.AdamW`` whose step is one Triton kernel for the parameters of each dtype and device.
+
+    Arguments and state are those of ``torch.optim.AdamW``, so that each loads the checkpoints of the other.
+    Without Triton the step is that of PyTorch's fused implementation. Parameters may be fp32, bf16 or fp16;
+    the moments have their dtype, as in PyTorch.
+
+    Raises:
+        UserError: an option is requested that the kernel does not have (amsgrad, maximize, capturable,
+            differentiable, foreach, a tensor as learning rate).
+    """
+
+    def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None:
+        for name in ("amsgrad", "maximize", "capturable", "differentiable", "foreach"):
+            if options.get(name):
+                raise UserError(f"FusedAdamW has no {name}: use torch.optim.AdamW")
+        if isinstance(lr, Tensor):
+            raise UserError("lr is a tensor: FusedAdamW needs a number")
+        super().__init__(params, lr=lr, **{**options, "fused": True, "foreach": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Update all parameters that have a gradient."""
+        every = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+        # The scaler of fp16 passes its scale to a fused step, which PyTorch's kernel applies.
+        if not _triton_updates(every) or getattr(self, "grad_scale", None) is not None:
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._update_group(group)
+        return loss
+
+    def _update_group(self, group: dict[str, Any]) -> None:
+        from dlo_lib.kernels.triton_code.adamw import adamw_update as update
+
+        batches: dict[tuple[Any, ...], list[Tensor]] = {}
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = self.state[param]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+            state["step"] += 1
+            batches.setdefault((param.device, param.dtype, param.grad.dtype), []).append(param)
+        for params in batches.values():
+            states = [self.state[param] for param in params]
+            update(
+                params,
+                [param.grad for param in params if param.grad is not None],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                states[0]["step"],
+                **_numbers(group),
+            )
+
+
+def _numbers(group: dict[str, Any]) -> Update:
+    beta1, beta2 = group["betas"]
+    return {
+        "lr": group["lr"],
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": group["eps"],
+        "weight_decay": group["weight_decay"],
+    }
+
+
+class BackwardAdamW:
+    """AdamW that updates each parameter during the backward and frees its gradient.
+
+    Args:
+        params: the parameters. A hook of each runs when its gradient is complete.
+        lr, betas, eps, weight_decay: as in ``torch.optim.AdamW``.
+
+    Attributes:
+        lr: the learning rate of the next backward.
+
+    There is no ``step``. Each backward is one step of every parameter that it reaches, and leaves ``.grad``
+    None. Call ``remove`` to restore the usual behaviour.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        self.params = list(params)
+        self.lr = lr
+        self._rest = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self._optimizers = {param: FusedAdamW([param], lr=lr, **self._rest) for param in self.params}
+        self._hooks = [param.register_post_accumulate_grad_hook(self._update) for param in self.params]
+
+    def _update(self, param: Tensor) -> None:
+        optimizer = self._optimizers[param]
+        optimizer.param_groups[0]["lr"] = self.lr
+        optimizer.step()
+        param.grad = None
+
+    def remove(self) -> None:
+        """Remove the hooks. The moments remain."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the states in the order of the parameters."""
+        return [self._optimizers[param].state_dict() for param in self.params]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """Load the result of ``state_dict``.
+
+        Raises:
+            UserError: it belongs to another number of parameters.
+        """
+        if len(states) != len(self.params):
+            raise UserError(
+                f"{len(states)} states for {len(self.params)} parameters: load those of this model"
+            )
+        for param, state in zip(self.params, states):
+            self._optimizers[param].load_state_dict(state)
