@@ -10,6 +10,8 @@ from dlo_lib.kernels.adamw import BackwardAdamW, FusedAdamW, adamw_update
 from dlo_lib.kernels.cross_entropy import cross_entropy
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import KernelBackend, using
+from dlo_lib.kernels.flash_attention import FlashAttention, flash_attention
+from dlo_lib.kernels.grouped_matmul import grouped_matmul
 from dlo_lib.kernels.layer_norm import layer_norm
 from dlo_lib.kernels.linear_cross_entropy import linear_cross_entropy
 from dlo_lib.kernels.rms_norm import rms_norm
@@ -21,11 +23,14 @@ from dlo_lib.kernels.vector_add import vector_add
 __all__ = [
     "BackwardAdamW",
     "CrossEntropyTerms",
+    "FlashAttention",
     "FusedAdamW",
     "KernelBackend",
     "LossReduction",
     "adamw_update",
     "cross_entropy",
+    "flash_attention",
+    "grouped_matmul",
     "layer_norm",
     "linear_cross_entropy",
     "rms_norm",

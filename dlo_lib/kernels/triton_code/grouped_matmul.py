@@ -1,0 +1,106 @@
+"""Kernels of ``dlo_lib.kernels.grouped_matmul``. A program computes one tile of the output of one expert."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.products import dot
+
+
+@triton.jit
+def _forward_kernel(
+    rows_ptr, weights_ptr, counts_ptr, out_ptr, experts, inner, columns,
+    r_row, r_in, w_expert, w_in, w_out, o_row, o_out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    expert = tl.full((), -1, tl.int64)
+    start = tl.full((), 0, tl.int64)
+    end = tl.full((), 0, tl.int64)
+    tiles_before = tl.full((), 0, tl.int64)
+    rows_before = tl.full((), 0, tl.int64)
+    for candidate in range(0, experts):  # the tiles of an expert follow those of the previous one
+        count = tl.load(counts_ptr + candidate)
+        tiles = (count + ROWS - 1) // ROWS
+        found = (tile >= tiles_before) & (tile < tiles_before + tiles)
+        expert = tl.where(found, candidate, expert)
+        start = tl.where(found, rows_before + (tile - tiles_before) * ROWS, start)
+        end = tl.where(found, rows_before + count, end)
+        tiles_before += tiles
+        rows_before += count
+    if expert >= 0:
+        rows = start + tl.arange(0, ROWS)
+        cols = tl.program_id(1).to(tl.int64) * COLS + tl.arange(0, COLS)
+        acc = tl.zeros((ROWS, COLS), tl.float32)
+        for first in range(0, inner, INNER):
+            ins = first + tl.arange(0, INNER)
+            a_at = rows_ptr + rows[:, None] * r_row + ins[None, :] * r_in
+            a = tl.load(a_at, mask=(rows[:, None] < end) & (ins[None, :] < inner), other=0.0)
+            b_at = weights_ptr + expert * w_expert + ins[:, None] * w_in + cols[None, :] * w_out
+            b = tl.load(b_at, mask=(ins[:, None] < inner) & (cols[None, :] < columns), other=0.0)
+            acc += dot(a, b)
+        out_at = out_ptr + rows[:, None] * o_row + cols[None, :] * o_out
+        tl.store(out_at, acc, mask=(rows[:, None] < end) & (cols[None, :] < columns))
+
+
+@triton.jit
+def _weight_gradient_kernel(
+    rows_ptr, grad_ptr, counts_ptr, out_ptr, inner, columns, r_row, r_in, g_row, g_out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    expert = tl.program_id(0).to(tl.int64)
+    start = tl.full((), 0, tl.int64)
+    for before in range(0, expert):
+        start += tl.load(counts_ptr + before)
+    end = start + tl.load(counts_ptr + expert)
+    ins = tl.program_id(1).to(tl.int64) * INNER + tl.arange(0, INNER)
+    cols = tl.program_id(2).to(tl.int64) * COLS + tl.arange(0, COLS)
+    acc = tl.zeros((INNER, COLS), tl.float32)
+    for first in range(start, end, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        a_at = rows_ptr + rows[None, :] * r_row + ins[:, None] * r_in
+        a = tl.load(a_at, mask=(rows[None, :] < end) & (ins[:, None] < inner), other=0.0)
+        g_at = grad_ptr + rows[:, None] * g_row + cols[None, :] * g_out
+        g = tl.load(g_at, mask=(rows[:, None] < end) & (cols[None, :] < columns), other=0.0)
+        acc += dot(a, g)
+    out_at = out_ptr + (expert * inner + ins[:, None]) * columns + cols[None, :]
+    tl.store(out_at, acc, mask=(ins[:, None] < inner) & (cols[None, :] < columns))
+
+
+def _tiles(tensor: Tensor) -> dict[str, int]:
+    if tensor.device.type == "cpu":  # interpreted
+        return {"ROWS": 16, "COLS": 16, "INNER": 16}
+    if tensor.dtype is torch.float32:
+        return {"ROWS": 64, "COLS": 64, "INNER": 32, "num_warps": 4, "num_stages": 3}
+    return {"ROWS": 128, "COLS": 128, "INNER": 64, "num_warps": 8, "num_stages": 3}
+
+
+def grouped_forward(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Return (R, N) from rows (R, K), weights (experts, K, N) with any strides, and counts (experts,)."""
+    experts, inner, columns = weights.shape
+    out = rows.new_zeros(rows.shape[0], columns)
+    tiles = _tiles(rows)
+    row_tiles = triton.cdiv(rows.shape[0], tiles["ROWS"]) + experts  # an expert has at most one partial tile
+    launch(
+        _forward_kernel, (row_tiles if rows.shape[0] else 0, triton.cdiv(columns, tiles["COLS"])), rows,
+        weights, counts, out, experts, inner, columns, *rows.stride(), *weights.stride(), *out.stride(),
+        **tiles,
+    )  # fmt: skip
+    return out
+
+
+def grouped_weight_gradient(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
+    """Return the gradient of the weights (experts, K, N)."""
+    experts, inner, columns = counts.shape[0], rows.shape[1], grad.shape[1]
+    out = rows.new_empty(experts, inner, columns)
+    tiles = _tiles(rows) | ({} if rows.device.type == "cpu" else {"ROWS": 64, "INNER": 128})
+    grid = (experts, triton.cdiv(inner, tiles["INNER"]), triton.cdiv(columns, tiles["COLS"]))
+    launch(
+        _weight_gradient_kernel, grid,
+        rows, grad, counts, out, inner, columns, *rows.stride(), *grad.stride(), **tiles,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,106 @@
+"""FlashAttention, forward and backward."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels import FlashAttention, flash_attention, using
+from tests.kernels.parity import BACKENDS, check, close, dtypes_of, random
+
+MODULE = importlib.import_module("dlo_lib.kernels.flash_attention")  # the package has a function of this name
+SHAPES = [  # batch, query heads, key heads, queries, keys, head_dim
+    (2, 2, 2, 17, 17, 16),
+    (1, 4, 2, 33, 33, 24),
+    (1, 3, 1, 5, 35, 16),
+    (1, 2, 1, 35, 5, 8),
+]
+
+
+def make(shape, dtype=torch.float32):
+    batch, heads, kv_heads, queries, keys, dim = shape
+    # the strides of heads that are cut from a projection
+    q = random(batch, queries, heads, dim, dtype=dtype).transpose(1, 2)
+    return [q, *(random(batch, keys, kv_heads, dim, dtype=dtype, seed=s).transpose(1, 2) for s in (1, 2))]
+
+
+def reference(q, k, v, is_causal):
+    group = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(group, dim=1) for tensor in (k, v))
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_flash_attention(backend, is_causal, monkeypatch):
+    monkeypatch.setattr(MODULE, "TILE", 16)
+    for number, shape in enumerate(SHAPES):
+        for dtype in dtypes_of(backend) if number == 1 else [torch.float32]:
+            for function in (FlashAttention.apply, flash_attention)[: 2 if number == 1 else 1]:
+                check(
+                    lambda q, k, v: function(q, k, v, is_causal),  # noqa: B023
+                    lambda q, k, v: reference(q, k, v, is_causal)[0],
+                    make(shape, dtype), backend, factor=4,
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_saved_tensors_are_the_inputs_the_output_and_lse(backend, monkeypatch):
+    monkeypatch.setattr(MODULE, "TILE", 4)
+    q, k, v = (random(2, 9, 16, seed=seed).requires_grad_() for seed in range(3))  # one head, as in CS336
+    with using(backend):
+        out = FlashAttention.apply(q, k, v, True)
+    saved = out.grad_fn.saved_tensors
+    assert [tuple(tensor.shape) for tensor in saved] == [(2, 9, 16)] * 4 + [(2, 9)]
+    _, lse = reference(*(tensor.detach().double().unsqueeze(1) for tensor in (q, k, v)), True)
+    close(saved[4], lse.squeeze(1), torch.float32, "lse")
+    out.sum().backward()
+    assert q.grad.shape == q.shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_sequences(backend):
+    for queries, keys in ((0, 3), (3, 0)):
+        q, k, v = (tensor.requires_grad_() for tensor in make((1, 2, 1, queries, keys, 16)))
+        with using(backend):
+            out = FlashAttention.apply(q, k, v, False)
+        out.sum().backward()
+        assert out.shape == q.shape
+        assert not out.any()
+        assert not any(tensor.grad.any() for tensor in (q, k, v))
+
+
+def test_the_scores_are_never_stored():
+    """The memory of the twin, forward and backward, grows with the length and not with its square."""
+    from dlo_lib.profiling.tracker import MemoryTracker
+
+    def peak(length: int) -> int:
+        q, k, v = (tensor.requires_grad_() for tensor in make((1, 1, 1, length, length, 8)))
+        tracker = MemoryTracker()
+        with tracker:
+            FlashAttention.apply(q, k, v, True).sum().backward()
+        sizes = [event.bytes for event in tracker.events()]
+        return max(sum(sizes[: end + 1]) for end in range(len(sizes)))
+
+    assert peak(1024) < 2.1 * peak(512)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 5)), "they should be"),
+        (((1, 3, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)), "q has 3 heads: use a multiple of the 2 heads"),
+        (((2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)), "they should be"),
+    ],
+)
+def test_wrong_input_is_refused(shapes, message):
+    with pytest.raises(UserError, match=message):
+        flash_attention(*map(torch.ones, shapes))
+    with pytest.raises(UserError, match="different dtypes"):
+        flash_attention(*(torch.ones(1, 1, 2, 4, dtype=d) for d in (torch.half, torch.float, torch.float)))

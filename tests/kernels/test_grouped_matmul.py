@@ -1,0 +1,44 @@
+"""Grouped matmul."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dlo_lib.errors import UserError
+from dlo_lib.kernels import grouped_matmul
+from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided
+
+
+def reference(rows, weights, counts):
+    expert = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    return torch.einsum("rk,rkn->rn", rows, weights[expert])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_grouped_matmul(backend):
+    counts = torch.tensor([3, 0, 18, 1])  # less than a tile, none, more than a tile
+    for dtype in dtypes_of(backend):
+        inputs = [strided(22, 19, dtype=dtype), random(4, 19, 5, dtype=dtype, seed=1), counts]
+        check(grouped_matmul, reference, inputs, backend, factor=5)
+    check(grouped_matmul, reference, [random(0, 4), random(2, 4, 3), torch.zeros(2).long()], backend)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([1, 1], r"counts is \[1, 1\]: use numbers whose sum is that of the rows, 3"),
+        ([4, -1], "use numbers whose sum"),
+        ([3], r"counts has shape \(1,\)"),
+    ],
+)
+def test_wrong_counts_are_refused(counts, message):
+    with pytest.raises(UserError, match=message):
+        grouped_matmul(torch.ones(3, 4), torch.ones(2, 4, 5), torch.tensor(counts))
+
+
+def test_wrong_matrices_are_refused():
+    with pytest.raises(UserError, match=r"they should be \(R, K\)"):
+        grouped_matmul(torch.ones(3, 4), torch.ones(2, 5, 4), torch.tensor([1, 2]))
+    with pytest.raises(UserError, match="use the same"):
+        grouped_matmul(torch.ones(3, 4), torch.ones(2, 4, 5).half(), torch.tensor([1, 2]))
