@@ -3,11 +3,14 @@
 time.
 
     python3 deploy/kernels.py [ARGUMENTS OF PYTEST]
+    python3 deploy/kernels.py report [--operation NAME] [--dtype bf16]
 
+`report` compiles every kernel for sm_80 and sm_90 and prints its registers, spills and shared memory.
 Triton is installed into .venv-kernels (a download of 286 MB, 1.0 GB on disk), because in .venv its import
 would add 1.5 s of CPU time to every process that imports torch.optim. If PyTorch brings Triton itself, as
-its CUDA builds do, that Triton is tested. Exit status: that of pytest; 2: a requirement is missing, and one
-line gives the cure.
+its CUDA builds do, that Triton is tested.
+
+Exit status: that of pytest or of the report; 2: a requirement is missing, and one line gives the cure.
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ def main() -> int:
         return 2
     before = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path + ([before] if before else []))}
+    if sys.argv[1:2] == ["report"]:
+        environment.pop("TRITON_INTERPRET", None)  # the interpreter replaces the compiler
+        report = [sys.executable, "-m", "dlo_lib.kernels", *sys.argv[1:]]
+        return subprocess.run(report, cwd=ROOT, env=environment).returncode
     environment["TRITON_INTERPRET"] = "1"
     tests = [sys.executable, "-m", "pytest", "-n", "0", "tests/kernels", *sys.argv[1:]]
     return subprocess.run(tests, cwd=ROOT, env=environment).returncode
