@@ -50,6 +50,20 @@ def test_flash_attention(backend, is_causal, monkeypatch):
                 )  # fmt: skip
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_tiles_with_other_numbers_of_queries_than_of_keys(backend, monkeypatch):
+    from dlo_lib.kernels.triton_code import flash_attention as code
+
+    for rows, cols in ((32, 16), (16, 32)):  # on a GPU the forward has more queries, dk and dv fewer
+        monkeypatch.setattr(code, "_tiles", lambda *_: {"ROWS": rows, "COLS": cols, "DIMS": 16})  # noqa: B023
+        for shape in ((1, 2, 1, 37, 37, 16), (1, 1, 1, 35, 5, 16)):
+            check(
+                lambda q, k, v: flash_attention(q, k, v, True),
+                lambda q, k, v: reference(q, k, v, True)[0],
+                make(shape), backend, factor=4,
+            )  # fmt: skip
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_saved_tensors_are_the_inputs_the_output_and_lse(backend, monkeypatch):
     monkeypatch.setattr(MODULE, "TILE", 4)
