@@ -9,7 +9,7 @@
 # You need no GPU: ranks are processes on this machine (gloo).
 #
 # Builds on labs 10 (collectives, groups) and 15 (FSDP, with which the last part compares). The core exercises
-# and the quiz take about 82 minutes; with the text and the demos plan 105. An optional exercise takes 15 minutes
+# and the quiz take about 91 minutes; with the text and the demos plan 114. An optional exercise takes 18 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are
 # stuck, `lab.use_reference("name")` lets you continue without its points.
 #
@@ -250,7 +250,7 @@ figures.drops(factors, shares, drop_guess)
 #
 # ## 5 · Balance
 #
-# **Core · 11 min · ●●●**
+# **Core · 13 min · ●●●**
 #
 # *The balance loss* (Switch Transformer). With f_e, the share of the choices that expert e has, and P_e, its mean probability,
 #
@@ -267,6 +267,9 @@ figures.drops(factors, shares, drop_guess)
 #
 # - `balance_loss(probabilities, experts, group)`: a scalar. One all-reduce of E numbers, the counts; backward communicates nothing.
 # - `update_bias(bias, counts, rate, group)`: bias + rate · sign(mean load - load), a new tensor, the same on every rank. `counts` (E) are those of this rank.
+#
+# `group` contains the ranks that train together; the checks use a part of all ranks. Pass it to the collective: with `group=None`, a collective is over all ranks.
+# The first check with ranks may take 15 s, because the ranks start.
 #
 # Counts are integers: convert them to the dtype of `probabilities`, or of `bias` (`counts.to(bias.dtype)`). The checks use float64, and `.float()` rounds.
 
@@ -359,7 +362,7 @@ figures.collapse({name: shares for name, (shares, _) in trained.items()})
 figures.exchange([[3, 1, 0, 2], [1, 2, 2, 1]])
 
 # %% [markdown] id="exchange_exercise"
-# **Core · 11 min · ●●○**
+# **Core · 14 min · ●●○**
 #
 # The parts have different sizes, and a rank does not know how many rows it will get. So the ranks exchange the counts first.
 #
@@ -408,7 +411,7 @@ lab.check("exchange")
 # %% [markdown] id="layer_text"
 # ## 7 · The layer on several ranks
 #
-# **Core · 14 min · ●●●**
+# **Core · 18 min · ●●●**
 #
 # Write `expert_parallel`. It returns on each rank what `moe` returns for this rank's tokens with all experts, and each rank has only its own experts: first (E/t, h, f) and
 # second (E/t, f, h). The router (E, h) is whole on every rank.
@@ -416,8 +419,8 @@ lab.check("exchange")
 # 1. Route and sort this rank's tokens.
 # 2. Exchange the counts. Rank r gets `counts.view(t, -1)[r].sum()` of this rank's rows.
 # 3. Send the rows.
-# 4. The received rows are sorted by *source*, then by expert: with two sources and two experts, 0 0 1 | 0 1 1. `run_experts` needs 0 0 0 1 1 1. The expert of each
-#    received row is known from the counts (`repeat_interleave`), and `sort_choices` sorts them.
+# 4. Sort the received rows by expert. They arrive sorted by *source* first: with two sources and two experts, their experts are 0 0 1 | 0 1 1, and `run_experts` needs
+#    0 0 0 1 1 1. The counts say which expert each row is for (`repeat_interleave` writes it down), and `sort_choices` gives the order.
 # 5. Run the experts, put the results back into the order in which the rows came, send them back, and combine.
 #
 # That makes three all-to-alls in forward (counts, rows, results) and two in backward. Experts never travel.
@@ -589,7 +592,7 @@ print(f"here, t = 2: {1e3 * max(seconds):.1f} ms")
 # In `expert_parallel`, the processor waits for the counts before it can send a row, and each step has other shapes. GShard and Switch Transformer use the capacity instead: each rank sends exactly C rows to each expert,
 # and fills what is missing with zeros. No counts are exchanged, and the shapes never change, which compilers like.
 #
-# **Optional · 15 min · ●●●**
+# **Optional · 18 min · ●●●**
 #
 # Write `padded_expert_parallel`. Each rank keeps at most `capacity` of its rows for each expert.
 #

@@ -19,10 +19,10 @@ def check_route_all(student, t):
     route_case(student, t, 1, size=16)
 
 
-@check("capacity", points=1)
+@check("capacity", points=1, seconds=20)
 def check_large_capacity(student, t):
     "A capacity that no expert exceeds"
-    capacity_case(student, t, t.integer(40, 60))
+    capacity_case(student, t, [t.integer(40, 60)])
 
 
 @check("exchange", points=1, seconds=30)
@@ -34,7 +34,7 @@ def check_exchange_three_ranks(student, t):
 @check("layer", points=1, seconds=40)
 def check_layer_three_ranks(student, t):
     "Three ranks, one expert each"
-    layer_case(student, t, 3, each=1)
+    layer_case(student, t, 3, size=3)
 
 
 # -- quiz

@@ -17,6 +17,13 @@ MUTANTS = [
         says="it decides the choice only",
         replace={"weights = probabilities.gather(-1, experts)": "weights = scores.gather(-1, experts)"},
     ),
+    Mutant(
+        "The softmax is over the tokens",
+        "check_route",
+        says="the softmax is over the tokens",
+        replace={"F.linear(x, weight).softmax(-1)": "F.linear(x, weight).softmax(0)"},
+        also=("check_bias", "check_router_learns", "check_route_all"),
+    ),
     # -- order
     Mutant(
         "Experts without tokens at the end have no count",
@@ -65,6 +72,12 @@ MUTANTS = [
         says="they keep the first ones",
         replace={"order[place < capacity]": "order[place >= (counts - capacity).repeat_interleave(counts)]"},
     ),
+    Mutant(
+        "The counts are limited in place",
+        "check_capacity",
+        says="keep_within changes its arguments",
+        replace={"counts.clamp(max=capacity)": "counts.clamp_(max=capacity)"},
+    ),
     # -- balance
     Mutant(
         "The shares are those of one rank's choices",
@@ -79,6 +92,24 @@ MUTANTS = [
         says="the bias falls for idle experts",
         replace={"load.mean() - load": "load - load.mean()"},
     ),
+    Mutant(
+        "The balance loss adds the counts of all ranks, the group is forgotten",
+        "check_balance_loss",
+        says="give group=group to the all-reduce",
+        replace={"dist.all_reduce(counts, group=group)": "dist.all_reduce(counts)"},
+    ),
+    Mutant(
+        "The balance bias adds the counts of all ranks, the group is forgotten",
+        "check_update_bias",
+        says="give group=group to the all-reduce",
+        replace={"dist.all_reduce(load, group=group)": "dist.all_reduce(load)"},
+    ),
+    Mutant(
+        "The bias follows the size of the load",
+        "check_update_bias",
+        says="only its sign counts",
+        replace={"torch.sign(load.mean() - load)": "(load.mean() - load)"},
+    ),
     # -- exchange
     Mutant(
         "The counts are not sent",
@@ -90,6 +121,25 @@ MUTANTS = [
             dist.all_to_all_single(received, counts, group=group)
             """: "received = counts",
         },
+    ),
+    Mutant(
+        "The counts are exchanged with all ranks, the group is forgotten",
+        "check_counts",
+        says="give group=group to the all-to-all",
+        replace={"dist.all_to_all_single(received, counts, group=group)": "dist.all_to_all_single(received, counts)"},
+    ),
+    Mutant(
+        "The rows are exchanged with all ranks, the group is forgotten",
+        "check_all_to_all",
+        says="give the group",
+        replace={"rows.contiguous(), receive, send, group=group)": "rows.contiguous(), receive, send)"},
+    ),
+    Mutant(
+        "The sizes of what is sent and of what is received are swapped",
+        "check_all_to_all",
+        says="the third argument has the rows that are received, the fourth those that are sent",
+        replace={"rows.contiguous(), receive, send, group=group)": "rows.contiguous(), send, receive, group=group)"},
+        also=("check_exchange_traffic", "check_exchange_three_ranks"),
     ),
     Mutant(
         "The backward returns the gradient as it is",
@@ -117,6 +167,29 @@ MUTANTS = [
             "as_received = torch.empty_like(results).index_copy(0, by_expert, results)": "as_received = results",
         },
         also=("check_layer_traffic",),
+    ),
+    Mutant(
+        "The results get the order itself, not its inverse",
+        "check_layer",
+        says="its inverse is needed",
+        replace={"torch.empty_like(results).index_copy(0, by_expert, results)": "results[by_expert]"},
+        also=("check_layer_traffic",),
+    ),
+    Mutant(
+        "The layer communicates over all ranks, the group is forgotten",
+        "check_layer_traffic",
+        says="probably without the group",
+        replace={
+            "exchange_counts(counts, group)": "exchange_counts(counts)",
+            "AllToAll.apply(x[order // k], send, receive, group)": "AllToAll.apply(x[order // k], send, receive, None)",
+            "AllToAll.apply(as_received, receive, send, group)": "AllToAll.apply(as_received, receive, send, None)",
+        },
+    ),
+    Mutant(
+        "The layer divides its rows among all ranks, not among those of the group",
+        "check_layer_traffic",
+        says="dist.get_world_size(group)",
+        replace={"counts.view(len(received), -1)": "counts.view(dist.get_world_size(), -1)"},
     ),
     Mutant(
         "The experts are gathered on every rank, and tokens stay",
@@ -186,6 +259,16 @@ MUTANTS = [
             """,
         },
         also=("check_fixed_shapes",),
+    ),
+    Mutant(
+        "The buffers travel over all ranks, the group is forgotten",
+        "check_fixed_shapes",
+        says="probably without the group",
+        replace={
+            "received = AllToAll.apply(buffer, equal, equal, group)": "received = AllToAll.apply(buffer, equal, equal, None)",
+            "combine(AllToAll.apply(results, equal, equal, group)": "combine(AllToAll.apply(results, equal, equal, None)",
+            "dist.get_world_size(group)": "dist.get_world_size()",
+        },
     ),
     # -- quiz
     Mutant(

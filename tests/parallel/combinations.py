@@ -1,8 +1,8 @@
 """Plans on eight ranks against one process that trains on all the data: a small Llama, with experts or
 without, in several plans one after another on the same ranks.
 
-Each plan trains from the start and writes a checkpoint on the way; then it continues the checkpoint of the
-plan before it. Losses, norms and all parameters are compared with the twin.
+Each plan trains from the start; then it continues the checkpoint that the plan before it with the same
+setting has written on the way. Losses, norms and all parameters are compared with the twin.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dlo_lib.optim import train_step
 from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
-from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, Degrees, ParallelMesh
+from dlo_lib.parallel.mesh import DIMENSIONS, SEQUENCES, TOKENS, Degrees, ParallelMesh
 from dlo_lib.parallel.parallelize import local_tokens, make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
@@ -193,10 +193,11 @@ def trained_in_turn(cases: Sequence[Case], twins: dict[Setting, History], folder
     found: list[Attempt] = []
     before: dict[Setting, Path] = {}
     for number, case in enumerate(cases):
+        continued = any(later.setting == case.setting for later in cases[number + 1 :])
         saved = folder / str(number)
         twin = twins[case.setting]
         try:
-            found.append(Attempt(case, False, trained(case, ranks, twin, write=saved)))
+            found.append(Attempt(case, False, trained(case, ranks, twin, write=saved if continued else None)))
         except UserError as error:  # every rank raises it, before the first step
             found.append(Attempt(case, False, Differences(0, 0, 0), str(error)))
             continue
@@ -204,6 +205,11 @@ def trained_in_turn(cases: Sequence[Case], twins: dict[Setting, History], folder
             found.append(Attempt(case, True, trained(case, ranks, twin, read=before[case.setting])))
         before[case.setting] = saved
     return found
+
+
+def degrees_above_one(plan: ParallelPlan) -> list[str]:
+    """The dimensions in which a plan divides something, ``ep`` included."""
+    return [name for name in (*DIMENSIONS, "ep") if getattr(plan, name) > 1]
 
 
 DENSE, MIXTURE = Setting(), Setting(experts=True)

@@ -7,6 +7,7 @@ checkpoint of another. Drawn plans do the same, or are refused in one sentence.
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,20 @@ from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from tests.parallel.combinations import (
     CASES,
+    DENSE,
     MIXTURE,
+    SINGLE,
     Attempt,
     Case,
     Differences,
+    degrees_above_one,
     trained_alone,
     trained_in_turn,
 )
 
-CHOSEN = ["pp x fsdp x tp, ep", "fsdp x cp x tp, ep 4", "pp x cp x tp, ep, fp32"]
-"""The cases of `make test`. Together they have every dimension, in shards and in copies, and both dtypes."""
+CHOSEN = ["hsdp x tp and sp, ep", "pp x fsdp x cp, ep", "pp x ddp x cp, zb-h1", "pp x cp x tp, ep, fp32"]
+"""The cases of `make test`: every pair of dimensions is together in one of them. Both dtypes, tied embeddings
+without experts, and a checkpoint that a plan with other dimensions continues are among them."""
 
 EACH = 6
 """The number of cases in one launch of ranks, at most."""
@@ -64,6 +69,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         every = list(CASES) if metafunc.config.getoption("--every-combination") else CHOSEN
         parts = [every[first : first + EACH] for first in range(0, len(every), EACH)]
         metafunc.parametrize("names", parts, ids=[f"{part[0]} and {len(part) - 1} more" for part in parts])
+
+
+def test_every_pair_of_dimensions_is_in_a_case_of_every_run():
+    pairs = {
+        pair for name in CHOSEN for pair in itertools.combinations(degrees_above_one(CASES[name].plan), 2)
+    }
+    assert pairs == set(itertools.combinations((*DIMENSIONS, "ep"), 2))
+    assert {CASES[name].setting for name in CHOSEN} == {DENSE, MIXTURE, SINGLE}
 
 
 def test_combinations_train_what_one_process_trains(tmp_path, names):

@@ -171,7 +171,8 @@ class SwitchGroup(dist.ProcessGroup):
         self, output: Tensor, tensor: Tensor, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> SwitchWork:
         _require_contiguous("all_to_all_single", [tensor, output])
-        sent, into = self._split(tensor, input_splits), self._split(output, output_splits)
+        sent = self._split("input", tensor, input_splits)
+        into = self._split("output", output, output_splits)
         return self._call(Kind.ALL_TO_ALL, sent, into, opts=opts, value=[output], whole=[output])
 
     all_to_all_single = alltoall_base
@@ -244,7 +245,7 @@ class SwitchGroup(dist.ProcessGroup):
             )
         return list(tensor.detach().reshape(self.size(), -1).unbind(0))
 
-    def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    def _split(self, name: str, tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Return the rows for each member, equal numbers if ``sizes`` is empty."""
         if not sizes:
             if tensor.shape[0] % self.size():
@@ -252,6 +253,17 @@ class SwitchGroup(dist.ProcessGroup):
                     f"{tensor.shape[0]} rows cannot be divided among {self.size()} ranks: give split sizes"
                 )
             sizes = [tensor.shape[0] // self.size()] * self.size()
+        if len(sizes) != self.size():
+            raise SwitchError(
+                f"all_to_all_single gets {len(sizes)} sizes for its {name}, and it is over {self.size()} "
+                "ranks: give the group whose ranks the sizes are for, with one size for each of them"
+            )
+        if sum(sizes) != tensor.shape[0]:
+            raise SwitchError(
+                f"the {name} of all_to_all_single has {tensor.shape[0]} rows, and its sizes add up to "
+                f"{sum(sizes)}: the third argument has the rows that are received, the fourth those that are "
+                "sent"
+            )
         return list(tensor.detach().split(list(sizes)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,11 +11,18 @@ from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
-from .scenarios import balanced, biased, learns
+from .scenarios import balanced, biased, learns, limited
 from .twins import balance, chosen, weights_gradient, within
 
 DOUBLE = torch.float64
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
+SINGLE = {"rtol": 1e-6, "atol": 1e-8}  # counts may be converted to float32
+TWO_GROUPS = [[0, 2], [1]]
+
+
+def members_of(groups: Sequence[Sequence[int]], rank: int, world: int) -> list[int]:
+    """The ranks of the group of this rank; all of them without groups."""
+    return next((list(ranks) for ranks in groups if rank in ranks), list(range(world)))
 
 
 def double(t, *shape: int) -> Tensor:
@@ -29,6 +38,14 @@ def route_case(student, t, k: int, bias: Tensor | None = None, size: int = 6) ->
     x, router = double(t, t.integer(5, 8), 4), double(t, size, 4)
     experts, weights, probabilities = t.items(student.route(x, router, k, bias), 3, "what route returns")
     want, right, all_of_them = chosen(x, router, k, bias)
+    logits = x @ router.T
+    mistakes = {
+        "each column of the probabilities adds up to 1, so the softmax is over the tokens: take it over the experts, the last dimension": (
+            torch.softmax(logits, 0)
+        ),
+        "the probabilities are the products x Wᵀ: their softmax over the experts is missing": logits,
+    }
+    wrong_if(t, probabilities, all_of_them, mistakes)
     t.close(probabilities, all_of_them, "the probabilities", **EXACT)
     shape = list(experts.shape) if type(experts) is Tensor else experts
     t.that(shape == list(want.shape), "the experts have the shape {shape}, expected {want}", shape=shape, want=list(want.shape))
@@ -172,16 +189,30 @@ def check_capacity_of(student, t):
             t.that(type(got) is int and got == want, "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, expected {want}", **values)
 
 
-def capacity_case(student, t, capacity: int, tokens: int = 9, size: int = 4) -> None:
-    """The order and the counts within a capacity."""
-    experts = torch.tensor([[t.choice([0, 0, *range(size)]), size - 1] for _ in range(tokens)])
+def capacity_case(student, t, capacities: Sequence[int], tokens: int = 9, size: int = 4) -> None:
+    """The order and the counts within each of the capacities, with arguments that stay unchanged."""
+    cases = []
+    for capacity in capacities:
+        experts = torch.tensor([[t.choice([0, 0, *range(size)]), size - 1] for _ in range(tokens)])
+        flat = experts.flatten()
+        order = torch.tensor([place for one in range(size) for place in range(len(flat)) if flat[place] == one])
+        counts = torch.tensor([int((flat == one).sum()) for one in range(size)])
+        cases.append((order, counts, capacity, experts))
+    (found,) = student.ranks(limited, [{"cases": [list(case[:3]) for case in cases]}]).results
+    for (order, counts, capacity, experts), got in zip(cases, t.items(found, len(cases), "the results")):
+        result, old_order, old_counts = t.items(got, 3, "what the scenario returns")
+        right_capacity(t, result, order, counts, capacity, experts, size)
+        unchanged = bool(torch.equal(old_order, order)) and bool(torch.equal(old_counts, counts))
+        t.that(unchanged, "keep_within changes its arguments: return new tensors, for example by clamp and not by clamp_")
+
+
+def right_capacity(t, result: object, order: Tensor, counts: Tensor, capacity: int, experts: Tensor, size: int) -> None:
+    """What ``keep_within`` returns is right."""
     flat = experts.flatten()
-    order = torch.tensor([place for one in range(size) for place in range(len(flat)) if flat[place] == one])
-    counts = torch.tensor([int((flat == one).sum()) for one in range(size)])
-    new_order, new_counts = t.items(student.keep_within(order, counts, capacity), 2, "what keep_within returns")
+    new_order, new_counts = t.items(result, 2, "what keep_within returns")
     kept = within(experts, size, capacity).flatten()
     want = torch.tensor([place for place in order.tolist() if kept[place]])
-    if capacity < tokens:
+    if capacity < len(experts):
         same = type(new_order) is Tensor and bool(torch.equal(new_order, order))
         t.that(not same, "nothing is dropped, but an expert has more rows than its capacity of {capacity}", capacity=capacity)
     last = [place for one in range(size) for place in [each for each in order.tolist() if flat[each] == one][-capacity:]]
@@ -196,47 +227,57 @@ def capacity_case(student, t, capacity: int, tokens: int = 9, size: int = 4) -> 
     t.equal(new_counts, counts.clamp(max=capacity), "the counts of the rows that are kept")
 
 
-@check("capacity", points=2)
+@check("capacity", points=2, seconds=20)
 def check_capacity(student, t):
     "Each expert keeps its first rows, up to the capacity"
-    for capacity in t.shuffled([1, 2, 4]):
-        capacity_case(student, t, capacity)
+    capacity_case(student, t, t.shuffled([1, 2, 4]))
 
 
 # -- balance
 
 
-def balance_case(student, t, world: int):
-    """The balance loss on ranks, with results that are right."""
+def balance_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()):
+    """The balance loss of each group of ranks, with results that are right."""
     tokens, size = t.integer(5, 8), 4
     logits = [double(t, tokens, size) + 2 * double(t, 1, size) for _ in range(world)]
     probabilities = [each.softmax(-1) for each in logits]
     experts = [each.topk(2, -1).indices for each in probabilities]
-    run = student.ranks(balanced, [{"probabilities": p, "experts": e} for p, e in zip(probabilities, experts)])
-    loss, grads = balance(probabilities, experts)
-    losses = []
+    run = student.ranks(
+        balanced, [{"probabilities": p, "experts": e, "groups": [list(own) for own in groups]} for p, e in zip(probabilities, experts)]
+    )
+    _, of_everyone = balance(probabilities, experts)
+    losses: list[Tensor] = []
     for rank, got in enumerate(run.results):
+        members = members_of(groups, rank, world)
+        _, grads = balance([probabilities[other] for other in members], [experts[other] for other in members])
+        right = grads[members.index(rank)]
         value, grad = t.items(got, 2, "what the loss returns")
         t.that(type(value) is Tensor and value.dim() == 0, "balance_loss should return a scalar tensor")
         t.that(grad is not None, "the loss has no gradient on rank {rank}: it passes through the probabilities", rank=rank)
-        alone = balance([probabilities[rank]], [experts[rank]])
-        everything = {
-            "the shares on rank {rank} are those of this rank alone: add the counts of all ranks first": alone[1][0],
-            "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": grads[rank]
-            / world,
-            "the loss on rank {rank} is not multiplied by the number of experts": grads[rank] / size,
+        mistakes = {
+            "the shares on rank {rank} are those of all ranks, not of its group: give group=group to the all-reduce": of_everyone[rank],
+            "the shares on rank {rank} are those of this rank alone: add the counts of all ranks first": (
+                balance([probabilities[rank]], [experts[rank]])[1][0]
+            ),
+            "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": (
+                right / len(members)
+            ),
+            "the loss on rank {rank} is not multiplied by the number of experts": right / size,
         }
-        wrong_if(t, grad, grads[rank], everything, rank=rank)
-        t.close(grad, grads[rank], "the gradient of the probabilities on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        wrong_if(t, grad, right, mistakes, rank=rank)
+        t.close(grad, right, "the gradient of the probabilities on rank {rank} of {world}", rank=rank, world=world, **SINGLE)
         losses.append(value)
-    t.close(sum(losses) / world, loss, "the mean of the losses of all ranks", **EXACT)
+    for members in groups or [list(range(world))]:
+        loss, _ = balance([probabilities[rank] for rank in members], [experts[rank] for rank in members])
+        mean = sum(losses[rank] for rank in members) / len(members)
+        t.close(mean, loss, "the mean of the losses of the ranks of a group", **SINGLE)
     return run, size
 
 
 @check("balance", points=2, seconds=20)
 def check_balance_loss(student, t):
-    "The mean of the losses is the loss of the whole batch"
-    balance_case(student, t, 2)
+    "The mean of the losses is the loss of the whole batch of the group"
+    balance_case(student, t, 3, TWO_GROUPS)
 
 
 @check("balance", points=1, seconds=20)
@@ -256,26 +297,30 @@ def check_balance_traffic(student, t):
 
 @check("balance", points=2, seconds=20)
 def check_update_bias(student, t):
-    "The bias rises for idle experts, on all ranks alike"
+    "The bias rises for idle experts, on all ranks of the group alike"
     bias, rate = double(t, 4), t.uniform(0.01, 0.1)
     base = t.integer(5, 9)
-    loads = t.shuffled([[base + 6, 1], [2, base + 5], [0, 3], [base, 1]])  # of each expert, on both ranks
-    counts = [torch.tensor([load[rank] for load in loads]) for rank in range(2)]
-    run = student.ranks(biased, [{"bias": bias, "counts": own, "rate": rate} for own in counts])
-    sums = [sum(load) for load in loads]
-    steps = torch.tensor([float(4 * each < sum(sums)) - float(4 * each > sum(sums)) for each in sums], dtype=DOUBLE)
-    want = bias + rate * steps
+    # Of each expert, on three ranks. The signs of ranks 0 and 2 together are those of neither rank alone, nor of all three.
+    loads = t.shuffled([[base + 6, 1, 1], [2, 2, base + 5], [0, 60, 3], [base, 3, 1]])
+    counts = [torch.tensor([load[rank] for load in loads]) for rank in range(3)]
+    run = student.ranks(biased, [{"bias": bias, "counts": own, "rate": rate, "groups": TWO_GROUPS} for own in counts])
     for rank, got in enumerate(run.results):
         new, old, same = t.items(got, 3, "what the scenario returns")
-        own = counts[rank].double()
-        alone = bias + rate * torch.sign(own.mean() - own)
-        total = torch.tensor(sums, dtype=DOUBLE)
+        total = sum(counts[other] for other in members_of(TWO_GROUPS, rank, 3)).double()
+        alone, everyone = counts[rank].double(), sum(counts).double()
+        steps = torch.tensor([float(4 * each < total.sum()) - float(4 * each > total.sum()) for each in total], dtype=DOUBLE)
+        want = bias + rate * steps
         mistakes = {
             "the bias falls for idle experts on rank {rank}: it should rise, so that they are chosen more often": bias - rate * steps,
-            "the bias on rank {rank} depends on the counts of this rank only, so the ranks choose differently: add the counts of all ranks": alone,
+            "the bias on rank {rank} depends on the counts of all ranks, not of its group: give group=group to the all-reduce": (
+                bias + rate * torch.sign(everyone.mean() - everyone)
+            ),
+            "the bias on rank {rank} depends on the counts of this rank only, so the ranks choose differently: add the counts of all ranks": (
+                bias + rate * torch.sign(alone.mean() - alone)
+            ),
             "the step on rank {rank} is proportional to the load: only its sign counts": bias + rate * (total.mean() - total),
         }
         wrong_if(t, new, want, mistakes, rank=rank)
-        t.close(new, want, "the bias on rank {rank}", rank=rank, **EXACT)
+        t.close(new, want, "the bias on rank {rank}", rank=rank, **SINGLE)
         unchanged = bool(torch.equal(old, bias)) and bool(torch.equal(same, counts[rank]))
         t.that(unchanged, "update_bias changes its arguments on rank {rank}: all_reduce works in place, so give it a clone", rank=rank)

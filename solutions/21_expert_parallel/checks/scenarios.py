@@ -19,10 +19,18 @@ def learns(student, rank, world, x, weight, k, grad):
 
 
 @scenario
-def balanced(student, rank, world, probabilities, experts):
-    """The balance loss and the gradient of the probabilities."""
+def limited(student, rank, world, cases):
+    """``keep_within`` for each order, counts and capacity, and the arguments afterwards."""
+    return [[student.keep_within(order, counts, capacity), order, counts] for order, counts, capacity in cases]
+
+
+@scenario
+def balanced(student, rank, world, probabilities, experts, groups):
+    """The balance loss of this rank's group and the gradient of the probabilities; without groups, of all ranks."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     probabilities.requires_grad_()
-    loss = student.balance_loss(probabilities, experts, None)
+    loss = student.balance_loss(probabilities, experts, group)
     if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
         return loss, None
     loss.backward()
@@ -30,28 +38,26 @@ def balanced(student, rank, world, probabilities, experts):
 
 
 @scenario
-def biased(student, rank, world, bias, counts, rate):
+def biased(student, rank, world, bias, counts, rate, groups):
     """The bias of the next step, and the arguments afterwards."""
-    return student.update_bias(bias, counts, rate, None), bias, counts
+    made = [dist.new_group(ranks) for ranks in groups]
+    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
+    return student.update_bias(bias, counts, rate, group), bias, counts
 
 
 @scenario
 def counted(student, rank, world, counts, groups):
     """The counts that a rank receives from its group; without groups, from all ranks."""
-    group = None
-    for ranks in groups:
-        made = dist.new_group(ranks)
-        group = made if rank in ranks else group
+    made = [dist.new_group(ranks) for ranks in groups]
+    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     return student.exchange_counts(counts, group)
 
 
 @scenario
 def exchanged(student, rank, world, rows, send, receive, grad, groups):
     """The rows that a rank receives, and the gradient of those that it sends. The gradient is a transposed view."""
-    group = None
-    for ranks in groups:
-        made = dist.new_group(ranks)
-        group = made if rank in ranks else group
+    made = [dist.new_group(ranks) for ranks in groups]
+    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     rows.requires_grad_()
     out = student.AllToAll.apply(rows, send, receive, group)
     if not isinstance(out, torch.Tensor) or not out.requires_grad or out.shape != grad.shape:
@@ -61,10 +67,12 @@ def exchanged(student, rank, world, rows, send, receive, grad, groups):
 
 
 @scenario
-def layer(student, rank, world, x, router, first, second, k, bias, grad):
-    """The result of the layer, and the gradients of x, the router and this rank's experts."""
+def layer(student, rank, world, x, router, first, second, k, bias, grad, groups):
+    """The result of the layer on this rank's group, and the gradients of x, the router and this rank's experts."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     leaves = [tensor.requires_grad_() for tensor in (x, router, first, second)]
-    out = student.expert_parallel(*leaves, k, None, bias)
+    out = student.expert_parallel(*leaves, k, group, bias)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         return out, None
     out.backward(grad)
@@ -72,10 +80,12 @@ def layer(student, rank, world, x, router, first, second, k, bias, grad):
 
 
 @scenario
-def padded(student, rank, world, x, router, first, second, k, capacity, grad):
+def padded(student, rank, world, x, router, first, second, k, capacity, grad, groups):
     """The same with fixed shapes."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     leaves = [tensor.requires_grad_() for tensor in (x, router, first, second)]
-    out = student.padded_expert_parallel(*leaves, k, capacity, None)
+    out = student.padded_expert_parallel(*leaves, k, capacity, group)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         return out, None
     out.backward(grad)

@@ -87,12 +87,12 @@ def balance(probabilities: Sequence[Tensor], experts: Sequence[Tensor]) -> tuple
 
 
 @twin
-def not_sorted(
+def other_orders(
     xs: Sequence[Tensor], router: Tensor, first: Tensor, second: Tensor, k: int, bias: Tensor, each: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """What each rank gets if rows, which arrive sorted by source, are given to the experts as if they were sorted by expert; and
-    what it gets if the results are sent back in the order of the experts."""
-    arrival, not_back = [torch.zeros_like(x) for x in xs], [torch.zeros_like(x) for x in xs]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What each rank gets if rows, which arrive sorted by source, are given to the experts as if they were sorted by expert; if the
+    results are sent back in the order of the experts; and if the order is applied to the results once more instead of its inverse."""
+    arrival, not_back, twice = ([torch.zeros_like(x) for x in xs] for _ in range(3))
     routed = [chosen(x, router, k, bias) for x in xs]
 
     def add(outs: list[Tensor], place: tuple[int, ...], row: Tensor, one: int) -> None:
@@ -105,8 +105,10 @@ def not_sorted(
         for source, (experts, _, _) in enumerate(routed):
             held = [(one, token, choice) for token, own in enumerate(experts.tolist()) for choice, one in enumerate(own)]
             arrived += [(source, *row) for row in sorted(held) if row[0] // each == owner]
-        by_expert = sorted(arrived, key=lambda row: row[1])
-        for place, taken in zip(arrived, by_expert):
+        order = sorted(range(len(arrived)), key=lambda place: arrived[place][1])
+        for i, place in enumerate(arrived):
+            taken, again = arrived[order[i]], arrived[order[order[i]]]
             add(arrival, place, xs[place[0]][place[2]], taken[1])
             add(not_back, place, xs[taken[0]][taken[2]], taken[1])
-    return arrival, not_back
+            add(twice, place, xs[again[0]][again[2]], again[1])
+    return arrival, not_back, twice
