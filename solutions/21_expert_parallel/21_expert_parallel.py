@@ -88,6 +88,8 @@ figures.layer([[0, 2], [2, 1], [0, 1], [2, 3], [2, 0]], num_experts=4)
 # - *weights* (T, k) are the probabilities of the chosen experts, divided by their sum, so that they add up to 1. The bias is not in them.
 #
 # The choice has no gradient, because a small change of x does not change it. The router learns through the weights.
+#
+# The first check may take 15 s, because it starts the processes of the ranks.
 
 # %% nbgrader={"grade_id": "route", "solution": true}
 def route(x: torch.Tensor, weight: torch.Tensor, k: int, bias: torch.Tensor | None = None):
@@ -170,11 +172,9 @@ def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> t
 lab.check("experts")
 
 # %% [markdown] id="capacity_text"
-# The next cell has the layer in one process. It is **drop-less**: each expert computes all rows that it gets, few or many.
-#
 # ## 4 · Capacity
 #
-# Early systems needed the same shape in each step, and a limit on memory. They gave each expert a **capacity**
+# So far the layer is **drop-less**: each expert computes all rows that it gets, few or many. Early systems needed the same shape in each step, and a limit on memory. They gave each expert a **capacity**
 #
 # > C = ⌈ factor · T·k / E ⌉
 #
@@ -185,16 +185,6 @@ lab.check("experts")
 # - `capacity_of(factor, tokens, k, num_experts)` returns C, an int.
 # - `keep_within(order, counts, capacity)` returns the new `order` and `counts`: each expert keeps its *first* `capacity` rows. `order` and `counts` are as
 #   `sort_choices` returns them, and stay unchanged.
-
-# %% id="given_moe"
-def moe(x, router, first, second, k: int, bias=None, factor: float | None = None) -> torch.Tensor:
-    """The whole layer in one process: x (T, h), router (E, h), first (E, h, f), second (E, f, h) -> (T, h)."""
-    experts, weights, _ = route(x, router, k, bias)
-    order, counts = sort_choices(experts, len(router))
-    if factor is not None:
-        order, counts = keep_within(order, counts, capacity_of(factor, len(x), k, len(router)))
-    return combine(run_experts(x[order // k], counts, first, second), order, weights)
-
 
 # %% nbgrader={"grade_id": "capacity", "solution": true}
 def capacity_of(factor: float, tokens: int, k: int, num_experts: int) -> int:
@@ -215,6 +205,19 @@ def keep_within(order: torch.Tensor, counts: torch.Tensor, capacity: int) -> tup
 
 # %% nbgrader={"grade_id": "test_capacity", "grade": true}
 lab.check("capacity")
+
+# %% [markdown] id="moe_text"
+# The next cell has the whole layer in one process, made of your functions. Without a `factor`, it is drop-less.
+
+# %% id="given_moe"
+def moe(x, router, first, second, k: int, bias=None, factor: float | None = None) -> torch.Tensor:
+    """The whole layer in one process: x (T, h), router (E, h), first (E, h, f), second (E, f, h) -> (T, h)."""
+    experts, weights, _ = route(x, router, k, bias)
+    order, counts = sort_choices(experts, len(router))
+    if factor is not None:
+        order, counts = keep_within(order, counts, capacity_of(factor, len(x), k, len(router)))
+    return combine(run_experts(x[order // k], counts, first, second), order, weights)
+
 
 # %% [markdown] id="capacity_predict"
 # **Predict, then measure.** 2048 tokens choose 2 of 8 experts, and the factor is 1.25. What share of the choices is dropped if the router is a random
@@ -269,9 +272,8 @@ figures.drops(factors, shares, drop_guess)
 # - `update_bias(bias, counts, rate, group)`: bias + rate · sign(mean load - load), a new tensor, the same on every rank. `counts` (E) are those of this rank.
 #
 # `group` contains the ranks that train together; the checks use a part of all ranks. Pass it to the collective: with `group=None`, a collective is over all ranks.
-# The first check with ranks may take 15 s, because the ranks start.
 #
-# Counts are integers: convert them to the dtype of `probabilities`, or of `bias` (`counts.to(bias.dtype)`). The checks use float64, and `.float()` rounds.
+# Counts are integers: convert them to the dtype of `probabilities`, or of `bias` (`counts.to(bias.dtype)`).
 
 # %% nbgrader={"grade_id": "balance", "solution": true}
 def balance_loss(probabilities: torch.Tensor, experts: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:

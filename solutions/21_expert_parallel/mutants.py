@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant(
         "The rows are exchanged with all ranks, the group is forgotten",
         "check_all_to_all",
-        says="give the group",
+        says="give the group for whose ranks the sizes are",
         replace={"rows.contiguous(), receive, send, group=group)": "rows.contiguous(), receive, send)"},
     ),
     Mutant(

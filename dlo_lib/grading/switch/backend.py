@@ -255,8 +255,8 @@ class SwitchGroup(dist.ProcessGroup):
             sizes = [tensor.shape[0] // self.size()] * self.size()
         if len(sizes) != self.size():
             raise SwitchError(
-                f"all_to_all_single gets {len(sizes)} sizes for its {name}, and it is over {self.size()} "
-                "ranks: give the group whose ranks the sizes are for, with one size for each of them"
+                f"the number of sizes of the {name} of all_to_all_single is {len(sizes)}, and the number of "
+                f"ranks in its group {self.size()}: give the group for whose ranks the sizes are"
             )
         if sum(sizes) != tensor.shape[0]:
             raise SwitchError(

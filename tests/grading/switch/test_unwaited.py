@@ -108,6 +108,21 @@ def test_an_all_to_all_of_one_tensor_needs_contiguous_tensors_as_with_gloo(side:
         LocalStudent({"program": program}, 60).ranks(runs, [{}] * 2)
 
 
+@pytest.mark.parametrize(
+    ("send", "words"),
+    [
+        ([1, 1, 1], "the number of sizes of the input of all_to_all_single is 3, .* group 2: give the group"),
+        ([2, 2], "the input of all_to_all_single has 3 rows, and its sizes add up to 4: the third argument"),
+    ],
+)
+def test_the_sizes_of_an_all_to_all_fit_its_group_and_its_rows(send: list[int], words: str) -> None:
+    def program(rank: int) -> None:
+        dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [2, 1], send)
+
+    with pytest.raises(Wrong, match=words):
+        LocalStudent({"program": program}, 60).ranks(runs, [{}] * 2)
+
+
 def test_collectives_accept_any_strides_as_with_gloo() -> None:
     def program(rank: int) -> Tensor:
         tensor = torch.arange(6.0).view(2, 3).t()
