@@ -72,7 +72,7 @@ class FusedAdamW(torch.optim.AdamW):
 
     Raises:
         UserError: an option is requested that the kernel does not have (amsgrad, maximize, capturable,
-            differentiable, foreach, a tensor as learning rate).
+            differentiable, foreach, a tensor as learning rate), or a parameter is a slice with gaps.
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None:
@@ -83,17 +83,30 @@ class FusedAdamW(torch.optim.AdamW):
             raise UserError("lr is a tensor: FusedAdamW needs a number")
         super().__init__(params, lr=lr, **{**options, "fused": True, "foreach": False})
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for param in self.param_groups[-1]["params"]:
+            if torch.empty_like(param, device="meta").stride() != param.stride():
+                raise UserError(
+                    f"a parameter {tuple(param.shape)} has the strides {param.stride()}, which leave gaps or "
+                    "repeat memory: FusedAdamW needs param.contiguous()"
+                )
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update all parameters that have a gradient."""
-        every = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
-        # The scaler of fp16 passes its scale to a fused step, which PyTorch's kernel applies.
-        if not _triton_updates(every) or getattr(self, "grad_scale", None) is not None:
-            return super().step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        every = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+        for param in every:
+            # PyTorch's fused kernel on the CPU ignores the strides of a gradient as well.
+            param.grad = _in_layout_of(param, param.grad)
+        # The scaler of fp16 passes its scale to a fused step, which PyTorch's kernel applies.
+        if not _triton_updates(every) or getattr(self, "grad_scale", None) is not None:
+            super().step()
+            return loss
         for group in self.param_groups:
             self._update_group(group)
         return loss
@@ -113,14 +126,24 @@ class FusedAdamW(torch.optim.AdamW):
             batches.setdefault((param.device, param.dtype, param.grad.dtype), []).append(param)
         for params in batches.values():
             states = [self.state[param] for param in params]
+            for param, state in zip(params, states):
+                for name in ("exp_avg", "exp_avg_sq"):  # loaded ones may have another layout
+                    state[name] = _in_layout_of(param, state[name])
             update(
                 params,
                 [param.grad for param in params if param.grad is not None],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
-                states[0]["step"],
+                [state["step"] for state in states],
                 **_numbers(group),
             )
+
+
+def _in_layout_of(param: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` with the strides of ``param``: the elements are read in the order of memory."""
+    if value.stride() == param.stride():
+        return value
+    return torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def _numbers(group: dict[str, Any]) -> Update:

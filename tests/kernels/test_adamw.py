@@ -67,6 +67,32 @@ def test_groups_and_parameters_without_a_gradient(backend):
     assert ((start * (1 - 0.5 * 0.01) - first.detach()) - 0.5).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_late_gradient_and_other_layouts(backend):
+    """A parameter has a separate count of steps, and its gradient or moments may have other strides."""
+
+    def trained(kind) -> list[torch.Tensor]:
+        early, late = (nn.Parameter(random(4, 3, seed=seed)) for seed in (1, 2))
+        wide = nn.Parameter(random(3, 4, seed=3).T)  # dense, with the strides of a transposed tensor
+        optimizer = kind([early, late, wide], **OPTIONS)
+        for step in range(3):
+            early.grad = random(3, 4, seed=10 + step).T
+            late.grad = random(4, 3, seed=20 + step) if step else None
+            wide.grad = random(4, 3, seed=30 + step)
+            optimizer.step()
+        return [early, late, wide]
+
+    with using(backend):
+        ours = trained(FusedAdamW)
+    for mine, other in zip(ours, trained(torch.optim.AdamW), strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-6)
+
+
+def test_a_parameter_with_gaps_is_refused():
+    with pytest.raises(UserError, match="leave gaps or repeat memory"):
+        FusedAdamW([nn.Parameter(random(4, 6)[:, ::2])])
+
+
 def test_the_readable_twin_is_adamw():
     ours, theirs = parameters(torch.float64), parameters(torch.float64)
     peer = torch.optim.AdamW(theirs, **OPTIONS)

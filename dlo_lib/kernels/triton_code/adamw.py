@@ -24,8 +24,8 @@ def _adamw_kernel(
     exp_avg_ptr = tl.load(row + 2).to(param_like.dtype)
     exp_avg_sq_ptr = tl.load(row + 3).to(param_like.dtype)
     size = tl.load(row + 4)
-    correction1 = tl.load(corrections_ptr)
-    correction2 = tl.load(corrections_ptr + 1)
+    correction1 = tl.load(corrections_ptr + tl.program_id(1) * 2)
+    correction2 = tl.load(corrections_ptr + tl.program_id(1) * 2 + 1)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     for start in range(first, size, tl.num_programs(0) * BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -48,7 +48,7 @@ def adamw_update(
     grads: list[Tensor],
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
-    step: Tensor,
+    steps: list[Tensor],
     *,
     lr: float,
     beta1: float,
@@ -61,13 +61,13 @@ def adamw_update(
     Args:
         params, grads, exp_avgs, exp_avg_sqs: tensors of one shape and one layout at one position of the
             lists.
-        step: () fp32, the number of this step, on the device of the parameters. The host does not wait for
-            it.
+        steps: for each parameter the number of its step, () fp32 on the device of the parameters. They
+            differ if some parameters had no gradient in earlier steps. The host does not wait for them.
     """
     device = params[0].device
     # In fp64, because 1 - beta2 ** step loses most digits in fp32.
-    steps = step.double()
-    corrections = torch.stack([1 - beta1**steps, 1 - beta2**steps]).float()
+    done = torch.stack(steps).double()
+    corrections = torch.stack([1 - beta1**done, 1 - beta2**done], dim=1).float()  # (parameters, 2)
     rows = [
         [*(tensor.data_ptr() for tensor in tensors), tensors[0].numel()]
         for tensors in zip(params, grads, exp_avgs, exp_avg_sqs)
