@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from dlo_lib.cli.jupyter import nbgrader_environment
 from dlo_lib.cli.workspace import own_notebook
 from dlo_lib.errors import UserError
 from dlo_lib.grading.lab.course import find_lab
+from dlo_lib.interpreter import trusted_python
 from dlo_lib.text import tr
 
+NBGRADER = "import runpy; runpy.run_module('nbgrader', run_name='__main__')"
+"""``python -m nbgrader``, without the student's modules: an ``html.py`` among the labs is not imported."""
 NOT_RELEASED = (
     "Assignment not found",
     "Inbound directory doesn't exist",
@@ -37,7 +39,7 @@ def submit_lab(name: str) -> Path:
             tr("{notebook} is not in a folder {lab}: move it there", notebook=notebook, lab=lab.directory)
         )
     done = subprocess.run(
-        [sys.executable, "-m", "nbgrader", "submit", lab.directory, "--Exchange.path_includes_course=False"],
+        trusted_python(NBGRADER, "submit", lab.directory, "--Exchange.path_includes_course=False"),
         cwd=folder.parent,
         env=nbgrader_environment(),
         stdin=subprocess.DEVNULL,
