@@ -121,7 +121,8 @@ def measure_operation(function: Callable[..., Any], *inputs: Tensor, repeats: in
         raise UserError("give the tensors that the function reads, and at least one repeat")
     with FlopCounterMode(display=False) as counter:
         outputs = function(*inputs)
-    results = [out for out in (outputs if isinstance(outputs, tuple | list) else [outputs]) if _is_data(out)]
+    every = outputs if isinstance(outputs, tuple | list) else [outputs]
+    results = [out for out in every if isinstance(out, Tensor)]
     moved = sum(tensor.nbytes for tensor in [*inputs, *results])
     flops = counter.get_total_flops() or sum(out.numel() for out in results)
     seconds = _shortest(lambda: function(*inputs), inputs[0].device, repeats)
@@ -150,10 +151,6 @@ def plot_roofline(ceilings: Ceilings, operations: Mapping[str, MeasuredOperation
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     return figure
-
-
-def _is_data(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _shortest(function: Callable[[], Any], device: torch.device, repeats: int) -> float:

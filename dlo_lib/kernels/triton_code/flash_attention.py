@@ -17,7 +17,7 @@ from torch import Tensor
 from dlo_lib.kernels.triton_code.launch import launch
 from dlo_lib.kernels.triton_code.products import dot
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def _forward_kernel(
         )  # fmt: skip
     o_at = o_ptr + batch * o_b + head * o_h + rows[:, None] * o_s + dims[None, :] * o_d
     tl.store(o_at, acc / total[:, None], mask=mask)
-    lse = (largest + tl.log2(total)) / 1.4426950408889634
+    lse = (largest + tl.log2(total)) / LOG2_E
     tl.store(lse_ptr + tl.program_id(1).to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)
 
 
@@ -129,7 +129,7 @@ def _dq_kernel(
     grad = tl.load(g_at, mask=mask, other=0.0)
     out = tl.load(o_at, mask=mask, other=0.0)
     row_at = tl.program_id(1).to(tl.int64) * seq_q + rows
-    lse = tl.load(lse_ptr + row_at, mask=rows < seq_q, other=0.0) * 1.4426950408889634
+    lse = tl.load(lse_ptr + row_at, mask=rows < seq_q, other=0.0) * LOG2_E
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(delta_ptr + row_at, delta, mask=rows < seq_q)  # for the kernel of dk and dv, which runs next
     k_ptr += batch * k_b + head // group * k_h
@@ -148,7 +148,7 @@ def _dq_kernel(
             v_d, seq_k, scale, CAUSAL, True, DIM,
         )  # fmt: skip
     dq_at = dq_ptr + batch * dq_b + head * dq_h + rows[:, None] * dq_s + dims[None, :] * dq_d
-    tl.store(dq_at, acc * (scale / 1.4426950408889634), mask=mask)
+    tl.store(dq_at, acc * (scale / LOG2_E), mask=mask)
 
 
 @triton.jit
@@ -179,9 +179,7 @@ def _dkv_kernel(
             q = tl.load(q_at, mask=q_mask, other=0.0)  # (dims, rows)
             grad = tl.load(g_at, mask=(rows[:, None] < seq_q) & (dims[None, :] < DIM), other=0.0)
             # A row after the end has lse = inf, so that its weights are 0.
-            lse = (
-                tl.load(lse_ptr + row_base + rows, mask=rows < seq_q, other=float("inf")) * 1.4426950408889634
-            )
+            lse = tl.load(lse_ptr + row_base + rows, mask=rows < seq_q, other=float("inf")) * LOG2_E
             delta = tl.load(delta_ptr + row_base + rows, mask=rows < seq_q, other=0.0)
             weights = tl.exp2(dot(k, q) * scale - lse[None, :])  # (cols, rows)
             if CAUSAL:
@@ -192,7 +190,7 @@ def _dkv_kernel(
             dk += dot(grad_scores.to(q.dtype), tl.trans(q))
     dk_at = dk_ptr + batch * dk_b + kv_head * dk_h + cols[:, None] * dk_s + dims[None, :] * dk_d
     dv_at = dv_ptr + batch * dv_b + kv_head * dv_h + cols[:, None] * dv_s + dims[None, :] * dv_d
-    tl.store(dk_at, dk * (scale / 1.4426950408889634), mask=mask)
+    tl.store(dk_at, dk * (scale / LOG2_E), mask=mask)
     tl.store(dv_at, dv, mask=mask)
 
 
@@ -222,7 +220,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple
     launch(
         _forward_kernel, (triton.cdiv(seq_q, tiles["ROWS"]), batch * heads),
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(), heads, heads // k.shape[1],
-        seq_q, k.shape[2], dim**-0.5 * LOG2_E, CAUSAL=is_causal, DIM=dim, **tiles,
+        seq_q, k.shape[2], dim**-0.5 * LOG2_E.value, CAUSAL=is_causal, DIM=dim, **tiles,
     )  # fmt: skip
     return out, lse
 
@@ -239,7 +237,7 @@ def attention_backward(
     lse = lse.contiguous()
     delta = torch.empty_like(lse)
     tiles = _tiles(dim, q.dtype, q.device, DQ_ROWS)
-    sizes = (heads // kv_heads, seq_q, seq_k, dim**-0.5 * LOG2_E)
+    sizes = (heads // kv_heads, seq_q, seq_k, dim**-0.5 * LOG2_E.value)
     launch(
         _dq_kernel, (triton.cdiv(seq_q, tiles["ROWS"]), batch * heads), q, k, v, out, grad, lse, delta, dq,
         *q.stride(), *k.stride(), *v.stride(), *out.stride(), *grad.stride(), *dq.stride(), heads, *sizes,
