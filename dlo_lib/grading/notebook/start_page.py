@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from typing import Any
 from dlo_lib.grading.checks.verdict import Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE
 from dlo_lib.grading.notebook.progress import DONE, Standing, standings
+from dlo_lib.interpreter import trusted_python
 from dlo_lib.markup import render
 from dlo_lib.text import columns, tr
 
-RUN_COMMAND = (sys.executable, "-c", "from dlo_lib.cli import main; main()")  # also where no `dlo` is in PATH
+DLO = "from dlo_lib.cli import main; main()"  # also where no `dlo` is in PATH
 COMMAND_WIDTH = 110  # characters of a line of a command's output
 
 
@@ -138,7 +138,7 @@ def run_command(*arguments: str, folder: Path) -> str:
     }
     environment = {**kept, "COLUMNS": str(COMMAND_WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
     done = subprocess.run(
-        [*RUN_COMMAND, *arguments],
+        trusted_python(DLO, *arguments),
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
