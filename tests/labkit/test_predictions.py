@@ -4,6 +4,7 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.labkit.figures import panels
+from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.labkit.predictions import compared, mark_predicted
 
 MEASURED = {"AFAB": 12.0, "1F1B": 6.0}
@@ -41,3 +42,17 @@ def test_only_predictions_are_drawn():
     mark_predicted(axes, {"AFAB": 0, "1F1B": 1}, {"1F1B": 5})
     (line,) = axes.lines
     assert line.get_xydata().tolist() == [[1.0, 5.0]]
+
+
+def test_bars_are_measured_and_diamonds_predicted():
+    (axes,) = predicted_bars(MEASURED, {"1F1B": 20}, "ms").axes
+    assert [bar.get_height() for bar in axes.patches] == [12.0, 6.0]
+    (diamonds,) = axes.lines
+    assert diamonds.get_xydata().tolist() == [[1.0, 20.0]]
+    assert axes.get_ylim()[1] > 20
+
+
+def test_bars_without_a_prediction_have_no_legend():
+    (axes,) = predicted_bars(MEASURED, {"1F1B": None}, "ms", log=True).axes
+    assert not axes.lines
+    assert axes.get_legend() is None

@@ -73,7 +73,7 @@ class Lab:
         self._checks = load_checks(self._folder, Path(hidden) if hidden else None)
         self._references: dict[str, Mapping[str, Any]] = {}
         self.info = read_lab_info(self._folder)
-        shorten_tracebacks(namespace)
+        shorten_tracebacks(namespace, self._folder / f"{self.info.name}.ipynb")
         self._failed = failed_cells()
         self._later = {} if self._grading else read_in_grading(self._folder)
 

@@ -1,4 +1,5 @@
-"""One line in a notebook instead of a traceback, for a step that is not written yet and for a ``UserError``.
+"""One line in a notebook instead of a traceback, for a step that is not written yet and for a ``UserError``;
+and one line below the traceback of a name whose cell has not run.
 
 The stub of a step raises ``NotImplementedError()``. *Run All* in an untouched notebook stops there, and a
 traceback without a message says nothing of what to do. The message of a ``UserError`` says it all, and the
@@ -10,16 +11,19 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import MutableMapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from dlo_lib.errors import UserError
+from dlo_lib.grading.notebook.undefined_names import undefined_name, where_defined
+from dlo_lib.launch.failure import RankFailure
 from dlo_lib.text import tr
 
 
-def shorten_tracebacks(namespace: MutableMapping[str, Any]) -> None:
-    """Explain stubs that raise in the cells of this notebook, whose ``globals()`` is ``namespace``, and show
-    only the message of a ``UserError``.
+def shorten_tracebacks(namespace: MutableMapping[str, Any], notebook: Path) -> None:
+    """Explain stubs that raise in the cells of this notebook, whose ``globals()`` is ``namespace`` and whose
+    file is ``notebook``; show only the message of a ``UserError``; name the cell of an undefined name.
 
     Does nothing outside IPython.
     """
@@ -38,6 +42,11 @@ def shorten_tracebacks(namespace: MutableMapping[str, Any]) -> None:
         if isinstance(error, UserError):
             print(error, file=sys.stderr)
             return
+        if missing := undefined_name(error):
+            shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+            if words := where_defined(notebook, missing):
+                print(words, file=sys.stderr)
+            return
         frames = [frame for frame, _ in traceback.walk_tb(trace)]
         if error.args or not frames or frames[-1].f_globals is not namespace:
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
@@ -52,4 +61,4 @@ def shorten_tracebacks(namespace: MutableMapping[str, Any]) -> None:
             file=sys.stderr,
         )
 
-    running.set_custom_exc((NotImplementedError, UserError), explain)
+    running.set_custom_exc((NotImplementedError, UserError, NameError, RankFailure), explain)

@@ -42,6 +42,41 @@ def test_a_missing_step_is_one_line(small: LabSource, tmp_path: Path) -> None:
     assert [output.ename for output in other] == ["KeyError"]
 
 
+SKIPPED = [
+    ("markdown", "# Lab"),
+    ("code", "from dlo_lib.grading import Lab\nlab = Lab(globals())"),
+    ("markdown", "Text.\n## 2 · The model\nMore text."),
+    ("skipped", "# A comment\nimport math\n\n\ndef train():\n    return math.pi\n\n\n%timeit 1"),
+    ("skipped", "# A comment\nimport math\n\n\ndef train():\n    return math.pi"),
+    ("code", "train()"),
+    ("code", "from dlo_lib.launch import run_ranks\nrun_ranks(lambda: train(), 1)"),
+    ("code", "never_defined"),
+    ("code", "from dlo_lib.launch import run_ranks\nrun_ranks(lambda: 1 / 0, 1)"),
+]
+
+
+def test_an_undefined_name_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Path) -> None:
+    folder = tmp_path / small.info.directory
+    shutil.copytree(small.folder, folder)
+    new = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
+    cells = [(kind, new.get(kind, nbformat.v4.new_code_cell)(source)) for kind, source in SKIPPED]
+    whole = nbformat.v4.new_notebook(cells=[cell for _, cell in cells])
+    nbformat.write(whole, folder / f"{small.info.name}.ipynb")
+    run = nbformat.v4.new_notebook(cells=[cell for kind, cell in cells if kind == "code"])
+    NotebookClient(
+        run, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    here, on_a_rank, unknown, other = (cell.outputs for cell in run.cells[1:])
+    for outputs, kind in ((here, "NameError"), (on_a_rank, "RankFailure")):
+        error, said = outputs
+        assert error.ename == kind
+        assert said.name == "stderr"
+        assert "`train` is defined in another cell" in said.text
+        assert 'begins with `import math`, below the heading "2 · The model"' in said.text
+    assert [output.ename for output in unknown] == ["NameError"]
+    assert [output.ename for output in other] == ["RankFailure"]
+
+
 SCALE = "import torch\ndef absmax_scale(x):\n    return x.abs().amax(dim=-1) / 127"
 EARLIER = [
     "from dlo_lib.grading import Lab\nlab = Lab(globals())",
