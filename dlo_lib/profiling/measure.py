@@ -161,7 +161,7 @@ def _cut_model(
     if isinstance(wrapped, Pipeline):
         parts = plan.tp if plan.sequence_parallel else 1
         sharded = plan.stage is ZeroStage.PARAMETERS
-        wrapped.expect_outputs(
+        wrapped.simulate_messages(
             (chosen.batch, chosen.seq),
             (chosen.batch, chosen.seq // parts, config.hidden),
             chosen.precision.dtype if sharded else torch.float32,

@@ -47,6 +47,7 @@ class StageP2P:
         self._group, self._device = group, device
         self._metas: dict[tuple[int, Shape], OutputMeta] = {}  # by stage and by shape of the micro-batch
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._simulated = False
 
     def send_output(self, rank: int, stage: int, micro_shape: Shape, output: Tensor) -> None:
         """Start to send ``output`` of ``stage`` to ``rank`` of the group. ``micro_shape`` is the shape of the
@@ -61,9 +62,10 @@ class StageP2P:
             self._send(rank, _encoded(meta).to(self._device))
         self._send(rank, output)
 
-    def expect_outputs(self, stages: int, micro_shape: Shape, shape: Shape, dtype: torch.dtype) -> None:
-        """Set the shape and dtype of the outputs of all ``stages`` but the last, so that no rank sends
-        them."""
+    def simulate(self, stages: int, micro_shape: Shape, shape: Shape, dtype: torch.dtype) -> None:
+        """Prepare for simulated ranks: set the shape and dtype of the outputs of all ``stages`` but the last,
+        so that no rank sends them, and keep no tensor after its send."""
+        self._simulated = True
         for stage in range(stages - 1):
             self._metas[stage, micro_shape] = OutputMeta(shape, dtype)
 
@@ -105,7 +107,8 @@ class StageP2P:
         tensor = tensor.detach().contiguous()
         work = dist.isend(tensor, self._global_rank(rank), group=self._group)
         assert work is not None  # this rank is in the group
-        self._sent.append((work, tensor))
+        if not self._simulated:  # a simulated send never reports that it has completed
+            self._sent.append((work, tensor))
 
     def _receive(self, rank: int, meta: OutputMeta) -> ReceiveWork:
         tensor = torch.empty(meta.shape, dtype=meta.dtype, device=self._device)

@@ -163,18 +163,18 @@ class Pipeline(nn.Module):
                 mark(param.grad, self._grad_scope)
         return self._broadcast_loss(loss)
 
-    def expect_outputs(
+    def simulate_messages(
         self, micro_shape: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype
     ) -> None:
-        """Set the shape and dtype of the hidden states between stages, so that no rank sends them. Simulated
-        ranks, which send nothing, need it; every rank must call it, or none.
+        """Prepare for a group whose other ranks are simulated: no rank sends the shape and dtype of the
+        hidden states, and each send completes immediately.
 
         Args:
             micro_shape: the shape of the inputs of a micro-batch, (batch, seq).
             shape: the shape of the output of a stage, (batch, seq, hidden), or a part of it.
             dtype: the dtype of the output.
         """
-        self._p2p.expect_outputs(self.schedule.stages, micro_shape, shape, dtype)
+        self._p2p.simulate(self.schedule.stages, micro_shape, shape, dtype)
 
     @torch.no_grad()
     def evaluate(
