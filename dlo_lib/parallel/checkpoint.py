@@ -163,7 +163,7 @@ def _described(part: Tensor, shard: ParamShard, meshes: Meshes) -> Tensor | None
             return part
         case _ if not shard.shape:
             return part.view(()) if part.numel() else None
-        case (SplitDim(dim, group, 1),):
+        case (SplitDim(dim, group, 1, 1),):
             if group not in meshes:
                 meshes[group] = DeviceMesh.from_group(group, part.device.type)
             return DTensor.from_local(
@@ -176,7 +176,7 @@ def _described(part: Tensor, shard: ParamShard, meshes: Meshes) -> Tensor | None
             )
         case (FlatRange(start),):
             return FlatPart(part, shard.shape, shard.strides, start)
-    return FlatPart.box(part, shard.shape, shard.offsets())
+    return FlatPart.of_boxes(part, shard.shape, shard.boxes())
 
 
 def _local_state(optimizer: torch.optim.Optimizer, shard: ParamShard, dtype: torch.dtype) -> dict[str, Any]:

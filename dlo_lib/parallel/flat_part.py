@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from dlo_lib.parallel.protocol import ShardBox
+
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """The offsets and the sizes, by dimension."""
 
@@ -88,12 +90,18 @@ class FlatPart(Tensor):
         return self
 
     @classmethod
-    def box(cls, part: Tensor, shape: Sequence[int], offsets: Sequence[int]) -> FlatPart:
-        """Return a tensor of ``shape`` of which this rank holds the box ``part`` at ``offsets``, such as the
-        rows of FSDP of the columns of tensor parallelism."""
+    def of_boxes(cls, part: Tensor, shape: Sequence[int], held: Sequence[ShardBox]) -> FlatPart:
+        """Return a tensor of ``shape`` of which this rank holds the boxes of ``part``, such as the rows of
+        FSDP of the columns of tensor parallelism."""
         self = cls(part[:0].view(-1), shape, torch.empty(tuple(shape), device="meta").stride(), 0)
         self._properties = TensorProperties.create_from_tensor(part)
-        self._chunks = [_Chunk(_at(offsets, part.shape), part)] if part.numel() else []
+        self._chunks = []
+        for box in held:
+            values = part
+            for dim, (start, size) in enumerate(zip(box.part, box.sizes)):
+                values = values.narrow(dim, start, size)
+            if values.numel():
+                self._chunks.append(_Chunk(_at(box.whole, box.sizes), values))
         return self
 
     def __create_write_items__(self, name: str, tensor: Any) -> list[WriteItem]:

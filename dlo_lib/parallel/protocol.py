@@ -8,6 +8,7 @@ protocol, including a pipeline whose stages are wrapped by one of the others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 
+Range = tuple[int, int]
+"""The first index and the number of indices."""
+
 
 @dataclass(frozen=True)
 class SplitDim:
@@ -27,17 +31,32 @@ class SplitDim:
 
     With ``copies``, there are ranks / copies parts, and ``copies`` consecutive ranks hold the same one. If
     this is the number of ranks, each rank holds the whole tensor.
+
+    With ``sections``, the dimension consists of equal sections, such as the queries, keys and values of a
+    fused projection. Each section is cut, and a rank holds its part of every section, one after another.
     """
 
     dim: int
     group: dist.ProcessGroup
     copies: int = 1
+    sections: int = 1
 
     def rows(self, size: int) -> tuple[int, int]:
-        """Return the first index of this rank's part of ``size``, and the number of indices."""
+        """Return the first index of this rank's part of a section of ``size``, and the number of indices."""
         rows = -(-size * self.copies // dist.get_world_size(self.group))
         first = min(size, dist.get_rank(self.group) // self.copies * rows)
         return first, min(rows, size - first)
+
+    def ranges(self, size: int) -> list[Range]:
+        """Return the indices of this rank in a dimension of ``size``: a range for each section."""
+        section = size // self.sections
+        first, rows = self.rows(section)
+        return [(number * section + first, rows) for number in range(self.sections)]
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """Return this rank's part of ``tensor``, as a view if there is one section."""
+        parts = [tensor.narrow(self.dim, *found) for found in self.ranges(tensor.shape[self.dim])]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,15 @@ class FlatRange:
     the flat parameters of ZeRO."""
 
     start: int
+
+
+@dataclass(frozen=True)
+class ShardBox:
+    """A box of elements that is in the whole tensor at ``whole``, and in the part of a rank at ``part``."""
+
+    whole: tuple[int, ...]
+    part: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 Placement = tuple[SplitDim | FlatRange, ...]
@@ -77,21 +105,23 @@ class ParamShard:
         splits = [split for split in self.placement if isinstance(split, SplitDim)]
         return all(dist.get_rank(split.group) % split.copies == 0 for split in splits)
 
-    def offsets(self) -> tuple[int, ...]:
-        """Return the position of the first element of this rank's part, if each placement is a
-        ``SplitDim``.
+    def boxes(self) -> list[ShardBox]:
+        """Return the boxes of which this rank's part consists, if each placement is a ``SplitDim``: one,
+        unless a dimension has sections.
 
         Raises:
             UserError: a placement is a ``FlatRange``.
         """
-        offsets, sizes = [0] * len(self.shape), list(self.shape)
+        held: list[list[Range]] = [[(0, size)] for size in self.shape]  # by dimension
         for split in self.placement:
             if not isinstance(split, SplitDim):
                 raise UserError(f"{self.name} is cut into flat ranges of parts: use stage 3 (fsdp) or 0")
-            first, rows = split.rows(sizes[split.dim])
-            offsets[split.dim] += first
-            sizes[split.dim] = rows
-        return tuple(offsets)
+            held[split.dim] = _ranges_in(held[split.dim], split)
+        by_dim = []
+        for ranges in held:
+            starts = itertools.accumulate((count for _, count in ranges), initial=0)
+            by_dim.append([(first, start, count) for (first, count), start in zip(ranges, starts)])
+        return [ShardBox(*(tuple(numbers) for numbers in zip(*dims))) for dims in itertools.product(*by_dim)]
 
     def of(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a tensor with the shape of the whole parameter, such as a moment. It is
@@ -101,12 +131,25 @@ class ParamShard:
         part = whole
         for place in self.placement:
             if isinstance(place, SplitDim):
-                part = part.narrow(place.dim, *place.rows(part.shape[place.dim]))
+                part = place.part_of(part)
             else:
                 outer_first = sorted(range(part.dim()), key=lambda dim: -self.strides[dim])
                 elements = part.permute(outer_first).reshape(-1)  # in the order of memory
                 part = elements[place.start : place.start + self.param.numel()]
         return part.reshape(self.param.shape)
+
+
+def _ranges_in(held: list[Range], split: SplitDim) -> list[Range]:
+    """Return the indices that are left of ``held`` after ``split``."""
+    left = []
+    for first, count in split.ranges(sum(count for _, count in held)):
+        start = 0  # of the held range among the held indices
+        for held_first, held_count in held:
+            begin, end = max(first, start), min(first + count, start + held_count)
+            if begin < end:
+                left.append((held_first + begin - start, end - begin))
+            start += held_count
+    return left
 
 
 @runtime_checkable

@@ -86,9 +86,10 @@ class Differences:
         weight = 0.0
         for shard in spread.shards():
             part = twin.weights[shard.name]
-            for dim, (first, size) in enumerate(zip(shard.offsets(), shard.param.shape)):
-                part = part.narrow(dim, min(first, part.shape[dim]), size)
-            if part.numel():
+            for box in shard.boxes():  # none if the rank holds no row
+                assert box.sizes == shard.param.shape
+                for dim, (first, size) in enumerate(zip(box.whole, box.sizes)):
+                    part = part.narrow(dim, first, size)
                 weight = max(weight, float((part - shard.param.detach()).abs().max()))
         return cls(
             _relative(mine.losses, twin.losses[-taken:]), _relative(mine.norms, twin.norms[-taken:]), weight

@@ -11,7 +11,8 @@ equal on all ranks, and activation checkpointing, which restores the common stat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,25 @@ def random_of_rank(device: torch.device, rank: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed + rank)
         yield
+
+
+def random_of_rank_between(first: nn.Module, last: nn.Module, rank: int) -> None:
+    """Let the random numbers after each forward of ``first`` and before the next one of ``last`` depend on
+    ``rank``, while the modules are in training mode. They are modules of one forward, in this order."""
+    opened: list[AbstractContextManager[None]] = []
+
+    def start(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        opened.clear()  # a forward that an error has ended
+        if module.training:
+            opened.append(random_of_rank(out.device, rank))
+            opened[-1].__enter__()
+
+    def stop(*_: Any) -> None:
+        if opened:
+            opened.pop().__exit__(None, None, None)
+
+    first.register_forward_hook(start)
+    last.register_forward_pre_hook(stop)
 
 
 class ShardedDropout(nn.Module):

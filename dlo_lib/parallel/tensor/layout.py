@@ -31,21 +31,19 @@ class ParamPart:
 
     Attributes:
         shape, strides: those of the whole parameter.
-        placement: the dimension, and the number of consecutive ranks that hold the same part.
-        first, size: the range of the part along the dimension; the size is 0 for a 0-d parameter.
+        placement: the dimension, the number of consecutive ranks that hold the same part, and the number of
+            sections.
         partial: whether the gradient is partial.
     """
 
     shape: torch.Size
     strides: tuple[int, ...]
     placement: SplitDim
-    first: int
-    size: int
     partial: bool = False
 
     def of(self, whole: Tensor) -> Tensor:
-        """Return the part of a tensor with the shape of the parameter, as a view."""
-        return whole.narrow(self.placement.dim, self.first, self.size) if self.shape else whole
+        """Return the part of a tensor with the shape of the parameter, as a view if there is one section."""
+        return self.placement.part_of(whole) if self.shape else whole
 
 
 @dataclass
@@ -121,17 +119,18 @@ class ParamCutter:
         dim: int,
         *,
         copies: int = 1,
+        sections: int = 1,
         partial: bool = False,
         name: str = "a parameter",
     ) -> nn.Parameter:
         """Return this rank's part of ``param`` along ``dim``, as a new parameter. The parts have
-        ceil(size * copies / ranks) rows, the last ones fewer.
+        ceil(size * copies / ranks) rows of each section, the last ones fewer.
 
         Raises:
             UserError: this rank would have no rows, or the parameter is cut in two ways.
         """
         assert isinstance(param, nn.Parameter)
-        part = self._part(param, dim, copies, partial, name)
+        part = self._part(param, SplitDim(dim, self.group.group, copies, sections), partial, name)
         if param in self._cut:
             new = self._cut[param]
             if self._part_of[new] != part:
@@ -149,7 +148,9 @@ class ParamCutter:
 
     def keep_whole(self, param: nn.Parameter, *, partial: bool = False) -> None:
         """Record that all ranks hold ``param``, and whether its gradient is partial."""
-        self._part_of[param] = self._part(param, 0, self.group.ranks, partial, "a parameter")
+        self._part_of[param] = self._part(
+            param, SplitDim(0, self.group.group, self.group.ranks), partial, "a parameter"
+        )
 
     def layout(self, model: nn.Module) -> TensorLayout:
         """Return the layout of ``model``, whose modules have been replaced. Parameters without a style are
@@ -172,24 +173,22 @@ class ParamCutter:
             return self._values(param)
         return self._part_of[param].of(self._values(self._whole_of[param])).clone()
 
-    def _part(self, param: nn.Parameter, dim: int, copies: int, partial: bool, name: str) -> ParamPart:
-        placement = SplitDim(dim, self.group.group, copies)
-        first, size = placement.rows(param.shape[dim]) if param.dim() else (0, 0)
-        if size < 1 and param.numel() and param.dim():
-            raise UserError(
-                f"{name} has {param.shape[dim]} rows, which leaves none for a rank: use a smaller tp"
-            )
-        return ParamPart(param.shape, param.stride(), placement, first, size, partial)
+    def _part(self, param: nn.Parameter, placement: SplitDim, partial: bool, name: str) -> ParamPart:
+        rows = param.shape[placement.dim] if param.dim() else 0
+        if param.numel() and param.dim() and placement.rows(rows)[1] < 1:
+            raise UserError(f"{name} has {rows} rows, which leaves none for a rank: use a smaller tp")
+        return ParamPart(param.shape, param.stride(), placement, partial)
 
 
 def whole_from_parts(parts: list[Tensor], part: ParamPart) -> Tensor:
     """Concatenate the parts of the ranks, in order, each padded to the rows of the first one."""
     if not part.shape:
         return parts[0]
-    distinct = parts[:: part.placement.copies]
-    return torch.cat(distinct, part.placement.dim).narrow(
-        part.placement.dim, 0, part.shape[part.placement.dim]
-    )
+    distinct, dim = parts[:: part.placement.copies], part.placement.dim
+    if part.placement.sections > 1:
+        by_section = [each.unflatten(dim, (part.placement.sections, -1)) for each in distinct]
+        return torch.cat(by_section, dim + 1).flatten(dim, dim + 1)
+    return torch.cat(distinct, dim).narrow(dim, 0, part.shape[dim])
 
 
 def part_of_state(layout: TensorLayout, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

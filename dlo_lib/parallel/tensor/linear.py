@@ -42,7 +42,8 @@ class ColumnLinear(nn.Module):
     """Computes this rank's output features of a linear layer.
 
     Args:
-        weight: (out / t, in), the rows of this rank.
+        weight: (out / t, in), the rows of this rank; (in, out / t) if it is stored ``transposed``, as by
+            the Conv1D of transformers.
         bias: (out / t,) or None.
         group: the ranks.
         sequence_parallel: whether the input is this rank's part of the sequence.
@@ -59,14 +60,21 @@ class ColumnLinear(nn.Module):
         sequence_parallel: bool = False,
         async_tp: bool = False,
         gather_output: bool = False,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.transposed = transposed
         self.weight, self.bias = weight, bias
+        self.out_features, self.in_features = self.matrix.shape
         self.group = group
         self.sequence_parallel, self.async_tp = sequence_parallel, async_tp
         self.gather_output = gather_output
         self.shared = SharedColumns([self])
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as (out / t, in)."""
+        return self.weight.t() if self.transposed else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.shared.output_of(self, x)
@@ -81,7 +89,7 @@ class RowLinear(nn.Module):
     once, after the sum.
 
     Args:
-        weight: (out, in / t), the columns of this rank.
+        weight: (out, in / t), the columns of this rank; (in / t, out) if it is stored ``transposed``.
         bias: (out,), whole, or None.
         group: the ranks.
         sequence_parallel: whether the output is this rank's part of the sequence.
@@ -96,20 +104,27 @@ class RowLinear(nn.Module):
         *,
         sequence_parallel: bool = False,
         async_tp: bool = False,
+        transposed: bool = False,
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
+        self.transposed = transposed
         self.weight, self.bias = weight, bias
+        self.out_features, self.in_features = self.matrix.shape
         self.group, self.sequence_parallel, self.async_tp = group, sequence_parallel, async_tp
+
+    @property
+    def matrix(self) -> Tensor:
+        """The weight as (out, in / t)."""
+        return self.weight.t() if self.transposed else self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         if self.async_tp:
-            x, weight = _in_autocast_dtype(x, self.weight)
+            x, weight = _in_autocast_dtype(x, self.matrix)
             y: Tensor = _AsyncRow.apply(x, weight, self.group)
         elif self.sequence_parallel:
-            y = scatter_sequence(F.linear(x, self.weight), self.group)  # (..., seq, in / t) @ (in / t, out)
+            y = scatter_sequence(F.linear(x, self.matrix), self.group)  # (..., seq, in / t) @ (in / t, out)
         else:
-            y = reduce_from_group(F.linear(x, self.weight), self.group)
+            y = reduce_from_group(F.linear(x, self.matrix), self.group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
@@ -158,7 +173,7 @@ class SharedColumns:
 
     def _compute(self, x: Tensor) -> Tensor:
         """Compute the outputs of all linears, and return the input of the whole sequence."""
-        params: list[Tensor | None] = [each.weight for each in self.linears]
+        params: list[Tensor | None] = [each.matrix for each in self.linears]
         params += [each.bias for each in self.linears]
         x, *params = _in_autocast_dtype(x, *params)
         first = self.linears[0]
@@ -247,8 +262,8 @@ class _Columns(torch.autograd.Function):
         flat = whole.flatten(0, -2)  # (tokens, in)
         rows = [None if grad is None else grad.reshape(-1, grad.shape[-1]) for grad in grads]
         grad_weights = [
-            row.t() @ flat if row is not None and needs else None  # (out / t, tokens) @ (tokens, in)
-            for row, needs in zip(rows, needed[:count])
+            _grad_of_weight(row, flat, weight) if row is not None and needs else None
+            for row, weight, needs in zip(rows, weights, needed[:count])
         ]
         grad_biases = [
             row.sum(0) if row is not None and needs else None for row, needs in zip(rows, needed[count:])
@@ -256,6 +271,13 @@ class _Columns(torch.autograd.Function):
         if exchange is not None:
             grad_x = exchange()
         return grad_x, None, None, None, *grad_weights, *grad_biases
+
+
+def _grad_of_weight(row: Tensor, flat: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of a weight, in the order of its memory, so that autograd need not copy it."""
+    if weight.is_contiguous():
+        return row.t() @ flat  # (out / t, tokens) @ (tokens, in)
+    return (flat.t() @ row).t()
 
 
 class _AsyncRow(torch.autograd.Function):
@@ -284,5 +306,5 @@ class _AsyncRow(torch.autograd.Function):
         whole = gather_and_use(grad, ctx.group, use)  # (..., seq, out)
         grad_weight = None
         if ctx.needs_input_grad[1]:
-            grad_weight = whole.flatten(0, -2).t() @ x.reshape(-1, x.shape[-1])
+            grad_weight = _grad_of_weight(whole.flatten(0, -2), x.reshape(-1, x.shape[-1]), weight)
         return grad_x, grad_weight, None

@@ -1,4 +1,4 @@
-"""The styles of known models.
+"""The styles of known models: Llama, and GPT-2 with its queries, keys and values in one matrix.
 
 embedding    rows                              norms, experts   whole; on parts of the sequence if chosen
 queries      rows, whole heads                 output           columns, whole heads
@@ -15,7 +15,10 @@ from dlo_lib.parallel.tensor.style import (
     ColumnParallel,
     RowParallel,
     SequenceParallel,
+    ShardedActivation,
+    ShardedHeads,
     SharedInput,
+    SplitSequence,
     TensorStyle,
     VocabParallel,
     VocabParallelHead,
@@ -62,6 +65,33 @@ def llama_styles(config: LlamaConfig, prefix: str = "") -> Styles:
         **mlps,
         f"{prefix}norm": SequenceParallel(),
         "lm_head": VocabParallelHead(),
+    }
+
+
+def gpt2_styles(num_heads: int, prefix: str = "transformer.") -> Styles:
+    """Return the styles of the GPT-2 of transformers (``GPT2LMHeadModel``). One matrix computes the queries,
+    keys and values. The model takes the positions from the embeddings and gives its last hidden states the
+    shape of the tokens, so with sequence parallelism both are whole.
+
+    Args:
+        num_heads: the number of heads.
+        prefix: the prefix of all names except ``lm_head``.
+    """
+    block = f"{prefix}h.*"
+    return {
+        f"{prefix}wte": VocabParallel(whole_sequence=True),
+        f"{prefix}drop": SplitSequence(),
+        f"{block}.ln_1": SequenceParallel(),
+        f"{block}.attn.c_attn": ColumnParallel(num_heads, sections=3),
+        f"{block}.attn.c_proj": RowParallel(num_heads),
+        f"{block}.attn": ShardedHeads("c_attn", "c_proj", sizes=("split_size",)),
+        f"{block}.attn.resid_dropout": ShardedActivation(only_in_sequence=True),
+        f"{block}.ln_2": SequenceParallel(),
+        f"{block}.mlp.c_fc": ColumnParallel(),
+        f"{block}.mlp.c_proj": RowParallel(),
+        f"{block}.mlp.dropout": ShardedActivation(only_in_sequence=True),
+        f"{prefix}ln_f": SequenceParallel(gather_output=True),
+        "lm_head": VocabParallelHead(whole_sequence=True),
     }
 
 

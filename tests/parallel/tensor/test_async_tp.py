@@ -3,6 +3,8 @@ plain form in messages of one piece, and computes the products of one piece whil
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,12 +16,15 @@ from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.tensor import RowLinear, TensorParallel, parallelize_tensor
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.wrapper import scale_partial_grads
+from dlo_lib.profiling.tracker import MemoryTracker
 from dlo_lib.train.__main__ import parse
 from tests.parallel.tensor.in_flight import matmuls_in_flight
 from tests.parallel.tensor.test_layers import BATCH, HIDDEN, SEQ, STYLES, pair
 from tests.parallel.tensor.test_traffic import traffic
 
 RANKS = 3
+SEQUENCES, LONG = 8, 96
+"""The batch and the sequence of the measurement of memory."""
 COPIES = 2
 """A send and a receive for each exchange."""
 
@@ -83,6 +88,33 @@ def check_layers() -> None:
 
 def test_products_of_pieces_during_the_messages_of_others():
     run_ranks(check_layers, RANKS)
+
+
+def memory(async_tp: bool) -> tuple[int, int]:
+    """The bytes that forward keeps for backward, and the peak of forward and backward."""
+    model, _, _ = pair()
+    assert dist.group.WORLD is not None
+    parallelize_tensor(model, dist.group.WORLD, STYLES, sequence_parallel=True, async_tp=async_tp)
+    mine = torch.randn(SEQUENCES, LONG // RANKS, HIDDEN, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn_like(mine)
+    with MemoryTracker() as tracker:
+        out = model(mine)
+        kept = sum(event.bytes for event in tracker.events())
+        out.backward(grad)
+    return kept, max(itertools.accumulate(event.bytes for event in tracker.events()))
+
+
+def plain_and_async_memory() -> tuple[tuple[int, int], tuple[int, int]]:
+    return memory(False), memory(True)
+
+
+def test_it_needs_the_memory_of_two_pieces_more():
+    """Forward keeps the same tensors; at the peak there are at most two pieces more."""
+    piece = 8 * SEQUENCES * LONG * HIDDEN // RANKS
+    for (kept, peak), (kept_by_async, peak_of_async) in run_ranks(plain_and_async_memory, RANKS):
+        print(kept, peak, kept_by_async, peak_of_async, piece)
+        assert kept_by_async == kept
+        assert peak_of_async <= peak + 2 * piece
 
 
 def plain_and_async() -> tuple[object, object]:

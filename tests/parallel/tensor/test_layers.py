@@ -3,6 +3,8 @@ the input, and each rank's part of the gradients of the weights."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +14,10 @@ from torch import Tensor, nn
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
+from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
+from dlo_lib.parallel.mesh import ParallelMesh
+from dlo_lib.parallel.parallelize import parallelize
+from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.tensor import parallelize_tensor, vocab_parallel_cross_entropy
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.style import (
@@ -184,3 +190,46 @@ def check_refusals() -> None:
 
 def test_what_does_not_divide_is_refused_with_the_degrees_that_would():
     run_ranks(check_refusals, 4)
+
+
+class Fused(nn.Module):
+    """Three sections in one matrix, as the queries, keys and values of GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 24)
+        self.outer = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third = self.inner(x).chunk(3, -1)
+        return self.outer(first * second + third)
+
+
+FUSED = {"inner": ColumnParallel(4, sections=3), "outer": RowParallel()}
+
+
+def check_sections(folder: Path) -> None:
+    """The rows of FSDP cross the borders of the sections; a plan of other degrees reads the same values."""
+    torch.manual_seed(6)
+    twin = Fused()
+    x, wholes = torch.randn(3, 5), twin.state_dict()
+    shards: ParallelPlan = ParallelPlan(tp=2, dp_shard=2)
+    for plan, of_another_seed in ((shards, False), (ParallelPlan(tp=4), True), (shards, True)):
+        torch.manual_seed(7 if of_another_seed else 6)
+        spread = parallelize(Fused(), plan, ParallelMesh(plan.degrees), styles=FUSED)
+        assert isinstance(spread, TensorParallel)
+        if of_another_seed:
+            load_sharded(folder / "first", spread)
+        else:
+            save_sharded(folder / "first", spread)
+        for shard in spread.shards():
+            assert torch.equal(shard.of(wholes[shard.name]), shard.param.detach())
+        torch.testing.assert_close(spread(x), twin(x))
+        for name, value in spread.full_state_dict().items():
+            assert torch.equal(value, wholes[name])
+    bias = next(shard for shard in spread.shards() if shard.name == "inner.bias")
+    assert len(bias.boxes()) == 2, "12 elements of 3 sections are not cut into pieces of 6"
+
+
+def test_sections_of_one_matrix_are_cut_separately_and_stored_in_order(tmp_path):
+    run_ranks(check_sections, 4, tmp_path)

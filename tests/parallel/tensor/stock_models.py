@@ -1,17 +1,14 @@
-"""Models of transformers, cut in place by a plan of names: their classes and their code are unchanged."""
+"""Models of transformers, for ``test_stock_training``, and the logits and gradients of a Llama."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from dlo_lib.launch import run_ranks
-from dlo_lib.models import Llama, LlamaConfig
-from dlo_lib.models.checkpoint import save_checkpoint
+from dlo_lib.models import LlamaConfig
 from dlo_lib.parallel.tensor import TensorParallel, parallelize_tensor
 from dlo_lib.parallel.tensor.style import ColumnParallel, RowParallel, SharedInput
 from dlo_lib.parallel.tensor.styles import llama_styles
@@ -52,15 +49,15 @@ def vit_of_transformers() -> Any:
     return transformers.ViTForImageClassification(config).double().eval()
 
 
-def check_llama() -> None:
+def check_llama(group: dist.ProcessGroup) -> None:
+    """Logits and gradients of a Llama that is cut over two ranks."""
     tokens = torch.arange(16).view(2, 8) * 3
     twin = llama_of_transformers()
     logits = twin(tokens).logits
     logits.square().sum().backward()
     model = llama_of_transformers()
     kind = type(model)
-    assert dist.group.WORLD is not None
-    layout = parallelize_tensor(model, dist.group.WORLD, llama_styles(CONFIG, "model."))
+    layout = parallelize_tensor(model, group, llama_styles(CONFIG, "model."))
     spread = TensorParallel(model, layout)
     assert type(model) is kind
     found = spread(tokens).logits
@@ -91,57 +88,3 @@ def vit_styles(model: nn.Module) -> dict[str, Any]:
             children = ("query", "key", "value") if last == "query" else ("q_proj", "k_proj", "v_proj")
             styles[parent] = SharedInput(children)
     return styles
-
-
-def check_vit() -> None:
-    images = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    twin = vit_of_transformers()
-    logits = twin(images).logits
-    logits.square().sum().backward()
-    model = vit_of_transformers()
-    assert dist.group.WORLD is not None
-    layout = parallelize_tensor(model, dist.group.WORLD, vit_styles(model))
-    found = TensorParallel(model, layout)(images).logits
-    torch.testing.assert_close(found, logits, atol=1e-10, rtol=0)
-    found.square().sum().backward()
-    cut = 0
-    for name, param in model.named_parameters():
-        whole = twin.get_parameter(name).grad
-        cut += param.shape != whole.shape
-        torch.testing.assert_close(param.grad, layout.parts[name].of(whole), atol=1e-10, rtol=0)
-    assert cut == 2 * (6 + 4), "the weights of 6 linears and the biases of the 4 column linears of 2 blocks"
-
-
-def check_both() -> None:
-    check_llama()
-    check_vit()
-
-
-def test_llama_and_vit_of_transformers():
-    run_ranks(check_both, 2)
-
-
-def exported(folder: Path) -> dict[str, Tensor]:
-    torch.manual_seed(2)
-    model = Llama(CONFIG)
-    assert dist.group.WORLD is not None
-    layout = parallelize_tensor(model, dist.group.WORLD, llama_styles(CONFIG), sequence_parallel=True)
-    state = TensorParallel(model, layout).full_state_dict()
-    if dist.get_rank() == 0:
-        whole = Llama(CONFIG)
-        whole.load_state_dict(state)
-        save_checkpoint(whole, folder)
-    return state
-
-
-def test_the_whole_state_loads_in_transformers(tmp_path):
-    import transformers
-
-    states = run_ranks(exported, 4, tmp_path)
-    torch.manual_seed(2)
-    own = Llama(CONFIG)
-    for name, value in own.state_dict().items():
-        assert all(torch.equal(state[name], value) for state in states)
-    tokens = torch.arange(8).view(1, 8)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(theirs(tokens).logits, own(tokens), atol=1e-5, rtol=0)
