@@ -40,7 +40,7 @@ course: setup-dev ## every reference lab at full size
 	@exec $(BIN)/python -m pytest tests/labs/test_notebooks_run.py --full-size $(ARGS)
 
 combinations: setup-dev ## every tested combination of tensor, pipeline, data, context and expert parallelism
-	@exec $(BIN)/python -m pytest -n 0 -s --every-combination --full-size tests/parallel/test_combinations.py tests/profiling/test_measure_mesh.py $(ARGS)
+	@exec $(BIN)/python -m pytest -n 0 -s --every-combination --full-size tests/parallel/test_combinations.py tests/profiling/test_measure_mesh.py tests/train/test_other_plan.py $(ARGS)
 
 LAB ?= 13_dp_limit
 grade: setup ## a classroom in a box: three made-up students through the whole grading of LAB

@@ -151,26 +151,6 @@ def test_a_signal_during_the_imports_is_not_lost(small_run, tmp_path):
     assert progress.read_text() == "1 100000 stopped\n"
 
 
-def test_under_torchrun_two_ranks_train_together(small_run):
-    config = small_run(parallel="ddp", steps=2)
-    process = start(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            "-m",
-            "dlo_lib.train",
-            *options(config),
-        ]
-    )
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    assert "ddp on 2 x cpu" in out
-    assert [line.step for line in read_metrics(config.out)] == [1, 2]
-
-
 def test_ranks_end_when_torchrun_is_killed(small_run):
     config = small_run(parallel="ddp", steps=100_000, checkpoint_every=0)
     torchrun = [

@@ -7,11 +7,11 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
-from dlo_lib.train import TrainResult, read_metrics, train
+from dlo_lib.train import TrainConfig, TrainResult, read_metrics, train
 from tests.train.test_context import trained_in_turn
 
 
-def learned(result: TrainResult) -> list[float]:
+def learned(result: TrainResult | TrainConfig) -> list[float]:
     return [number for line in read_metrics(result.out) for number in (line.loss, line.grad_norm)]
 
 
