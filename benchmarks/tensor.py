@@ -1,8 +1,9 @@
 """Tensor and sequence parallelism: ours compared with ``parallelize_module`` of PyTorch's DTensor, for Llamas
 over gloo.
 
-    TP    ColwiseParallel, RowwiseParallel, norms on every rank, loss_parallel
-    SP    the same with SequenceParallel norms
+    TP          ColwiseParallel, RowwiseParallel, norms on every rank, loss_parallel
+    SP          the same with SequenceParallel norms
+    async TP    ours with async_tp against SP of the peer, whose asynchronous form needs CUDA
 
 A turn is one `train_step` with SGD of the same model and the same data on all ranks. The measurement is that
 of ``benchmarks.parallel``. The floor is the step of a model with the sizes of one rank (its heads, its part
@@ -101,8 +102,10 @@ def _sgd(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
 
 
-def _ours(sequence_parallel: bool, model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
-    plan = ParallelPlan(tp=dist.get_world_size(), sequence_parallel=sequence_parallel)
+def _ours(
+    sequence_parallel: bool, model: nn.Module, async_tp: bool = False
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    plan = ParallelPlan(tp=dist.get_world_size(), sequence_parallel=sequence_parallel, async_tp=async_tp)
     mesh = ParallelMesh(plan.degrees)
     wrapped = parallelize(model, plan, mesh)
     optimizer = make_optimizer(
@@ -165,6 +168,10 @@ def _ours_sp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return _ours(True, model)
 
 
+def _ours_async_tp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return _ours(True, model, async_tp=True)
+
+
 def _peer_tp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return _dtensor(False, model)
 
@@ -176,6 +183,7 @@ def _peer_sp(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
 KINDS = (
     TensorKind("TP", "parallelize_module", _ours_tp, _peer_tp, _sgd),
     TensorKind("SP", "parallelize_module", _ours_sp, _peer_sp, _sgd, sequence_parallel=True),
+    TensorKind("async TP", "parallelize_module", _ours_async_tp, _peer_sp, _sgd, sequence_parallel=True),
 )
 ROWS = len(KINDS) * len(CASES) * len(WORLD_SIZES)
 SECONDS = (9.0, 1.5)
