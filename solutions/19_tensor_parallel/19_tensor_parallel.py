@@ -9,7 +9,7 @@
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
 # Builds on labs 10 (collectives, groups) and 15 (FSDP: each rank *stores* a part, and computes everything). The core exercises
-# and the quiz take about 86 minutes; with the text and the demos plan 110. Two optional exercises take 25 minutes
+# and the quiz take about 86 minutes; with the text and the demos plan 110. Three optional exercises take 33 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are
 # stuck, `lab.use_reference("name")` lets you continue without its points.
 #
@@ -609,7 +609,7 @@ print(f"here, t = {GPUS}: {1e3 * job.result():.1f} ms")
 # %% [markdown] id="sequence_text"
 # ## Optional exercises
 #
-# Nothing later needs these two. Choose, or continue with the section on `parallelize_module`.
+# Nothing later needs these three. Choose, or continue with the section on `parallelize_module`.
 #
 # ## 10 · Sequence parallelism
 #
@@ -623,7 +623,7 @@ print(f"here, t = {GPUS}: {1e3 * job.result():.1f} ms")
 #
 # - `GatherSequence`: all-gather in forward, reduce-scatter in backward. `ScatterSequence` is its conjugate.
 # - `sequence_mlp(x, norm, gate, up, down, group)`: the norm (`F.rms_norm(x, x.shape[-1:], weight, 1e-5)`) on this rank's tokens, then the
-#   MLP, and the result for this rank's tokens; no rank gathers the result.
+#   MLP, and the result for this rank's tokens. What is gathered is the *result of the norm*: no rank gathers x, or the result of the MLP.
 # - The weight of the norm is whole on every rank, but each rank sees only its tokens, so their gradients must be *summed* over the
 #   ranks. You have a function that does this in backward. (It works for weights as well.)
 
@@ -765,6 +765,46 @@ def shared_kv_attention(x: torch.Tensor, q, k, v, o, cos, sin, group=None, shari
 # %% nbgrader={"grade_id": "test_kv", "grade": true}
 lab.check("kv")
 
+# %% [markdown] id="dropout_text"
+# ## 12 · Dropout: one mask, or one for each rank
+#
+# Dropout draws a random mask. Which masks must be equal?
+#
+# - On the residual stream of tensor parallelism, every rank has the *same* tensor. With different masks, the copies would become different tensors.
+# - Inside attention and MLP each rank has other heads or features, and with sequence parallelism it has other tokens at the norms too. With one mask
+#   on all ranks, the same places would be dropped in every part.
+#
+# **Optional · 8 min · ●●○**
+#
+# Write `dropout_on_ranks(x, p, differs, generator, group)`: each element of x is 0 with probability p, and divided by 1 - p otherwise. `generator`, a
+# `torch.Generator`, has the same state on all ranks of the group when the function is called.
+#
+# - `differs=False`: all ranks have the same mask.
+# - `differs=True`: each rank has another mask.
+# - Each call draws a new mask, and after each call the state of `generator` is the same on all ranks. Nothing is communicated.
+#
+# (`torch.rand(shape, generator=generator)` draws from [0, 1). `torch.Generator().manual_seed(number)` creates another generator.)
+
+# %% nbgrader={"grade_id": "dropout", "solution": true}
+def dropout_on_ranks(x: torch.Tensor, p: float, differs: bool, generator: torch.Generator, group=None) -> torch.Tensor:
+    """Return x with a mask that is the same on all ranks of the group, or that differs between them."""
+    ### BEGIN SOLUTION
+    source = generator
+    if differs:
+        seed = int(torch.randint(2**40, (), generator=generator))  # the same on all ranks, and new in each call
+        source = torch.Generator().manual_seed(seed + dist.get_rank(group))
+    kept = torch.rand(x.shape, generator=source) >= p
+    return x * kept / (1 - p)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_dropout", "grade": true}
+lab.check("dropout")
+
+# %% [markdown] id="dropout_after"
+# Megatron-LM keeps two generators for this, one for each kind of mask. With activation checkpointing, the forward runs again in backward: it must find
+# the same states, or the masks of both passes differ. One number from the common generator, as here, makes it enough to restore that one.
+
 # %% [markdown] id="standard_text"
 # ## The same with what you will use on Monday
 #
@@ -873,7 +913,6 @@ lab.check("quiz")
 #   function: which product comes first?
 # - Your loss keeps three tensors of the size of the logits for backward. Write it as an autograd function that keeps one.
 # - Tie the embedding and the output projection (`tied_embeddings=True`). `tensor_parallel` handles it: why do both fit the same part of the vocabulary?
-# - Put dropout on the residual stream and in the MLP. Which of the masks must be equal on all ranks, which must differ? (Question 3 of the quiz.)
 # - Clip the norm of the gradients under TP × DP: which squares are summed over which group, and which are counted once?
 # - Llama 3.2 3B has 24 query heads. Which t are possible? What could be done for t = 16?
 # - Read `dlo_lib/parallel/tensor/`: where does it differ from yours, and why?

@@ -276,6 +276,24 @@ MUTANTS = [
             """,
         },
     ),
+    Mutant(
+        "The sequence is gathered before the norm",
+        "check_sequence_traffic",
+        says="gathers x before the norm",
+        replace={
+            """
+            normed = F.rms_norm(x, x.shape[-1:], copy_to_ranks(norm, group), 1e-5)
+            whole = GatherSequence.apply(normed, group)
+            """: "whole = F.rms_norm(GatherSequence.apply(x, group), x.shape[-1:], copy_to_ranks(norm, group), 1e-5)",
+        },
+    ),
+    Mutant(
+        "The result is gathered again",
+        "check_sequence_mlp",
+        says="has the whole sequence: it is gathered",
+        replace={"return ScatterSequence.apply(partial, group)": "return gathered(ScatterSequence.apply(partial, group), group)"},
+        also=("check_norm_gradient", "check_sequence_traffic"),
+    ),
     # -- kv
     Mutant(
         "Ranks take the heads of keys in turn",
@@ -294,6 +312,45 @@ MUTANTS = [
         "check_shared_gradients",
         says="is added over all ranks",
         replace={"copy_to_ranks(k, sharing), copy_to_ranks(v, sharing)": "copy_to_ranks(k, group), copy_to_ranks(v, group)"},
+    ),
+    # -- dropout
+    Mutant(
+        "Dropout has the same mask on every rank",
+        "check_masks_differ",
+        says="dropout has the same mask on every rank",
+        replace={"if differs:": "if False:"},
+    ),
+    Mutant(
+        "Every rank has its own mask of a tensor that all ranks have",
+        "check_masks_equal",
+        says="whose copies then differ",
+        replace={"if differs:": "if True:"},
+    ),
+    Mutant(
+        "A rank draws its mask from the common generator, after those of the ranks before it",
+        "check_masks_equal",
+        says="the states of `generator` have become different",
+        replace={
+            """
+            seed = int(torch.randint(2**40, (), generator=generator))  # the same on all ranks, and new in each call
+            source = torch.Generator().manual_seed(seed + dist.get_rank(group))
+            """: """
+            for _ in range(dist.get_rank(group)):
+                torch.rand(x.shape, generator=generator)
+            """,
+        },
+    ),
+    Mutant(
+        "The seed is the rank alone",
+        "check_masks_differ",
+        says="drops the same elements in two calls",
+        replace={"manual_seed(seed + dist.get_rank(group))": "manual_seed(dist.get_rank(group))"},
+    ),
+    Mutant(
+        "The kept elements are not divided by 1 - p",
+        "check_dropout_values",
+        says="must be divided by 1 - p",
+        replace={"return x * kept / (1 - p)": "return x * kept"},
     ),
     # -- quiz
     Mutant(

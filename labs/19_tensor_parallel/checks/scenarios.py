@@ -144,6 +144,14 @@ def grid_step(student, rank, world, tp, sizes, state, tokens, targets):
 
 
 @scenario
+def dropped(student, rank, world, xs, p, differs, seed):
+    """Successive dropouts with one generator; the global generators of the ranks have different states."""
+    torch.manual_seed(seed + 1 + rank)
+    generator = torch.Generator().manual_seed(seed)
+    return [student.dropout_on_ranks(x, p, differ, generator, None) for x, differ in zip(xs, differs)]
+
+
+@scenario
 def sharing_step(student, rank, world, tensors, fixed, grad, groups):
     """``shared_kv_attention``, whose key and value heads are shared by a group: the result and the gradients."""
     sharing = None

@@ -1,4 +1,4 @@
-"""The visible checks of the whole model, of TP × DP, and of the two optional exercises."""
+"""The visible checks of the whole model, of TP × DP, and of the optional exercises 10 and 11."""
 
 from __future__ import annotations
 
@@ -218,8 +218,9 @@ def check_gather_scatter(student, t):
             t.close(mine, wants[rank], "the gradient of {name} on rank {rank} of {world}", name=name, rank=rank, world=world, **EXACT)
 
 
-def sequence_case(student, t, world: int) -> tuple[Run, Sequence[Sequence[Tensor]], list[Tensor], int]:
-    """An MLP behind a norm on ranks, with results that are right."""
+def sequence_case(student, t, world: int) -> tuple[Run, Sequence[Sequence[Tensor]], list[Tensor], int, Sequence[Sequence[Tensor]]]:
+    """An MLP behind a norm on ranks, with results that are right: the run, the gradients of each rank and of one process, the bytes of x,
+    and the tensors of each rank."""
     rows, hidden, inner = t.integer(1, 3), t.integer(3, 4), world * t.integer(1, 3)
     x, grad = (double(t, world * rows, 2, hidden) for _ in range(2))
     weights = [double(t, hidden), double(t, inner, hidden), double(t, inner, hidden), double(t, hidden, inner)]
@@ -234,13 +235,13 @@ def sequence_case(student, t, world: int) -> tuple[Run, Sequence[Sequence[Tensor
         t.that(not (type(mine) is Tensor and mine.shape == out.shape), message, rank=rank)
     right_results(t, run, [part(out, 0, rank, world) for rank in range(world)], "the result of sequence_mlp")
     wants = [[part(tensor, dim, rank, world) for tensor, dim in zip(found, dims)] for rank in range(world)]
-    return run, wants, found, x.nbytes
+    return run, wants, found, x.nbytes, parts
 
 
 @check("sequence", points=2, seconds=30)
 def check_sequence_mlp(student, t):
     "Norm and MLP: results and gradients of one process"
-    run, wants, _, _ = sequence_case(student, t, 2)
+    run, wants, _, _, _ = sequence_case(student, t, 2)
     for got in run.results:
         found = t.items(got, 4, "what the layer returns")[1]
         t.that(found is not None, "the result requires no gradient")
@@ -253,7 +254,7 @@ def check_sequence_mlp(student, t):
 @check("sequence", points=1, seconds=30)
 def check_norm_gradient(student, t):
     "The gradient of the norm is summed over the ranks"
-    run, wants, found, _ = sequence_case(student, t, 2)
+    run, wants, found, _, _ = sequence_case(student, t, 2)
     grads = [t.items(t.items(got, 4, "what the layer returns")[1], 5, "the gradients")[1] for got in run.results]
     for rank, mine in enumerate(grads):
         t.that(mine is not None, "the gradient of the norm's weight on rank {rank} is missing", rank=rank)
@@ -266,8 +267,15 @@ def check_norm_gradient(student, t):
 @check("sequence", points=1, seconds=30)
 def check_sequence_traffic(student, t):
     "An all-gather and a reduce-scatter each way"
-    run, _, _, nbytes = sequence_case(student, t, 2)
+    run, _, _, nbytes, parts = sequence_case(student, t, 2)
     for rank in range(2):
+        sent = run.numbers(rank, Kind.ALL_GATHER)
+        early = any(near(numbers.double(), parts[rank][0].flatten()) for numbers in sent)
+        message = (
+            "rank {rank} gathers x before the norm: every rank then computes the norm of the whole sequence and keeps all of it for "
+            "backward. Gather the result of the norm"
+        )
+        t.that(not early, message, rank=rank)
         for moment in ("forward", "backward"):
             calls = [call for call in run.calls(rank) if call.in_backward == (moment == "backward") and call.kind is not Kind.NEW_GROUP]
             for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):

@@ -1,0 +1,96 @@
+"""The visible checks of dropout on ranks (exercise 12): masks that are equal, and masks that differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Run, check
+from dlo_lib.labkit.traffic import passes_only
+
+from .scenarios import dropped
+
+SIZE = 40  # a mask has SIZE * SIZE elements: two of them are never equal by chance
+DIFFERS = [False, True, False, True, False]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Dropouts of each rank, the ``DIFFERS`` ones with masks that differ."""
+
+    run: Run
+    inputs: list[list[Tensor]]  # by rank and call
+    outputs: list[list[Tensor]]
+    p: float
+
+    def mask(self, rank: int, call: int) -> Tensor:
+        """Where the elements are kept."""
+        return self.outputs[rank][call] != 0
+
+
+def dropouts(student, t, world: int) -> Dropped:
+    """Successive dropouts on ranks, with results of the right shape."""
+    p, seed = t.uniform(0.2, 0.4), t.integer(0, 9999)
+    shared = [t.normal(SIZE, SIZE) for _ in DIFFERS]
+    inputs = [[t.normal(SIZE, SIZE) if differs else x for x, differs in zip(shared, DIFFERS)] for _ in range(world)]
+    run = student.ranks(dropped, [{"xs": own, "p": p, "differs": DIFFERS, "seed": seed} for own in inputs])
+    outputs = []
+    for rank, got in enumerate(run.results):
+        found = t.items(got, len(DIFFERS), "what the calls return")
+        values = {"rank": rank}
+        outputs.append([t.tensor(out, "the result on rank {rank}", shape=(SIZE, SIZE), dtype=torch.float32, **values) for out in found])
+    return Dropped(run, inputs, outputs, p)
+
+
+@check("dropout", points=1, seconds=30)
+def check_dropout_values(student, t):
+    "A part p of the elements is 0, the others are divided by 1 - p, and nothing is communicated"
+    found = dropouts(student, t, 2)
+    for rank in range(2):
+        for call, (x, out) in enumerate(zip(found.inputs[rank], found.outputs[rank])):
+            values = {"rank": rank, "call": call + 1}
+            part = float((out == 0).double().mean())
+            message = "call {call} on rank {rank} drops {part:.2f} of the elements, with p = {p:.2f}"
+            t.that(abs(part - found.p) < 0.1, message, part=part, p=found.p, **values)
+            kept = found.mask(rank, call)
+            alone = bool(torch.equal(out[kept], x[kept]))
+            t.that(not alone, "call {call} on rank {rank} keeps elements unchanged: they must be divided by 1 - p", **values)
+            t.close(out[kept], x[kept] / (1 - found.p), "the kept elements of call {call} on rank {rank}", **values)
+    passes_only(t, found.run, [], "rank {rank} uses {kinds}: the generators agree already, so nothing is communicated")
+
+
+@check("dropout", points=1, seconds=30)
+def check_masks_equal(student, t):
+    "differs=False: one mask on all ranks, also after calls with differs=True"
+    found = dropouts(student, t, 3)
+    for call in (0, 2, 4):
+        for rank in (1, 2):
+            message = (
+                "ranks 0 and {rank} drop different elements of the same tensor, whose copies then differ: draw the mask from `generator`"
+                if call == 0
+                else "after a call with differs=True, ranks 0 and {rank} drop different elements of the same tensor: the states of `generator` "
+                "have become different. On every rank, draw the same numbers from it"
+            )
+            t.that(bool(torch.equal(found.mask(0, call), found.mask(rank, call))), message, rank=rank)
+    again = bool(torch.equal(found.mask(0, 0), found.mask(0, 2)))
+    t.that(not again, "two calls with differs=False drop the same elements: each call draws a new mask")
+
+
+@check("dropout", points=1, seconds=30)
+def check_masks_differ(student, t):
+    "differs=True: another mask on each rank, and in each call"
+    found = dropouts(student, t, 3)
+    for call in (1, 3):
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            message = (
+                "ranks {one} and {other} have other parts of the activations and drop the same elements of them: dropout has the same mask "
+                "on every rank. Seed a generator by the rank"
+            )
+            t.that(not bool(torch.equal(found.mask(one, call), found.mask(other, call))), message, one=one, other=other)
+    for rank in range(3):
+        message = (
+            "rank {rank} drops the same elements in two calls: seed with a number from `generator` and the rank, not with the rank alone"
+        )
+        t.that(not bool(torch.equal(found.mask(rank, 1), found.mask(rank, 3))), message, rank=rank)
