@@ -6,7 +6,7 @@ matplotlib is imported on first use, because a cell of imports runs in every wor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.text import columns, tr
@@ -38,11 +38,19 @@ def compared(
     return columns(rows)
 
 
-def mark_predicted(axes: Axes, positions: Mapping[str, float], predicted: Predicted, **options: Any) -> None:
+def mark_predicted(
+    axes: Axes,
+    positions: Mapping[str, float],
+    predicted: Predicted,
+    *,
+    horizontal: bool = False,
+    **options: Any,
+) -> None:
     """Draw a diamond at each prediction, and name them in the legend; no predictions draw nothing.
 
     Args:
-        positions: the x coordinate of each measured value.
+        positions: the x coordinate of each measured value, with ``horizontal`` the y coordinate.
+        horizontal: the values are along the x axis, as in a figure of horizontal bars.
         options: arguments of ``Axes.plot``.
 
     Raises:
@@ -55,8 +63,17 @@ def mark_predicted(axes: Axes, positions: Mapping[str, float], predicted: Predic
         return
     diamond: dict[str, Any] = {"linestyle": "", "marker": "D", "markersize": 8, "markeredgecolor": BLACK}
     diamond |= {"markerfacecolor": BACKGROUND, "markeredgewidth": 1.6, "zorder": 5}
-    xs = [positions[name] for name in guesses]
-    axes.plot(xs, list(guesses.values()), label=tr("your prediction"), **diamond | options)
+    places, values = [positions[name] for name in guesses], list(guesses.values())
+    points = (values, places) if horizontal else (places, values)
+    axes.plot(*points, label=tr("your prediction"), **diamond | options)
+
+
+def scaled(predicted: Predicted, factor: float) -> dict[str, float | None]:
+    """Return the predictions times ``factor``, for a figure in another unit; what is no number stays.
+
+    A figure that draws them refuses what is no number.
+    """
+    return {name: guess * factor if _is_number(guess) else guess for name, guess in predicted.items()}
 
 
 def numbers(predicted: Predicted, known: Mapping[str, Any]) -> dict[str, float]:
@@ -70,9 +87,13 @@ def numbers(predicted: Predicted, known: Mapping[str, Any]) -> dict[str, float]:
             raise unknown_name("prediction", name, list(known))
         if guess is None or guess is ...:
             continue
-        if isinstance(guess, bool) or not isinstance(guess, int | float):
+        if not _is_number(guess):
             raise UserError(
                 tr("the prediction of {name} is {got!r}: write a number, or None", name=name, got=guess)
             )
         found[name] = float(guess)
     return found
+
+
+def _is_number(guess: object) -> TypeGuard[float]:
+    return isinstance(guess, int | float) and not isinstance(guess, bool)

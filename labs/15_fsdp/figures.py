@@ -36,6 +36,7 @@ from dlo_lib.labkit.figures import (
     styled,
     text_on,
 )
+from dlo_lib.labkit.predictions import Predicted, mark_predicted, scaled
 from dlo_lib.profiling import Part
 from dlo_lib.profiling.plot import COLOURS
 
@@ -212,8 +213,11 @@ def padding(worlds: Sequence[int], percent: Sequence[Sequence[float]]) -> Figure
 
 
 @styled
-def resting(held: Mapping[int, Mapping[str, int]], formula: Mapping[int, float]) -> Figure:
-    """What a rank holds after backward, by part, and 16 Psi / N."""
+def resting(held: Mapping[int, Mapping[str, int]], formula: Mapping[int, float], predicted: Predicted) -> Figure:
+    """What a rank holds after backward, by part, and 16 Psi / N.
+
+    ``predicted`` is by "2 ranks", in times the bytes of one rank.
+    """
     (axes,) = panels(width=8.5, height=3.4)
     for row, (world, parts) in enumerate(held.items()):
         left = 0.0
@@ -226,11 +230,15 @@ def resting(held: Mapping[int, Mapping[str, int]], formula: Mapping[int, float])
             axes.barh(row, size / MIB, 0.6, left=left, **look)
             left += size / MIB
         label = "16 Ψ/N" if row == 0 else None
-        axes.plot(formula[world] / MIB, row, "D", color=BLACK, mfc=BACKGROUND, ms=7, ls="none", label=label)
+        axes.plot(formula[world] / MIB, row, "o", color=BLACK, mfc=BACKGROUND, ms=7, ls="none", label=label)
         axes.text(left + 0.02 * max(formula.values()) / MIB, row, mib(left * MIB), va="center")
-    axes.set_yticks(range(len(held)), [f"{world} rank{'s' if world > 1 else ''}" for world in held])
+    names = [f"{world} rank{'s' if world > 1 else ''}" for world in held]
+    one = sum(held[1].values()) / MIB
+    rows = {name: row + 0.3 for row, name in enumerate(names)}  # below the circle of the formula
+    mark_predicted(axes, rows, scaled(predicted, one), horizontal=True)
+    axes.set_yticks(range(len(held)), names)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * max(formula.values()) / MIB)
+    axes.set_xlim(0, max(1.2 * max(formula.values()) / MIB, axes.get_xlim()[1]))
     axes.legend(loc="lower right")
     return finish(axes, "x", xlabel="MiB of state on a rank, after backward")
 
@@ -248,8 +256,11 @@ def losses(curves: Mapping[str, Sequence[float]]) -> Figure:
 
 
 @styled
-def true_size(peaks: Mapping[int, Mapping[Part, int]], parameters: int) -> Figure:
-    """The memory at the peak of a step, by part, for growing numbers of ranks; the diamond is 16 Psi / N."""
+def true_size(peaks: Mapping[int, Mapping[Part, int]], parameters: int, predicted: Predicted) -> Figure:
+    """The memory at the peak of a step, by part, for growing numbers of ranks; the circle is 16 Psi / N.
+
+    ``predicted`` is by "8 ranks", in GiB.
+    """
     (axes,) = panels()
     divided = (Part.WEIGHTS, Part.OPTIMIZER_STATE)
     others = [part for part in Part if part not in (*divided, Part.GRADIENTS)]
@@ -267,8 +278,10 @@ def true_size(peaks: Mapping[int, Mapping[Part, int]], parameters: int) -> Figur
             bottom += size / GIB
         axes.text(column, bottom, f"{bottom:.1f}", ha="center", va="bottom")
     formula = [16 * parameters / world / GIB for world in peaks]
-    axes.plot(range(len(peaks)), formula, "D", color=BLACK, mfc=BACKGROUND, label="16 Ψ/N")
-    axes.set_xticks(range(len(peaks)), [f"{world} rank{'s' if world > 1 else ''}" for world in peaks])
+    axes.plot(range(len(peaks)), formula, "o", color=BLACK, mfc=BACKGROUND, ls="none", label="16 Ψ/N")
+    names = [f"{world} rank{'s' if world > 1 else ''}" for world in peaks]
+    mark_predicted(axes, {name: column + 0.15 for column, name in enumerate(names)}, predicted)
+    axes.set_xticks(range(len(peaks)), names)
     axes.margins(y=0.1)
     legend(axes, "right", reverse=True)
     return finish(axes, ylabel="GiB on one rank, at the peak of a step")

@@ -9,6 +9,9 @@
 # You need no GPU. On a CPU the compiler writes C++ and calls a C++ compiler (`apt-get install g++`, or
 # `module load gcc`); without one the lab still runs, and reports what you will not see.
 #
+# You can skip labs 01 to 03 (mixed precision, the profiler, data loading). You need one fact of lab 02: many operations are limited not by
+# arithmetic but by the bytes that they read and write.
+#
 # The core exercises take about 95 minutes; with the text and the demos plan two hours. The three optional exercises
 # (an optimiser, padding to buckets) take 42 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #

@@ -7,7 +7,10 @@
 #
 # You need no GPU. The measurements run the real training step on *fake tensors*: they have shapes, dtypes and sizes, but no data.
 #
-# Builds on lab 11 (DDP). The core exercises and the quiz take about 95 minutes; with the text and the demos
+# Builds on lab 11 (DDP). You can skip lab 12, which compresses gradients before they are sent: that saves bytes on the links. This lab asks
+# what a rank must hold, and counts gradients that are not compressed.
+#
+# The core exercises and the quiz take about 95 minutes; with the text and the demos
 # plan 1 h 50. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer,
 # then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #

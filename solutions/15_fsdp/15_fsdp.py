@@ -9,7 +9,10 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 11 (hooks) and 14 (ZeRO). The core exercises and the quiz take about 76 minutes; with the text and the
+# Builds on labs 11 (hooks) and 14 (ZeRO). You can skip lab 12, which compresses gradients before they are sent. Of lab 13 you
+# need one number: with AdamW in fp32 a data-parallel rank holds 16 bytes for each parameter (weight 4, gradient 4, moments 8).
+#
+# The core exercises and the quiz take about 76 minutes; with the text and the
 # given code plan 100, with the measurements and the last section 2 hours. Four optional exercises take 54 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without its points.
@@ -591,11 +594,17 @@ def queue_end(pending: list[Unit]) -> None:
 lab.check("end")
 
 # %% [markdown] id="hooks_after"
-# Does the step run as planned? The cell runs one step of a Llama of 4 blocks on two ranks. The upper figure
-# shows the communication, the lower one when each unit of rank 0 is whole, from the times that `put` records. The
-# gathers of the upper figure are those of the root, of blocks 1, 2, 3, 4 in forward, and of blocks 4, 3, 2, 1 in backward.
+# Does the step run as planned? The next cells run one step of a Llama of 4 blocks on two ranks.
+#
+# **Predict:** how many all-gathers and how many reduce-scatters does a rank make in this step? Replace each `None` by your
+# number. The cell is not graded.
+
+# %% id="predict_timeline" tags=["prediction"]
+step_guess = {"all-gathers": None, "reduce-scatters": None}  # of one rank in one step, with 4 blocks
 
 # %% id="run_timeline" tags=["demo"]
+from dlo_lib.labkit.predicted_bars import predicted_bars
+from dlo_lib.labkit.predictions import compared
 from dlo_lib.launch import run_ranks
 
 SMALL = LlamaConfig(
@@ -624,6 +633,16 @@ ranks = run_ranks(one_step, 2, trace=True)
 (histories, began), trace = ranks[0], ranks.trace
 begin, end = ((moment - trace.began) / 1e9 for moment in (began, histories[0][-1][0]))
 trace.to_perfetto("trace.json")  # open it at https://ui.perfetto.dev
+counted = {name: trace.count(kind, rank=0) // 2 for name, kind in (("all-gathers", "all_gather"), ("reduce-scatters", "reduce_scatter"))}
+print(compared(step_guess, counted))
+predicted_bars(counted, step_guess, "calls of rank 0 in one step")
+
+# %% [markdown] id="timeline_after"
+# The gathers are those of the root, of blocks 1, 2, 3, 4 in forward, and of blocks 4, 3, 2, 1 in backward; each of the
+# five units is reduced once. The next figure shows this communication, and the one below it when each unit of rank 0 is
+# whole, from the times that `put` records.
+
+# %% id="show_timeline" tags=["demo"]
 trace.plot("One step on 2 ranks", begin - 0.002, end + 0.002)
 
 # %% id="show_whole" tags=["demo"]
@@ -646,7 +665,6 @@ memory_guess = {"2 ranks": None, "4 ranks": None}  # times the bytes of one rank
 bytes_guess = {"fp32": None, "gathered in bf16": None, "fp32, 4 micro-batches": None}  # times the bytes of DDP
 
 # %% id="run_memory" tags=["demo"]
-from dlo_lib.labkit.predictions import compared
 from dlo_lib.profiling import MemoryTracker, Part
 
 
@@ -693,7 +711,8 @@ for world, (held, count) in resting.items():
     print(f"{world} rank(s): {sum(held.values()):10,} bytes held, 16 Ψ/N = {formula:12,.0f}, of whole units {held['whole units']}")
 one, *others = (sum(held.values()) for held, _ in resting.values())
 print(compared(memory_guess, {f"{world} ranks": held / one for world, held in zip((2, 4), others)}))
-figures.resting({world: held for world, (held, _) in resting.items()}, {world: 16 * count / world for world, (_, count) in resting.items()})
+formulas = {world: 16 * count / world for world, (_, count) in resting.items()}
+figures.resting({world: held for world, (held, _) in resting.items()}, formulas, memory_guess)
 
 # %% [markdown] id="bytes_text"
 # **Bytes.** The tracer compares a step of your FSDP with a step of DDP (an all-reduce of all gradients), on 4
@@ -725,6 +744,7 @@ for name, dtype, share, count in (("fp32", None, 1, 1), ("gathered in bf16", tor
     times_ddp[name] = (gathered + reduced) / ddp
     print(f"{name:21}: {gathered + reduced:12,.0f} bytes, formula {formula:12,.0f}")
 print(compared(bytes_guess, times_ddp))
+predicted_bars(times_ddp, bytes_guess, "times the bytes of DDP")
 
 # %% [markdown] id="bytes_after"
 # In fp32 the ratio is a little less than 1.5, because the root is gathered once; it approaches 1.5 as the
@@ -766,8 +786,14 @@ figures.losses(curves)
 # ## At scale
 #
 # The next cell runs one step at true size, on fake tensors, with the library's FSDP, for one rank of up
-# to 512. The diamonds are 16 Ψ/N: weights, optimiser state and the rows of the gradients that a rank owns. FSDP does not
+# to 512. The circles are 16 Ψ/N: weights, optimiser state and the rows of the gradients that a rank owns. FSDP does not
 # divide what is above them. (About 25 s.)
+#
+# **Predict:** how many GiB does a rank of 8, of 64 and of 512 hold at the peak? Llama 3.2 3B has 3.2 billion parameters, of
+# which 0.39 billion are the embedding; a rank computes one sequence of 2048 tokens with activation checkpointing.
+
+# %% id="predict_scale" tags=["prediction"]
+peak_guess = {"8 ranks": None, "64 ranks": None, "512 ranks": None}  # GiB on one rank, at the peak of a step
 
 # %% id="show_scale" tags=["demo"]
 from dlo_lib.profiling import measure_memory
@@ -777,7 +803,9 @@ numbers = sum(shape.numel() for shape in shapes)
 
 sizes = [world for world in (8, 64, 512) if world <= LARGEST]
 reports = {world: measure_memory(MODEL, 1, 2048, checkpointing=True, parallel="fsdp", world_size=world) for world in sizes}
-figures.true_size({world: report.at_peak for world, report in reports.items()}, numbers)
+guesses = {name: guess for name, guess in peak_guess.items() if name in {f"{world} ranks" for world in sizes}}
+print(compared(guesses, {f"{world} ranks": report.peak_bytes / 2**30 for world, report in reports.items()}, "{:.1f} GiB".format))
+figures.true_size({world: report.at_peak for world, report in reports.items()}, numbers, guesses)
 
 # %% [markdown] id="scale_lesson"
 # One rank alone would need more than 48 GiB (16 Ψ; it is not in the figure). Eight ranks save most of it; from 64 to 512 ranks there is
@@ -998,17 +1026,23 @@ lab.check("end", instead={"shard_model": standard})
 
 # %% [markdown] id="standard_table_text"
 # The table compares both with DDP, for a step of the small Llama on 2 ranks: the shortest forward and backward of
-# several, the bytes of parameters and gradients that a rank holds after it, and the bytes that it sends with ring
-# algorithms.
+# several, the most memory that the tensors of a rank take in one of them (weights, gradients and activations, no
+# optimiser), and the bytes that it sends with ring algorithms.
+#
+# **Predict:** which share of DDP's memory do both FSDP need, and how many times its bytes do they send?
+
+# %% id="predict_standard" tags=["prediction"]
+ratios_guess = {"yours, memory": None, "fully_shard, memory": None, "yours, bytes": None, "fully_shard, bytes": None}  # DDP is 1
 
 # %% id="show_standard" tags=["demo"]
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
 
-def steps_of(form: str, repeats: int) -> tuple[float, int]:
-    """The shortest forward and backward after the first, and the bytes of parameters and gradients at rest."""
+def step_of(form: str):
+    """A model in this form, as a function that runs its forward and backward."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Llama(SMALL)
@@ -1017,15 +1051,28 @@ def steps_of(form: str, repeats: int) -> tuple[float, int]:
         shard_model(model, Block)
     elif form == "fully_shard":
         with_fully_shard(model, Block)
-    times = []
-    for step in range(1 + repeats):
+
+    def step():
         model.zero_grad()
+        one_backward(model, 0)
+
+    return step
+
+
+def least_seconds(form: str, repeats: int) -> float:
+    """The shortest step after the first."""
+    step, times = step_of(form), []
+    for _ in range(1 + repeats):
         dist.barrier()
         began = time.perf_counter()
-        one_backward(model, step)
+        step()
         times.append(time.perf_counter() - began)
-    own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()]
-    return min(times[1:]), 2 * sum(parameter.nbytes for parameter in own)
+    return min(times[1:])
+
+
+def peak_memory(form: str) -> int:
+    """The most bytes of tensors in a step."""
+    return peak_of_a_step(lambda: step_of(form))
 
 
 yours = (own_rows, unshard, reshard, reduce_gradients, unit_of, before_forward, after_forward, watch_output, watch_input, queue_end)
@@ -1033,17 +1080,25 @@ given = (shard_views, pack, unpack, put, make_unit, cut_into_units, add_hooks, e
 lines = {"DDP": 1, "yours": lines_of(*yours, *given), "fully_shard": lines_of(with_fully_shard)}
 forms = []
 for name, count in lines.items():
-    seconds, held = (max(column) for column in zip(*run_ranks(steps_of, 2, name, REPEATS)))
-    three, two = (run_ranks(steps_of, 2, name, repeats, trace=True).trace for repeats in (2, 1))
-    sent = sum(three.ring_bytes(kind, rank=0) - two.ring_bytes(kind, rank=0) for kind in ("all_gather", "reduce_scatter", "all_reduce"))
-    forms.append(Form(name, count, seconds, sent, held))
+    run = run_ranks(least_seconds, 2, name, REPEATS, trace=True)
+    forms.append(Form(name, count, max(run), sent_in_last_step(run.trace), max(run_ranks(peak_memory, 2, name))))
 print(table(forms, measured="forward and backward"))
+ddp, *sharded = forms
+ratios = {
+    f"{form.name}, {what}": getattr(form, where) / getattr(ddp, where)
+    for what, where in (("memory", "memory"), ("bytes", "nbytes"))
+    for form in sharded
+}
+predicted_bars(ratios, ratios_guess, "times that of DDP")
 
 # %% [markdown] id="standard_lesson"
-# Bytes and memory of the two FSDP are equal up to padding and to the loss, which `one_backward` averages.
+# The bytes of the two FSDP are equal up to padding. (Those of all forms include the loss, which `one_backward` averages.)
+# Both need more than half of DDP's memory, because a whole unit, its whole gradients and the activations are not divided.
+#
 # `fully_shard` gathers the next block while this one computes and reduces in the background; with two ranks on
 # this machine the difference is small or can be reversed, because ranks and communication share the cores. On
-# GPUs it is the point, and lab 16 adds it to yours. In a job nothing else changes:
+# GPUs it is the point, and lab 16 adds it to yours. (The times of this table have not been measured on GPUs yet.) In a job nothing
+# else changes:
 #
 # ```python
 # for block in model.layers:

@@ -5,7 +5,7 @@ import pytest
 from dlo_lib.errors import UserError
 from dlo_lib.labkit.figures import panels
 from dlo_lib.labkit.predicted_bars import predicted_bars
-from dlo_lib.labkit.predictions import compared, mark_predicted
+from dlo_lib.labkit.predictions import compared, mark_predicted, scaled
 
 MEASURED = {"AFAB": 12.0, "1F1B": 6.0}
 
@@ -56,3 +56,19 @@ def test_bars_without_a_prediction_have_no_legend():
     (axes,) = predicted_bars(MEASURED, {"1F1B": None}, "ms", log=True).axes
     assert not axes.lines
     assert axes.get_legend() is None
+
+
+def test_horizontal_predictions_lie_along_the_x_axis():
+    (axes,) = panels()
+    mark_predicted(axes, {"AFAB": 0, "1F1B": 1}, {"1F1B": 5}, horizontal=True)
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [[5.0, 1.0]]
+
+
+def test_scaled_predictions_keep_what_is_no_number():
+    assert scaled({"AFAB": 8, "1F1B": None, "naive": "8", "ZB": True}, 0.5) == {
+        "AFAB": 4.0,
+        "1F1B": None,
+        "naive": "8",
+        "ZB": True,
+    }
