@@ -1,18 +1,19 @@
-"""Stages that sleep on real ranks, and what a run of them shows: spans, memory for backward, the fastest step."""
+"""Stages that sleep on real ranks, and what a run of them shows: spans, the fastest step, memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.labkit.measured_step import peak_of_a_step
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.simulate import Simulation
-from dlo_lib.parallel.pipeline.table import Action, ActionKind, B, F, Schedule, in_a_loop, read_csv
+from dlo_lib.parallel.pipeline.table import Action, ActionKind, Schedule, in_a_loop, read_csv
 
 Event = tuple[str, float, float]  # "F" or "B", start, end
 
@@ -55,18 +56,32 @@ def events_of(layer: Sleepy) -> list[Event]:
     return events
 
 
-def with_table(rows: list[list[str]], width: int, unit: float, steps: int = 3) -> list[list[Event]]:
-    """Run the table on real ranks; return what each step did on this rank."""
+Step = tuple[Sleepy, Callable[[], object]]  # the layer of this rank, and a function that runs a step
+
+
+def table_step(rows: list[list[str]], width: int, unit: float) -> Step:
+    """Return the layer of this rank, and a function that runs a step by the table."""
     layer = Sleepy(width, unit)
     pipeline = Pipeline({dist.get_rank(): layer}, read_csv("\n".join(",".join(row) for row in rows)))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
     batch = [(torch.ones(1, 1, width), torch.ones(1, 1, dtype=torch.int64)) for _ in range(pipeline.schedule.micro_batches)]
+    return layer, lambda: train_step(pipeline, optimizer, batch)
+
+
+def recorded(make: Callable[[], Step], steps: int = 3) -> list[list[Event]]:
+    """Return what each step does on this rank, with a barrier before each."""
+    layer, step = make()
     done = []
     for _ in range(steps):
         dist.barrier()
-        train_step(pipeline, optimizer, batch)
+        step()
         done.append(events_of(layer))
     return done
+
+
+def peak_memory(make: Callable[[], Step]) -> int:
+    """Return the most bytes that the tensors of this rank take in a step."""
+    return peak_of_a_step(lambda: make()[1])
 
 
 def fastest(ranks: Sequence[Sequence[list[Event]]]) -> list[list[Event]]:
@@ -92,12 +107,3 @@ def measured_run(ranks: Sequence[list[Event]], unit: float = 1.0) -> Simulation:
         spans.append(tuple(((start - began) / unit, (end - began) / unit) for _, start, end in row))
     micro_batches = 1 + max(action.micro_batch for action in rows[0])
     return Simulation(Schedule("measured", in_a_loop(len(rows)), micro_batches, tuple(rows)), tuple(spans))
-
-
-def held_bytes(row: Sequence[Event], nbytes: int) -> int:
-    """Return the most that a rank holds for its backwards: ``nbytes`` from each forward to its backward."""
-    now, most = 0, 0
-    for kind, _, _ in row:
-        now += {F.value: 1, B.value: -1}[kind]
-        most = max(most, now)
-    return most * nbytes

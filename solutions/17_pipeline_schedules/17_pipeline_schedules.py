@@ -10,6 +10,9 @@
 # You need no GPU: a schedule is a **table**, and a simulator computes when each of its cells runs. Lab 18
 # runs your tables on real ranks.
 #
+# This lab builds on lab 13 (what a rank holds). You can skip labs 14 to 16: ZeRO and FSDP divide the training state over ranks that
+# all compute every layer. A pipeline divides the layers, and nothing of those labs is needed here.
+#
 # The core exercises take about 100 minutes; with the text and the demos plan two hours. The optional exercises take 40
 # minutes more. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
 # continue without its points.
@@ -18,8 +21,10 @@
 # (*bulle*, time in which a rank waits), warm-up (*amorçage*).
 
 # %% id="setup"
+import math
 import os
 from collections.abc import Callable
+from functools import partial
 
 from dlo_lib.grading import Lab
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
@@ -304,8 +309,13 @@ times = (0, 0.1, 0.2, 0.4, 0.8)
 sent = {name: messages(rows) / messages(tables["1F1B"]) for name, rows in tables.items() if name != "1F1B"}
 print(predictions.compared(messages_predicted, sent))
 figures.sending(
-    {f"{name}: {messages(rows)} messages": {send: timed(rows, send=send).bubble_ratio for send in times} for name, rows in tables.items()}
+    {f"{name}: {messages(rows)} messages": {send: timed(rows, send=send).bubble_ratio for send in times} for name, rows in tables.items()},
 )
+
+# %% id="show_messages" tags=["demo"]
+from dlo_lib.labkit.predicted_bars import predicted_bars
+
+predicted_bars(sent, messages_predicted, "times the messages of 1F1B")
 
 # %% [markdown] id="interleaved_after"
 # The bubble is halved. The price is more memory than 1F1B (its longer warm-up hides the messages) and **more than v
@@ -485,13 +495,40 @@ figures.show(simulate(schedules.dualpipe_v(4, 8), half), "DualPipe-V", memory=Tr
 
 # %% id="show_compare" tags=["demo"]
 p, m = 8, 32
-makers = {"AFAB": schedules.afab, "1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}
-runs = {name: simulate(make(p, m)) for name, make in makers.items()}
+ONE_CHUNK = {"AFAB": schedules.afab, "1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}
+runs = {name: simulate(make(p, m)) for name, make in ONE_CHUNK.items()}
 runs["interleaved, v = 2"] = simulate(schedules.interleaved(p, m, 2), half)
 runs["interleaved, v = 4"] = simulate(schedules.interleaved(p, m, 4), Costs(0.25, 0.25, 0.25))
 runs["ZB-V"] = simulate(schedules.zb_v(p, m), half)
 runs["DualPipe-V"] = simulate(schedules.dualpipe_v(p, m), half)
 figures.trade(runs, for_weights=0.5)
+
+# %% [markdown] id="cap_text"
+# Which of them is best for *your* pipeline and *your* memory? The sliders choose, of the library's tables with this number
+# of chunks (stages per rank), the one with the smallest bubble that fits under the memory cap. The unit of the cap is that of step 5.
+#
+# - With one chunk, which table is the best at a cap of 4? Which one is left at 3, and why?
+# - At a cap of 4, what do two chunks gain? From which cap on is there a table with four?
+# - At a cap of 4, how many micro-batches make the bubble smaller than 5 %, with one chunk and with two?
+
+# %% id="show_cap" tags=["demo"]
+def best_under_cap(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_cap: float = 4):
+    """Draw the table of the library with the smallest bubble that fits under the cap."""
+    tables = {"naive": schedules.naive, **ONE_CHUNK} if chunks == 1 else {"interleaved": partial(schedules.interleaved, per_rank=chunks)}
+    tables |= {"ZB-V": schedules.zb_v, "DualPipe-V": schedules.dualpipe_v} if chunks == 2 else {}
+    share, fitting, least = 1 / chunks, [], math.inf
+    for name, make in tables.items():
+        run = simulate(make(ranks, micro_batches), Costs(share, share, share))
+        most = max(run.peak_memory(share, share / 2))
+        least = min(least, most)
+        fitting += [(run.bubble_ratio, most, name, run)] if most <= memory_cap else []
+    if not fitting:
+        raise ValueError(f"With {chunks} chunks no table of the library fits under a cap of {memory_cap:g}: the smallest holds {least:g}.")
+    _, _, name, run = min(fitting, key=lambda each: each[:3])
+    return figures.show(run, f"{name}, the best under a cap of {memory_cap:g}", memory=True, for_weights=0.5)
+
+
+explore(best_under_cap, ranks=[2, 4, 8], micro_batches=[8, 16, 32], chunks=[1, 2, 4], memory_cap=[1, 1.5, 2, 3, 4, 6, 8, 16])
 
 # %% [markdown] id="start_text"
 # ## 9 · From a table to a scheduler
@@ -575,7 +612,7 @@ def greedy_rows(
 
 
 # %% [markdown] id="explore_text"
-# Play with it: `chunks` is the number of stages per rank (stage s is on rank s mod p), and the rule for memory
+# Play with it, if you have written `earliest_start`: `chunks` is the number of stages per rank (stage s is on rank s mod p), and the rule for memory
 # is the simplest one: a forward begins if it fits under the cap.
 #
 # - With one chunk, lower the cap from 8 to 1. At which cap does the bubble begin to grow?
@@ -590,7 +627,12 @@ def scheduled(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_ca
     return figures.show(timed(rows), f"scheduled: cap {memory_cap:g}, chunks {chunks}", memory=True, for_weights=0.5)
 
 
-explore(scheduled, ranks=[2, 3, 4, 6, 8], micro_batches=[2, 4, 8, 16], chunks=[1, 2, 4], memory_cap=[1, 1.5, 2, 3, 4, 6, 8])
+try:
+    scheduled()
+except NotImplementedError:
+    print("This scheduler needs your `earliest_start` (exercise 9). The sliders of step 8 work without it.")
+else:
+    explore(scheduled, ranks=[2, 3, 4, 6, 8], micro_batches=[2, 4, 8, 16], chunks=[1, 2, 4], memory_cap=[1, 1.5, 2, 3, 4, 6, 8])
 
 # %% [markdown] id="explore_after"
 # With four ranks and one chunk the bubble grows below a cap of 4: 12 % of the ideal time at 4, 29 % at 3. At 4 it is
@@ -769,43 +811,42 @@ lab.check("interleaved", instead={"interleaved_rows": lambda ranks, micro_batche
 step_predicted = {"your 1F1B, dlo_lib's runtime": None, "torch ScheduleGPipe": None, "torch Schedule1F1B": None}  # milliseconds
 
 # %% id="run_standard" tags=["demo"]
-from sleeping import Sleepy, events_of, fastest, held_bytes, measured_run, with_table
+from sleeping import Sleepy, fastest, measured_run, peak_memory, recorded, table_step
 
 from dlo_lib.labkit import side_by_side
+from dlo_lib.labkit.measured_step import sent_in_last_step
 
 BATCH, WIDTH = 8, 16384  # 8 micro-batches of one sample, 64 KiB each
 
 
-def with_torch(schedule_class, unit: float, steps: int = 3) -> list:
-    """Return what each step did on this rank: kind, start and end of each action."""
+def torch_step(schedule_class, unit: float):
+    """Return the layer of this rank, and a function that runs a step by PyTorch's schedule."""
     rank, ranks, batch = dist.get_rank(), dist.get_world_size(), torch.ones(BATCH, WIDTH)
     layer = Sleepy(WIDTH, unit)
     stage = PipelineStage(layer, rank, ranks, torch.device("cpu"))
     schedule = schedule_class(stage, BATCH, loss_fn=F.mse_loss)
-    done = []
-    for _ in range(steps):
-        dist.barrier()
-        schedule.step(*([batch] if rank == 0 else []), target=batch if rank == ranks - 1 else None)
-        done.append(events_of(layer))
-    return done
+    inputs, target = [batch] if rank == 0 else [], batch if rank == ranks - 1 else None
+    return layer, lambda: schedule.step(*inputs, target=target)
 
 
 unit, table = MILLISECONDS / 1000, one_f_one_b_rows(2, BATCH)
-runs = {"your 1F1B, dlo_lib's runtime": fastest(run_ranks(with_table, 2, table, WIDTH, unit))}
-for schedule_class in (ScheduleGPipe, Schedule1F1B):
-    runs[f"torch {schedule_class.__name__}"] = fastest(run_ranks(with_torch, 2, schedule_class, unit))
-own_lines, torch_lines = side_by_side.lines_of(one_f_one_b_rows, with_table), side_by_side.lines_of(with_torch)
-code = dict.fromkeys(runs, torch_lines) | {"your 1F1B, dlo_lib's runtime": own_lines}
-forms = [
-    side_by_side.Form(name, code[name], measured_run(ranks).makespan, memory=held_bytes(ranks[0], 4 * WIDTH))
-    for name, ranks in runs.items()
-]
+own_lines, torch_lines = side_by_side.lines_of(one_f_one_b_rows, table_step), side_by_side.lines_of(torch_step)
+forms, runs = [], {}
+for name, make, lines in (
+    ("your 1F1B, dlo_lib's runtime", partial(table_step, table, WIDTH, unit), own_lines),
+    ("torch ScheduleGPipe", partial(torch_step, ScheduleGPipe, unit), torch_lines),
+    ("torch Schedule1F1B", partial(torch_step, Schedule1F1B, unit), torch_lines),
+):
+    ran, peaks = run_ranks(recorded, 2, make, trace=True), run_ranks(peak_memory, 2, make)
+    runs[name] = measured_run(fastest(ran))
+    forms.append(side_by_side.Form(name, lines, runs[name].makespan, sent_in_last_step(ran.trace), peaks[0]))
 print(side_by_side.table(forms), "\n")
 print(predictions.compared(step_predicted, {form.name: 1000 * form.seconds for form in forms}, "{:.0f} ms".format))
-figures.planned_and_measured(timed(table, unit, unit, unit), {name: measured_run(ranks) for name, ranks in runs.items()})
+figures.planned_and_measured(timed(table, unit, unit, unit), runs, step_predicted)
 
 # %% [markdown] id="standard_lesson"
-# Memory is what rank 0 keeps for its backwards, from the order of its actions in the run. The times are the
+# Memory is the most that the tensors of rank 0 take at the same time: weights, their gradients, the batch, and what is
+# kept for the backwards. "Communicated" is what rank 0 sends, the activations of all micro-batches: the same in every form. The times are the
 # fastest of three steps: the first step of PyTorch's schedules also sends the shapes.
 #
 # The measured steps are longer than the plan, because messages and Python take time. 1F1B is about as fast as

@@ -162,8 +162,11 @@ def board(
 
 
 @styled
-def planned_and_measured(plan: Simulation, runs: Mapping[str, Simulation]) -> Figure:
-    """Draw the plan, and below it measured steps, in one scale of time. The times are in seconds."""
+def planned_and_measured(plan: Simulation, runs: Mapping[str, Simulation], predicted: Predicted) -> Figure:
+    """Draw the plan, and below it measured steps, in one scale of time. The times are in seconds.
+
+    ``predicted`` has milliseconds by the names of ``runs``: a diamond shows each on the last rank.
+    """
     drawn = {"planned, 1F1B": plan, **{f"measured, {name}": run for name, run in runs.items()}}
     height = (0.42 * plan.schedule.ranks + 0.65) * len(drawn) + 0.5
     every = panels(rows=len(drawn), width=11, height=height, sharex=True)
@@ -171,9 +174,13 @@ def planned_and_measured(plan: Simulation, runs: Mapping[str, Simulation]) -> Fi
     for axes, (name, run) in zip(every, drawn.items()):
         milliseconds = tuple(tuple((1e3 * start, 1e3 * stop) for start, stop in row) for row in run.spans)
         draw_actions(axes, Simulation(run.schedule, milliseconds))
-        axes.set_title(f"{name}: {1e3 * run.makespan:.0f} ms, bubble {100 * run.bubble_ratio:.0f} % of the ideal time")
+        title = f"{name}: {1e3 * run.makespan:.0f} ms, bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
+        key = name.removeprefix("measured, ")
+        mark_predicted(axes, {key: run.schedule.ranks - 1}, {key: predicted.get(key)}, horizontal=True, clip_on=False)
+        axes.set_title(f"{title}; diamond: your prediction" if len(axes.lines) else title)
         if axes is not every[0] and axes.get_legend():
             axes.get_legend().remove()
-    axes.set_xlim(0, 1e3 * end)
+    guesses = [float(x) for axes in every for line in axes.lines for x in line.get_xdata()]
+    axes.set_xlim(0, 1.02 * max(1e3 * end, *guesses, 0))
     axes.set_xlabel("milliseconds")
     return axes.get_figure()
