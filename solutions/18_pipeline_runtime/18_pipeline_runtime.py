@@ -10,7 +10,11 @@
 # You need no GPU: ranks are processes on this machine (gloo). The models are small, so that every gradient
 # can be compared.
 #
-# This lab builds on lab 17 (schedules). Its core exercises take about 95 minutes; with the text and the demos plan
+# This lab builds on lab 17 (schedules). You can skip labs 14 to 16 (ZeRO and FSDP), which divide the training state over ranks
+# that compute every layer. Of lab 11 only the optional step 7 needs an idea: each rank computes the gradients of its samples, and an
+# all-reduce combines them.
+#
+# The core exercises take about 95 minutes; with the text and the demos plan
 # a little more than two hours. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
 # `lab.use_reference("name")` lets you continue without its points.
 #
@@ -542,7 +546,7 @@ rows = my_rows(4, 8)
 spans = min((run_ranks(asleep, 4, rows, MILLISECONDS / 1000) for _ in range(2)), key=figures.seconds)  # the faster of two runs
 times = {"planned": MILLISECONDS * (8 + 4 - 1) * 3, "your loop": 1000 * figures.seconds(spans)}
 print(predictions.compared(step_predicted, times, "{:.0f} ms".format))
-figures.planned_and_measured(rows, {"planned": None, "your loop, measured": spans}, MILLISECONDS / 1000)
+figures.planned_and_measured(rows, {"planned": None, "your loop": spans}, MILLISECONDS / 1000, step_predicted)
 
 # %% [markdown] id="measure_lesson"
 # The order is the same, because a rank runs its row. But the bubbles are wider than planned. Your messages
@@ -552,7 +556,13 @@ figures.planned_and_measured(rows, {"planned": None, "your loop, measured": span
 # A production runtime waits less. It does not wait for its sends (`dist.isend`; the tensor must live until
 # the send is complete), and it posts receives *before* they are needed, so that data moves while the rank
 # computes. `dlo_lib.parallel.pipeline.runtime` does this with the same table. The next cell measures it on
-# the same sleeping ranks.
+# the same sleeping ranks. (On a busy machine all ranks wait for processor time, and the picture can show the opposite: run the
+# cell again.)
+#
+# **Predict:** how long does its step take? Your loop and the plan above are the bounds.
+
+# %% id="predict_overlapped" tags=["prediction"]
+overlapped_predicted = {"dlo_lib, messages overlapped": None}  # milliseconds
 
 # %% id="run_overlapped" tags=["demo"]
 from dlo_lib.optim import train_step
@@ -597,8 +607,9 @@ def by_the_library(ranks: int, micro_batches: int, unit: float):
         return [list(spans) for spans in pipeline.measured().spans]
 
 
-overlapped = run_ranks(by_the_library, 4, 4, 8, MILLISECONDS / 1000)[0]
-figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapped": overlapped}, MILLISECONDS / 1000)
+overlapped = min((run_ranks(by_the_library, 4, 4, 8, MILLISECONDS / 1000)[0] for _ in range(2)), key=figures.seconds)  # the faster of two runs
+print(predictions.compared(overlapped_predicted, {"dlo_lib, messages overlapped": 1000 * figures.seconds(overlapped)}, "{:.0f} ms".format))
+figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapped": overlapped}, MILLISECONDS / 1000, overlapped_predicted)
 
 # %% [markdown] id="hybrid_text"
 # ## 7 · With data parallelism
@@ -713,11 +724,13 @@ print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
 wire_predicted = {"pipeline": None, "tensor parallelism": None}  # numbers for each token
 
 # %% id="show_wire" tags=["demo"]
+from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.models import model_config
 
 config, ranks = model_config("llama-3.2-3b"), 4
 sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
 print(predictions.compared(wire_predicted, sent, "{:,.0f}".format).replace("measured", "counted ", 1).replace("measured", "counted"))
+predicted_bars(sent, wire_predicted, "numbers for each token,\ncounted", text="{:,.0f}".format, log=True)
 
 # %% [markdown] id="wire_lesson"
 # So use pipeline parallelism *between* nodes, where links are slow, and tensor parallelism inside a node.
@@ -890,8 +903,12 @@ lab.check("delayed")
 # %% [markdown] id="delayed_after"
 # What does the delay cost? The next cell trains an MLP of eight layers in eight stages, with three schemes
 # and two learning rates. (The batch is always the same, so that the curves are smooth.) The axis is **time**:
-# with flush and 8 micro-batches an update also includes the bubble of 1F1B. **Before you run it:** at which
-# learning rate do the delays matter less?
+# with flush and 8 micro-batches an update also includes the bubble of 1F1B.
+#
+# **Predict:** at the end of the time, how many times the loss of training with flush is that of PipeDream, at each learning rate?
+
+# %% id="predict_delayed" tags=["prediction"]
+loss_predicted = {"learning rate 0.3": None, "learning rate 2": None}  # loss of PipeDream / loss with flush, at the end
 
 # %% id="run_delayed" tags=["demo"]
 from dlo_lib.parallel.pipeline.simulate import simulate
@@ -930,7 +947,10 @@ def curve(delays: list[int], lr: float, update: float) -> list[tuple[float, floa
 flush = 1 + simulate(one_f_one_b(8, 8)).bubble_ratio
 SCHEMES = {"with flush": ([0] * 8, flush), "2BW": ([1] * 8, 1.0), "PipeDream": (list(range(7, -1, -1)), 1.0)}
 print(f"an update takes {flush:.2f} with flush, 1 without")
-figures.losses({lr: {name: curve(delays, lr, update) for name, (delays, update) in SCHEMES.items()} for lr in (0.3, 2.0)})
+trained = {lr: {name: curve(delays, lr, update) for name, (delays, update) in SCHEMES.items()} for lr in (0.3, 2.0)}
+at_end = {f"learning rate {lr:g}": lines["PipeDream"][-1][1] / lines["with flush"][-1][1] for lr, lines in trained.items()}
+print(predictions.compared(loss_predicted, at_end, "{:.2f}".format))
+figures.losses(trained, loss_predicted)
 
 # %% [markdown] id="delayed_lesson"
 # With a small learning rate, the weights of a few updates ago are nearly the current ones. Each delayed
@@ -1035,10 +1055,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 
-def torch_schedule(stage: nn.Module, micro_batches: int, every_target: list) -> Schedule1F1B:
+def torch_schedule(stage: nn.Module, micro_batches: int, every_target: list, schedule_class=Schedule1F1B):
     """Return the schedule of this rank."""
     part = PipelineStage(stage, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
-    return Schedule1F1B(part, micro_batches, loss_fn=lambda output, target: loss_part(output, target, every_target), scale_grads=False)
+    return schedule_class(part, micro_batches, loss_fn=lambda output, target: loss_part(output, target, every_target), scale_grads=False)
 
 
 def torch_step(stage, row, inputs, targets, every_target, shapes, before, after) -> float:
@@ -1065,42 +1085,67 @@ lab.check("hybrid", instead={"stage_group": mesh_group})
 
 # %% [markdown] id="standard_table_text"
 # The table compares both on two ranks, with 8 equal micro-batches of the MLP. The time is the least of several
-# steps on each rank, then the largest of the ranks. PyTorch's schedule is made once, as in a program.
+# steps on each rank, then the largest of the ranks. Memory is the most that the tensors of rank 0 take in a step: weights,
+# gradients, the batch, and what is kept for backward. PyTorch's schedule is made once, as in a program. `ScheduleGPipe` is AFAB.
+#
+# **Predict:** how many times the memory of your pipeline does `ScheduleGPipe` take on rank 0, and `Schedule1F1B`?
+
+# %% id="predict_standard" tags=["prediction"]
+memory_predicted = {"Schedule1F1B": None, "ScheduleGPipe": None}  # times the memory of your pipeline
 
 # %% id="run_standard" tags=["demo"]
+from copy import deepcopy
+from functools import partial
+
+from torch.distributed.pipelining import ScheduleGPipe
+
 from dlo_lib.labkit import side_by_side
+from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step
+
+batch, classes = torch.randn(256, WIDTHS[0], dtype=torch.float64), torch.randint(0, WIDTHS[-1], (256,))  # 8 micro-batches of 32
 
 
-def two_ranks(form: str, steps: int) -> float:
-    """Return the time of the fastest of `steps` steps on this rank."""
+def step_of(schedule_class=None):
+    """Return a function that runs a step of this rank: yours, or that of PyTorch's schedule."""
     torch.set_default_dtype(torch.float64)
     rank = dist.get_rank()
-    stage, x, y = stages_of(2)[rank], samples[:40].split(5), labels[:40].split(5)
+    stage, x, y = deepcopy(stages_of(2)[rank]), batch.split(32), classes.split(32)
     before, after = neighbours(rank, 2, rank)
-    row, shapes, schedule = with_messages(my_rows(2, 8))[rank], shapes_into(stage, x), torch_schedule(stage, 8, y)
-    taken = []
+    if schedule_class is None:
+        row, shapes = with_messages(my_rows(2, 8))[rank], shapes_into(stage, x)
+        return lambda: pipeline_step(stage, row, x, y, y, shapes, before, after)
+    schedule, inputs = torch_schedule(stage, 8, y, schedule_class), [batch] if before is None else []
+    return lambda: schedule.step(*inputs, target=classes if after is None else None)
+
+
+def least_seconds(make, steps: int) -> float:
+    """Return the time of the fastest of `steps` steps on this rank."""
+    step, taken = make(), []
     for _ in range(steps):
         dist.barrier()
         began = time.perf_counter()
-        if form == "yours":
-            pipeline_step(stage, row, x, y, y, shapes, before, after)
-        else:
-            schedule.step(*([samples[:40]] if before is None else []), target=labels[:40] if after is None else None)
+        step()
         taken.append(time.perf_counter() - began)
     return min(taken)
 
 
 yours = [my_rows, with_messages, run_row, stage_forward, stage_backward, loss_part, pipeline_step]
 forms = []
-for name, form, code in (("your pipeline", "yours", yours), ("Schedule1F1B", "torch", [loss_part, torch_schedule, torch_step])):
-    run = run_ranks(two_ranks, 2, form, 2 + STEPS // 10, trace=True)
-    steps = 2 + STEPS // 10
-    forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), max(run), run.trace.bytes("send", rank=0) / steps))
+for name, make, code in (
+    ("your pipeline", step_of, yours),
+    ("Schedule1F1B", partial(step_of, Schedule1F1B), (loss_part, torch_schedule, torch_step)),
+    ("ScheduleGPipe", partial(step_of, ScheduleGPipe), (loss_part, torch_schedule, torch_step)),
+):
+    run, peaks = run_ranks(least_seconds, 2, make, 2 + STEPS // 10, trace=True), run_ranks(peak_of_a_step, 2, make)
+    forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), max(run), sent_in_last_step(run.trace), peaks[0]))
 print(side_by_side.table(forms))
+own, *others = forms
+predicted_bars({form.name: form.memory / own.memory for form in others}, memory_predicted, "memory of rank 0,\ntimes that of yours")
 
 # %% [markdown] id="standard_lesson"
-# "Communicated" is what rank 0 sends in a step. It sends the same activations in both forms; PyTorch's first
-# step also sends their shape and dtype. Both hold at most *p - r* micro-batches. `Schedule1F1B` receives with
+# "Communicated" is what rank 0 sends in a step. It sends the same activations in all forms; PyTorch's first
+# step also sends their shape and dtype, so the last step is counted. 1F1B keeps at most *p - r* micro-batches, GPipe all of
+# them. `Schedule1F1B` receives with
 # `irecv` and posts a send and a receive together (`batch_isend_irecv`), which is its answer to the deadlock of
 # step 4. The models here are so small that the time is that of Python and of messages.
 

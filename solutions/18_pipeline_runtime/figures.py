@@ -26,6 +26,7 @@ from dlo_lib.labkit.figures import (
     styled,
     text_on,
 )
+from dlo_lib.labkit.predictions import Predicted, mark_predicted, scaled
 from dlo_lib.parallel.pipeline.draw import COLOURS, draw_actions
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
 from dlo_lib.parallel.pipeline.table import Action, B, F, Schedule
@@ -111,18 +112,26 @@ def planned_and_measured(
     rows: Sequence[Sequence[str]],
     runs: Mapping[str, Sequence[Sequence[Span]] | None],
     unit: float,
+    predicted: Predicted,
 ) -> Figure:
     """Draw several runs of the same table, one above the other, in milliseconds.
 
     A run has, for each rank, begin and end in seconds of each action of its row. None is the plan, where a
-    forward takes ``unit`` seconds and a backward twice as long.
+    forward takes ``unit`` seconds and a backward twice as long. ``predicted`` has milliseconds by the names of
+    ``runs``: a diamond shows each on the last rank.
     """
     schedule, drawn = _schedule(rows, "your table"), []
     plan = simulate(schedule, Costs(1e3 * unit, 1e3 * unit, 1e3 * unit))
     for name, spans in runs.items():
         simulation = plan if spans is None else _measured(schedule, spans)
         drawn.append((simulation, f"{name}: {simulation.makespan:.0f} ms, bubble {_percent(simulation)}"))
-    return _stacked(drawn, "milliseconds", end=max(simulation.makespan for simulation, _ in drawn))
+    figure = _stacked(drawn, "milliseconds", end=max(simulation.makespan for simulation, _ in drawn))
+    for axes, name in zip(figure.axes, runs):
+        mark_predicted(axes, {name: len(rows) - 1}, {name: predicted.get(name)}, horizontal=True, clip_on=False)
+        if len(axes.lines):
+            axes.set_title(f"{axes.get_title('left')}; diamond: your prediction")
+            axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.lines[0].get_xdata()[0]))
+    return figure
 
 
 @styled
@@ -136,12 +145,18 @@ def schedules(tables: Sequence[Schedule]) -> Figure:
 
 
 @styled
-def losses(curves: Mapping[float, Mapping[str, Sequence[tuple[float, float]]]]) -> Figure:
-    """Draw the loss over time for each scheme, a panel for each learning rate."""
+def losses(curves: Mapping[float, Mapping[str, Sequence[tuple[float, float]]]], predicted: Predicted) -> Figure:
+    """Draw the loss over time for each scheme, a panel for each learning rate.
+
+    ``predicted`` is by "learning rate 0.3": the last loss of PipeDream, divided by the last one with flush.
+    """
     every = panels(len(curves), width=10, height=3.6, sharey=True)
     for axes, (lr, by_scheme) in zip(every, curves.items()):
         for name, line in by_scheme.items():
             axes.plot(*zip(*line), **STYLES[name].line(), label=name)
+        name, end = f"learning rate {lr:g}", by_scheme["with flush"][-1][1]
+        last = by_scheme["PipeDream"][-1][0]
+        mark_predicted(axes, {name: last}, scaled({name: predicted.get(name)}, end))
         xlabel = "time (1: forward and backward\nof a batch on a rank)"
         figure = finish(axes, title=f"learning rate {lr:g}", xlabel=xlabel)
     every[0].set_ylabel("loss")
