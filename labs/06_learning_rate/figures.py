@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from dlo_lib.labkit.figures import BLACK, METHODS, MUTED, finish, legend, log_ticks, panels, styled
-from dlo_lib.labkit.predictions import mark_predicted
+from dlo_lib.labkit.figures import BLACK, METHODS, MUTED, SMALL, finish, legend, log_ticks, panels, styled
+from dlo_lib.labkit.predictions import Predicted, mark_predicted, numbers
+
+BESIDE: dict[str, Any] = {"xytext": (-8, 0), "textcoords": "offset points", "fontsize": SMALL}
 
 
 @styled
@@ -32,14 +35,19 @@ def tested(
     curve: Sequence[float],
     found: Mapping[str, float],
     reset: Mapping[float, float],
+    predicted: Predicted,
 ) -> Figure:
-    """Plot a range test (losses, smoothed curve, suggestions), and the test that restarts for each rate."""
+    """Plot a range test (losses, smoothed curve, suggestions, predicted rates), and the test that restarts for each rate."""
     left, right = panels(2, width=11, height=4.2)
     left.plot(rates[: len(losses)], losses, color=MUTED, linewidth=0.8, alpha=0.6, label="loss")
     smoothed, *marks = (METHODS[index] for index in range(1 + len(found)))
     left.plot(rates[: len(curve)], curve, **smoothed.line(), label="smoothed")
     for (name, rate), style in zip(found.items(), marks):
         left.axvline(rate, **style.line(), linewidth=1.5, label=f"{name}: {rate:.2g}")
+    heights = {"steepest": 0.5 * curve[0], "bottom": 0.2 * curve[0]}
+    mark_predicted(left, heights, predicted, horizontal=True)
+    for name, rate in numbers(predicted, heights).items():
+        left.annotate(name, (rate, heights[name]), **BESIDE, ha="right", va="center")
     legend(left, "below", ncols=2)
     right.plot(list(reset), list(reset.values()), **METHODS[2].line(marked=True))
     for axes, title in (
@@ -65,13 +73,16 @@ def schedules(factors: Mapping[str, Sequence[float]], momenta: Sequence[float] =
 
 
 @styled
-def spread(accuracies: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Plot every repeat as a point and the mean as a bar, a row per name."""
+def spread(accuracies: Mapping[str, Sequence[float]], title: str, predicted: Predicted) -> Figure:
+    """Plot every repeat as a point and the mean as a bar, a row per name, with the predictions in percent."""
     (axes,) = panels(width=9, height=0.9 + 0.45 * len(accuracies))
     for row, (values, style) in enumerate(zip(accuracies.values(), METHODS)):
         percent = [100 * value for value in values]
         axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
         axes.plot([sum(percent) / len(percent)] * 2, [row - 0.3, row + 0.3], color=style.colour, linewidth=3)
+    mark_predicted(axes, {name: row + 0.25 for row, name in enumerate(accuracies)}, predicted, horizontal=True)
+    if axes.get_legend_handles_labels()[1]:
+        legend(axes, "right")
     axes.set_yticks(range(len(accuracies)), list(accuracies))
     axes.set_ylim(len(accuracies) - 0.4, -0.6)
     return finish(axes, "both", xlabel="test accuracy (%)", title=title)
@@ -99,15 +110,22 @@ def peaks(found: Mapping[str, float], scale: float, predicted: Mapping[str, floa
 
 
 @styled
-def budgets(accuracies: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
-    """Plot accuracy against the length of the run: points are repeats, the line connects their means."""
+def budgets(accuracies: Mapping[str, Mapping[int, Sequence[float]]], predicted: Predicted) -> Figure:
+    """Plot accuracy against the length of the run: points are repeats, the line connects their means.
+
+    ``predicted`` has percents for the shortest run.
+    """
     (axes,) = panels()
     for (name, line), style in zip(accuracies.items(), METHODS):
         means = [100 * sum(values) / len(values) for values in line.values()]
         axes.plot(list(line), means, **style.line(), label=name)
         for epochs, values in line.items():
             axes.plot([epochs] * len(values), [100 * value for value in values], **style.points(), alpha=0.6)
-    log_ticks(axes, "x", sorted({epochs for line in accuracies.values() for epochs in line}))
+    lengths = sorted({epochs for line in accuracies.values() for epochs in line})
+    mark_predicted(axes, dict.fromkeys(accuracies, lengths[0]), predicted)
+    for name, percent in numbers(predicted, accuracies).items():
+        axes.annotate(name, (lengths[0], percent), **BESIDE | {"xytext": (8, 0)}, ha="left", va="center")
+    log_ticks(axes, "x", lengths)
     axes.legend()
     labels = {"xlabel": "epochs in the whole run", "ylabel": "test accuracy (%)"}
     return finish(axes, "both", title="each point is a separate run of this length", **labels)

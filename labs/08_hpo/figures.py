@@ -28,6 +28,7 @@ from dlo_lib.labkit.figures import (
     panels,
     styled,
 )
+from dlo_lib.labkit.predictions import Predicted, mark_predicted
 
 
 @styled
@@ -54,14 +55,17 @@ def landscape(searches: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
 
 
 @styled
-def best_losses(found: Mapping[str, Sequence[float]], label: str, *, log: bool = False) -> Figure:
-    """Plot the best loss of every repeat as a dot, and their median as a line, for each method."""
+def best_losses(found: Mapping[str, Sequence[float]], label: str, predicted: Predicted, *, log: bool = False) -> Figure:
+    """Plot the best loss of every repeat as a dot, their median as a line, and predicted means, for each method."""
     (axes,) = panels(width=8, height=0.6 * len(found) + 1.2)
     spread = torch.Generator().manual_seed(0)
     for place, (losses, style) in enumerate(zip(found.values(), METHODS)):
         heights = place + 0.3 * (torch.rand(len(losses), generator=spread) - 0.5)
         axes.scatter(losses, heights, s=12, alpha=0.5, color=style.colour, marker=style.marker)
         axes.plot([sorted(losses)[len(losses) // 2]] * 2, [place - 0.3, place + 0.3], color=BLACK)
+    mark_predicted(axes, {name: place for place, name in enumerate(found)}, predicted, horizontal=True)
+    if axes.get_legend_handles_labels()[1]:
+        legend(axes, "right")
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
     if log:
@@ -99,8 +103,8 @@ def improvement(
 
 
 @styled
-def best_so_far(curves: Mapping[str, Sequence[Sequence[float]]], start: int) -> Figure:
-    """Plot the best loss after each training: the median over the repeats, and the quartiles."""
+def best_so_far(curves: Mapping[str, Sequence[Sequence[float]]], start: int, predicted: Predicted) -> Figure:
+    """Plot the best loss after each training: the median over the repeats, the quartiles, and predictions of the last mean."""
     (axes,) = panels(width=8)
     for (name, runs), style in zip(curves.items(), METHODS):
         best = torch.tensor(runs).double().cummin(1).values
@@ -108,6 +112,7 @@ def best_so_far(curves: Mapping[str, Sequence[Sequence[float]]], start: int) -> 
         count = range(1, best.shape[1] + 1)
         axes.plot(count, middle, **style.line(marked=True), ms=4, label=name)
         axes.fill_between(count, low, high, color=style.colour, alpha=0.15, lw=0)
+    mark_predicted(axes, {name: len(runs[0]) for name, runs in curves.items()}, predicted)
     axes.axvline(start + 0.5, color=MUTED, ls=":", lw=1.2)
     place = {"xycoords": ("data", "axes fraction"), "ha": "right", "va": "top"}
     axes.annotate("random up to here", (start + 0.3, 0.98), fontsize=SMALL, color=MUTED, **place)

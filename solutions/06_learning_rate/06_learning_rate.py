@@ -8,7 +8,8 @@
 # in TensorBoard. At the end PyTorch's schedulers do the same and pass the same checks.
 #
 # You should have trained a small model with PyTorch before: a data loader, a loss, `backward`, and the step of an
-# optimiser.
+# optimiser. Labs 01 to 05 are not needed: they make one training step faster (mixed precision, profiler, data
+# loader, `torch.compile`, fused kernels). This lab keeps the step as it is and asks how many of them you need, and how long each should be.
 #
 # All runs train a small ResNet on real handwritten digits, in seconds. The core exercises take about 100
 # minutes; with the text and the demos plan two hours and a quarter. The two optional ones (cycles, snapshot
@@ -249,7 +250,7 @@ curve = smoothed(losses, 0.8)
 FOUND = suggest(rates, curve)
 reset = {rate: range_test(model, loss_of, stream(0), [rate] * 9)[-1] for rate in sweep(1e-3, 10.0, TEST_STEPS // 8)}
 print(compared(predicted_rates, FOUND))
-figures.tested(rates, losses, curve, FOUND, reset)
+figures.tested(rates, losses, curve, FOUND, reset, predicted_rates)
 
 # %% [markdown] id="peak_text"
 # The two rates may be close, here a factor of about two: the model learns during the test, so the loss falls fastest
@@ -531,7 +532,7 @@ for seed in range(SEEDS):
         log = f"{name.replace(' ', '')}-seed{seed}" if seed < 2 else None
         runs[name].append(train(factor, PEAK, seed=seed, momentum=momentum, log=log))
 print(compared(predicted_accuracy, {name: 100 * mean(runs[name]) for name in ("constant", "cosine", "OneCycle")}))
-figures.spread(runs, f"peak {PEAK:.2g}, {STEPS} steps, {SEEDS} seeds")
+figures.spread(runs, f"peak {PEAK:.2g}, {STEPS} steps, {SEEDS} seeds", predicted_accuracy)
 
 # %% id="versus" tags=["demo"]
 
@@ -588,6 +589,11 @@ compare_runs(RUNS, {"test/accuracy": Pick.HIGHEST, "train/loss": Pick.LOWEST, "t
 # schedule needs many epochs, if one cycle rises to **very** high rates. They called it super-convergence.
 # Look for it here, with three schedules: steps from a tenth of the peak, a choice without a range test; steps
 # from the peak itself; OneCycle up to the peak. Each length is a separate run.
+#
+# **Predict.** Which accuracy, in percent, do the three reach on average in the shortest run, of one epoch?
+
+# %% id="predict_super" tags=["prediction"]
+predicted_super = {"peak / 10, in steps": None, "peak, in steps": None, "OneCycle": None}
 
 # %% id="super" tags=["demo"]
 lengths = (1, 2, 3, 4) if EPOCHS > 1 else (1,)
@@ -599,7 +605,8 @@ for epochs in lengths:
     cautious[epochs] = [train(kinds["steps"], PEAK / 10, steps, seed) for seed in range(SEEDS)]
     bold[epochs] = [train(kinds["steps"], PEAK, steps, seed) for seed in range(SEEDS)]
     cycle[epochs] = [train(kinds["OneCycle"], PEAK, steps, seed, one_cycle_momentum(steps)) for seed in range(SEEDS)]
-figures.budgets(budget)
+print(compared(predicted_super, {name: 100 * mean(line[lengths[0]]) for name, line in budget.items()}))
+figures.budgets(budget, predicted_super)
 
 # %% id="super_said" tags=["demo"]
 for epochs in lengths:
@@ -719,6 +726,11 @@ figures.peaks(PEAKS, SCALE, predicted_peaks)
 #
 # The next cell trains with 256 images for the same number of epochs, with the same peak and with both rules. It uses
 # twice as many seeds as before, because the differences are small.
+#
+# **Predict.** Which accuracy, in percent, do the four kinds of runs reach on average?
+
+# %% id="predict_same_epochs" tags=["prediction"]
+predicted_same_epochs = {"64 images": None, "256, same peak": None, "256, sqrt": None, "256, linear": None}
 
 # %% id="show_batch" tags=["demo"]
 def train_batch(size, rule, seed):
@@ -739,7 +751,8 @@ kinds = {"64 images": (64, None), "256, same peak": (256, None), "256, sqrt": (2
 same_epochs = {name: [train_batch(*kind, seed) for seed in range(2 * SEEDS)] for name, kind in kinds.items()}
 for name in ("256, sqrt", "256, linear"):
     print(versus(name, same_epochs[name], "256, same peak", same_epochs["256, same peak"]))
-figures.spread(same_epochs, f"{EPOCHS} epochs: {STEPS} steps of 64 images, {EPOCHS * (len(DATA.train) // 256)} of 256")
+print(compared(predicted_same_epochs, {name: 100 * mean(accuracies) for name, accuracies in same_epochs.items()}))
+figures.spread(same_epochs, f"{EPOCHS} epochs: {STEPS} steps of 64 images, {EPOCHS * (len(DATA.train) // 256)} of 256", predicted_same_epochs)
 
 # %% [markdown] id="batch_steps"
 # In our run, with eight seeds, the sqrt rule beats the same peak by 9 points. The runs of the linear rule differ so
@@ -778,10 +791,18 @@ lab.check("cyclical")
 cycles = {name: lambda step, halve=halve: triangular(step, max(1, STEPS // 6), 0.05, halve) for name, halve in (("cycles", False), ("halved cycles", True))}
 figures.schedules({name: [factor(step) for step in range(STEPS)] for name, factor in cycles.items()})
 
+# %% [markdown] id="predict_cyclical_text"
+# **Predict.** Which accuracy, in percent, do cycles reach on average? The constant rate is in the figure of section 4.
+
+# %% id="predict_cyclical" tags=["prediction"]
+predicted_cycles = {"cycles": None, "halved cycles": None}
+
 # %% id="compare_cyclical" tags=["demo"]
-for name, factor in cycles.items():
-    cycled = [train(factor, PEAK, seed=seed) for seed in range(SEEDS)]
-    print(versus(name, cycled, "constant", runs["constant"]))
+cycled = {name: [train(factor, PEAK, seed=seed) for seed in range(SEEDS)] for name, factor in cycles.items()}
+for name, accuracies in cycled.items():
+    print(versus(name, accuracies, "constant", runs["constant"]))
+print(compared(predicted_cycles, {name: 100 * mean(accuracies) for name, accuracies in cycled.items()}))
+figures.spread({"constant": runs["constant"], **cycled}, f"peak {PEAK:.2g}, {STEPS} steps, {SEEDS} seeds", predicted_cycles)
 
 # %% [markdown] id="snapshots_text"
 # ## 9 · Snapshot ensembles: train once, get several models
@@ -818,6 +839,13 @@ def ensemble(logits: torch.Tensor) -> torch.Tensor:
 
 # %% nbgrader={"grade_id": "test_snapshots", "grade": true}
 lab.check("snapshots")
+
+# %% [markdown] id="predict_snapshots_text"
+# **Predict.** The cell trains with three cycles, and once with one cosine of the same length. Which accuracy, in
+# percent, do the last member, the ensemble and the one cosine reach on average?
+
+# %% id="predict_snapshots" tags=["prediction"]
+predicted_snapshots = {"last member alone": None, "ensemble": None, "one cosine, same steps": None}
 
 # %% id="show_snapshots" tags=["demo"]
 MEMBERS, TOTAL = 3, 2 * STEPS
@@ -859,7 +887,8 @@ print("members alone, on average:", ", ".join(f"{100 * mean(accuracies):.1f} %" 
 for other in (names[0], names[2]):
     print("accuracy:      ", versus("ensemble", results["ensemble"], other, results[other]))
     print("log-likelihood:", versus("ensemble", likelihoods["ensemble"], other, likelihoods[other], "nats", 1))
-figures.spread(results, f"{MEMBERS} snapshots in {TOTAL} steps, {SEEDS} seeds")
+print(compared(predicted_snapshots, {name: 100 * mean(accuracies) for name, accuracies in results.items()}))
+figures.spread(results, f"{MEMBERS} snapshots in {TOTAL} steps, {SEEDS} seeds", predicted_snapshots)
 
 # %% [markdown] id="snapshots_after"
 # With so few test images, accuracy hardly separates a small gain from chance; the log-likelihood is more

@@ -6,6 +6,9 @@
 # them on a loss landscape given by a formula, then on real trainings of a small network. Compare them as
 # experiments should be compared: at the same cost, with many repeats and an interval.
 #
+# Of lab 06 you need the learning rate and its decades. You can skip lab 07, which compares optimisers: here every network is trained by gradient
+# descent with momentum, a learning rate and a weight decay, which pulls each weight towards 0 in each step.
+#
 # You need no GPU. The core exercises take about 100 minutes; with the text and the demos plan two hours and a
 # quarter. The three optional ones (Hyperband, ASHA, population-based training) take 40 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
 # pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
@@ -23,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, scaled
 
 REPEATS = int(os.environ.get("DLO_REPEATS", 30))  # of every comparison
 POOL = int(os.environ.get("DLO_POOL", 200))  # real trainings that are run once and searched many times
@@ -109,6 +112,13 @@ def interval(left: Tensor, right: Tensor, chosen: Tensor, level: float) -> tuple
 # %% nbgrader={"grade_id": "test_interval", "grade": true}
 lab.check("interval")
 
+# %% [markdown] id="predict_interval_text"
+# **Predict.** Which is the best loss of 16 trainings, on average over the repeats? (The landscape falls from 2.3 to 0.2.)
+# Replace each `None` that you want to predict by a number. Predictions are not graded.
+
+# %% id="predict_interval" tags=["prediction"]
+predicted_best = {"grid": None, "random": None}
+
 # %% id="show_interval" tags=["demo"]
 def verdict(a: str, b: str, losses: dict[str, list[float]]) -> None:
     """Print the result of comparing a with b; lower is better."""
@@ -139,7 +149,8 @@ found = {
     "random": [min(random_losses(16, seed)) for seed in range(10 * REPEATS)],
 }
 verdict("random", "grid", found)
-figures.best_losses(found, "best of 16 trainings")
+print(compared(predicted_best, {name: sum(losses) / len(losses) for name, losses in found.items()}))
+figures.best_losses(found, "best of 16 trainings", predicted_best)
 
 # %% [markdown] id="interval_after"
 # The cell derives the printed sentence from your interval. All comparisons in this lab are made this way. "No
@@ -296,8 +307,7 @@ lab.check("next")
 # models the good and the bad trials with two densities, and proposes points where their ratio is large. All
 # three start with the same 8 random trainings.
 #
-# **Predict.** The landscape falls from 2.3 to 0.2. Which is the best loss after 28 trainings, on average over
-# the repeats? Replace each `None` that you want to predict. Predictions are not graded.
+# **Predict.** Which is the best loss after 28 trainings, on average over the repeats?
 
 # %% id="predict_next" tags=["prediction"]
 predicted_loss = {"random": None, "TPE": None, "your Bayesian search": None}
@@ -334,7 +344,7 @@ print(compared(predicted_loss, {name: sum(losses) / len(losses) for name, losses
 verdict("TPE", "random", last)
 verdict("your Bayesian search", "random", last)
 verdict("your Bayesian search", "TPE", last)
-figures.best_so_far(curves, START)
+figures.best_so_far(curves, START, predicted_loss)
 
 # %% [markdown] id="pool_text"
 # ## 7 · Real trainings, and the resource that they use
@@ -360,13 +370,18 @@ figures.curves(pool, rates.tolist())
 predicted_ranks = {"after 1 epoch": None, "after 3": None, "after 9": None}
 
 # %% id="show_ranks" tags=["demo"]
+from dlo_lib.labkit.predicted_bars import predicted_bars
+
+
 def ranks_agree(epochs: int) -> float:
     """Return the correlation of the trials' ranks after `epochs` with their final ranks."""
     early, late = (torch.tensor([row[at - 1] for row in pool]).nan_to_num(99).argsort().argsort().double() for at in (epochs, EPOCHS))
     return float(torch.corrcoef(torch.stack([early, late]))[0, 1])
 
 
-print(compared(predicted_ranks, {"after 1 epoch": ranks_agree(1), "after 3": ranks_agree(3), "after 9": ranks_agree(9)}))
+agreement = {"after 1 epoch": ranks_agree(1), "after 3": ranks_agree(3), "after 9": ranks_agree(9)}
+print(compared(predicted_ranks, agreement))
+predicted_bars(agreement, predicted_ranks, "rank correlation\nwith the end")
 
 # %% [markdown] id="halving_text"
 # ## 8 · Successive halving
@@ -438,6 +453,11 @@ lab.check("hyperband")
 # %% [markdown] id="budget_text"
 # What do they find with the same number of epochs? Every method has the budget of one Hyperband run, with the brackets
 # of the library (yours are the same), and takes its trials at random from the pool. Random search trains fewer trials, all to the end.
+#
+# **Predict.** How many times the best final loss of random search is that of the two others, on average?
+
+# %% id="predict_budget" tags=["prediction"]
+predicted_gain = {"successive halving": None, "Hyperband": None}  # mean loss / mean loss of random search
 
 # %% id="show_budget" tags=["demo"]
 from dlo_lib.hpo.halving import brackets as library_brackets
@@ -475,7 +495,9 @@ print(f"budget {budget} epochs: {budget // EPOCHS} random trials, or {budget // 
 verdict("successive halving", "random", found)
 verdict("Hyperband", "random", found)
 verdict("successive halving", "Hyperband", found)
-figures.best_losses(found, f"best final loss for {budget} epochs", log=True)
+means = {name: sum(losses) / len(losses) for name, losses in found.items()}
+print(compared(predicted_gain, {name: means[name] / means["random"] for name in predicted_gain}, "{:.2f}".format))
+figures.best_losses(found, f"best final loss for {budget} epochs", scaled(predicted_gain, means["random"]), log=True)
 
 # %% [markdown] id="budget_after"
 # All repeats draw from one pool of trainings, so the dots stand in columns: many repeats find the same trial. The
@@ -541,7 +563,9 @@ for seed in range(10 * REPEATS):
     best = min(pool[trial][-1] for trial in order if not math.isnan(pool[trial][-1]))
     kept += any(len(losses) == EPOCHS and losses[-1] == best for losses in earlier)
     spent.append(cost / (30 * EPOCHS))
-print(compared(predicted_share, {"epochs trained": 100 * sum(spent) / len(spent), "best trial survives": 100 * kept / len(spent)}))
+shares = {"epochs trained": 100 * sum(spent) / len(spent), "best trial survives": 100 * kept / len(spent)}
+print(compared(predicted_share, shares))
+predicted_bars(shares, predicted_share, "percent")
 
 # %% [markdown] id="objective_text"
 # ## 11 · An objective for Optuna
@@ -589,6 +613,11 @@ lab.check("objective")
 # %% [markdown] id="objective_after"
 # The cell runs your objective in two studies with the same sampler and the same seed, without and with a pruner.
 # These are real trainings, one network at a time.
+#
+# **Predict.** Which share of the epochs does the study with the pruner train, in percent of those without a pruner?
+
+# %% id="predict_objective" tags=["prediction"]
+predicted_epochs = {"median pruner": None}
 
 # %% id="show_objective" tags=["demo"]
 import time
@@ -606,7 +635,7 @@ def train(params: dict[str, float]):
         yield float(losses)
 
 
-studies = {}
+studies, trained = {}, {}
 for name, pruner in {
     "no pruner": optuna.pruners.NopPruner(),
     "median pruner": optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=3),
@@ -620,6 +649,10 @@ for name, pruner in {
         f"{name:13} best loss {studies[name].best_value:.3f} in {epochs} epochs, {stopped} of {TRIALS} trials stopped early,"
         f" {time.perf_counter() - begin:.1f} s"
     )
+    trained[name] = epochs
+percent = {"no pruner": 100.0, "median pruner": 100 * trained["median pruner"] / trained["no pruner"]}
+print(compared(predicted_epochs, percent))
+predicted_bars(percent, predicted_epochs, "epochs trained (%)")
 
 # %% [markdown] id="objective_question"
 # Pruning saves epochs, and in a real training epochs are the time. Here a whole training takes a tenth of a second,
@@ -666,6 +699,11 @@ lab.check("asha")
 # Eight workers in simulated time run 27 trials of the pool; some configurations take three times as long as
 # others. The upper timeline is successive halving; in the lower one your promotions decide. The darker a bar,
 # the higher the rung.
+#
+# **Predict.** What is the time to the end of each, relative to successive halving?
+
+# %% id="predict_asha" tags=["prediction"]
+predicted_time = {"ASHA": None}  # successive halving is 1
 
 # %% id="show_asha" tags=["demo"]
 from dlo_lib.hpo import SuccessiveHalving, draw_timeline, simulate
@@ -704,8 +742,13 @@ runs = {
 }
 for name, run in runs.items():
     best = min(row.reports[EPOCHS] for row in run.table if EPOCHS in row.reports)
-    print(f"{name}: best loss {best:.3f}, trained {run.cost:.0f} units of time")
+    print(f"{name}: best loss {best:.3f}, ends at time {run.makespan:.0f}, trained {run.cost:.0f} units of time")
+ends = dict(zip(("halving", "ASHA"), (run.makespan / runs["successive halving"].makespan for run in runs.values())))
+print(compared(predicted_time, ends, "{:.2f}".format))
 draw_timeline(runs)
+
+# %% id="show_asha_time" tags=["demo"]
+predicted_bars(ends, predicted_time, "time to the end,\ntimes that of halving")
 
 # %% [markdown] id="population_text"
 # ## 13 · Population-based training
@@ -749,6 +792,11 @@ lab.check("population")
 # same 6 learning rates to the end (random search), with the same initial weights and batches. Both cost
 # 6 × 27 epochs. The picture shows the last repeat: the learning rate of every member, and in colour the
 # learning rates that the weights of the best member were trained with.
+#
+# **Predict.** How many times the best loss of random search is that of the population, on average?
+
+# %% id="predict_population" tags=["prediction"]
+predicted_population = {"population": None}  # random search is 1
 
 # %% id="show_population" tags=["demo"]
 MEMBERS, QUANTILE = 6, 0.25
@@ -781,7 +829,12 @@ for seed in range(REPEATS):
     found["population"].append(lowest(losses))
     found["random"].append(lowest(train_population(seed)[0]))
 verdict("population", "random", found)
+relative = {name: sum(found[name]) / sum(found["random"]) for name in ("random", "population")}
+print(compared(predicted_population, relative, "{:.2f}".format))
 figures.population(history, families, losses, every=3)
+
+# %% id="show_population_gain" tags=["demo"]
+predicted_bars(relative, predicted_population, "mean best loss,\ntimes that of random")
 
 # %% [markdown] id="shared_text"
 # ## 14 · A search that several processes share
