@@ -29,7 +29,7 @@ def predicted_bars(
     Raises:
         UserError: as for :func:`dlo_lib.labkit.predictions.compared`.
     """
-    (axes,) = panels(width=max(5.0, 1.9 * len(measured)), height=3.2)
+    (axes,) = panels(width=max(7.0, 1.9 * len(measured)), height=3.2)
     positions = {name: place for place, name in enumerate(measured)}
     heights = [*measured.values(), *numbers(predicted, positions).values()]
     if log:
@@ -41,7 +41,7 @@ def predicted_bars(
     axes.bar(list(positions.values()), list(measured.values()), 0.5, color=BLUE, label="measured")
     for name, place in positions.items():
         at = (place, measured[name])
-        axes.annotate(text(measured[name]), at, xytext=(0, 3), textcoords="offset points", ha="center")
+        axes.annotate(text(measured[name]), at, xytext=(0, 7), textcoords="offset points", ha="center")
     before = len(axes.lines)
     mark_predicted(axes, positions, predicted)
     if len(axes.lines) > before:

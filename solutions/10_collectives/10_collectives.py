@@ -5,8 +5,10 @@
 # all-gather, all-reduce), using only messages between two ranks. You provoke a deadlock, count every byte,
 # predict and measure your own algorithms, and then use the collectives of PyTorch, on groups of ranks.
 #
-# You should know tensors, and that a program can run as several processes, each with memory that the others
-# cannot read. You need no GPU: the ranks are processes on this machine (gloo).
+# This lab builds on no other lab. The labs before it train on one device; you need from them only that backward
+# computes a gradient for each parameter, and that an optimiser's step then changes the parameters. You should know
+# tensors, and that a program can run as several processes, each with memory that the others cannot read. You need no
+# GPU: the ranks are processes on this machine (gloo).
 #
 # The core exercises take about 100 minutes; with the text and the demos plan two hours. Three optional sections
 # follow the quiz. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
@@ -28,6 +30,7 @@ from dlo_lib.grading import Lab
 from dlo_lib.labkit.explore import explore
 from dlo_lib.labkit.predictions import compared
 
+KIB, MIB = 1 << 10, 1 << 20
 REPEATS = int(os.environ.get("DLO_REPEATS", 20))  # of each measurement near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 4 << 20))  # bytes of the largest tensor measured
 lab = Lab(globals())
@@ -301,7 +304,7 @@ for world in WORLDS:
     sent[world] = [trace.bytes(Kind.SEND, rank) / (4 * SIZE) for rank in range(world)]
 busiest["your ring"] = {world: 2 * max(shares) for world, shares in sent.items()}  # a rank receives what it sends
 print(compared(predicted_bytes, {f"{world} ranks": max(sent[world]) for world in (2, 6)}))
-figures.bytes_sent(sent, busiest)
+figures.bytes_sent(sent, busiest, predicted_bytes)
 
 # %% [markdown] id="ring_after"
 # With B bytes and N ranks, each rank sends N - 1 chunks in each half: **2 (N-1)/N · B** in total. That is less
@@ -360,6 +363,7 @@ predicted_messages = {"by way of rank 0": None, "tree": None, "your ring": None}
 
 # %% id="show_messages" tags=["demo"]
 from dlo_lib.comm.collectives import tree
+from dlo_lib.labkit.predicted_bars import predicted_bars
 
 
 def tree_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
@@ -371,11 +375,13 @@ def tree_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 three = {"by way of rank 0": star_all_reduce, "tree": tree_all_reduce, "your ring": ring_all_reduce}
 traces = {name: run_ranks(lambda run=run: float(run(torch.ones(SIZE)).sum()), 6, trace=True).trace for name, run in three.items()}
-print(compared(predicted_messages, {name: trace.count(Kind.SEND, 0) for name, trace in traces.items()}, "{:g}".format))
+of_rank_0 = {name: trace.count(Kind.SEND, 0) for name, trace in traces.items()}
+print(compared(predicted_messages, of_rank_0, "{:g}".format))
 print("\nmessages sent by each of 6 ranks, and their bytes in units of B")
 for name, trace in traces.items():
     sends = [(trace.count(Kind.SEND, rank), trace.bytes(Kind.SEND, rank) / (4 * SIZE)) for rank in range(6)]
     print(f"{name:18}", "   ".join(f"{count:2}: {share:.2f} B" for count, share in sends))
+predicted_bars(of_rank_0, predicted_messages, "messages", title="sent by rank 0 in an all-reduce on 6 ranks", text="{:g}".format)
 
 # %% [markdown] id="cost_text"
 # ## 7 · A model with two parameters
@@ -457,20 +463,20 @@ for world in (2, 4):
         slowest = [max(tries) for tries in zip(*(seconds[name, size] for seconds in by_rank))]
         timings.append((name, size, world, min(slowest)))
 measured = {(name, size, world): seconds for name, size, world, seconds in timings}
-MIB = min(1 << 20, SIZES[-1])
-ratio = {
-    words: measured["ring", size, world] / measured["tree", size, world]
-    for words, size, world in (("2 ranks, 1 MiB", MIB, 2), ("4 ranks, 64 bytes", 64, 4), ("4 ranks, 1 MiB", MIB, 4))
-}
+large = min(MIB, SIZES[-1])
+points = {"2 ranks, 1 MiB": (large, 2), "4 ranks, 64 bytes": (64, 4), "4 ranks, 1 MiB": (large, 4)}
+ratio = {words: measured["ring", *point] / measured["tree", *point] for words, point in points.items()}
 print(compared(predicted_ratio, ratio), f"\n{os.cpu_count()} cores")
-figures.timed(timings)
+print(figures.what_timed_shows(timings, os.cpu_count()))
+figures.timed(timings, points, predicted_ratio)
 
 # %% [markdown] id="measure_lesson"
 # Small tensors cost α for each message, so the tree wins; large tensors cost β for each byte, so the ring wins.
 # Two ranks on two cores come closest to the model. If four ranks share fewer cores, the messages of one step of
 # the ring take turns, and the ring is slower than the model says: it may win only at the largest size, or not at
-# all. The times are minima of several tries. A single point far above its neighbours is another program at work:
-# run the cell again.
+# all. The times are minima of several tries, and the lines above the figure say when the picture disagrees with this
+# text. A single point far above its neighbours is another program at work: run the cell again. (A diamond is the time
+# of your ring by your prediction, from the measured time of the tree.)
 #
 # ## 8 · The collectives of PyTorch, on groups of ranks
 #
@@ -519,16 +525,25 @@ def two_level_all_reduce(tensor: torch.Tensor, inside: dist.ProcessGroup, betwee
 # %% nbgrader={"grade_id": "test_levels", "grade": true}
 lab.check("levels")
 
+# %% [markdown] id="predict_levels_text"
+# **Predict first.** How many times B does each of four ranks add between the nodes, with one rank in a node and
+# with two?
+
+# %% id="predict_levels" tags=["prediction"]
+predicted_between = {"1 rank in a node": None, "2 ranks in a node": None}  # in units of B
+
 # %% id="run_levels" tags=["demo"]
 def between_nodes(inside: int) -> float:
     """Return the first number of the sum over the ranks, by way of nodes of `inside` ranks."""
     return float(two_level_all_reduce(torch.ones(SIZE), *make_groups(inside))[0])
 
 
-for inside in (1, 2):
+added = {}
+for inside, words in ((1, "1 rank in a node"), (2, "2 ranks in a node")):
     trace = run_ranks(between_nodes, 4, inside, trace=True).trace
-    share = trace.bytes(Kind.ALL_REDUCE, 0) / (4 * SIZE)
-    print(f"4 ranks, {inside} in a node: {share:.2f} B of each rank are added between the nodes")
+    added[words] = max(trace.bytes(Kind.ALL_REDUCE, rank) for rank in range(4)) / (4 * SIZE)
+print(compared(predicted_between, added, "{:.2f} B".format))
+predicted_bars(added, predicted_between, "bytes ÷ bytes of the tensor", title="added between the nodes by each of 4 ranks")
 
 # %% [markdown] id="standard_text"
 # ## 9 · The same with PyTorch
@@ -545,38 +560,58 @@ def standard_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 lab.check("ring", instead={"ring_all_reduce": standard_all_reduce})
 
+# %% [markdown] id="standard_table_text"
+# The table compares both on two ranks, for your largest tensor: the fastest of several tries, the memory that a rank
+# needs during the call beyond its tensor, the bytes that it sends, and the lines of code. (Memory is measured on
+# Linux only.)
+
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit import side_by_side
+from dlo_lib.labkit.process_memory import peak_bytes
 
 
-def fastest(all_reduce, size: int, repeats: int) -> float:
+def all_reduce_seconds(device: str, size: int, repeats: int, all_reduce=dist.all_reduce) -> float:
     """Return the seconds of the fastest of several tries on this rank."""
     torch.set_num_threads(1)
-    tensor, tries = torch.ones(size // 4), []
+    where = torch.device("cpu") if device == "cpu" else torch.device(device, dist.get_rank())
+    tensor, tries = torch.ones(size // 4, device=where), []
     for _ in range(repeats + 1):
         dist.barrier()
         began = time.perf_counter()
         all_reduce(tensor)
+        if device == "cuda":
+            torch.cuda.synchronize()
         tries.append(time.perf_counter() - began)
-    return min(tries[1:])
+    return min(tries[1:])  # the first opens connections
+
+
+def all_reduce_memory(all_reduce, size: int) -> int | None:
+    """Return the bytes that this rank needs during the call, beyond its tensor; None if the system does not report them."""
+    tensor = torch.ones(size // 4)
+    all_reduce(tensor)
+    return peak_bytes(lambda: all_reduce(tensor))
 
 
 FORMS = {
     "your ring": (ring_all_reduce, (exchange, ring_reduce_scatter, ring_all_gather, ring_all_reduce)),
-    "dist.all_reduce, gloo": (gloo_all_reduce, ("dist.all_reduce(tensor)",)),
+    "dist.all_reduce, gloo": (dist.all_reduce, ("dist.all_reduce(tensor)",)),
 }
 forms = []
 for name, (all_reduce, code) in FORMS.items():
-    seconds = max(run_ranks(fastest, 2, all_reduce, LARGEST, REPEATS))
-    trace = run_ranks(lambda run=all_reduce: float(run(torch.ones(LARGEST // 4)).sum()), 2, trace=True).trace
+    seconds = max(run_ranks(all_reduce_seconds, 2, "cpu", LARGEST, REPEATS, all_reduce))
+    memory = run_ranks(all_reduce_memory, 2, all_reduce, LARGEST)
+    trace = run_ranks(lambda run=all_reduce: run(torch.ones(LARGEST // 4)) is None, 2, trace=True).trace
     sent_bytes = trace.bytes(Kind.SEND, 0) or trace.ring_bytes(Kind.ALL_REDUCE, 0)
-    forms.append(side_by_side.Form(name, lines=side_by_side.lines_of(*code), seconds=seconds, nbytes=sent_bytes))
-print(f"all-reduce of {LARGEST >> 10} KiB on 2 ranks")
+    most = None if None in memory else max(memory)
+    forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), seconds, sent_bytes, most))
+print(f"all-reduce of {LARGEST // KIB} KiB on 2 ranks")
 print(side_by_side.table(forms, measured="an all-reduce"))
 
 # %% [markdown] id="standard_lesson"
 # Both send the same bytes (those of `dist.all_reduce` by the formula of the ring, which gloo uses for large
-# tensors). Yours has Python between the messages, and copies each chunk.
+# tensors). Yours has Python between the messages, and copies each chunk. It also needs more memory: a whole
+# tensor for the result, which leaves the argument unchanged, and chunks on the way. `dist.all_reduce` writes the sum
+# into its argument and needs only buffers for what arrives.
 
 # %% [markdown] id="backends_text"
 # ### Backends
@@ -590,28 +625,16 @@ print(side_by_side.table(forms, measured="an all-reduce"))
 # | **MPI** | where an MPI library is installed and PyTorch is built with it | rarely used |
 #
 # NCCL has rings *and* trees. It detects the links of the machine at the start, and chooses the algorithm for
-# each size with a cost model like yours. The cell measures your largest tensor on two ranks, with each
-# backend of *this* machine.
+# each size with a cost model like yours. The cell measures small and large tensors on two ranks, with each
+# backend of *this* machine: the fastest of several tries.
 
 # %% id="run_backends" tags=["demo"]
-def all_reduce_seconds(device: str, size: int, repeats: int) -> float:
-    """Return the seconds of the fastest of several tries on this rank."""
-    where = torch.device("cpu") if device == "cpu" else torch.device(device, dist.get_rank())
-    tensor, tries = torch.ones(size // 4, device=where), []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        dist.all_reduce(tensor)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        tries.append(time.perf_counter() - began)
-    return min(tries[1:])
-
-
-print(f"gloo: {1e3 * max(run_ranks(all_reduce_seconds, 2, 'cpu', LARGEST, REPEATS)):8.3f} ms")
-if torch.cuda.device_count() >= 2:
-    print(f"NCCL: {1e3 * max(run_ranks(all_reduce_seconds, 2, 'cuda', LARGEST, REPEATS)):8.3f} ms")
-else:
+devices = {"gloo": "cpu"} | ({"NCCL": "cuda"} if torch.cuda.device_count() >= 2 else {})
+for backend, device in devices.items():
+    for size in sorted({64, LARGEST // 16, LARGEST}):
+        seconds = max(run_ranks(all_reduce_seconds, 2, device, size, REPEATS))
+        print(f"{backend}: {size / KIB:9.2f} KiB {1e6 * seconds:9.0f} µs {1e-9 * size / seconds:8.3f} GB/s")
+if "NCCL" not in devices:
     print(f"NCCL: needs a GPU for each rank, this machine has {torch.cuda.device_count()}")
 print("MPI: ", "available" if dist.is_mpi_available() else "this PyTorch is built without it")
 

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from dlo_lib.labkit import figures
+from dlo_lib.labkit import figures, predictions
 from dlo_lib.labkit.figures import (
     BLACK,
     LIMIT,
@@ -61,21 +61,25 @@ def busiest(busiest: Mapping[str, Mapping[int, float]]) -> Figure:
 
 
 @styled
-def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mapping[int, float]]) -> Figure:
+def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mapping[int, float]], predicted: predictions.Predicted) -> Figure:
     """Plot the bytes sent by each rank, with 2 (N-1)/N as lines, and the busiest rank of two algorithms."""
     left, right = panels(2, width=11, height=3.6)
-    place, ticks = 0.0, []
+    place, ticks, highest = 0.0, {}, 2.0
     for world, shares in sent.items():
         left.bar([place + rank for rank in range(world)], list(shares), 0.8, color=RING)
         formula = 2 * (world - 1) / world
         left.plot([place - 0.5, place + world - 0.5], [formula] * 2, color=BLACK, linewidth=2)
         left.text(place + (world - 1) / 2, formula + 0.03, f"{formula:.2f}", ha="center", va="bottom")
-        ticks.append(place + (world - 1) / 2)
+        ticks[f"{world} ranks"] = place + (world - 1) / 2
         place += world + 1
     left.axhline(2, color=MUTED, linestyle=":", linewidth=1.2)
-    left.set_xticks(ticks, [f"{world} ranks" for world in sent])
+    if guesses := predictions.numbers(predicted, ticks):
+        predictions.mark_predicted(left, ticks, predicted)
+        highest = max(2.0, *guesses.values())
+        left.legend(loc="lower right", frameon=True, framealpha=1)
+    left.set_xticks(list(ticks.values()), list(ticks))
     title = "sent by each rank of your ring (bars), 2 (N-1)/N (lines)"
-    finish(left, title=title, ylabel="bytes ÷ bytes of the tensor", ylim=(0, 2.2))
+    finish(left, title=title, ylabel="bytes ÷ bytes of the tensor", ylim=(0, 1.1 * highest))
     return _busiest(right, busiest)
 
 
@@ -210,14 +214,40 @@ def _timed(axes: Axes, timings: Sequence[Timing], world: int, names: Sequence[st
 
 
 @styled
-def timed(timings: Sequence[Timing]) -> Figure:
-    """Plot seconds against bytes, with a panel for each number of ranks."""
+def timed(timings: Sequence[Timing], points: Mapping[str, tuple[int, int]], predicted: predictions.Predicted) -> Figure:
+    """Plot seconds against bytes, with a panel for each number of ranks, and the ring by your prediction.
+
+    ``points``: the (bytes, ranks) of each prediction, which is the time of the ring divided by that of the tree.
+    """
+    tree = {(size, ranks): seconds for name, size, ranks, seconds in timings if name == "tree"}
+    ratios = predictions.numbers(predicted, points)
     worlds = sorted({ranks for _, _, ranks, _ in timings})
     for axes, world in zip(panels(len(worlds), width=11, height=3.8, sharey=True), worlds):
         _timed(axes, timings, world, list(STYLES), joined=True)
+        places = {name: size for name, (size, ranks) in points.items() if ranks == world}
+        guesses = {name: 1e6 * ratios[name] * tree[size, world] for name, size in places.items() if name in ratios}
+        predictions.mark_predicted(axes, places, guesses)
         figure = finish(axes, title=f"all-reduce on {world} ranks, measured", xlabel="tensor", ylabel="µs")
     axes.legend()
     return figure
+
+
+def what_timed_shows(timings: Sequence[Timing], cores: int | None) -> str:
+    """Return whether the measurement agrees with the text: the tree is faster for small tensors on four ranks, the ring for large ones."""
+    seconds = {(name, size, ranks): time for name, size, ranks, time in timings}
+    small, large = min(size for _, size, _ in seconds), max(size for _, size, _ in seconds)
+    lines = []
+    for winner, size, ranks in (("tree", small, 4), ("ring", large, 2), ("ring", large, 4)):
+        loser = "ring" if winner == "tree" else "tree"
+        ratio = seconds[loser, size, ranks] / seconds[winner, size, ranks]
+        where = f"{ranks} ranks, {figures.size(size)}: the {winner} takes {1 / ratio:.2f} times as long as the {loser}"
+        if ratio >= 1:
+            lines.append(f"{where}, as the model says.")
+            continue
+        shared = cores is not None and cores < ranks
+        why = f"{ranks} ranks share {cores} cores" if shared else "another program may be at work: run the cell again"
+        lines.append(f"{where}. This disagrees with the model; {why}.")
+    return "\n".join(lines)
 
 
 @styled

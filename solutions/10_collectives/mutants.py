@@ -564,6 +564,22 @@ MUTANTS = [
         """,
     ),
     Mutant(
+        "The chunks are gathered from all ranks, also of the other nodes",
+        "check_levels",
+        says="it should be the group of ranks [0, 1]: pass group=inside",
+        replace={
+            """
+            whole = torch.empty_like(tensor)
+            dist.all_gather_into_tensor(whole, chunk, group=inside)
+            return whole
+            """: """
+            everything = chunk.new_empty(chunk.numel() * dist.get_world_size())
+            dist.all_gather_into_tensor(everything, chunk)
+            return everything[: tensor.numel()]
+            """,
+        },
+    ),
+    Mutant(
         "The chunks are gathered into the argument",
         "check_levels_argument",
         says="the argument of rank",

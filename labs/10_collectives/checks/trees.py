@@ -319,6 +319,16 @@ def check_levels(student, t):
                 "nodes. Cut the tensor by a reduce-scatter inside the node first",
                 rank=rank, world=world, inside=inside, got=got, chunk=chunk,
             )  # fmt: skip
+            node = list(range(rank - rank % inside, rank - rank % inside + inside))
+            for call in run.calls(rank):
+                if call.kind not in (Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_REDUCE):
+                    continue
+                want, name = (list(range(rank % inside, world, inside)), "between") if call.kind is Kind.ALL_REDUCE else (node, "inside")
+                t.that(
+                    sorted(call.members) == want,
+                    "rank {rank} of {world} calls {kind} on the group of ranks {got}, it should be the group of ranks {want}: pass group={name}",
+                    rank=rank, world=world, kind=call.kind.value, got=sorted(call.members), want=want, name=name,
+                )  # fmt: skip
         total_chunks = [total.tensor_split(inside)[rank % inside] for rank in range(world)]
         node_chunks = [summed(values[rank - rank % inside :][:inside]).tensor_split(inside)[rank % inside] for rank in range(world)]
         message = "rank {rank} passes other numbers to its all-reduce than its chunk of the sum over its node: they should come from the reduce-scatter"
