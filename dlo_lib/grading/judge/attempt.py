@@ -26,7 +26,7 @@ from dlo_lib.grading.judge.cells import Origin, SubmissionCell
 from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.lab.syntax import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
-from dlo_lib.grading.sandbox.remote_worker import Worker, deadline_after
+from dlo_lib.grading.sandbox.remote_worker import Worker, charged_seconds, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.scenario import as_wrong, finished_run
 from dlo_lib.grading.switch.server import SwitchServer
@@ -68,6 +68,7 @@ class Attempt:
             try:
                 answer = self._worker.ask(deadline_after(self.seconds), **self._request())
                 self._note(_loaded(self._worker, answer))
+                self.budget.note_load(self._worker.computed)
             except (Ended, NotPlain) as error:
                 self.broken_in, self._broken = self._worker.cell, error
                 self.budget.note(error)
@@ -236,13 +237,11 @@ class RemoteStudent:
 
     @contextlib.contextmanager
     def _timed(self, workers: Sequence[Worker]) -> Iterator[float]:
-        """Yield the deadline of one question to ``workers``; subtract the time charged to the worker that
-        waited longest for a processor.
-        """
+        """Yield the deadline of one question to ``workers``, and subtract the time that they are charged."""
         try:
             yield deadline_after(self._left)
         finally:
-            self._left -= min(worker.charged_seconds() for worker in workers)
+            self._left -= charged_seconds(workers)
 
 
 class JudgedRanks:
@@ -293,7 +292,7 @@ class JudgedRanks:
         if self._failed:
             return False
         late = [rank for rank in range(len(self._workers)) if rank not in self.answers]
-        more = max(self._workers[rank].more_time(self._deadline) for rank in late)
+        more = max(self._workers[rank].more_time(self._deadline, self._workers) for rank in late)
         if more > 0:
             self._deadline = deadline_after(more)
             return True

@@ -5,7 +5,11 @@ First, all cells run in order. Then each question that lost points is judged alo
 reference solutions of the steps it needs, and the student's answer to this question. If the student added
 cells below the question's test, the question is judged once more without them, because they ran later in the
 notebook. A check counts if it passes in any of these attempts. So a cell that crashes, hangs or exits costs
-only its own question, and each loss by time or memory has occurred twice, the second time alone.
+only its own question, and each loss by time or memory has occurred alone.
+
+A submission that has exceeded ``MOST_TOGETHER`` limits is hardly honest, and its other questions are judged
+alone first. All cells together are a second try only for what failed in another way than by its time, so that
+an endless loop in each answer costs one short limit for each question.
 
 In each attempt the visible checks of all questions run before the hidden ones. So no process that has seen
 the inputs of a hidden check answers a visible one, whose message the student reads. An attempt that holds the
@@ -17,6 +21,7 @@ read again only if they could not be read.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +55,7 @@ from dlo_lib.text import tr
 
 MAX_LEFT_OUT = 2  # added cells that are found and left out one by one; after that, all of them are left out
 MAX_TIMEOUTS = 2  # of one question judged alone; its other checks then count as timed out
+MOST_TOGETHER = 2  # limits that a submission exceeds until its other questions are judged alone first
 ABNORMAL = (Status.TIMEOUT, Status.OOM, Status.KERNEL_DIED)
 Outcomes = TypeVar("Outcomes")
 
@@ -171,13 +177,16 @@ class Judge:
         for question in self.lab.questions:
             outcomes = together.get(question, {})
             for left_out in self._left_out_alone(question, submission):
-                if all(outcome.passed for outcome in outcomes.values()):
+                if outcomes and all(outcome.passed for outcome in outcomes.values()):
                     break
                 if question != QUIZ:
                     alone = self.judge_alone(question, submission, outcomes, left_out)
                     outcomes = _best_outcomes(outcomes, alone)
                 elif not self.quiz_read:
                     outcomes = self.judge_alone(question, submission, left_out=left_out)
+            if question != QUIZ and question not in together and _may_pass(outcomes):
+                second = self.judge_together(submission, question)
+                outcomes = _best_outcomes(second.get(question, {}), outcomes)
             questions[question] = self.question(question, submission, outcomes)
         notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
         text = "a cell that you added (`{cell}`) ended the process: it was left out"
@@ -186,15 +195,17 @@ class Judge:
             self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes)
         )
 
-    def judge_together(self, submission: Submission) -> dict[str, dict[str, Outcome]]:
-        """Run all checks of the attempted questions on all cells in order; return question → check →
-        outcome.
+    def judge_together(self, submission: Submission, only: str = "") -> dict[str, dict[str, Outcome]]:
+        """Run all checks of the attempted questions, or of one of them, on all cells in order.
+
+        Returns:
+            Question → check → outcome, without the questions that are judged alone first.
         """
-        attempted = [question for question in self.lab.questions if question in submission.attempted]
-        return self._attempt(
-            submission.cells,
-            lambda at: self._run(at, {question: self.checks.of(question) for question in attempted}, 1),
-        )
+        chosen = submission.attempted & {only} if only else submission.attempted
+        checks = {name: self.checks.of(name) for name in self.lab.questions if name in chosen}
+        most = math.inf if only else MOST_TOGETHER
+        found = self._attempt(submission.cells, lambda at: self._run(at, checks, 1, most))
+        return {question: outcomes for question, outcomes in found.items() if outcomes}
 
     def judge_alone(
         self,
@@ -234,16 +245,23 @@ class Judge:
         return question_report(question, tuple(reports), note, question in submission.attempted)
 
     def _run(
-        self, attempt: Attempt, checks: Mapping[str, Sequence[Check]], timeouts: int
+        self,
+        attempt: Attempt,
+        checks: Mapping[str, Sequence[Check]],
+        timeouts: int,
+        most_exceeded: float = math.inf,
     ) -> dict[str, dict[str, Outcome]]:
         """Return question → check → outcome; the visible checks of all questions run before the hidden ones.
 
-        After ``timeouts`` time-outs of a question, its other checks count as timed out too.
+        After ``timeouts`` time-outs of a question, its other checks count as timed out too. Once the
+        submission has exceeded ``most_exceeded`` limits, no further question is begun.
         """
         found: dict[str, dict[str, Outcome]] = {question: {} for question in checks}
         in_order = [check for of_question in checks.values() for check in of_question]
         for check in sorted(in_order, key=lambda check: check in self.checks.hidden):
             outcomes = found[check.question]
+            if not outcomes and self.budget.exceeded >= most_exceeded:
+                continue
             hung = [outcome for outcome in outcomes.values() if outcome.status is Status.TIMEOUT]
             if len(hung) >= timeouts:
                 outcomes[check.name] = replace(hung[-1], check=check)
@@ -302,6 +320,12 @@ class Judge:
             if attempt.broken_in not in own:
                 return outcomes
             self.left_out += [attempt.broken_in] if len(self.left_out) < MAX_LEFT_OUT else own
+
+
+def _may_pass(outcomes: Mapping[str, Outcome]) -> bool:
+    """Return True if a question has failed, and none of its checks by its time or memory."""
+    statuses = {outcome.status for outcome in outcomes.values()}
+    return not statuses <= {Status.OK} and statuses.isdisjoint((Status.TIMEOUT, Status.OOM))
 
 
 def _best_outcomes(first: dict[str, Outcome], second: dict[str, Outcome]) -> dict[str, Outcome]:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms,
 # No worker has more than this multiple of its time by the wall clock. Several tasks also wait for each other,
 # and children that have ended are not counted in any figure.
 WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 4.0
+LEAST_WALL = (
+    10.0  # seconds for a worker with one task, whose time is known: a short limit is not for the load
+)
 
 
 class Worker:
@@ -200,33 +204,42 @@ class Worker:
         below = list(descendants(self._root))
         return below if self._supervised else [self._root, *below]
 
-    def charged_seconds(self) -> float:
-        """Return the seconds since the last question, up to its answer, without those spent waiting for a
-        processor.
-        """
+    def since_asked(self) -> Usage:
+        """Return the processor time since the last question, up to its answer."""
         now = self._after if self._answered else self.usage()
-        passed, starved = time.monotonic() - self._asked, now.starved - self._before.starved
-        return passed - min(passed, max(0.0, starved))
+        return Usage(max(0.0, now.cpu - self._before.cpu), max(0.0, now.starved - self._before.starved))
 
-    def more_time(self, deadline: float) -> float:
+    def used_seconds(self, workers: Sequence[Worker] = ()) -> float:
+        """Return the seconds since the last question in which the worker has computed or slept.
+
+        It does not sleep while it waits for a processor, for the judge, or for another of ``workers``, the
+        ranks of the same run, that computes or waits for a processor.
+        """
+        own = self.since_asked()
+        others = [worker.since_asked() for worker in workers if worker is not self]
+        busy = own.starved + sum(spent.cpu + spent.starved for spent in others)
+        passed = time.monotonic() - self._asked
+        return max(own.cpu, passed - busy - (_busy_seconds() - self._busy_judge))
+
+    def more_time(self, deadline: float, workers: Sequence[Worker] = ()) -> float:
         """Return the seconds that the worker has left at ``deadline`` for the last question, or 0.
 
         The time is over when the CPU time of all its processes reaches the time given, when the worker has
-        been idle for ``IDLE_FACTOR`` times that, or when ``WALL_FACTOR`` times that has passed. The worker is
-        not idle while it waits for a processor or for the judge.
+        used ``IDLE_FACTOR`` times that (``used_seconds``, which ``workers`` is for), or when ``WALL_FACTOR``
+        times that has passed, at least ``LEAST_WALL``.
         """
         if self._over_limit:
             return 0.0
         given, passed = deadline - self._asked, time.monotonic() - self._asked
         if self._given is None:
             self._given = given
-        now = self.usage()
-        computed, starved = now.cpu - self._before.cpu, now.starved - self._before.starved
         one = self._tasks == 1
-        idle = passed - starved - (_busy_seconds() - self._busy_judge)
-        idle_left = (IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL) * self._given - idle
-        own_left = min(self._given - computed, idle_left)
-        wall_left = (WALL_FACTOR if one else WALL_FACTOR_OF_SEVERAL) * self._given - passed
+        idle_left = (IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL) * self._given - self.used_seconds(
+            workers
+        )
+        own_left = min(self._given - self.since_asked().cpu, idle_left)
+        most = max(LEAST_WALL, WALL_FACTOR * self._given) if one else WALL_FACTOR_OF_SEVERAL * self._given
+        wall_left = most - passed
         self.crowded = self.crowded or wall_left <= 0 < own_left
         return max(0.0, min(own_left, wall_left))
 
@@ -319,6 +332,11 @@ def pid_of(handle: int) -> int:
     """Return the process id of a pidfd in this pid namespace; -1 if the process has ended."""
     with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
+def charged_seconds(workers: Sequence[Worker]) -> float:
+    """Return the seconds that a question to ``workers`` has used: those of the one that used most."""
+    return max(worker.used_seconds(workers) for worker in workers)
 
 
 def _busy_seconds() -> float:

@@ -18,6 +18,7 @@ import pytest
 from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.judge.judge import judge_mutant, judge_notebook, visible_report
 from dlo_lib.grading.judge.report import Report
+from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
 from dlo_lib.grading.lab.mutants import read_mutants
 from dlo_lib.grading.lab.release import release_lab
@@ -296,7 +297,47 @@ def test_10_an_endless_function_that_swallows_interrupts(
     assert points(report) == FULL | {"scale": 0.0}
 
 
-def test_10_an_endless_cell(judge: Judge, reference: Notebook) -> None:
+LOOPS = {
+    "scale": "def absmax_scale(x):\n    while True: pass",
+    "quantise": "def quantise(x):\n    while True: pass",
+    "mean": "def all_reduce_mean(x):\n    while True: pass",
+}
+
+
+def test_an_endless_loop_in_each_answer_is_tried_once_after_two_limits(
+    judge: Judge, reference: Notebook, monkeypatch: Patch
+) -> None:
+    hurry(monkeypatch, 0.5)
+    limits: list[str] = []
+    note = TimeBudget.note
+
+    def noted(budget: TimeBudget, error: Exception) -> None:
+        limits.append(str(error))
+        note(budget, error)
+
+    monkeypatch.setattr(TimeBudget, "note", noted)
+    report = judge(answer(reference, **LOOPS))
+    assert points(report) == FULL | dict.fromkeys(LOOPS, 0.0)
+    # scale and quantise in order and alone, mean only alone
+    assert len(limits) == 5
+    assert all(limit.startswith("no answer in time") for limit in limits)
+
+
+def test_right_answers_below_endless_loops_keep_their_points(
+    judge: Judge, reference: Notebook, monkeypatch: Patch
+) -> None:
+    """The answer to ``mean`` needs a function of the cell above, which it does not have when it is judged
+    alone."""
+    hurry(monkeypatch, 0.5)
+    helper = "\ndef world(): return dist.get_world_size()"
+    mean = "def all_reduce_mean(x):\n    y = x.clone()\n    dist.all_reduce(y)\n    return y / world()"
+    loops = {"scale": LOOPS["scale"], "quantise": LOOPS["quantise"] + helper}
+    report = judge(answer(reference, **loops, mean=mean))
+    assert points(report) == FULL | dict.fromkeys(loops, 0.0)
+
+
+def test_10_an_endless_cell(judge: Judge, reference: Notebook, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(TimeBudget, "load_seconds", lambda self, full: full / 10)
     report = judge(answer(reference, scale="while True: pass"))
     assert report.questions["scale"].status == "TIMEOUT"
     assert "in cell `scale`" in messages(report, "scale")

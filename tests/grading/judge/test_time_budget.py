@@ -28,7 +28,7 @@ def test_an_unknown_reference_leaves_a_fifth_of_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "reference", "limit"), [(60, 0.1, 10), (60, 1.0, 20), (60, 9.0, 60), (5, 9.0, 5)]
+    ("seconds", "reference", "limit"), [(60, 0.1, 5), (60, 1.0, 20), (60, 9.0, 60), (3, 9.0, 3)]
 )
 def test_the_first_limit_is_many_times_the_references_time(
     seconds: float, reference: float, limit: float
@@ -42,9 +42,31 @@ def test_each_exceeded_limit_shortens_the_next_ones_but_a_right_answer_keeps_its
     for _ in range(4):
         budget.note(LATE)
         limits.append(budget.seconds(check()))
-    assert limits == [2, 1, 1, 1]
+    assert limits == [1, 0.5, 0.5, 0.5]
     assert budget.seconds(check(name="check_slow")) == 15
-    assert budget.load_seconds(20) == 4
+
+
+def test_an_answer_five_times_as_slow_as_the_reference_never_meets_a_limit() -> None:
+    reference = {f"check_{number}": 0.3 * number for number in range(20)}
+    budget = TimeBudget(reference)
+    budget.note(LATE)  # in another question
+    for name, seconds in reference.items():
+        assert budget.seconds(check(name=name)) >= 5 * seconds
+        budget.computed += 5 * seconds
+    assert budget.exceeded == 1  # only the limit above
+
+
+def test_cells_that_have_ended_keep_twice_their_time() -> None:
+    budget = TimeBudget()
+    limits = []
+    for _ in range(4):
+        budget.note(LATE)
+        limits.append(budget.load_seconds(20))
+    assert limits == [4, 2, 1, 1]
+    budget.note_load(3.0)
+    budget.note_load(0.1)  # with fewer cells
+    assert budget.load_seconds(20) == 6
+    assert budget.load_seconds(5) == 5
 
 
 def test_other_ends_are_no_exceeded_limits() -> None:
@@ -59,6 +81,6 @@ def test_other_ends_are_no_exceeded_limits() -> None:
 def test_a_submission_that_computes_for_too_long_in_all_has_short_limits() -> None:
     budget = TimeBudget({"check_it": 0.01})
     budget.computed = TOTAL_SECONDS
-    assert budget.seconds(check()) == 10
+    assert budget.seconds(check()) == 5
     budget.computed += 1
-    assert budget.seconds(check()) == 1
+    assert budget.seconds(check()) == 0.5

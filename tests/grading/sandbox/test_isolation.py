@@ -166,3 +166,29 @@ def test_an_ordinary_user_grades_in_a_sandbox() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     uid = pwd.getpwnam(PLAIN_USER).pw_uid
     assert done.stdout.strip() == f"{uid} bubblewrap [{uid}, False, []]", done.stderr
+
+
+@pytest.mark.parametrize("most", [1, 100], ids=["none are left", "some are left"])
+def test_a_user_without_user_namespaces_gets_one_line(tmp_path: Path, most: int) -> None:
+    """As an ordinary user of a kernel that gives no further user namespace. Where it gives some, the message
+    is another, or there is none: so it is this limit that the first message names."""
+    if find_isolation().isolation is None or os.geteuid() != 0:
+        pytest.skip("NOT TESTED HERE: a host without user namespaces (needs root and bubblewrap)")
+    notebook = tmp_path / "theirs.ipynb"
+    notebook.write_text("{}", encoding="utf-8")
+    tmp_path.chmod(0o755)
+    check = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "check", "13", "--notebook"]
+    # The first of these namespaces sets the limit, the second is the user's own, which is within it.
+    limited = 'echo "$0" > /proc/sys/user/max_user_namespaces && exec "$@"'
+    user = ["unshare", "--user", "--map-user=1000", "--map-group=1000", *check, str(notebook)]
+    command = ["unshare", "--user", "--map-root-user", "sh", "-c", limited, str(most), *user]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    refused = "this host cannot isolate submissions (bubblewrap: bwrap: Creating new namespace failed"
+    if most > 1:
+        assert refused not in done.stderr
+        return
+    assert done.returncode == 2
+    said = " ".join(done.stderr.split())
+    assert refused in said
+    assert said.endswith("or add --unsafe if you trust every submission with this account")
+    assert "Traceback" not in said
