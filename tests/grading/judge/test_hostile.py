@@ -26,7 +26,7 @@ from hostile.case import ALL, LAB, NOTEBOOK, Case, Notebook, cell, own_cell, wri
 
 from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.judge.client import JudgeClient
+from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.judge import Judge, judge_answer, open_submission, zygote_for
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
@@ -137,10 +137,18 @@ def in_checkout(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DLO_COURSE", str(home))
 
 
-def new_class(home: Path, course: Path, cases: list[Case]) -> Path:
-    """Create a course with the honest four, one student without submission, and the students of ``cases``."""
+def new_class(home: Path, course: Path, cases: list[Case], judges: JudgeClient | None = None) -> Path:
+    """Create a course with the honest four, one student without submission, and the students of ``cases``.
+
+    The service ``judges`` has proved the lab with the same secret: its record stands in the course, so that a
+    command does not prove it again.
+    """
     create_course(course, students=[*HONEST, ABSENT, *(case.student for case in cases)])
     (course / SECRET_FILE).write_text(f"{SECRET}\n")
+    if judges is not None:
+        record = course / "grades" / LAB / RECORD_FILE
+        record.parent.mkdir(parents=True)
+        shutil.copy2(judges.course / record.relative_to(course), record)
     source = home / "solutions" / LAB
     build_notebook(source)
     assert open_course(course).generate_assignment(LAB)["success"]
@@ -234,9 +242,11 @@ def leftovers(judges: JudgeClient, zygote: Zygote) -> Iterator[set[int]]:
 
 
 @pytest.fixture(scope="module")
-def together(home: Path, leftovers: set[int], tmp_path_factory: pytest.TempPathFactory) -> Graded:
+def together(
+    home: Path, leftovers: set[int], judges: JudgeClient, tmp_path_factory: pytest.TempPathFactory
+) -> Graded:
     """All students in one class."""
-    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CLASS))
+    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CLASS, judges))
 
 
 def test_every_row_of_the_list_is_a_case() -> None:
@@ -356,7 +366,7 @@ def test_a_killed_and_resumed_batch_gives_the_same_table(
     """Row 26, with those of each family that cost little; without those that state no status, because theirs
     depends on the machine's speed. The small class is killed twice, see test_batch.py."""
     cases = [case for case in CLASS if case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
-    course = new_class(home, tmp_path / "course", cases)
+    course = new_class(home, tmp_path / "course", cases, judges)
     grader = subprocess.Popen(
         command("--resume"), cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

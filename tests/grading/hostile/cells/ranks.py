@@ -123,6 +123,17 @@ def all_reduce_mean(x):
     return x
 
 
+# %% ends_the_link_early {"question": "mean", "says": "has left the other ranks before it returned a result"}
+import gc, time
+from dlo_lib.grading.switch.link import Link
+
+
+def all_reduce_mean(x):
+    for link in [thing for thing in gc.get_objects() if type(thing) is Link]:
+        link.end(False)
+    time.sleep(1e6)
+
+
 # %% one_rank_returns_something_else {"question": "mean", "says": "the mean on rank 0"}
 def all_reduce_mean(x):
     total = x.clone()
