@@ -1032,7 +1032,7 @@ lab.check("end", instead={"shard_model": standard})
 # **Predict:** which share of DDP's memory do both FSDP need, and how many times its bytes do they send?
 
 # %% id="predict_standard" tags=["prediction"]
-ratios_guess = {"yours, memory": None, "fully_shard, memory": None, "yours, bytes": None, "fully_shard, bytes": None}  # DDP is 1
+ratios_guess = {"yours, memory": None, "torch, memory": None, "yours, bytes": None, "torch, bytes": None}  # DDP is 1
 
 # %% id="show_standard" tags=["demo"]
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -1083,11 +1083,11 @@ for name, count in lines.items():
     run = run_ranks(least_seconds, 2, name, REPEATS, trace=True)
     forms.append(Form(name, count, max(run), sent_in_last_step(run.trace), max(run_ranks(peak_memory, 2, name))))
 print(table(forms, measured="forward and backward"))
-ddp, *sharded = forms
+ddp, own, standard_form = forms
 ratios = {
-    f"{form.name}, {what}": getattr(form, where) / getattr(ddp, where)
+    f"{name}, {what}": getattr(form, where) / getattr(ddp, where)
     for what, where in (("memory", "memory"), ("bytes", "nbytes"))
-    for form in sharded
+    for name, form in (("yours", own), ("torch", standard_form))
 }
 predicted_bars(ratios, ratios_guess, "times that of DDP")
 
