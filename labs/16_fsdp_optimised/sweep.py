@@ -25,6 +25,7 @@ from dlo_lib.cluster import Job
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.timeline import waits
 from dlo_lib.comm.tracing.trace import Trace
+from dlo_lib.labkit.measured_step import peak_of_a_step
 from dlo_lib.launch import init_process_group, place
 from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.models.counts import parameters_by_part
@@ -106,6 +107,25 @@ def traced_step(shard: Sharding, steps: int = 3) -> None:
     for _ in range(steps):
         dist.barrier()
         model(x).sum().backward()
+
+
+def tensors_at_peak(shard: Sharding) -> int:
+    """Return the most bytes that the tensors of this rank take in a step."""
+
+    def build() -> Callable[[], None]:
+        torch.manual_seed(dist.get_rank())
+        model = nn.Sequential(*(Layer() for _ in range(UNITS)))
+        shard(model, Layer)
+        x = torch.randn(ROWS_OF_X, WIDTH)
+
+        def step() -> None:
+            model.zero_grad()
+            model(x).sum().backward()
+
+        return step
+
+    torch.set_num_threads(1)
+    return peak_of_a_step(build)
 
 
 def asked_ahead(trace: Trace) -> tuple[int, int]:

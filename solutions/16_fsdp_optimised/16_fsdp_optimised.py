@@ -8,7 +8,10 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and Llama 3.2 is measured at true size on fake tensors.
 #
-# This lab builds on labs 13 (memory) and 15 (FSDP). The core exercises take about 82 minutes, with the part of the file `own_fsdp.py` that
+# This lab builds on labs 13 (memory) and 15 (FSDP). You can skip lab 14 (ZeRO), which divides first the state of the optimiser, then
+# gradients, then weights over the ranks. FSDP is its third stage, with one gather for each block instead of one for each weight.
+#
+# The core exercises take about 82 minutes, with the part of the file `own_fsdp.py` that
 # you need. The rest of the core text, marked **Read**, and the demos take about 15 minutes more, so plan 97 minutes. The optional steps
 # take 84 minutes more; nothing in the core needs them, so you can skip them and their figures. Each exercise has a check that answers at
 # once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
@@ -92,6 +95,7 @@ figures.last_step(simple, "gather, wait, compute, free")
 # - the reduction of each gradient starts before the backward of the next unit, so that both overlap. It needs the gradient and not the
 #   weights, so `free` and `reduce` may have either order. At the end every unit is free, and no unit is freed twice.
 
+
 # %% nbgrader={"grade_id": "plan", "solution": true}
 def plan(units: int, reshard: bool = True) -> list[tuple[str, int]]:
     """Return the actions of one step, in order."""
@@ -146,6 +150,7 @@ figures.plans({"reshard=True": plan(4), "reshard=False": plan(4, reshard=False)}
 #
 # The last unit stays whole with every policy, so it has no gather in backward.
 
+
 # %% nbgrader={"grade_id": "policy", "solution": true}
 def gather_cost(units: list[int], world: int, keep: int) -> tuple[float, float]:
     """Return the peak bytes of gathered weights, and the bytes sent for gathers, of one rank and step."""
@@ -192,6 +197,7 @@ figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in
 #   as `[2, 2, 1]`. Two successive units may not have more than `limit` bytes together (nor may a single one);
 #   among these cuts choose one with the **least forward time**. A unit has the bytes and the seconds of its
 #   blocks together. There are at most 10 blocks, and one block per unit always fits.
+
 
 # %% nbgrader={"grade_id": "wrapping", "solution": true}
 def forward_time(units: list[tuple[int, float]], alpha: float, beta: float) -> float:
@@ -259,6 +265,7 @@ figures.wrapping(sweep.wrapping_cases(MODEL, forward_time, gather_cost))
 #
 # `start_reduce` and `wait_reduce` in `own_fsdp.py` are the same split of `reduce_gradients`.
 
+
 # %% nbgrader={"grade_id": "gather", "solution": true}
 def start_gather(unit: Unit) -> None:
     """Start to gather the unit, unless it is whole or in transit."""
@@ -323,7 +330,8 @@ lab.check("gather")
 # How many gathers has a step of six blocks, with and without freeing blocks after forward?
 
 # %% id="predict_gathers" tags=["prediction"]
-expected_gathers = {"reshard_after_forward=True": None, "reshard_after_forward=False": None}  # of one step with 6 blocks
+expected_gathers = {"freed after forward": None, "kept whole": None}  # of one step with 6 blocks
+
 
 # %% nbgrader={"grade_id": "prefetch", "solution": true}
 class Prefetch:
@@ -394,11 +402,20 @@ for name, trace in (("simple", simple), ("prefetch", ahead), ("prefetch, without
     largest = trace.max_in_flight("all_gather", rank=0) / (4 * sweep.WIDTH**2)
     took = 1e3 * sweep.seconds_of_step(trace)
     print(f"{name}: {took:.0f} ms a step; {early} of {gathers} gathers started ahead; at most {largest:.0f} in transit at once")
-counted = {f"reshard_after_forward={again}": sweep.asked_ahead(trace)[0] for again, trace in ((True, ahead), (False, kept))}
+counted = {"freed after forward": sweep.asked_ahead(ahead)[0], "kept whole": sweep.asked_ahead(kept)[0]}
 print(predictions.compared(expected_gathers, counted))
 print(predictions.compared(expected_wait, {"simple": sweep.waiting(simple), "prefetch": sweep.waiting(ahead)}, "{:.0%}".format))
 ahead.to_perfetto("prefetch.json")  # open it on https://ui.perfetto.dev
 figures.last_step(ahead, "your plan")
+
+# %% id="show_waits" tags=["demo"]
+from dlo_lib.labkit.predicted_bars import predicted_bars
+
+shares = {"simple": 100 * sweep.waiting(simple), "prefetch": 100 * sweep.waiting(ahead)}
+predicted_bars(shares, predictions.scaled(expected_wait, 100), "share of the step\nthat a rank waits (%)")
+
+# %% id="show_gathers" tags=["demo"]
+predicted_bars(counted, expected_gathers, "gathers of one step,\n6 blocks")
 
 # %% [markdown] id="overlap_lesson"
 # The gathers are below blue: computing hides them. Of a reduction the figure draws only the start, because gloo reports
@@ -424,6 +441,7 @@ figures.last_step(ahead, "your plan")
 #   uses. Backward returns the gradient of each argument of forward. Autograd runs `backward` without recording: switch recording on
 #   for the second computing (`torch.enable_grad()`).
 # - Afterwards the random generator must have the state that it had before backward.
+
 
 # %% nbgrader={"grade_id": "checkpoint", "solution": true}
 class Checkpoint(torch.autograd.Function):
@@ -465,15 +483,20 @@ lab.check("checkpoint")
 # belong to the root, and the last block stays whole.)
 
 # %% id="predict_checkpoint" tags=["prediction"]
-expected_checkpoint = {"FLOPs, with / without": None, "gathers with checkpointing": None}
+expected_checkpoint = {"FLOPs ratio": None, "gathers": None}  # FLOPs with / without checkpointing; gathers of a step with it
+expected_peak = {"without": None, "with checkpoints": None}  # GiB on one of 8 ranks: Llama 3.2 3B, 16 sequences of 512 tokens
 
 # %% id="show_checkpoint" tags=["demo"]
 plain, again = (sweep.flops(wrapper) for wrapper in (lambda block, x: block(x), Checkpoint.apply))
 gathers = [run_ranks(sweep.llama_step, 2, checkpointing, trace=True).trace.count("all_gather", rank=0) for checkpointing in (False, True)]
 print(f"gathers of a step without checkpointing: {gathers[0]}")
-print(predictions.compared(expected_checkpoint, {"FLOPs, with / without": again / plain, "gathers with checkpointing": gathers[1]}))
-peaks = {form == sweep.CHECKPOINTED: sweep.measured(MODEL, form, 16) for form in ("fsdp", sweep.CHECKPOINTED)}
-figures.checkpointing(peaks, MODEL)
+costs = {"FLOPs ratio": again / plain, "gathers": gathers[1]}
+print(predictions.compared(expected_checkpoint, costs))
+peaks = {name: sweep.measured(MODEL, form, 16) for name, form in (("without", "fsdp"), ("with checkpoints", sweep.CHECKPOINTED))}
+figures.checkpointing(peaks, MODEL, expected_peak)
+
+# %% id="show_checkpoint_cost" tags=["demo"]
+predicted_bars(costs, expected_checkpoint, "with checkpointing")
 
 # %% [markdown] id="checkpoint_lesson"
 # There is no further gather: the unit is whole for its backward anyway, and the second forward runs in that
@@ -508,6 +531,7 @@ figures.checkpointing(peaks, MODEL)
 #   `gradient` is one-dimensional, and its length is a multiple of the shard size; `rows` and `columns` are
 #   the two process groups of this rank. Do not change `gradient`.
 
+
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
 def hybrid_groups(world: int, shard_size: int) -> tuple[list[list[int]], list[list[int]]]:
     """Return the shard groups (consecutive ranks) and the replica groups."""
@@ -534,11 +558,16 @@ lab.check("hybrid")
 # %% [markdown] id="hybrid_after"
 # The next cell runs one step of the library on 4 ranks that stand for 2 nodes of 2, FSDP against HSDP. The
 # tracer knows the members of each call; in a ring a rank sends to the next one, so a byte either stays in the
-# node or leaves it.
+# node or leaves it. Which share of the bytes leaves the node, in percent, on average over the ranks?
+
+# %% id="predict_hybrid" tags=["prediction"]
+expected_links = {"FSDP": None, "HSDP": None}  # percent of the bytes of a step that pass between nodes
 
 # %% id="show_hybrid" tags=["demo"]
 crossings = {name: sweep.links(run_ranks(sweep.hybrid_step, 4, size, trace=True).trace, 2) for name, size in (("FSDP", 4), ("HSDP", 2))}
-figures.links(crossings)
+leaving = {name: 100 * parts["between nodes"] / sum(parts.values()) for name, parts in crossings.items()}
+print(predictions.compared(expected_links, leaving, "{:.0f} %".format))
+figures.links(crossings, expected_links)
 
 # %% [markdown] id="hybrid_lesson"
 # Fewer bytes pass between nodes, and no forward waits for them: what leaves the node is the all-reduce of a
@@ -557,6 +586,7 @@ figures.links(crossings)
 # points whose peak is at most `limit` bytes, return the name and the batch of the one with the most **sequences per second**, or
 # `None` if there is no such point.
 
+
 # %% nbgrader={"grade_id": "sweep", "solution": true}
 def fastest(runs: dict[str, list[tuple[int, float, float]]], limit: float) -> tuple[str, int] | None:
     """Return the name and the batch of the fastest point that fits."""
@@ -570,10 +600,16 @@ def fastest(runs: dict[str, list[tuple[int, float, float]]], limit: float) -> tu
 lab.check("sweep")
 
 # %% [markdown] id="sweep_memory"
-# The next cell measures the memory at true size, on fake tensors, for one of 8 ranks. (About a minute.)
+# The next cell measures the memory at true size, on fake tensors, for one of 8 ranks. (About a minute.) How many GiB does each form
+# need at its largest batch: DDP with 8 sequences, FSDP with 32, FSDP with checkpointing with 32?
+
+# %% id="predict_sweep_memory" tags=["prediction"]
+expected_memory = {"ddp": None, "fsdp": None, "fsdp + checkpointing": None}  # GiB, Llama 3.2 3B, sequences of 512 tokens
 
 # %% id="run_sweep_memory" tags=["demo"]
-figures.sweep_memory(sweep.memory(MODEL, POINTS), MODEL)
+curves = sweep.memory(MODEL, POINTS)
+print(predictions.compared(expected_memory, {form: points[-1][1] / GIB for form, points in curves.items()}, "{:.1f} GiB".format))
+figures.sweep_memory(curves, MODEL, expected_memory)
 
 # %% [markdown] id="sweep_speed"
 # Time needs real ranks, so this machine measures a small Llama: two processes, all three forms. (20 s to a minute.) Without GPUs
@@ -587,7 +623,8 @@ expected_sweep = {"fsdp": None, "fsdp + checkpointing": None}  # largest batch o
 times = {form: run_ranks(sweep.measure, 2, form, sweep.some(batches, POINTS))[0] for form, batches in sweep.SMALL.items()}
 rates = {form: points[-1][0] / points[-1][1] for form, points in times.items()}
 print(predictions.compared(expected_sweep, {form: rates[form] / rates["ddp"] for form in expected_sweep}, "{:.2f}".format))
-figures.sweep_speed({form: [(batch, batch / seconds) for batch, seconds in points] for form, points in times.items()})
+speeds = {form: [(batch, batch / seconds) for batch, seconds in points] for form, points in times.items()}
+figures.sweep_speed(speeds, predictions.scaled(expected_sweep, rates["ddp"]))
 
 # %% [markdown] id="sweep_speed_after"
 # Every point of the next figure is measured: seconds as above, peaks of the small model on fake tensors. Your `fastest`
@@ -601,7 +638,7 @@ figures.break_even({mib: fastest(runs, mib * 2**20) for mib in sweep.limits(runs
 # DDP needs 16 bytes per parameter before the first token; with less memory, DDP cannot run at all. FSDP sends 1.5 times
 # the bytes, and frees memory for a larger batch. Checkpointing computes a third more, and pays only where no other
 # point fits, or where the larger batch divides the fixed cost of a step. Where the lines cross on GPUs depends on the
-# card and on the links: the job array of step 11 measures it there.
+# card and on the links: the job array of step 11 measures it there. (It has not run on GPUs yet, so there are no stored results.)
 
 # %% [markdown] id="offload_text"
 # ## 9 · The optimiser on the host
@@ -620,6 +657,7 @@ figures.break_even({mib: fastest(runs, mib * 2**20) for mib in sweep.limits(runs
 #
 # Why masters? A bf16 number has 8 significant bits. An update of less than 1/512 of the weight is rounded
 # away every time, so any number of such updates has no effect.
+
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
 class HostOptimizer:
@@ -649,8 +687,16 @@ class HostOptimizer:
 # %% nbgrader={"grade_id": "test_offload", "grade": true}
 lab.check("offload")
 
+# %% [markdown] id="offload_after"
+# The next cell takes 60 steps that each subtract 0.001 from a weight of 1. What is the weight afterwards?
+
+# %% id="predict_offload" tags=["prediction"]
+expected_weight = {"bf16": None, "fp32": None, "bf16, master on the host": None}  # after 60 steps of 0.001
+
 # %% id="show_offload" tags=["demo"]
-figures.rounding(sweep.tiny_updates(HostOptimizer))
+weights = sweep.tiny_updates(HostOptimizer)
+print(predictions.compared(expected_weight, {name: values[-1] for name, values in weights.items()}))
+figures.rounding(weights, expected_weight)
 
 # %% [markdown] id="compile_text"
 # ## 10 · torch.compile on an FSDP module
@@ -662,6 +708,7 @@ figures.rounding(sweep.tiny_updates(HostOptimizer))
 #
 # `compile_blocks(blocks, backend)`: compile what each block (an `nn.Module`) *computes*, in place, so that **its hooks
 # stay outside** the graph. The hooks of a module run in `block(...)`, around `block.forward(...)`.
+
 
 # %% nbgrader={"grade_id": "compile", "solution": true}
 def compile_blocks(blocks, backend) -> None:
@@ -677,13 +724,19 @@ lab.check("compile")
 
 # %% [markdown] id="compile_after"
 # The next cell compiles a small Llama in the FSDP of the library: as a whole, then block by block with your
-# function. (About 15 s.)
+# function. (About 15 s.) How many different graphs does the compiler make, for 4 equal blocks?
+
+# %% id="predict_compile" tags=["prediction"]
+expected_graphs = {"as a whole": None, "block by block": None}
 
 # %% id="show_compile" tags=["demo"]
 compile_blocks([], "eager")  # stops here if the function is not written yet
 whole_graphs, block_graphs = run_ranks(sweep.graphs_under_fsdp, 1, compile_blocks)[0]
 print(f"compiled as a whole: {len(whole_graphs)} graphs, of {whole_graphs} operations")
 print(f"block by block:      {len(block_graphs)} graph for {sweep.LLAMA.num_layers} blocks, of {block_graphs} operations")
+graphs = {"as a whole": len(whole_graphs), "block by block": len(block_graphs)}
+print(predictions.compared(expected_graphs, graphs))
+predicted_bars(graphs, expected_graphs, "graphs")
 
 # %% [markdown] id="scale"
 # ## 11 · At scale
@@ -754,18 +807,23 @@ class StandardCheckpoint:
 lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 
 # %% [markdown] id="standard_measure"
-# One table for all forms: the step of the beginning, six layers on a simulated GPU, 2 ranks. (20 to 30 s.) The time is that of the fastest
-# of several steps. Gathers and reductions are the bytes
-# of whole tensors that a rank passes to these calls in a step. How many lines of code do you save?
+# One table for all forms: the step of the beginning, six layers on a simulated GPU, 2 ranks. (20 to 40 s.) The time is that of the fastest
+# of several steps. Memory is the most that the tensors of a rank take in a step: its shards, their gradients, what is gathered
+# and what is in transit. Gathers and reductions are the bytes
+# of whole tensors that a rank passes to these calls in a step. How many lines of code do you save? And how much memory, in MiB, do the two forms take that
+# you wrote, and the simple one? A layer has 4 MiB of weights, and a rank keeps half of it.
+
+# %% id="predict_standard" tags=["prediction"]
+expected_held = {"simple": None, "yours": None, "yours, kept whole": None}  # MiB of tensors at the peak
 
 # %% id="show_standard" tags=["demo"]
-from dlo_lib.labkit.figures import ms, size
+from dlo_lib.labkit.figures import MIB, ms, size
 from dlo_lib.labkit.side_by_side import lines_of
 from dlo_lib.text import columns
 
 mixed = partial(standard, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 own_lines = lines_of(start_gather, wait_gather, shard_fast, *filter(callable, vars(Prefetch).values()))
-rows = [("2 ranks, 6 layers", "time of a step", "gathers", "", "reductions", "lines of code")]
+rows, held = [("2 ranks, 6 layers", "time of a step", "memory", "gathers", "", "reductions", "lines of code")], {}
 for name, shard, lines in (
     ("lab 15, simple", sweep.simple_form, None),
     ("yours", shard_fast, own_lines),
@@ -776,13 +834,22 @@ for name, shard, lines in (
 ):
     trace = run_ranks(sweep.traced_step, 2, shard, sweep.TIMED, trace=True).trace
     gathers, reductions = (size(sweep.sent_in_a_step(trace, kind)) for kind in (sweep.Kind.ALL_GATHER, sweep.Kind.REDUCE_SCATTER))
-    rows.append((name, ms(sweep.least_seconds(trace)), gathers, f"in {sweep.asked_ahead(trace)[0]}", reductions, f"{lines or '-'}"))
+    held[name], number = max(run_ranks(sweep.tensors_at_peak, 2, shard)), sweep.asked_ahead(trace)[0]
+    rows.append((name, ms(sweep.least_seconds(trace)), size(held[name]), gathers, f"in {number}", reductions, f"{lines or '-'}"))
 print(columns(rows))
+own = {name: nbytes / MIB for name, nbytes in zip(expected_held, held.values())}  # the first three rows
+predicted_bars(own, expected_held, "MiB of tensors\nat the peak")
 
 # %% [markdown] id="standard_lesson"
 # Your form gathers 11 units, the simple one 12. `reshard_after_forward=False` removes the second gather of each unit, and bf16 halves the bytes of
-# the gathers. Reductions are the same everywhere. On a quiet machine your form is faster than the simple one, and than `fully_shard`, which
-# overlaps nothing on a CPU; on a GPU both overlap. A loaded machine changes the times, not the bytes. Your lines do not count
+# the gathers. Reductions are the same everywhere.
+#
+# Your form takes no more memory than the simple one. The peak is near the end of backward, when the gradients of all shards exist: there
+# no unit is left to gather ahead, and your form frees a unit before its gradient is reduced. Without freeing after forward the peak is
+# higher.
+#
+# On a quiet machine your form is faster than the simple one, and than `fully_shard`, which
+# overlaps nothing on a CPU; on a GPU both should overlap, which has not been measured yet. A loaded machine changes the times, not the bytes. Your lines do not count
 # `own_fsdp.py`, which `fully_shard` replaces too.
 
 # %% [markdown] id="quiz_text"

@@ -36,6 +36,7 @@ from dlo_lib.labkit.figures import (
     styled,
     text_on,
 )
+from dlo_lib.labkit.predictions import Predicted, mark_predicted, numbers
 from dlo_lib.profiling import Part
 from dlo_lib.profiling.plot import COLOURS
 from dlo_lib.profiling.report import MemoryReport
@@ -172,8 +173,8 @@ def wrapping(cases: tuple[list[float], dict[str, list[float]], list[float]]) -> 
 
 
 @styled
-def checkpointing(reports: Mapping[bool, MemoryReport], model: str) -> Figure:
-    """Draw what a rank holds at the peak, without and with checkpointing."""
+def checkpointing(reports: Mapping[str, MemoryReport], model: str, predicted: Predicted) -> Figure:
+    """Draw what a rank holds at the peak, without and with checkpointing, and predictions in GiB."""
     (axes,) = panels(width=10, height=3)
     seen: set[Part] = set()
     for row, report in enumerate(reports.values()):
@@ -185,29 +186,32 @@ def checkpointing(reports: Mapping[bool, MemoryReport], model: str) -> Figure:
                 axes.barh(row, width, 0.6, left=left, color=colour, edgecolor=BACKGROUND, label=label)
                 seen.add(part)
             left += width
-        axes.text(left + 0.3, row, gib(left * GIB), va="center")
-    axes.set_yticks(range(len(reports)), ["with checkpoints" if again else "without" for again in reports])
+        axes.annotate(gib(left * GIB), (left, row), va="center", xytext=(6, 0), textcoords="offset points")
+    mark_predicted(axes, {name: row + 0.2 for row, name in enumerate(reports)}, predicted, horizontal=True)
+    axes.set_yticks(range(len(reports)), list(reports))
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    totals = [sum(report.at_peak.values()) / GIB for report in reports.values()]
+    axes.set_xlim(0, 1.2 * max([*totals, *numbers(predicted, reports).values()]))
     legend(axes, "right")
     xlabel = f"GiB on one of 8 ranks at the peak, {model} with FSDP, 16 sequences of 512"
     return finish(axes, None, xlabel=xlabel)
 
 
 @styled
-def rounding(curves: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw a weight over steps that are too small for bf16."""
+def rounding(curves: Mapping[str, Sequence[float]], predicted: Predicted) -> Figure:
+    """Draw a weight over steps that are too small for bf16, and predictions of its last value."""
     (axes,) = panels(width=8, height=3.2)
     for (name, values), colour, dashes in zip(curves.items(), (LIMIT, MUTED, BLUE), ("-", "--", "-.")):
         drawn = "steps-post" if "bf16" in name else "default"
         axes.plot(values, dashes, color=colour, label=name, drawstyle=drawn)
+    mark_predicted(axes, {name: len(values) - 1 for name, values in curves.items()}, predicted)
     axes.legend()
     return finish(axes, xlabel="steps of 0.001", ylabel="the weight")
 
 
 @styled
-def links(sent: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw bytes inside and between nodes, by form."""
+def links(sent: Mapping[str, Mapping[str, float]], predicted: Predicted) -> Figure:
+    """Draw bytes inside and between nodes, by form. A prediction, in percent, is the border between the two."""
     (axes,) = panels(width=9, height=2.6)
     for row, parts in enumerate(sent.values()):
         left = 0.0
@@ -216,6 +220,8 @@ def links(sent: Mapping[str, Mapping[str, float]]) -> Figure:
             axes.barh(row, kib, 0.55, left=left, color=colour, edgecolor=BACKGROUND, label=label)
             axes.text(left + kib / 2, row, f"{kib:.0f}", ha="center", va="center", color=text_on(colour))
             left += kib
+    inside = {name: (1 - guess / 100) * sum(sent[name].values()) / KIB for name, guess in numbers(predicted, sent).items()}
+    mark_predicted(axes, {name: row for row, name in enumerate(sent)}, inside, horizontal=True)
     axes.set_yticks(range(len(sent)), list(sent))
     axes.invert_yaxis()
     legend(axes, "right")
@@ -223,8 +229,8 @@ def links(sent: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 @styled
-def sweep_memory(measured: Mapping[str, Sequence[tuple[int, float]]], model: str) -> Figure:
-    """Draw the peak memory over the batch, with the usable memory of cards."""
+def sweep_memory(measured: Mapping[str, Sequence[tuple[int, float]]], model: str, predicted: Predicted) -> Figure:
+    """Draw the peak memory over the batch, with the usable memory of cards, and predictions in GiB at the largest batches."""
     (axes,) = panels(width=9.5, height=4.4)
     for (form, points), style in zip(measured.items(), METHODS):
         batches, peaks = zip(*points)
@@ -234,6 +240,7 @@ def sweep_memory(measured: Mapping[str, Sequence[tuple[int, float]]], model: str
         axes.axhline(usable, color=LIMIT, linestyle=":", linewidth=1.5)
         place = {"xycoords": ("axes fraction", "data"), "xytext": (3, 0), "textcoords": "offset points"}
         axes.annotate(card, (1, usable), va="center", fontsize=SMALL, color=LIMIT, **place)
+    mark_predicted(axes, {form: points[-1][0] for form, points in measured.items()}, predicted)
     axes.set_ylim(0)
     legend(axes, "above")
     ylabel = f"GiB at the peak, {model},\n1 of 8 ranks"
@@ -241,11 +248,12 @@ def sweep_memory(measured: Mapping[str, Sequence[tuple[int, float]]], model: str
 
 
 @styled
-def sweep_speed(measured: Mapping[str, Sequence[tuple[int, float]]]) -> Figure:
-    """Draw sequences per second over the batch, of the small model."""
+def sweep_speed(measured: Mapping[str, Sequence[tuple[int, float]]], predicted: Predicted) -> Figure:
+    """Draw sequences per second over the batch, of the small model, and predictions at the largest batches."""
     (axes,) = panels(width=8, height=3.6)
     for (form, points), style in zip(measured.items(), METHODS):
         axes.plot(*zip(*points), **style.line(marked=True), label=FORMS[form])
+    mark_predicted(axes, {form: points[-1][0] for form, points in measured.items()}, predicted)
     axes.set_ylim(0)
     axes.legend()
     return finish(axes, xlabel="sequences of 64 tokens on a rank", ylabel="sequences per second, one rank")

@@ -617,7 +617,7 @@ MUTANTS = [
     Mutant(
         "The call of the block is compiled, so its hooks go into the graph",
         "check_hooks_outside",
-        says="hooks",
+        says="received the operations of the hooks too",
         replace={
             "block.forward = torch.compile(block.forward, backend=backend)": "block.compile(backend=backend)",
         },
@@ -625,11 +625,22 @@ MUTANTS = [
     Mutant(
         "A closure looks a name up late, so every block computes what the last one does",
         "check_several_blocks",
-        says="hooks",
+        says="looks its names up when it is called",
         replace={
             "block.forward = torch.compile(block.forward, backend=backend)": """
             compiled = torch.compile(block.forward, backend=backend)
             block.forward = lambda *args: compiled(*args)  # noqa: B023
+            """,
+        },
+    ),
+    Mutant(
+        "Only the first two blocks are compiled",
+        "check_several_blocks",
+        says="the backend received no graph of blocks [2] of 3",
+        replace={
+            "block.forward = torch.compile(block.forward, backend=backend)": """
+            if block in list(blocks)[:2]:
+                block.forward = torch.compile(block.forward, backend=backend)
             """,
         },
     ),

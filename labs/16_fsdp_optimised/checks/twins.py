@@ -153,9 +153,12 @@ def fp32_steps(weights: list[Tensor], steps: list[list[Tensor | None]], dtype: s
     return [weight.detach().to(kind) for weight in held]
 
 
-def through_blocks(shards: list[Tensor], depths: list[int], x: Tensor, amount: float) -> Tensor:
-    """Run the blocks of ``compiled_blocks``, each as one graph of two operations per layer, without hooks."""
-    for shard, depth in zip(shards, depths):
+def through_blocks(shards: list[Tensor], depths: list[int], x: Tensor, amounts: list[float]) -> Tensor:
+    """Run the blocks of ``compiled_blocks``, each as one graph of two operations per layer, without hooks.
+
+    An operation of block k adds ``amounts[k]`` to the output: 0 if the block is not compiled.
+    """
+    for shard, depth, amount in zip(shards, depths, amounts):
         for _ in range(depth):
             x = torch.tanh(x * (2 * shard))
         x = x + 2 * depth * amount

@@ -33,7 +33,23 @@ KINDS = ("gather", "forward", "backward", "free", "reduce")
 
 @scenario
 def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
-    """Run blocks whose hooks set and remove their weight; a graph adds ``amount`` per operation to its outputs."""
+    """Run blocks whose hooks set and remove their weight; a graph adds ``amount`` per operation to its outputs.
+
+    Returns the output, and the line that calls ``torch.compile``, for the message.
+    """
+    import linecache
+    import os
+    import sys
+    from unittest import mock
+
+    of_torch, compiler, lines = os.path.dirname(torch.__file__), torch.compile, [""]
+
+    def watched(*args, **kwargs):
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(of_torch):
+            frame = frame.f_back
+        lines.append(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()[:120])
+        return compiler(*args, **kwargs)
 
     class Block(torch.nn.Module):
         def __init__(self, depth):
@@ -70,11 +86,12 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
             block.register_forward_hook(take)
         else:
             block.weight = shard + shard
-    student.compile_blocks(blocks, backend)
+    with mock.patch.object(torch, "compile", watched):
+        student.compile_blocks(blocks, backend)
     with torch.no_grad():
         for block in blocks:
             x = block(x)
-    return x
+    return x, lines[-1]
 
 
 # -- 1 · plan
@@ -332,25 +349,50 @@ def block_case(t, blocks: int) -> tuple[list[Tensor], Tensor, float]:
 
 def blocks_differ(depths: list[int], shards: list[Tensor], x: Tensor, amount: float) -> bool:
     """Return whether the output is another one if every block computes what one of them does: tanh forgets its input after some layers."""
-    right, number = through_blocks(shards, depths, x, amount), len(depths)
-    same = [through_blocks([shard] * number, [depth] * number, x, amount) for shard, depth in zip(shards, depths)]
+    number = len(depths)
+    amounts = [amount] * number
+    right = through_blocks(shards, depths, x, amounts)
+    same = [through_blocks([shard] * number, [depth] * number, x, amounts) for shard, depth in zip(shards, depths)]
     return number == 1 or all(bool((right - wrong).abs().max() > 0.01) for wrong in same)
 
 
 def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
     """Check that each block is one graph, without operations of its hooks."""
     shards, x, amount = t.draw_until(lambda: block_case(t, len(depths)), lambda case: blocks_differ(depths, *case))
-    (got,) = student.ranks(compiled_blocks, [{"shards": shards, "depths": depths, "x": x, "amount": amount, "hooks": hooks}]).results
-    got, operations = t.tensor(got, "the output of the compiled blocks", shape=x.shape), [2 * depth for depth in depths]
-    plain = bool((got - through_blocks(shards, depths, x, 0.0)).abs().max() < 1e-5)
+    (result,) = student.ranks(compiled_blocks, [{"shards": shards, "depths": depths, "x": x, "amount": amount, "hooks": hooks}]).results
+    got, line = t.items(result, 2, "the output of the compiled blocks and the line that compiles")
+    got = t.tensor(got, "the output of the compiled blocks", shape=x.shape)
+    call, number = f"`{line}`" if type(line) is str and line else "compile_blocks", len(depths)
+
+    def is_output_of(shards: list[Tensor], depths: list[int], amounts: list[float]) -> bool:
+        return bool((got - through_blocks(shards, depths, x, amounts)).abs().max() < 1e-4)
+
+    plain = is_output_of(shards, depths, [0.0] * number)
     t.that(not plain, "the output is right, but the backend received no graph: the blocks are not compiled")
+    for left_out in range(1, 2**number - 1):  # bit k: block k is not compiled
+        missing = [k for k in range(number) if left_out >> k & 1]
+        some = is_output_of(shards, depths, [0.0 if k in missing else amount for k in range(number)])
+        message = "the backend received no graph of blocks {missing} of {number}, counted from 0: {call} runs for the other blocks only"
+        t.that(not some, message, missing=missing, number=number, call=call)
+    for k in range(number if number > 1 else 0):
+        same = is_output_of([shards[k]] * number, [depths[k]] * number, [amount] * number)
+        message = (
+            "every block computes what block {k} does, counted from 0. A function that is defined in a loop looks its names up when it is called, "
+            "and then they have their last values. Assign the result of {call} itself to block.forward"
+        )
+        t.that(not same, message, k=k, call=call)
+    added = (got - through_blocks(shards, depths, x, [0.0] * number)) / amount
+    # The addition of the hook is one more operation of the graph of the block, or a graph of its own, which changes the weight.
+    one_graph = bool((added - (2 * depths[0] + 1)).abs().max() < 0.01)
+    hooks_too = hooks and (one_graph or is_output_of([shards[0] + amount / 2], depths, [amount]))
+    message = "the backend received the operations of the hooks too: {call} compiles the call of the block, which runs its hooks. Compile block.forward"
+    t.that(not hooks_too, message, call=call)
     message = (
-        "the {blocks} blocks should be graphs of {operations} operations, but the output is that of other graphs: "
-        "operations of the hooks are in a graph, or a block is not compiled, or it runs the graph of another block. "
-        "Compile block.forward, not block(...), for each block"
+        "the {number} blocks should be graphs of {operations} operations, and the output is not that of these graphs. {call} should "
+        "compile the forward of each block, and nothing else"
     )
-    good = bool((got - through_blocks(shards, depths, x, amount)).abs().max() < 1e-4)
-    t.that(good, message, operations=operations, blocks=len(depths))
+    right = is_output_of(shards, depths, [amount] * number)
+    t.that(right, message, operations=[2 * depth for depth in depths], number=number, call=call)
 
 
 @check("compile", points=2, seconds=40)
