@@ -71,7 +71,9 @@ class FeatureStatistics:
 
         The test data use the statistics of the training data as well.
         """
+        # Rounding leaves a constant feature a variance of about (eps * mean)**2, which has no meaning.
+        eps = torch.finfo(torch.float64).eps
+        constant = self.squares / self.count <= (self.count * eps * self.mean).square()
         shape = [-1 if index == dim % x.dim() else 1 for index in range(x.dim())]
-        mean, std = (value.to(x.device).view(shape) for value in (self.mean, self.std))
-        scaled = (x.double() - mean) / std
-        return torch.where(std > 0, scaled, torch.zeros_like(scaled)).to(x.dtype)
+        mean, std, constant = (value.to(x.device).view(shape) for value in (self.mean, self.std, constant))
+        return torch.where(constant, 0.0, (x.double() - mean) / std).to(x.dtype)

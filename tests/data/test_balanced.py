@@ -58,3 +58,16 @@ def test_merged_statistics_are_those_of_all_data():
         statistics.merged(rows)
     with pytest.raises(UserError, match="an empty batch"):
         FeatureStatistics.of(images[:0])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 + 0.7])
+def test_a_constant_feature_becomes_zero_although_its_mean_is_rounded(value):
+    parts = [torch.full((rows, 2), value, dtype=torch.float64) for rows in (3, 7, 11)]
+    for part in parts:
+        part[:, 1] = torch.arange(len(part))
+    statistics = FeatureStatistics.of(parts[0])
+    for part in parts[1:]:
+        statistics = statistics.merged(FeatureStatistics.of(part))
+    scaled = statistics.scale(torch.tensor([[value, 1.0], [value + 2, 5.0]], dtype=torch.float64))
+    assert (scaled[:, 0] == 0).all()
+    assert (scaled[:, 1] != 0).all()

@@ -5,8 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from dlo_lib.data.images import LabelledImages, digits, standardised
+from dlo_lib.data.reproducible import permutation
 from dlo_lib.errors import UserError
 
 
@@ -56,8 +58,17 @@ def test_digits_are_split_into_two_disjoint_parts():
     assert not seen & {image.numpy().tobytes() for image in data.test.images}
 
 
+def test_digits_are_those_of_scikit_learn():
+    raw, data = load_digits(), digits()
+    order = permutation(len(raw.target), 0)
+    kept = np.arange(len(order)) % 4 != 3
+    assert torch.equal(data.train.labels, torch.from_numpy(raw.target[order][kept]))
+    pixels = raw.images[order][kept]
+    assert np.allclose(data.train.images[:, 0], (pixels - pixels.mean()) / pixels.std(), atol=1e-5)
+
+
 def test_digits_without_scikit_learn_raise_with_the_cure(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         digits()
 

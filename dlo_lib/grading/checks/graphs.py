@@ -42,7 +42,12 @@ PYTHON_NAMES = """
 abs add and_ eq floordiv ge getitem gt iadd imul invert isub itruediv le lt matmul mod mul ne neg not_ or_ pow
 setitem sub truediv
 """
+ATEN_NAMES = """
+_reshape_alias _softmax _to_copy _unsafe_view alias aminmax arange copy empty empty_like index index_put
+lift_fresh new_empty round scalar_tensor slice split_with_sizes trunc unsafe_split zero
+"""  # besides the names above
 OPERATIONS, PYTHON = frozenset(TENSOR_NAMES.split()), frozenset(PYTHON_NAMES.split())
+ATEN = OPERATIONS | frozenset(ATEN_NAMES.split())
 ATTRIBUTES = frozenset({"T", "mT", "shape", "ndim"})
 WITHOUT_EFFECT = frozenset(
     {"_check", "_set_grad_enabled", "set_grad_enabled", "_assert_scalar", "_check_is_size"}
@@ -161,6 +166,14 @@ class _GraphRun:
             return _safe_power if name == "pow" else getattr(operator, name)  # type: ignore[no-any-return]
         if kind == "function" and module == "builtins" and name == "getattr":
             return _attribute
+        if kind == "function" and module == "torch.ops.aten":
+            base, _, overload = name.partition(".")
+            if (
+                base == "_local_scalar_dense"
+            ):  # a number that was read from a tensor: a constant where it is used
+                return lambda *_, **__: None
+            if base.removesuffix("_") in ATEN and hasattr(getattr(torch.ops.aten, base, None), overload):
+                return self._on_device(getattr(getattr(torch.ops.aten, base), overload))
         if name.removesuffix("_") in OPERATIONS:
             if kind == "method":
                 return lambda tensor, *args, **kwargs: _method(tensor, name)(*args, **kwargs)

@@ -1,0 +1,300 @@
+"""The visible checks of the loader: waits, workers, seeds, streams and shards. Workers are simulated, so no process is started."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import wrong_if
+
+from .scenarios import clocked, drawn, streamed
+from .twins import lined_up
+
+# -- 1 · waits
+
+
+def times_of(t, low: int, high: int, count: int) -> list[float]:
+    """Draw seconds that are multiples of 1/64, so that sums are exact."""
+    return [t.integer(low, high) / 64 for _ in range(count)]
+
+
+def measured(student, t) -> tuple[list[list[float]], float, list[float], list[float]]:
+    count = t.integer(4, 7)
+    start, loads, durations = times_of(t, 200, 300, 1)[0], times_of(t, 1, 60, count), times_of(t, 64, 120, count)
+    found = t.items(student.run(clocked, start=start, loads=loads, durations=durations), 2, "measure_waits(...)")
+    names = ("the waits", "the steps")
+    rows = [[t.number(value, "a time") for value in t.items(row, count, name)] for row, name in zip(found, names)]
+    return rows, start, loads, durations
+
+
+@check("waits", points=2)
+def check_waits(student, t):
+    "The wait of each batch"
+    for _ in range(2):
+        (waits, _), start, loads, durations = measured(student, t)
+        right = [start + loads[0], *loads[1:]]
+        mistakes = {
+            "Each wait includes the step before it: read the clock again after the step.": [
+                right[0],
+                *(load + step for load, step in zip(loads[1:], durations)),
+            ],
+            "The first wait lacks the start of the loader: read the clock before the iteration begins.": loads,
+            "All batches are loaded before the first step (list(loader)?): the loader must be read one batch at a time.": [
+                start + sum(loads),
+                *[0.0] * (len(loads) - 1),
+            ],
+        }
+        wrong_if(t, waits, right, mistakes)
+        for number, (got, want) in enumerate(zip(waits, right)):
+            t.close(got, want, "the wait for batch {number}", number=number)
+
+
+@check("waits", points=1)
+def check_steps(student, t):
+    "The duration of each step"
+    (_, steps), start, loads, durations = measured(student, t)
+    both = [load + step for load, step in zip([start + loads[0], *loads[1:]], durations)]
+    wrong_if(t, steps, durations, {"The steps include the waits: a step begins when its batch has arrived.": both})
+    for number, (got, want) in enumerate(zip(steps, durations)):
+        t.close(got, want, "the duration of step {number}", number=number)
+
+
+@check("waits", points=1)
+def check_share(student, t):
+    "The share of the time that is waiting"
+    for _ in range(2):
+        count = t.integer(4, 7)
+        waits, steps = [2.0 + t.uniform(1, 2), *times_of(t, 1, 60, count - 1)], times_of(t, 20, 120, count)
+        later = list(zip(waits[1:], steps[1:]))
+        right = sum(waits[1:]) / sum(map(sum, later))
+        mistakes = {
+            "The first batch is in the share: leave it out, because it includes the start of the workers.": sum(waits) / sum(waits + steps),
+            "This is waiting divided by computing: divide by the whole time, the waits and the steps.": sum(waits[1:]) / sum(steps[1:]),
+            "This is the mean of the shares of single steps: divide the sum of the waits by the sum of the times.": sum(
+                wait / (wait + step) for wait, step in later
+            )
+            / len(later),
+        }
+        got = t.number(student.waiting_share(waits, steps), "waiting_share(...)")
+        wrong_if(t, got, right, mistakes)
+        t.close(got, right, "waiting_share(...)")
+
+
+# -- 2 · steady
+
+
+@check("steady", points=1)
+def check_no_workers(student, t):
+    "Without workers, loading and computing alternate"
+    for _ in range(2):
+        load, step = t.uniform(0.1, 2.0), t.uniform(0.1, 2.0)
+        got = t.number(student.steady_step(load, step, 0), "steady_step({load:.3g}, {step:.3g}, 0)", load=load, step=step)
+        lesson = "Without workers the process of the training loads: nothing runs at the same time, so both times add up."
+        wrong_if(t, got, load + step, {lesson: max(load, step)})
+        t.close(got, load + step, "steady_step({load:.3g}, {step:.3g}, 0)", load=load, step=step)
+
+
+@check("steady", points=1)
+def check_with_workers(student, t):
+    "With workers, the slower one of loading and computing decides"
+    for workers in (1, t.integer(2, 4), t.integer(5, 8)):
+        for step in (t.uniform(0.05, 0.15), t.uniform(1.5, 2.0)):
+            load = t.uniform(1.3, 1.45)
+            right = max(step, load / workers)
+            mistakes = {
+                "Loading and computing run at the same time: the slower one decides, the times do not add up.": step + load / workers,
+                "W workers deliver a batch every load / W seconds: each of them loads another batch.": max(step, load),
+                "The model cannot be faster than its own step, however fast the loader is.": load / workers,
+            }
+            got = t.number(student.steady_step(load, step, workers), "steady_step(...)")
+            wrong_if(t, got, right, mistakes)
+            t.close(got, right, "steady_step({load:.3g}, {step:.3g}, {workers})", load=load, step=step, workers=workers)
+
+
+@check("steady", points=1)
+def check_fewest(student, t):
+    "The smallest number of workers"
+    step = t.integer(1, 6) / 64
+    exact = t.integer(2, 9)
+    for ratio in (exact, exact + 0.25, exact - 0.25, 0.5):
+        want = max(1, math.ceil(ratio))
+        got = t.number(student.fewest_workers(ratio * step, step), "fewest_workers(load, step)")
+        lesson = "with {got} workers a batch takes {ratio:g} / {got} steps. Round up, but an exact ratio is enough, and at least one worker is needed: {want}."
+        t.that(type(got) is int and got == want, "a batch takes as long as {ratio:g} steps: " + lesson, got=got, ratio=ratio, want=want)
+
+
+# -- 3 · seed_worker
+
+
+def rows_of(student, t, workers: int, bases: list[int], ranks: list[int]) -> list[list[float]]:
+    """Return the numbers of each worker, after the check that they are no longer those of the copied generator."""
+    rows, copied = t.items(student.run(drawn, workers=workers, bases=bases, ranks=ranks), 2, "the result")
+    t.that(
+        copied not in rows,
+        "The generator of the data set is still the copy: replace get_worker_info().dataset.rng by a new one.",
+    )
+    return rows
+
+
+@check("seed_worker", points=1)
+def check_workers_differ(student, t):
+    "Workers draw different numbers"
+    rows = rows_of(student, t, t.integer(3, 5), [t.integer(1000, 10**9)], [0])
+    for (one, first), (other, second) in itertools.combinations(enumerate(rows), 2):
+        t.that(first != second, "workers {one} and {other} draw the same numbers", one=one, other=other)
+
+
+@check("seed_worker", points=1)
+def check_epochs_differ(student, t):
+    "Epochs draw different numbers"
+    base = t.integer(1000, 10**9)
+    rows = rows_of(student, t, 1, [base, base + t.integer(100, 10**6)], [0])
+    lesson = "a worker draws the same numbers in every epoch: the number of the worker is no seed, but get_worker_info().seed changes with the epoch"
+    t.that(rows[0] != rows[1], lesson)
+
+
+@check("seed_worker", points=2)
+def check_ranks_differ(student, t):
+    "Ranks draw different numbers, although their base seeds are equal"
+    workers, ranks = t.integer(3, 4), [0, 1, t.integer(2, 3)]
+    rows = rows_of(student, t, workers, [t.integer(1000, 10**9)], ranks)
+    zero, one, further = (rows[rank * workers : (rank + 1) * workers] for rank in range(3))
+    t.that(zero != one, "ranks 0 and 1 draw the same numbers: the rank is not in the seed")
+    for rank, others in ((1, one), (ranks[2], further)):
+        common = [(first, second) for first, row in enumerate(zero) for second, other in enumerate(others) if row == other]
+        first, second = common[0] if common else (0, 0)
+        lesson = "worker {first} of rank 0 and worker {second} of rank {rank} draw the same numbers: a sum of seed and rank is the same for both. Give default_rng a list"
+        t.that(not common, lesson, first=first, second=second, rank=rank)
+
+
+@check("seed_worker", points=1)
+def check_repeatable(student, t):
+    "The same seed gives the same numbers"
+    base = t.integer(1000, 10**9)
+    rows = rows_of(student, t, 2, [base, base], [0])
+    t.that(
+        rows[:2] == rows[2:],
+        "the same seed gives other numbers: default_rng() without a seed takes one from the system, and no run can be repeated",
+    )
+
+
+# -- 4 · split
+
+
+def streams(student, t, world: int, workers: int, count: int) -> list[list[list[int]]]:
+    """Return the items of each worker of each rank; the items are distinct numbers."""
+    items = t.shuffled(range(100, 100 + count))
+    ranks = student.run(streamed, items=items, world=world, workers=workers)
+    known = all(item in items for rows in ranks for row in rows for item in row)
+    t.that(known and any(row for rows in ranks for row in rows), "SplitStream yields nothing, or what is not in its items")
+    return ranks
+
+
+@check("split", points=2)
+def check_once(student, t):
+    "Each item at most once, over all workers of all ranks"
+    for world, workers in ((1, t.integer(2, 4)), (t.integer(2, 3), 2), (t.integer(2, 4), 1)):
+        ranks = streams(student, t, world, workers, t.integer(25, 40))
+        for rank, rows in enumerate(ranks):
+            within = [item for row in rows for item in row]
+            message = "rank {rank} with {workers} workers yields {got} items, {distinct} of them different: each worker reads those of the others too"
+            distinct = len(set(within))
+            t.that(len(within) == distinct, message, rank=rank, workers=workers, got=len(within), distinct=distinct)
+        for (one, first), (other, second) in itertools.combinations(enumerate(ranks), 2):
+            shared = len(set().union(*first) & set().union(*second))
+            t.that(
+                shared == 0,
+                "ranks {one} and {other} both read {shared} of the items: divide by ranks too",
+                one=one,
+                other=other,
+                shared=shared,
+            )
+
+
+@check("split", points=1)
+def check_equal_ranks(student, t):
+    "Every rank yields the same number of items"
+    for world in (2, t.integer(3, 5)):
+        own = t.integer(6, 9)
+        count = own * world + t.integer(1, world - 1)
+        for rank, rows in enumerate(streams(student, t, world, 2, count)):
+            got = len(set().union(*rows))
+            message = "{count} items on {world} ranks: rank {rank} yields {got}, expected {want} on every rank. What is left over is dropped, or a rank waits forever"
+            t.that(got == own, message, count=count, world=world, rank=rank, got=got, want=own)
+
+
+@check("split", points=1)
+def check_even_workers(student, t):
+    "The workers of a rank have equal shares, within one item"
+    workers = t.integer(3, 4)
+    for rows in streams(student, t, 2, workers, 2 * (workers * t.integer(3, 5) + workers - 1)):
+        sizes = [len(row) for row in rows]
+        message = "the workers of a rank have {sizes} items: the largest and the smallest number may differ by one"
+        t.that(max(sizes) - min(sizes) <= 1, message, sizes=sizes)
+
+
+@check("split", points=1)
+def check_without_workers(student, t):
+    "Without workers, all items of the rank"
+    world, own = t.integer(2, 3), t.integer(5, 8)
+    for rank, ((row,), (only,)) in enumerate(zip(streams(student, t, world, 0, own * world), streams(student, t, world, 1, own * world))):
+        t.that(
+            len(row) == len(only),
+            "rank {rank} yields {got} items without workers, and {want} with one",
+            rank=rank,
+            got=len(row),
+            want=len(only),
+        )
+
+
+# -- 11 · ranges
+
+
+def parts_of(student, t, case: tuple) -> list[tuple[int, int, int]]:
+    found = student.ranges(*case)
+    t.that(type(found) in (list, tuple), "ranges(...) should return a list of (shard, first, last)")
+    parts = []
+    for part in found:
+        shard, first, last = (t.number(value, "a part of ranges(...)") for value in t.items(part, 3, "a part of ranges(...)"))
+        good = (
+            all(type(value) is int for value in (shard, first, last)) and 0 <= shard < len(case[0]) and 0 <= first < last <= case[0][shard]
+        )
+        t.that(good, "the part {part} is empty, or not within a shard", part=part)
+        parts.append((shard, first, last))
+    return parts
+
+
+@check("ranges", points=2)
+def check_no_overlap(student, t):
+    "Each sample at most once, and the same number on every rank"
+    for _ in range(2):
+        world, workers = t.integer(2, 3), t.integer(2, 3)
+        counts = t.draw_until(lambda: [t.integer(3, 9) for _ in range(t.integer(4, 6))], lambda found: sum(found) % world > 0)  # noqa: B023
+        samples = [
+            [
+                (shard, place)
+                for worker in range(workers)
+                for shard, first, last in parts_of(student, t, (counts, rank, world, worker, workers))
+                for place in range(first, last)
+            ]
+            for rank in range(world)
+        ]
+        every = list(itertools.chain(*samples))
+        t.that(len(every) == len(set(every)), "{twice} samples are read twice", twice=len(every) - len(set(every)))
+        own = sum(counts) // world
+        for rank, got in enumerate(map(len, samples)):
+            message = "rank {rank} reads {got} of {total} samples, expected {want} on each of {world} ranks"
+            t.that(got == own, message, rank=rank, got=got, total=sum(counts), want=own, world=world)
+
+
+@check("ranges", points=1)
+def check_parts(student, t):
+    "The parts of each worker"
+    for _ in range(2):
+        world, workers = t.integer(2, 3), t.integer(2, 4)
+        counts = [t.integer(5, 12) for _ in range(t.integer(4, 6))]
+        for rank, worker in itertools.product(range(world), range(workers)):
+            got, want = parts_of(student, t, (counts, rank, world, worker, workers)), lined_up(counts, rank, world, worker, workers)
+            message = "shards {counts}, worker {worker} of {workers} on rank {rank} of {world} reads {got}, expected {want}"
+            t.that(got == want, message, counts=counts, worker=worker, workers=workers, rank=rank, world=world, got=got, want=want)

@@ -1,0 +1,90 @@
+"""The expected values: mixtures image by image with slices, statistics of all rows at once, losses read one by one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.twins import twin
+
+RIGHT, SHARED, EXCHANGED, NO_ROOT, INCLUSIVE = "right", "one box", "axes exchanged", "no root", "last pixel"
+
+
+@twin
+def targets_of(labels: Tensor, partner: Tensor, share: Tensor, classes: int) -> Tensor:
+    """The labels as probabilities, image by image."""
+    rows = torch.zeros(len(labels), classes, dtype=share.dtype)
+    for row, own, other, part in zip(rows, labels.tolist(), labels[partner].tolist(), share):
+        row[own] += part
+        row[other] += 1 - part
+    return rows
+
+
+@twin
+def averaged(images: Tensor, partner: Tensor, lam: Tensor) -> Tensor:
+    """mixup, image by image."""
+    pairs = zip(images, images[partner], lam)
+    return torch.stack([part * own + (1 - part) * other for own, other, part in pairs])
+
+
+def edges(images: Tensor, lam: Tensor, centres: Tensor, kind: str) -> list[list[tuple[float, float]]]:
+    """The unrounded edges (first, last) of the box of each image, along y and x."""
+    found = []
+    for part, centre in zip(lam.double().tolist(), centres.double().tolist()):
+        side = 1 - part if kind == NO_ROOT else math.sqrt(1 - part)
+        places = centre[::-1] if kind == EXCHANGED else centre
+        found.append([(place * size - side * size / 2, place * size + side * size / 2) for place, size in zip(places, images.shape[-2:])])
+    return [found[0]] * len(found) if kind == SHARED else found
+
+
+def clear(images: Tensor, lam: Tensor, centres: Tensor) -> bool:
+    """Whether no edge is so near to the middle of a pixel that rounding depends on the precision."""
+    values = [edge for box in edges(images, lam, centres, RIGHT) for pair in box for edge in pair]
+    return all(abs(value % 1 - 0.5) > 1e-3 for value in values)
+
+
+@twin
+def boxed(images: Tensor, partner: Tensor, lam: Tensor, centres: Tensor, kind: str = RIGHT) -> Tensor:
+    """CutMix, image by image with slices; ``kind`` is a mistake."""
+    mixed = images.clone()
+    more = int(kind == INCLUSIVE)
+    for number, box in enumerate(edges(images, lam, centres, kind)):
+        (top, bottom), (left, right) = ((max(0, round(low)), max(0, round(high) + more)) for low, high in box)
+        mixed[number, :, top:bottom, left:right] = images[partner[number], :, top:bottom, left:right]
+    return mixed
+
+
+@twin
+def in_rounds(images: Tensor, factors: list[float], drawn: Tensor, magnitude: float) -> Tensor:
+    """RandAugment with the operations x * factor + magnitude * number, image by image."""
+    out = []
+    for image, choices in zip(images, drawn.T.tolist()):
+        for number in choices:
+            image = image * factors[number] + magnitude * number
+        out.append(image)
+    return torch.stack(out)
+
+
+@twin
+def stopped(losses: list[float | None], patience: int, min_delta: float) -> tuple[list[bool], int]:
+    """The answers of early stopping, and the call whose weights are kept."""
+    best, kept, answers = math.inf, -1, []
+    for number, loss in enumerate(losses):
+        if loss is not None and loss < best - min_delta:
+            best, kept = loss, number
+        answers.append(number - kept >= patience)
+    return answers, kept
+
+
+@twin
+def lined_up(counts: list[int], rank: int, world: int, worker: int, workers: int) -> list[tuple[int, int, int]]:
+    """The parts of shards of a worker, from the line of all samples."""
+    line = [(shard, place) for shard, count in enumerate(counts) for place in range(count)]
+    own = len(line) // world
+    mine = line[rank * own : (rank + 1) * own][own * worker // workers : own * (worker + 1) // workers]
+    places: dict[int, list[int]] = {}
+    for shard, place in mine:
+        places.setdefault(shard, []).append(place)
+    return [(shard, min(each), max(each) + 1) for shard, each in places.items()]

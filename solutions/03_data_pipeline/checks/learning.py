@@ -1,0 +1,373 @@
+"""The visible checks of what the data do to a training: weights, scaling, early stopping, and the resume within an epoch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import wrong_if
+
+from .scenarios import trained, watched
+from .twins import stopped
+
+# -- 7 · weights
+
+
+@check("weights", points=2)
+def check_weights(student, t):
+    "Every class has the same total weight"
+    for classes in ([0, 1, 2], [1, 4, 7]):
+        counts = [t.integer(2, 4), t.integer(6, 9), t.integer(12, 20)]
+        labels = torch.tensor(t.shuffled([label for label, count in zip(classes, counts) for _ in range(count)]))
+        got = student.sample_weights(labels)
+        one_each = isinstance(got, Tensor) and got.dim() == 1 and len(got) < len(labels)
+        t.that(not one_each, "sample_weights returns a weight for each class: a sampler needs one for each sample, weights[labels]")
+        t.tensor(got, "sample_weights(labels)", shape=(len(labels),), dtype=torch.float64)
+        t.that(bool((got > 0).all() and got.isfinite().all()), "a weight is not positive, or not finite")
+        share = got / got.sum()
+        frequency = torch.tensor([dict(zip(classes, counts))[label] for label in labels.tolist()]).double()
+        right = 1 / frequency / len(classes)
+        mistakes = {
+            "The weights grow with the size of the class: a sample of a rare class needs the larger one.": frequency / frequency.sum(),
+            "All weights are equal: this is the sampling of the data as they are.": torch.full_like(right, 1 / len(labels)),
+        }
+        wrong_if(t, share, right, mistakes)
+        for label in classes:
+            total = float(share[labels == label].sum())
+            message = "the samples of class {label} have {got:.3g} of the weight, expected {want:.3g}: the same for each class that occurs"
+            t.that(bool(abs(total - 1 / len(classes)) < 1e-9), message, label=label, got=total, want=1 / len(classes))
+        t.close(share, right, "the weights, divided by their sum,")
+
+
+@check("weights", points=1)
+def check_recall(student, t):
+    "The recall"
+
+    def draw() -> tuple[Tensor, Tensor, int]:
+        labels = t.integers(0, 3, t.integer(20, 40))
+        predicted = torch.where(t.integers(0, 2, len(labels)) > 0, labels, t.integers(0, 3, len(labels)))
+        return predicted, labels, t.integer(0, 3)
+
+    def values(case: tuple[Tensor, Tensor, int]) -> list[float]:
+        predicted, labels, label = case
+        hits = float(((predicted == label) & (labels == label)).sum())
+        return [
+            hits / max(1, int((labels == label).sum())),
+            hits / max(1, int((predicted == label).sum())),
+            float((predicted == labels).float().mean()),
+            hits / len(labels),
+        ]
+
+    for _ in range(2):
+        case = t.draw_until(draw, lambda case: len({round(value, 3) for value in values(case)}) == 4 and bool((case[1] == case[2]).any()))
+        right, precision, accuracy, of_all = values(case)
+        got = t.number(student.recall(*case), "recall(...)")
+        mistakes = {
+            "This is the precision, the share of the predictions of the class that are right: divide by the samples of the class.": precision,
+            "This is the accuracy, over all classes: look at the samples of one class only.": accuracy,
+            "The hits are divided by all samples: divide by the samples of the class.": of_all,
+        }
+        wrong_if(t, got, right, mistakes)
+        t.close(got, right, "recall(...)")
+
+
+# -- 8 · scaling
+
+
+def parts(t, found: object, what: str, features: int) -> tuple[int, Tensor, Tensor]:
+    """Return the statistics that a function returned."""
+    count, mean, squares = t.items(found, 3, what)
+    t.number(count, what + "[0], the count,")
+    t.tensor(mean, what + "[1], the mean,", shape=(features,), dtype=torch.float64)
+    t.tensor(squares, what + "[2], the squares,", shape=(features,), dtype=torch.float64)
+    return count, mean, squares
+
+
+def of_rows(rows: Tensor) -> tuple[int, Tensor, Tensor]:
+    """The statistics of all rows at once."""
+    values = rows.double()
+    return len(values), values.mean(0), values.var(0, correction=0) * len(values)
+
+
+@check("scaling", points=1)
+def check_statistics(student, t):
+    "The statistics of a chunk"
+    for dtype in (torch.float32, torch.float64):
+        features = t.integer(2, 4)
+        rows = t.normal(t.integer(5, 9), features, dtype=dtype) * 2 + 1
+        count, mean, squares = parts(t, student.statistics(rows), "statistics(chunk)", features)
+        want = of_rows(rows)
+        t.equal(count, len(rows), "the count")
+        t.close(mean, want[1], "the mean")
+        wrong_if(
+            t, squares, want[2], {"This is the variance: keep the sum of the squared distances, which can be added.": want[2] / len(rows)}
+        )
+        t.close(squares, want[2], "the sum of the squared distances")
+
+
+@check("scaling", points=1)
+def check_merged(student, t):
+    "The statistics of two parts together"
+    for sizes in ((t.integer(3, 5), t.integer(8, 12)), (t.integer(8, 12), 1)):
+        features = t.integer(2, 4)
+        rows = [t.normal(size, features, dtype=torch.float64) + shift for size, shift in zip(sizes, (0.0, 3.0))]
+        a, b = map(of_rows, rows)
+        got = parts(t, student.merged(a, b), "merged(a, b)", features)
+        want = of_rows(torch.cat(rows))
+        t.equal(got[0], sum(sizes), "the count of both parts")
+        wrong_if(
+            t, got[1], want[1], {"The mean of the two means weights both parts equally: a larger part counts more.": (a[1] + b[1]) / 2}
+        )
+        t.close(got[1], want[1], "the mean of both parts")
+        lesson = "The squares are only added: the distance between the two means is missing, d² n_a n_b / n."
+        wrong_if(t, got[2], want[2], {lesson: a[2] + b[2]})
+        t.close(got[2], want[2], "the sum of the squared distances of both parts")
+
+
+@check("scaling", points=1)
+def check_large_mean(student, t):
+    "A mean that is far larger than the differences"
+    features = 3
+    rows = t.normal(t.integer(40, 60), features, dtype=torch.float64) + 10.0 ** t.integer(8, 9)
+    _, _, squares = parts(t, student.statistics(rows), "statistics(chunk)", features)
+    off = float((squares / of_rows(rows)[2] - 1).abs().max())
+    lesson = "with a mean of 1e8 the squares are off by {off:.0%}: the sum of squares minus n times the squared mean loses its digits. Subtract the mean first"
+    t.that(bool(off < 1e-3), lesson, off=off)
+
+
+def scaled(student, t, chunks: list[Tensor], test: Tensor) -> Tensor:
+    return t.tensor(student.scaled(chunks, test), "scaled(train_chunks, test)", shape=test.shape, dtype=test.dtype)
+
+
+def by(rows: Tensor, test: Tensor, fewer: int = 0) -> Tensor:
+    """The test rows, scaled with the statistics of ``rows``."""
+    count, mean, squares = of_rows(rows)
+    return ((test.double() - mean) / (squares / (count - fewer)).sqrt()).to(test.dtype)
+
+
+@check("scaling", points=2)
+def check_training_only(student, t):
+    "The test is scaled with the statistics of all training chunks, and of nothing else"
+    for dtype in (torch.float32, torch.float64):
+        features = t.integer(2, 4)
+        chunks = [t.normal(t.integer(3, 9), features, dtype=dtype) * t.uniform(0.5, 2) + number for number in range(t.integer(3, 4))]
+        test = t.normal(t.integer(3, 5), features, dtype=dtype) * 3 + 5
+        train, got = torch.cat(chunks), scaled(student, t, chunks, test)
+        mistakes = {
+            "The statistics are those of the test set. This is a data leak: use those of the training chunks.": by(test, test),
+            "The test set is in the statistics. This is a data leak: use the training chunks only.": by(torch.cat([train, test]), test),
+            "The statistics are those of the first chunk only.": by(chunks[0], test),
+            "The statistics are those of the last chunk only.": by(chunks[-1], test),
+            "The variance is divided by n - 1: divide M by n.": by(train, test, 1),
+            "The values are divided by the variance: divide by its square root.": (
+                (test.double() - of_rows(train)[1]) / (of_rows(train)[2] / len(train))
+            ).to(dtype),
+        }
+        wrong_if(t, got, by(train, test), mistakes, rtol=1e-5, atol=1e-6)
+        t.close(got, by(train, test), "scaled(train_chunks, test)")
+
+
+@check("scaling", points=1)
+def check_constant(student, t):
+    "A feature that is constant in the training data becomes 0"
+    chunks = [t.normal(t.integer(3, 6), 3) for _ in range(3)]
+    constant = t.choice([0.0, 0.1, 0.7])
+    for chunk in chunks:
+        chunk[:, 1] = constant
+    test = t.normal(4, 3)
+    got = scaled(student, t, chunks, test)
+    t.close(got[:, 0], by(torch.cat(chunks), test)[:, 0], "a feature that is not constant")
+    lesson = "the constant feature becomes {got:.3g}: its standard deviation is 0, or what rounding leaves of it, and the division has no meaning"
+    t.that(bool((got[:, 1] == 0).all()), lesson, got=float(got[0, 1]))
+
+
+# -- 9 · stopping
+
+
+def answers(student, t, losses: list[float | None], patience: int, min_delta: float) -> tuple[list[Any], Any, Any, list[bool], int]:
+    found, weight, buffer = t.items(student.run(watched, losses=losses, patience=patience, min_delta=min_delta), 3, "the result")
+    want, kept = stopped(losses, patience, min_delta)
+    return t.items(found, len(losses), "the answers of stops"), weight, buffer, want, kept
+
+
+def same_answers(t, losses: list[float | None], got: list[Any], want: list[bool], lesson: str, **values: object) -> None:
+    for number, (mine, right) in enumerate(zip(got, want)):
+        shown = ", ".join("NaN" if loss is None else f"{loss:.3g}" for loss in losses[: number + 1])
+        t.that(
+            mine is right,
+            "after the losses {shown} stops returns {got}, expected {want}. " + lesson,
+            shown=shown,
+            got=mine,
+            want=right,
+            **values,
+        )
+
+
+@check("stopping", points=2)
+def check_patience(student, t):
+    "Stop after `patience` losses in a row that are not better"
+    for _ in range(2):
+        patience, low = t.integer(2, 4), t.uniform(1.0, 1.5)
+        rising = [low + 1.5 - 0.1 * k for k in range(patience - 1)]  # below each other, and all above the best
+        losses: list[float | None] = [low + 2, low + 1, *rising, low, *rising, low + 0.05]
+        got, *_, want, _ = answers(student, t, losses, patience, 0.0)
+        same_answers(
+            t, losses, got, want,
+            "With patience {patience}, count the losses in a row that are not below the *best* one; a better one begins a new count.", patience=patience,
+        )  # fmt: skip
+
+
+@check("stopping", points=1)
+def check_min_delta(student, t):
+    "An improvement below min_delta does not count"
+    patience, delta, low = t.integer(2, 4), t.uniform(0.1, 0.2), t.uniform(1.0, 2.0)
+    creeping: list[float | None] = [low - 0.6 * delta * k for k in range(2)] + [
+        low - 1.2 * delta - 0.6 * delta * k for k in range(patience)
+    ]
+    lesson = "A loss is better if it is below best - min_delta (here {delta:.3g}), and best is the last loss that was better."
+    got, *_, want, _ = answers(student, t, creeping, patience, delta)
+    same_answers(t, creeping, got, want, lesson, delta=delta)
+    flat: list[float | None] = [low] + [low - 0.5 * delta] * patience
+    got, *_, want, _ = answers(student, t, flat, patience, delta)
+    same_answers(t, flat, got, want, lesson, delta=delta)
+
+
+@check("stopping", points=1)
+def check_nan(student, t):
+    "NaN is never better"
+    patience, low = t.integer(2, 3), t.uniform(1.0, 2.0)
+    losses: list[float | None] = [low, None, *[low + 0.1] * (patience - 1)]
+    got, *_, want, _ = answers(student, t, losses, patience, 0.0)
+    same_answers(t, losses, got, want, "NaN counts as not better. Every comparison with NaN is False, also `>=`.")
+
+
+@check("stopping", points=2)
+def check_best_weights(student, t):
+    "restore brings back the weights of the best loss"
+    low = t.uniform(1.0, 2.0)
+    losses: list[float | None] = [
+        low + 0.5,
+        *[low + 0.1 * k for k in range(t.integer(1, 2))][::-1],
+        low - 0.3,
+        *[low + 0.1 * k for k in range(t.integer(2, 3))],
+    ]
+    _, weight, buffer, _, kept = answers(student, t, losses, 5, 0.0)
+    last = len(losses) - 1
+    for value, name in ((weight, "weight"), (buffer, "buffer")):
+        number = t.number(value, "the {name} after restore", name=name)
+        t.that(
+            number != last,
+            "after restore the {name} is that of the last call: state_dict() holds references to the tensors, which the training changes. Keep copies",
+            name=name,
+        )
+        message = "after restore the {name} is that of call {got:g}, and the best loss came in call {want}"
+        t.that(bool(number == kept), message, name=name, got=number, want=kept)
+
+
+# -- 10 · resume
+
+
+def run_of(student, t, stop_in: int, ahead: int) -> dict[str, Any]:
+    """Run three epochs, and again with a stop in epoch ``stop_in``; return the steps of both runs."""
+    batch, full = t.integer(3, 5), t.integer(4, 6)
+    size, seed = batch * full + t.integer(1, batch - 1), t.integer(1, 10**6)
+    per_epoch = full + 1
+    stop = stop_in * per_epoch + t.integer(1, per_epoch - 2 - ahead)
+    case = {"size": size, "batch": batch, "seed": seed, "steps": 3 * per_epoch, "stop": stop, "ahead": ahead}
+    whole, before, after = t.items(student.run(trained, **case), 3, "the result")
+    message = "three epochs of {size} images in batches of {batch} have {want} steps, not {got}: is there an epoch after the first one, with an incomplete last batch?"
+    t.that(len(whole) == case["steps"], message, size=size, batch=batch, want=case["steps"], got=len(whole))
+    return case | {"whole": whole, "before": before, "after": after, "per_epoch": per_epoch}
+
+
+def images(steps: list[Any]) -> list[list[int]]:
+    return [step[0] for step in steps]
+
+
+@check("resume", points=2)
+def check_epochs(student, t):
+    "Each epoch has every image once, in a new order"
+    found = run_of(student, t, 1, 0)
+    size, batch, per_epoch = found["size"], found["batch"], found["per_epoch"]
+    orders = [images(found["whole"][k * per_epoch : (k + 1) * per_epoch]) for k in range(3)]
+    for epoch, batches in enumerate(orders):
+        flat = list(itertools.chain(*batches))
+        missing = size - len(set(flat))
+        t.that(
+            sorted(flat) == list(range(size)),
+            "epoch {epoch} lacks {missing} of {size} images, or has some twice",
+            epoch=epoch,
+            missing=missing,
+            size=size,
+        )
+        sizes = [len(indices) for indices in batches]
+        t.that(
+            all(each == batch for each in sizes[:-1]),
+            "the batches of epoch {epoch} have {sizes} images, expected {batch}",
+            epoch=epoch,
+            sizes=sizes,
+            batch=batch,
+        )
+    t.that(orders[0] != orders[1] != orders[2] != orders[0], "two epochs have the same order: it depends on the number of the epoch")
+    t.that(list(itertools.chain(*orders[0])) != list(range(size)), "the order is not random")
+    other = t.items(
+        student.run(trained, size=size, batch=batch, seed=found["seed"] + 1, steps=per_epoch, stop=1, ahead=0), 3, "the result"
+    )[0]
+    t.that(images(other) != orders[0], "two seeds give the same order")
+    t.that(
+        images(other) not in orders,
+        "an epoch has the order of the next seed's first one: seed + epoch mixes them. Use, for example, 1_000_003 * seed + epoch",
+    )
+
+
+def same_images(t, found: dict[str, Any], lesson: str) -> None:
+    """Check that the resumed run sees the images of the uninterrupted one."""
+    stop, per_epoch = found["stop"], found["per_epoch"]
+    want, got = images(found["whole"][stop:]), images(found["after"])
+    t.that(
+        images(found["before"]) == images(found["whole"][:stop]),
+        "two runs with the same seed see other images: the order depends on more than seed and epoch",
+    )
+    begin = stop // per_epoch * per_epoch
+    again, first = images(found["whole"][begin : begin + 1]), images(found["whole"][:1])
+    t.that(got[:1] != again, "the resumed run begins the epoch again: the state lacks the number of steps, or does not restore it")
+    t.that(got[:1] != first, "the resumed run begins with the first epoch: the state lacks the epoch, or does not restore it")
+    where = next((k for k, (mine, right) in enumerate(zip(got, want)) if mine != right), min(len(got), len(want)))
+    t.that(got == want, lesson, stop=stop, step=stop + where, ahead=found["ahead"])
+
+
+@check("resume", points=2)
+def check_resumed(student, t):
+    "A resumed run sees the images that it would have seen"
+    same_images(
+        t,
+        run_of(student, t, 1, 0),
+        "a run that stops after step {stop} sees other images from step {step} on: the order depends on seed and epoch only",
+    )
+
+
+@check("resume", points=2)
+def check_prefetched(student, t):
+    "Batches that were only prefetched are not lost"
+    for ahead in (1, 2):
+        lesson = (
+            "with {ahead} batches in the queue of the workers, a run that stops after step {stop} sees other images from step {step} on. "
+            "Count the steps of the training (step_done), not the batches that the sampler has given out"
+        )
+        same_images(t, run_of(student, t, 1, ahead), lesson)
+
+
+@check("resume", points=1)
+def check_augmentation(student, t):
+    "A resumed run draws the random numbers that it would have drawn"
+    found = run_of(student, t, 1, 0)
+    numbers = [step[1] for step in found["whole"]]
+    again = [step[1] for step in found["after"]]
+    t.that(len({str(pair) for pair in numbers}) == len(numbers), "not tested yet: the generator draws the same numbers in every step")
+    message = "the resumed run draws the random numbers of the first steps again: the state lacks that of the generator (get_state), or does not restore it"
+    t.that(again[:1] != numbers[:1], message)
+    t.that(again == numbers[found["stop"] :], "the resumed run draws other random numbers than the uninterrupted one")

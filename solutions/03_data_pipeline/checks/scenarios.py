@@ -1,0 +1,183 @@
+"""The scenarios of the checks: they run beside the student's functions and return what was observed, without expected values."""
+
+from dlo_lib.grading.checks.contract import scenario
+
+
+@scenario
+def clocked(student, start, loads, durations):
+    """The waits and steps of a loader and a step that move a clock by given times."""
+    now = [100.0]
+
+    class Loader:
+        def __iter__(self):
+            now[0] += start
+            return self.batches()
+
+        def batches(self):
+            for number, load in enumerate(loads):
+                now[0] += load
+                yield number
+
+    def step(batch):
+        now[0] += durations[batch]
+
+    found = student.measure_waits(Loader(), step, lambda: now[0])
+    return list(found) if type(found) in (list, tuple) else None
+
+
+@scenario
+def drawn(student, workers, bases, ranks):
+    """The first numbers of each worker: a row for each rank, each epoch (with its base seed) and each worker."""
+    import numpy
+    import torch.utils.data._utils.worker as loading
+
+    class Data:
+        pass
+
+    rows = []
+    for rank in ranks:
+        for base in bases:
+            for worker in range(workers):
+                data = Data()
+                data.rng = numpy.random.default_rng(987654321)
+                torch.manual_seed(base + worker)  # noqa: F821 - of the ranks
+                loading._worker_info = loading.WorkerInfo(id=worker, num_workers=workers, seed=base + worker, dataset=data)
+                try:
+                    student.seed_worker(worker, rank)
+                finally:
+                    loading._worker_info = None
+                rows.append([float(value) for value in data.rng.random(3)])
+    return rows, [float(value) for value in numpy.random.default_rng(987654321).random(3)]
+
+
+@scenario
+def streamed(student, items, world, workers):
+    """The items of each worker of each rank; 0 workers is an iteration without workers."""
+    import torch.utils.data._utils.worker as loading
+
+    ranks = []
+    for rank in range(world):
+        stream, rows = student.SplitStream(items, rank, world), []
+        for worker in range(max(1, workers)):
+            if workers:
+                loading._worker_info = loading.WorkerInfo(id=worker, num_workers=workers, seed=worker, dataset=stream)
+            try:
+                rows.append([int(item) for _, item in zip(range(4 * len(items)), stream)])
+            finally:
+                loading._worker_info = None
+        ranks.append(rows)
+    return ranks
+
+
+@scenario
+def mixup_in_place(student, images, labels, partner, lam, centres, classes):
+    """What mixup returns, and its arguments afterwards."""
+    found = student.mixup(images, labels, partner, lam, classes)
+    return [list(found) if type(found) in (list, tuple) else None, [images, labels, partner, lam, centres]]
+
+
+@scenario
+def cutmix_in_place(student, images, labels, partner, lam, centres, classes):
+    """What cutmix returns, and its arguments afterwards."""
+    found = student.cutmix(images, labels, partner, lam, centres, classes)
+    return [list(found) if type(found) in (list, tuple) else None, [images, labels, partner, lam, centres]]
+
+
+@scenario
+def recorded_mixup(student, batches):
+    """The operations on tensors of one call for each batch, as data, and its results."""
+    from dlo_lib.profiling.operation_capture import OperationRecorder
+
+    found = []
+    for batch in batches:
+        recorder = OperationRecorder({key: value for key, value in batch.items() if isinstance(value, torch.Tensor)})  # noqa: F821
+        with recorder, torch.no_grad():  # noqa: F821
+            result = student.mixup(**batch)
+        if type(result) not in (list, tuple):
+            return None
+        found.append([recorder.graph(list(result)), list(result)])
+    return found
+
+
+@scenario
+def recorded_cutmix(student, batches):
+    """The operations on tensors of one call for each batch, as data, and its results."""
+    from dlo_lib.profiling.operation_capture import OperationRecorder
+
+    found = []
+    for batch in batches:
+        recorder = OperationRecorder({key: value for key, value in batch.items() if isinstance(value, torch.Tensor)})  # noqa: F821
+        with recorder, torch.no_grad():  # noqa: F821
+            result = student.cutmix(**batch)
+        if type(result) not in (list, tuple):
+            return None
+        found.append([recorder.graph(list(result)), list(result)])
+    return found
+
+
+@scenario
+def augmented(student, images, factors, drawn, magnitude):
+    """The images after operations x * factor + magnitude * number, the sizes of the groups of each operation, and the images that were given."""
+    sizes = [[] for _ in factors]
+
+    def operation_of(number):
+        def operation(group, strength):
+            sizes[number].append(len(group))
+            return group * factors[number] + strength * number
+
+        return operation
+
+    before = images.clone()
+    result = student.rand_augment(images, [operation_of(number) for number in range(len(factors))], drawn, magnitude)
+    return [result, sizes, bool(torch.equal(before, images))]  # noqa: F821
+
+
+@scenario
+def watched(student, losses, patience, min_delta):
+    """What `stops` returns for each loss (None: NaN), and the weight and buffer that `restore` brings back; before call k both are k."""
+    model = torch.nn.BatchNorm1d(1)  # noqa: F821
+    stopper, answers = student.EarlyStopping(model, patience, min_delta), []
+    for number, loss in enumerate(losses):
+        with torch.no_grad():  # noqa: F821
+            model.weight.fill_(number)
+            model.running_mean.fill_(number)
+        answers.append(stopper.stops(float("nan") if loss is None else loss))
+    stopper.restore()
+    return [answers, model.weight.item(), model.running_mean.item()]
+
+
+@scenario
+def trained(student, size, batch, seed, steps, stop, ahead):
+    """The images and the random numbers of each step: of an uninterrupted run, and of one that stops after `stop` steps, with
+    `ahead` batches in the queue of its workers, and resumes from a file in a new object."""
+    import io
+
+    def run(order, count):
+        seen = []
+        while len(seen) < count:
+            batches, queue, before = iter(order), [], len(seen)
+            while len(seen) < count:
+                while len(queue) <= ahead:
+                    indices = next(batches, None)
+                    if indices is None:
+                        break
+                    queue.append([int(index) for index in indices])
+                if not queue:
+                    break
+                numbers = torch.rand(2, generator=order.generator).tolist()  # noqa: F821
+                seen.append([queue.pop(0), numbers])
+                order.step_done()
+            if len(seen) == before:
+                break  # an epoch without batches would never end
+        return seen
+
+    whole = run(student.ResumableOrder(size, batch, seed), steps)
+    first = student.ResumableOrder(size, batch, seed)
+    before = run(first, stop)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)  # noqa: F821
+    file.seek(0)
+    torch.manual_seed(seed + 17)  # noqa: F821 - the global generator of another process
+    second = student.ResumableOrder(size, batch, seed)
+    second.load_state_dict(torch.load(file, weights_only=True))  # noqa: F821
+    return [whole, before, run(second, steps - stop)]
