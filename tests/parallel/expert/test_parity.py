@@ -1,10 +1,14 @@
 """Experts on 1 to 4 ranks learn what one process learns from all the data: losses, norms and gradients within
 1e-10 in float64, over 5 steps of 2 micro-batches. The ranks have unequal numbers of tokens, and most
-micro-batches leave experts without a token."""
+micro-batches leave experts without a token.
+
+All cases of a number of ranks are trained in one launch, because each rank needs a second for its imports.
+"""
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -29,6 +33,39 @@ from tests.parallel.expert.forms import (
 twin = functools.cache(trained_alone)
 
 
+class Case(NamedTuple):
+    mixture: str
+    ep: int
+    checkpointing: bool = False
+
+
+EACH_MIXTURE = (2, 4)
+"""The numbers of ranks, with ep 2."""
+DEGREES = {1: (1,), 2: (1,), 3: (1, 3), 4: (1, 4)}
+"""The degrees of ep, by the number of ranks."""
+OF_DEGREES = "capacity top-2"
+WITH_CHECKPOINTING = Case("drop-less top-1, shared", 2, checkpointing=True)
+
+
+def cases(world_size: int) -> list[Case]:
+    found = [Case(OF_DEGREES, ep) for ep in DEGREES[world_size]]
+    if world_size in EACH_MIXTURE:
+        found += [Case(mixture, 2) for mixture in MIXTURES]
+    return found + [WITH_CHECKPOINTING] * (world_size == 2)
+
+
+def trained_in_turn(chosen: list[Case]) -> list[History]:
+    return [trained(case.mixture, case.ep, checkpointing=case.checkpointing) for case in chosen]
+
+
+@functools.cache
+def trained_on_ranks(world_size: int) -> dict[Case, list[History]]:
+    """The histories of the ranks, by case."""
+    chosen = cases(world_size)
+    by_rank = run_ranks(trained_in_turn, world_size, chosen)
+    return {case: list(histories) for case, histories in zip(chosen, zip(*by_rank), strict=True)}
+
+
 def assert_same(ranks: list[History], alone: History) -> None:
     assert max(alone.norms) > 0.5, "nothing was clipped"
     for history in ranks:
@@ -42,24 +79,23 @@ def assert_same(ranks: list[History], alone: History) -> None:
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize(("world_size", "ep"), [(2, 2), (4, 2)])
-def test_every_mixture(world_size, ep, mixture):
+@pytest.mark.parametrize("world_size", EACH_MIXTURE)
+def test_every_mixture(world_size, mixture):
     alone = twin(mixture, world_size)
-    ranks = run_ranks(trained, world_size, mixture, ep)
+    ranks = trained_on_ranks(world_size)[Case(mixture, 2)]
     assert_same(ranks, alone)
     assert alone.idle > 0, "every expert had tokens"
     assert any(history.dropped for history in ranks) == ("capacity" in mixture)
     assert bool(alone.biases[0]) == (mixture == "balance bias")
 
 
-@pytest.mark.parametrize(("world_size", "ep"), [(1, 1), (2, 1), (3, 1), (3, 3), (4, 1), (4, 4)])
+@pytest.mark.parametrize(("world_size", "ep"), [(ranks, ep) for ranks, eps in DEGREES.items() for ep in eps])
 def test_every_degree(world_size, ep):
-    assert_same(run_ranks(trained, world_size, "capacity top-2", ep), twin("capacity top-2", world_size))
+    assert_same(trained_on_ranks(world_size)[Case(OF_DEGREES, ep)], twin(OF_DEGREES, world_size))
 
 
 def test_activation_checkpointing():
-    mixture = "drop-less top-1, shared"
-    assert_same(run_ranks(trained, 2, mixture, 2, checkpointing=True), twin(mixture, 2))
+    assert_same(trained_on_ranks(2)[WITH_CHECKPOINTING], twin(WITH_CHECKPOINTING.mixture, 2))
 
 
 def clipped_by_pytorch() -> tuple[float, float]:
