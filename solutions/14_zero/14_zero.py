@@ -8,8 +8,9 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 10 (collectives), 11 (data parallelism) and 13 (its limit). The core exercises and the quiz take about
-# 100 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
+# Builds on labs 10 (collectives), 11 (data parallelism) and 13 (its limit). Lab 12 (gradient compression) sends fewer bits
+# for each gradient and changes the gradients slightly. ZeRO computes the same gradients up to rounding, so nothing here
+# needs lab 12. The core exercises and the quiz take about 100 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
 # `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")`
 # lets you continue without its points.
 #
@@ -141,11 +142,12 @@ explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
 # The rest of the lab needs two functions.
 #
 # - `piece_of(tensor, rank, world)`: flatten the tensor, append zeros until `world` divides its length, cut it into `world` equal pieces, and return a **copy**
-#   of this rank's piece, one-dimensional. A tensor of 7 numbers on 4 ranks has pieces of 2; the last one is a number and a zero.
+#   of this rank's piece, one-dimensional and of the same dtype. A tensor of 7 numbers on 4 ranks has pieces of 2; the last one is a number and a zero.
 # - `whole(piece, shape)`: the inverse, with one **all-gather** (`dist.all_gather_into_tensor`, lab 10): each rank has a
 #   piece, and all ranks get the tensor of that shape.
 #
-# Both must also work for tensors with fewer numbers than ranks.
+# Both must also work for tensors with fewer numbers than ranks, and for every dtype: `torch.empty(n)` is always fp32,
+# `piece.new_empty(n)` has the dtype of `piece`.
 
 # %% nbgrader={"grade_id": "pieces", "solution": true}
 def piece_of(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
@@ -247,7 +249,7 @@ lab.check("norm")
 #
 # **Core · 16 min · ●●○**
 #
-# Stage 1 does not use (N-1)/N of the result of the all-reduce. A **reduce-scatter**
+# In stage 1, a rank uses only its piece of the averaged gradient, 1/N of it. A **reduce-scatter**
 # (`dist.reduce_scatter_tensor`, lab 10) gives each rank only the sum of its piece, for half the bytes. If it runs *during* backward, a gradient is whole only for a moment.
 #
 # Write `shard_gradients(module, pieces)`: it registers a hook on each parameter (`register_post_accumulate_grad_hook`, lab 11). `pieces` are the pieces of

@@ -35,6 +35,19 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "Stage 1 divides the gradients as well",
+        "check_stage1",
+        says="Stage 1 does not divide the gradients",
+        replace={"share if stage >= 2 else": "share if stage >= 1 else"},
+    ),
+    Mutant(
+        "Each stage divides its own part only",
+        "check_stage2",
+        says="What an earlier stage divides, the later stages divide as well",
+        also=("check_stage3",),
+        replace={"(share if stage >= 1 else 4 * parameters)": "(share if stage == 1 else 4 * parameters)"},
+    ),
+    Mutant(
         "Every optimiser keeps two moments",
         "check_momentum",
         says="keeps one number",
@@ -47,6 +60,12 @@ MUTANTS = [
         replace={"(share if stage >= 1 else 4 * parameters)": "share if stage >= 1 else 4 * parameters"},
     ),
     # -- pieces
+    Mutant(
+        "The tensor that is gathered is always in fp32",
+        "check_whole",
+        says="float64",
+        replace={"piece.new_empty(piece.numel() * dist.get_world_size())": "torch.empty(piece.numel() * dist.get_world_size())"},
+    ),
     Mutant(
         "A tensor is cut along its first dimension",
         "check_scalar",

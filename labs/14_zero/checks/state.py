@@ -18,14 +18,14 @@ from .twins import measured_state, whole_case
 # -- 1 · state
 
 
-def same_state(student, t, stage: int, parts: tuple[str, ...], message: str, optimizer: str = "adamw", moments: int = 2) -> None:
-    """The student's bytes of ``parts`` are the measured ones, for some numbers of ranks."""
+def same_state(student, t, stage: int, messages: dict[str, str], optimizer: str = "adamw", moments: int = 2) -> None:
+    """The student's bytes are the measured ones, for some numbers of ranks. ``messages``: the parts to compare, in this order."""
     config = LlamaConfig(1024 * t.integer(1, 3), 64 * t.integer(2, 4), 256, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=32)
     parameters = sum(parameters_by_part(config).values())
     for world in (1, 2, 4 * t.integer(2, 16)):
         got, want = student.state_bytes(parameters, world, stage, moments), measured_state(config, world, stage, optimizer)
         t.that(type(got) is dict and set(got) == set(want), "state_bytes should return a dict with weights, gradients and optimizer")
-        for part in parts:
+        for part, message in messages.items():
             number = t.number(got[part], 'state_bytes(...)["{part}"]', part=part)
             good = abs(number - want[part]) <= 0.02 * want[part] + 4096  # padding, and the optimiser's step counters
             t.that(
@@ -40,35 +40,44 @@ def same_state(student, t, stage: int, parts: tuple[str, ...], message: str, opt
             )
 
 
+NOT_YET = "Stage {stage} does not divide the {part}."
+STILL = "What an earlier stage divides, the later stages divide as well."
+
+
 @check("state", points=1, seconds=30)
 def check_stage0(student, t):
     "Data parallelism: every rank holds everything"
-    same_state(student, t, 0, ("weights", "gradients", "optimizer"), "Each number has 4 bytes, AdamW keeps two; nothing is divided.")
+    same_state(
+        student, t, 0, dict.fromkeys(("weights", "gradients", "optimizer"), "Each number has 4 bytes, AdamW keeps two; nothing is divided.")
+    )
 
 
 @check("state", points=1, seconds=30)
 def check_stage1(student, t):
     "Stage 1 divides the optimiser's state"
-    same_state(student, t, 1, ("optimizer",), "Each rank keeps the moments of 1/N of the parameters.")
+    message = "Each rank keeps the moments of 1/N of the parameters."
+    same_state(student, t, 1, {"optimizer": message, "gradients": NOT_YET, "weights": NOT_YET})
 
 
 @check("state", points=1, seconds=30)
 def check_stage2(student, t):
     "Stage 2 divides the gradients as well"
-    same_state(student, t, 2, ("gradients",), "Each rank keeps the gradients of the parameters that it updates.")
+    message = "Each rank keeps the gradients of the parameters that it updates."
+    same_state(student, t, 2, {"gradients": message, "optimizer": STILL, "weights": NOT_YET})
 
 
 @check("state", points=1, seconds=30)
 def check_stage3(student, t):
     "Stage 3 divides the weights as well"
-    same_state(student, t, 3, ("weights",), "At rest no rank has more than 1/N of the weights.")
+    message = "At rest no rank has more than 1/N of the weights."
+    same_state(student, t, 3, {"weights": message, "optimizer": STILL, "gradients": STILL})
 
 
 @check("state", points=1, seconds=30)
 def check_momentum(student, t):
     "Another optimiser: momentum keeps one number"
     message = "SGD with momentum keeps one number for each parameter: the last argument says how many."
-    same_state(student, t, 1, ("optimizer",), message, "sgd-momentum", 1)
+    same_state(student, t, 1, {"optimizer": message}, "sgd-momentum", 1)
 
 
 # -- 2 · pieces
@@ -83,7 +92,10 @@ def pieces(student, t, tensor: Tensor, world: int) -> list[Tensor]:
     for rank in range(world):
         got = student.piece_of(tensor, rank, world)
         found.append(got)
-        good = type(got) is Tensor and tuple(got.shape) == (size,) and got.dtype == tensor.dtype
+        if type(got) is Tensor:
+            message = "the piece of rank {rank} of {world} is {got}, the tensor is {want}: a piece has the dtype of its tensor"
+            t.that(got.dtype == tensor.dtype, message, rank=rank, world=world, got=got.dtype, want=tensor.dtype)
+        good = type(got) is Tensor and tuple(got.shape) == (size,)
         shape = tuple(got.shape) if type(got) is Tensor else type(got).__name__
         t.that(
             good,
@@ -97,11 +109,16 @@ def pieces(student, t, tensor: Tensor, world: int) -> list[Tensor]:
     return found
 
 
+def undivided(t, world: int) -> tuple[int, int]:
+    """A shape with a number of elements that ``world`` does not divide."""
+    return t.draw_until(lambda: (t.integer(3, 6), t.integer(3, 6)), lambda shape: world == 1 or shape[0] * shape[1] % world > 0)
+
+
 @check("pieces", points=1)
 def check_pieces(student, t):
     "The concatenated pieces are the flat tensor, followed by zeros"
     for world in (1, 2, 3, 4):
-        tensor = t.normal(t.integer(3, 6), t.integer(3, 6))
+        tensor = t.normal(*undivided(t, world), dtype=torch.float64 if world == 2 else torch.float32)
         got = torch.cat(pieces(student, t, tensor, world))
         t.close(got[: tensor.numel()], tensor.flatten(), "the pieces of all ranks together (world {world})", world=world, atol=0, rtol=0)
         t.that(not got[tensor.numel() :].any(), "the padding at the end should be zeros")
@@ -124,7 +141,7 @@ def check_copy(student, t):
 def check_whole(student, t):
     "whole restores the tensor on every rank, with one all-gather"
     for world in (1, 2, 3):
-        tensor, case = whole_case(t, (t.integer(3, 6), t.integer(3, 6)), world)
+        tensor, case = whole_case(t, undivided(t, world), world, torch.float64 if world == 2 else torch.float32)
         run = student.ranks(made_whole, case)
         t.that(run.results[0] is not None, NOTHING, name="whole")
         every_rank(t, run, tensor, "whole on rank {rank} of {world}", atol=0, rtol=0)

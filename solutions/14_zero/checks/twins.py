@@ -24,9 +24,9 @@ def measured_state(config: LlamaConfig, world: int, stage: int, optimizer: str) 
     return {name: int(report.timeline[part][end]) for name, part in parts.items()}
 
 
-def whole_case(t, shape: tuple[int, ...], world: int) -> tuple[Tensor, list[dict]]:
+def whole_case(t, shape: tuple[int, ...], world: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[dict]]:
     """A tensor, and the piece of each rank."""
-    tensor = t.normal(*shape)
+    tensor = t.normal(*shape, dtype=dtype)
     size = -(-tensor.numel() // world)
     padded = torch.nn.functional.pad(tensor.flatten(), (0, size * world - tensor.numel()))
     return tensor, [{"piece": piece.clone(), "shape": list(shape)} for piece in padded.split(size)]
