@@ -80,6 +80,9 @@ def installed() -> Path:
         "--target",
         str(FOLDER),
         "--no-deps",
+        # A first index that lists Triton without a usable version must not hide the others.
+        "--index-strategy",
+        "unsafe-best-match",
     ]
     done = subprocess.run(
         [*command, f"triton=={TRITON}"], env=setup_env.uv_settings(), stderr=subprocess.PIPE, text=True

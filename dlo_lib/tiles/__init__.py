@@ -1,0 +1,40 @@
+"""An interpreter of Triton's language for machines without Triton: it runs kernels, and says what is wrong.
+
+    import dlo_lib.tiles as triton
+    import dlo_lib.tiles.language as tl
+
+    @triton.jit
+    def double_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        tl.store(y_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=mask), mask=mask)
+
+    traffic = double_kernel[(triton.cdiv(n, 64),)](x, y, n, BLOCK=64)
+
+A kernel is text: ``program`` reads its syntax tree, and ``launch`` runs its programs one after another on the
+CPU. Nothing else of Python can be called, so a judge can run the kernel of a student in its own process. The
+launch counts the bytes that are read and written. It reports an access outside of a tensor, two programs that
+use one element, an undefined value, a loop variable whose type changes: what a GPU would compute wrongly
+without a word. Kernels on CUDA tensors run with the real Triton, without a change.
+
+Supported is a part of Triton, see ``language``. Paper: Triton (P. Tillet et al., MAPL 2019).
+"""
+
+from dlo_lib.tiles.faults import TileError
+from dlo_lib.tiles.kernel import TileKernel, cdiv, has_triton, jit, next_power_of_2
+from dlo_lib.tiles.launch import Traffic, run
+from dlo_lib.tiles.program import NotWrittenError, Program, read_program
+
+__all__ = [
+    "NotWrittenError",
+    "Program",
+    "TileError",
+    "TileKernel",
+    "Traffic",
+    "cdiv",
+    "has_triton",
+    "jit",
+    "next_power_of_2",
+    "read_program",
+    "run",
+]

@@ -1,0 +1,44 @@
+"""The state that the programs of one launch share, and the count of what they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from dlo_lib.tiles.faults import TileError
+
+
+@dataclass
+class TileMachine:
+    """One launch: its grid, the program that runs now with its variables, and the counters."""
+
+    grid: tuple[int, ...]
+    most_work: int
+    program: tuple[int, ...] = ()
+    number: int = 0
+    line: int = 0
+    largest_tile: int = 0
+    flops: int = 0
+    work: int = 0
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def count(self, result: Tensor, flops: int | None = None) -> Tensor:
+        """Count an operation with this result; return the result."""
+        size = result.numel()
+        self.add_work(8 + size // 64)
+        if result.is_floating_point():
+            self.flops += size if flops is None else flops
+            self.largest_tile = max(self.largest_tile, size)
+        return result
+
+    def add_work(self, amount: int) -> None:
+        """Count work, in units of about a microsecond.
+
+        Raises:
+            TileError: the launch exceeds its limit.
+        """
+        self.work += amount
+        if self.work > self.most_work:
+            raise TileError("the kernel computes too long: it does much more than this launch needs")

@@ -1,0 +1,229 @@
+"""The visible checks of kernels that hold a block or a whole row: vector add, softmax, RMSNorm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import check
+
+from .launches import Launched, empty, launched, moves, right
+from .scenarios import text_of_add, text_of_norm, text_of_norm_backward, text_of_softmax
+from .twins import block_of, rms_norm, rms_norm_gradients, softmax, softmax_with_lanes
+
+EPS = 1e-3
+
+# -- add
+
+
+def add_run(student, t, n: int, block: int) -> Launched:
+    """x + y of n elements, compared."""
+    x, y = t.normal(n), t.normal(n)
+    args = {"x_ptr": x, "y_ptr": y, "out_ptr": empty(n), "n": n, "BLOCK": block}
+    run = launched(student, t, text_of_add, (-(-n // block),), args)
+    right(t, run, "out_ptr", x + y, "x + y", {"the kernel copies x, it does not add y": x})
+    return run
+
+
+@check("add", points=1)
+def check_whole_blocks(student, t):
+    "The sum, of whole blocks"
+    block = t.choice((16, 32, 64))
+    add_run(student, t, block * t.integer(2, 4), block)
+
+
+@check("add", points=1)
+def check_last_block(student, t):
+    "Any size: the last block is not full"
+    for n in (t.integer(65, 127), t.integer(2, 15)):
+        add_run(student, t, n, 16)
+
+
+@check("add", points=1)
+def check_add_traffic(student, t):
+    "Two tensors are read once, one is written once"
+    block = 32
+    n = block * t.integer(2, 4)
+    run = add_run(student, t, n, block)
+    for name in ("x_ptr", "y_ptr"):
+        moves(t, run, name, 4 * n, "each element is read once")
+
+
+# -- softmax
+
+
+def softmax_run(student, t, x: Tensor, y: Tensor | None = None, mistakes=None, overflow: str = "") -> Launched:
+    """The softmax of each row of x, compared."""
+    y = empty(*x.shape, dtype=x.dtype) if y is None else y
+    columns = x.shape[1]
+    args = {"x_ptr": x, "y_ptr": y, "x_stride": x.stride(0), "y_stride": y.stride(0), "columns": columns, "BLOCK": block_of(columns)}
+    run = launched(student, t, text_of_softmax, (len(x),), args)
+    right(t, run, "y_ptr", softmax(x), "the softmax of {} rows of {}".format(*x.shape), mistakes, overflow)
+    return run
+
+
+@check("softmax", points=2)
+def check_softmax(student, t):
+    "The softmax of rows that fill the block"
+    columns = t.choice((16, 32, 64))
+    x = t.normal(t.integer(2, 5), columns)
+    by_columns = "each column adds up to 1: a program has one row, so take maximum and sum over all of its lanes"
+    softmax_run(student, t, x, mistakes={by_columns: softmax(x.T.contiguous()).T.contiguous()})
+
+
+@check("softmax", points=1)
+def check_softmax_lanes(student, t):
+    "Any number of columns: the lanes after the end do not count"
+    for columns in (t.integer(33, 60), t.integer(17, 31)):
+        x = t.normal(3, columns)
+        message = "the sum has the lanes after the end of the row, which count as exp(0 - maximum): other=0.0 is not neutral here"
+        softmax_run(student, t, x, mistakes={message: softmax_with_lanes(x)})
+
+
+@check("softmax", points=1)
+def check_softmax_large(student, t):
+    "Large numbers do not overflow"
+    x = 100 * t.normal(3, 32)
+    x[:, t.integer(0, 31)] = 200 + 50 * t.normal(3).abs()
+    overflow = "exp overflows: exp(89) is too large for float32. Subtract the maximum of the row first"
+    softmax_run(student, t, x, overflow=overflow)
+
+
+@check("softmax", points=1)
+def check_softmax_strides(student, t):
+    "Rows that are not next to each other in memory"
+    rows, columns = t.integer(3, 5), 16
+    x = t.normal(rows, columns + t.integer(3, 9))[:, :columns]
+    y = empty(rows, columns + t.integer(11, 20))[:, :columns]
+    softmax_run(student, t, x, y)
+
+
+@check("softmax", points=1)
+def check_softmax_16bit(student, t):
+    "16-bit rows are computed in float32"
+    for dtype in t.shuffled([torch.float16, torch.bfloat16]):
+        softmax_run(student, t, (8 * t.normal(3, 32)).to(dtype))
+
+
+@check("softmax", points=1)
+def check_softmax_traffic(student, t):
+    "A row is read once and written once"
+    x = t.normal(t.integer(2, 5), 32)
+    moves(t, softmax_run(student, t, x), "x_ptr", x.nbytes, "the row stays in registers between the maximum, the sum and the quotient")
+
+
+# -- norm
+
+
+def norm_run(student, t, x: Tensor, weight: Tensor, eps: float = EPS, mistakes: bool = False, overflow: str = "") -> Launched:
+    """RMSNorm of x and what it keeps for backward, compared."""
+    rows, columns = x.shape
+    args = {"x_ptr": x, "w_ptr": weight, "y_ptr": empty(rows, columns, dtype=x.dtype), "rstd_ptr": empty(rows)}
+    args |= {"columns": columns, "eps": eps, "BLOCK": block_of(columns)}
+    run = launched(student, t, text_of_norm, (rows,), args)
+    y, rstd = rms_norm(x, weight, eps, columns)
+    known: dict[str, Tensor] = {}
+    if mistakes:
+        known["the mean is the sum over columns divided by BLOCK: divide it by columns"] = rms_norm(x, weight, eps, block_of(columns))[0]
+    if overflow:
+        known[overflow] = torch.zeros_like(y)  # the root of an infinite sum
+    right(t, run, "y_ptr", y, "the normalised rows", known, overflow)
+    right(t, run, "rstd_ptr", rstd, "rstd, the reciprocal of the root mean square")
+    return run
+
+
+@check("norm", points=2)
+def check_norm(student, t):
+    "The normalised rows, and rstd"
+    columns = t.choice((16, 32, 64))
+    norm_run(student, t, 0.3 * t.normal(t.integer(2, 5), columns), t.normal(columns))
+
+
+@check("norm", points=1)
+def check_norm_lanes(student, t):
+    "Any number of columns"
+    columns = t.integer(33, 60)
+    norm_run(student, t, 0.3 * t.normal(3, columns), t.normal(columns), mistakes=True)
+
+
+@check("norm", points=1)
+def check_norm_zeros(student, t):
+    "A row of zeros: eps is inside of the root"
+    columns = 32
+    x = t.normal(3, columns)
+    x[t.integer(0, 2)] = 0
+    norm_run(student, t, x, t.normal(columns), overflow="a row of zeros is divided by zero: add eps before the root")
+
+
+@check("norm", points=1)
+def check_norm_16bit(student, t):
+    "16-bit rows: squares and sums in float32"
+    columns, dtype = 32, torch.float16
+    x = (300 + 50 * t.normal(3, columns)).to(dtype)  # the square of 256 is too large for float16
+    overflow = "the squares overflow in float16, whose largest number is 65504: convert x to tl.float32 after the load"
+    norm_run(student, t, x, t.normal(columns).to(dtype), overflow=overflow)
+
+
+@check("norm", points=1)
+def check_norm_traffic(student, t):
+    "x is read once"
+    columns = 32
+    x = 0.3 * t.normal(t.integer(2, 5), columns)
+    moves(t, norm_run(student, t, x, t.normal(columns)), "x_ptr", x.nbytes, "the row stays in registers")
+
+
+# -- norm_backward
+
+
+def norm_backward_run(student, t, rows: int, columns: int, each: int, mistakes: bool = False) -> Launched:
+    """The gradients of RMSNorm, with ``each`` rows for a program, compared."""
+    grad, x, weight = t.normal(rows, columns), 2 * t.normal(rows, columns), t.normal(columns)
+    rstd, programs = rms_norm(x, weight, EPS, columns)[1], -(-rows // each)
+    args = {"grad_ptr": grad, "x_ptr": x, "w_ptr": weight, "rstd_ptr": rstd}
+    args |= {"dx_ptr": empty(rows, columns), "dw_ptr": empty(programs, columns)}
+    args |= {"rows": rows, "columns": columns, "ROWS": each, "BLOCK": block_of(columns)}
+    run = launched(student, t, text_of_norm_backward, (programs,), args)
+    dx, dw = rms_norm_gradients(grad, x, weight, EPS)
+    normed = x * rstd[:, None]
+    direct = rstd[:, None] * grad * weight
+    known = {}
+    if mistakes:
+        known = {
+            "dx is the direct part only: rstd depends on x too, subtract the mean of w g x̂": direct,
+            "the factor w is missing in dx": rms_norm_gradients(grad, x, torch.ones(columns), EPS)[0],
+            "the mean in dx is not multiplied by x̂": direct - rstd[:, None] * (grad * weight * normed).mean(1, keepdim=True),
+            "the mean in dx has no w": direct - rstd[:, None] * normed * (grad * normed).mean(1, keepdim=True),
+            "the mean in dx is a sum: divide it by columns": direct
+            - rstd[:, None] * normed * (grad * weight * normed).sum(1, keepdim=True),
+        }
+    right(t, run, "dx_ptr", dx, "the gradient of x", known)
+    parts = torch.stack([(grad * normed)[start : start + each].sum(0) for start in range(0, rows, each)])
+    raw = torch.stack([(grad * x)[start : start + each].sum(0) for start in range(0, rows, each)])
+    known = {"dw is the sum of g x: multiply it by rstd of each row, dw is the sum of g x̂": raw} if mistakes else {}
+    right(t, run, "dw_ptr", parts, "the part of dw of each program", known)
+    t.close(run.args["dw_ptr"].sum(0), dw, "the gradient of the weight", rtol=1e-4, atol=1e-4)
+    return run
+
+
+@check("norm_backward", points=3)
+def check_norm_gradients(student, t):
+    "The gradients of x and of the weight"
+    columns, each = t.choice((16, 32)), t.integer(2, 3)
+    norm_backward_run(student, t, each * t.integer(2, 3), columns, each, mistakes=True)
+
+
+@check("norm_backward", points=1)
+def check_norm_backward_sizes(student, t):
+    "Any number of rows and columns"
+    each = t.integer(3, 4)
+    norm_backward_run(student, t, 2 * each + 1, t.integer(17, 31), each)
+
+
+@check("norm_backward", points=1)
+def check_norm_backward_traffic(student, t):
+    "Gradient and x are read once"
+    each = 2
+    rows = each * t.integer(2, 4)
+    run = norm_backward_run(student, t, rows, 16, each)
+    for name in ("grad_ptr", "x_ptr"):
+        moves(t, run, name, run.args[name].nbytes, "both gradients come from one pass over the row")

@@ -1,0 +1,92 @@
+"""Launch a student's kernel in the process of the check, and compare what it wrote.
+
+A kernel arrives as text and is run by the course's interpreter, which counts the bytes and knows each address. So
+neither a result nor a count comes from the student's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlo_lib import tiles
+from dlo_lib.grading.checks.contract import NotWritten, Wrong
+from dlo_lib.labkit.compare import wrong_if
+
+MOST_WORK = 2_000_000
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+ROUNDED = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative, twice the rounding of the result
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch: the arguments afterwards, and its traffic."""
+
+    args: Mapping[str, Any]
+    traffic: tiles.Traffic
+
+    def moved(self, *names: str) -> int:
+        """Bytes read from and written to these arguments."""
+        return sum(kind.get(name, 0) for kind in (self.traffic.read, self.traffic.written) for name in names)
+
+
+def launched(student, t, text_of, grid: tuple[int, ...], args: Mapping[str, Any]) -> Launched:
+    """Run the kernel whose text the scenario ``text_of`` returns; tensors of ``args`` change in place."""
+    text = student.run(text_of)
+    t.that(type(text) is str, "the exercise needs a kernel: a function with the decorator @triton.jit")
+    try:
+        return Launched(args, tiles.run(text, grid, args, MOST_WORK))
+    except tiles.NotWrittenError:
+        raise NotWritten("not written yet: the kernel raises NotImplementedError", "not written yet") from None
+    except tiles.TileError as error:
+        raise Wrong(str(error), error.words) from None
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A result that is not written yet: NaN."""
+    return torch.full(shape, torch.nan, dtype=dtype)
+
+
+def right(
+    t,
+    run: Launched,
+    name: str,
+    want: Tensor,
+    what: str,
+    mistakes: Mapping[str, Tensor] | None = None,
+    overflow: str = "",
+    atol: float = CLOSE["atol"],
+) -> None:
+    """The tensor ``name`` is written once, completely, and right.
+
+    ``mistakes`` are messages with the value that each gives; ``overflow`` is the cause of infinities and NaN.
+    """
+    got = run.args[name]
+    written, whole = run.traffic.written.get(name, 0), got.nbytes
+    t.that(written >= whole, "{name}: {written} of {whole} bytes are written", name=name, written=written, whole=whole)
+    t.that(written == whole, "{name} is written more than once: {written} bytes, it has {whole}", name=name, written=written, whole=whole)
+    finite = bool(torch.isfinite(got[torch.isfinite(want)]).all())
+    lanes = "{what} holds NaN: lanes outside of the mask of a tl.load have no defined value, give it other="
+    t.that(finite or not run.traffic.undefined or not bool(got.isnan().any()), lanes, what=what)
+    if overflow:
+        t.that(finite, overflow)
+    rtol = ROUNDED.get(got.dtype, CLOSE["rtol"])
+    wrong_if(t, got, want, mistakes or {}, rtol=rtol, atol=atol)
+    t.close(got, want, what, rtol=rtol, atol=max(atol, rtol / 10 if got.dtype in ROUNDED else 0))
+
+
+def moves(t, run: Launched, name: str, most: int, why: str) -> None:
+    """The launch moves at most ``most`` bytes of the argument ``name``."""
+    got = run.moved(name)
+    message = "{got} bytes of {name} are moved, {most} are enough: {why}"
+    t.that(got <= most, message, got=got, name=name, most=most, why=why)
+
+
+def holds_small_tiles(t, run: Launched, most: int, why: str) -> None:
+    """No tile has more than ``most`` elements."""
+    got = run.traffic.largest_tile
+    t.that(got <= most, "a tile has {got} elements, {most} are enough: {why}", got=got, most=most, why=why)
