@@ -16,6 +16,7 @@ from torch import Tensor
 from dlo_lib.labkit import predictions
 from dlo_lib.labkit.figures import (
     BACKGROUND,
+    BLACK,
     BLUE,
     KIB,
     LIMIT,
@@ -181,14 +182,24 @@ def spread(estimates: Mapping[int, Tensor]) -> Figure:
 
 
 @styled
-def training(together: Mapping[str, Sequence], alone: Mapping[str, Sequence]) -> Figure:
-    """Loss and accuracy of 4 ranks over those of one process."""
-    left, right = panels(2, width=10, height=3.6)
+def training(together: Mapping[str, Sequence], alone: Mapping[str, Sequence], predicted: predictions.Predicted) -> Figure:
+    """Loss and accuracy of 4 ranks over those of one process, and by how much their losses differ."""
+    left, right, apart = panels(3, width=12.5, height=3.6)
     ylabels = {"loss": "loss of the batch, after its step", "accuracy": "accuracy on all samples"}
     for ax, (kind, ylabel) in zip((left, right), ylabels.items()):
         ax.plot(alone[kind], color=VERMILLION, lw=6, alpha=0.5, label="one process")
         ax.plot(together[kind], color=BLUE, lw=1.5, marker="o", ms=4, label="4 ranks")
-        figure = finish(ax, xlabel="step" if kind == "loss" else "epoch", ylabel=ylabel)
+        finish(ax, xlabel="step" if kind == "loss" else "epoch", ylabel=ylabel)
         ax.xaxis.get_major_locator().set_params(integer=True)
+    names = ("largest difference of a loss", "accuracy at the end")
+    guesses = predictions.numbers(predicted, dict.fromkeys(names))
+    last = {"accuracy at the end": len(together["accuracy"]) - 1}
+    predictions.mark_predicted(right, last, {name: guess for name, guess in guesses.items() if name in last})
+    apart.plot([abs(a - b) for a, b in zip(together["loss"], alone["loss"])], color=BLUE, marker="o", ms=4, label="measured")
+    if names[0] in guesses:
+        apart.axhline(guesses[names[0]], color=BLACK, ls="--", label="your prediction")
+    apart.set_yscale("symlog", linthresh=1e-8)
+    figure = finish(apart, xlabel="step", ylabel="difference of the losses", title="4 ranks and one process")
+    for ax in (left, right, apart):
         ax.legend()
     return figure
