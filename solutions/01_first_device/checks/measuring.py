@@ -1,0 +1,303 @@
+"""The visible checks of what is measured: times of steps, limits of formats, strides, and the search for a batch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dlo_lib.grading.checks.contract import check, scenario
+from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.optim.precision.formats import FloatFormat
+
+from .twins import LAUNCH, queue_times
+
+# -- 1 · timed
+
+
+@scenario
+def timed(student, costs, busy, warmup, repeats, launch):
+    """The times that the student measures on a simulated device, and how many steps it ran."""
+    device = {"now": 0.0, "free": busy, "steps": 0}
+
+    def step():
+        cost = costs[min(device["steps"], len(costs) - 1)]
+        device["steps"] += 1
+        device["now"] += launch
+        device["free"] = max(device["free"], device["now"]) + cost
+
+    def synchronize():
+        device["now"] = max(device["now"], device["free"])
+
+    return [student.step_times(step, synchronize, lambda: device["now"], warmup, repeats), device["steps"]]
+
+
+def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], int, dict]:
+    repeats = t.integer(3, 6)
+    costs = [t.uniform(0.5, 1.0) for _ in range(warmup)] + [t.uniform(0.01, 0.1) for _ in range(repeats)]
+    case = {"costs": costs, "busy": busy, "warmup": warmup, "repeats": repeats}
+    times, steps = t.items(student.run(timed, launch=LAUNCH, **case), 2, "the result")
+    found = [t.number(value, "a time") for value in t.items(times, repeats, "step_times(...)")]
+    return found, t.number(steps, "the number of steps"), case
+
+
+@check("timed", points=2)
+def check_times(student, t):
+    "The clock runs from an idle device to an idle device"
+    for _ in range(2):
+        found, _, case = times_of(student, t, t.integer(2, 4))
+        mistakes = {
+            "The clock is read before the device has finished the step: it shows the time to fill the queue. Call synchronize() after step().": queue_times(
+                **case, before=True, after=False
+            ),
+            "The first time contains the work of the warm-up that was still in the queue: call synchronize() before you read the clock.": queue_times(
+                **case, before=False, after=True
+            ),
+            "The device is never waited for: the times are those to fill the queue.": queue_times(**case, before=False, after=False),
+        }
+        want = queue_times(**case, before=True, after=True)
+        if len(case["costs"]) == case["warmup"] + case["repeats"]:
+            wrong_if(t, found, want, mistakes)
+        cold = queue_times(case["costs"], 0.0, 0, case["repeats"], before=True, after=True)
+        t.that(not near(found, cold), "not tested yet: the warm-up is measured, see the next check")
+        for number, (got, right) in enumerate(zip(found, want), 1):
+            message = "time {number} is {got:.4f} s; the step takes {want:.4f} s on this device"
+            t.that(bool(abs(got - right) < 1e-9), message, number=number, got=got, want=right)
+
+
+@check("timed", points=1)
+def check_warmup(student, t):
+    "The warm-up runs and is not measured"
+    found, steps, case = times_of(student, t, t.integer(2, 4))
+    total = case["warmup"] + case["repeats"]
+    t.that(any(value > 0 for value in found), "not tested yet: all times are 0, see the first check")
+    longest = max(case["costs"][case["warmup"] :])
+    message = "A time of {got:.2f} s is that of a step of the warm-up; measured steps take at most {most:.2f} s here."
+    t.that(bool(max(found[1:]) <= longest + 2 * LAUNCH), message, got=max(found), most=longest)
+    message = "{steps} steps ran: {warmup} of the warm-up and {repeats} measured ones are {total}"
+    t.that(steps == total, message, steps=steps, warmup=case["warmup"], repeats=case["repeats"], total=total)
+
+
+# -- 2 · limits
+
+
+def format_of(student, t, exponent_bits: int, mantissa_bits: int) -> tuple[object, FloatFormat]:
+    return student.limits(exponent_bits, mantissa_bits), FloatFormat("drawn", exponent_bits, mantissa_bits, None)
+
+
+def same_limit(student, t, key: str, want, mistakes) -> None:
+    for _ in range(3):
+        bits = t.integer(3, 8), t.integer(2, 12)
+        got, entry_of = format_of(student, t, *bits)
+        value = entry(t, got, key, "limits(...)")
+        for message, wrong in mistakes.items():
+            t.that(not near(value, wrong(entry_of), rtol=1e-9, atol=0) or near(want(entry_of), wrong(entry_of), rtol=1e-9, atol=0), message)
+        message = "with {e} exponent bits and {m} mantissa bits, {key} is {got:.6g}, expected {want:.6g}"
+        right = want(entry_of)
+        t.that(near(value, right, rtol=1e-9, atol=0), message, e=bits[0], m=bits[1], key=key, got=value, want=right)
+
+
+@check("limits", points=1)
+def check_largest(student, t):
+    "The largest finite number"
+    mistakes = {
+        "This uses the exponent of infinity: if all exponent bits are 1, the number is infinity or NaN.": lambda f: 2 * f.max,
+        "This is the power of two alone: the mantissa of the largest number has all bits 1.": lambda f: 2.0**f.bias,
+        "A mantissa with all bits 1 is 2 - eps, a little less than 2.": lambda f: 2.0 ** (f.bias + 1),
+    }
+    same_limit(student, t, "largest", lambda f: f.max, mistakes)
+
+
+@check("limits", points=2)
+def check_smallest(student, t):
+    "The smallest normal and the smallest subnormal number"
+    mistakes = {
+        "This is 2 ** -bias: the field 0 is that of the subnormal numbers, so the smallest normal number has the field 1.": lambda f: (
+            2.0**-f.bias
+        ),
+        "This is the smallest subnormal number.": lambda f: f.smallest_subnormal,
+    }
+    same_limit(student, t, "smallest_normal", lambda f: f.smallest_normal, mistakes)
+    mistakes = {
+        "This is the smallest normal number: subnormal ones are smaller.": lambda f: f.smallest_normal,
+        "Subnormal numbers have the exponent 1 - bias, not -bias.": lambda f: f.smallest_subnormal / 2,
+    }
+    same_limit(student, t, "smallest", lambda f: f.smallest_subnormal, mistakes)
+
+
+@check("limits", points=1)
+def check_eps(student, t):
+    "The distance from 1 to the next number"
+    mistakes = {"This is half of the distance: the last bit of the mantissa is worth 2 ** -mantissa_bits.": lambda f: f.eps / 2}
+    same_limit(student, t, "eps", lambda f: f.eps, mistakes)
+
+
+# -- 6 · strides
+
+
+def same_strides(student, t, channels_last: bool) -> None:
+    for _ in range(2):
+        shape = tuple(t.integer(2, 9) for _ in range(4))
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        want = torch.empty(shape, memory_format=layout).stride()
+        other = torch.empty(shape, memory_format=torch.contiguous_format if channels_last else torch.channels_last).stride()
+        got = student.strides(shape, channels_last)
+        t.that(type(got) in (tuple, list) and len(got) == 4, "strides(...) should return four numbers")
+        found = tuple(t.number(value, "a stride") for value in got)
+        t.that(found != other, "These are the strides of the other layout.")
+        rows = channels_last and found == (want[0], 1, shape[2] * shape[1], shape[1])
+        t.that(not rows or shape[2] == shape[3], "The next row is one width further, not one height: width × channels numbers.")
+        message = "the strides of {shape} are {got}, expected {want}: how far is it to the next image, channel, row and column?"
+        t.that(found == want, message, shape=shape, got=found, want=want)
+
+
+@check("strides", points=1)
+def check_contiguous(student, t):
+    "The contiguous layout"
+    same_strides(student, t, channels_last=False)
+
+
+@check("strides", points=1)
+def check_channels_last(student, t):
+    "The layout channels_last"
+    same_strides(student, t, channels_last=True)
+
+
+# -- 7 · line and search
+
+
+def on_line(t) -> tuple[dict[int, float], float, float]:
+    fixed, per_sample = t.uniform(1e9, 4e9), t.uniform(1e8, 4e8)
+    small = t.integer(2, 6)
+    sizes = (small, small + t.integer(2, 9))
+    return {size: fixed + per_sample * size for size in sizes}, fixed, per_sample
+
+
+@check("line", points=2)
+def check_line(student, t):
+    "The largest batch on the line through two points"
+    for _ in range(3):
+        measured, fixed, per_sample = on_line(t)
+        want = t.integer(20, 60)
+        capacity = fixed + per_sample * (want + t.uniform(0.6, 0.9))
+        got = t.number(student.batch_on_line(measured, capacity), "batch_on_line(...)")
+        small = min(measured)
+        mistakes = {
+            "The memory does not grow from 0: subtract the fixed part (weights, gradients, optimiser) before you divide.": math.floor(
+                capacity / per_sample
+            ),
+            "This is the memory of one measurement divided by its batch: that counts the fixed part once for each sample.": math.floor(
+                capacity * small / measured[small]
+            ),
+            "The result is rounded up: that batch does not fit.": want + 1,
+        }
+        wrong_if(t, got, want, mistakes)
+        t.that(got == want, "batch_on_line(...) is {got}, expected {want}", got=got, want=want)
+
+
+@scenario
+def searched(student, threshold, limit):
+    """The batch that the student finds if `threshold` is the largest that fits, and the batches that were tried."""
+    tried = []
+
+    def fits(batch):
+        if len(tried) < 1000:
+            tried.append(int(batch))
+        return batch <= threshold
+
+    return [student.largest_batch(fits, limit), tried]
+
+
+def search_of(student, t, threshold: int, limit: int) -> tuple[float, list[float]]:
+    found, tried = t.items(student.run(searched, threshold=threshold, limit=limit), 2, "the result")
+    got = t.number(found, "largest_batch(...)")
+    return got, [t.number(batch, "a batch") for batch in tried]
+
+
+@check("search", points=2, seconds=20)
+def check_search(student, t):
+    "The largest batch that fits"
+    for _ in range(3):
+        limit = t.integer(500, 3000)
+        want = t.integer(40, limit - 10)
+        got, _ = search_of(student, t, want, limit)
+        power = 2 ** int(math.log2(want))
+        t.that(
+            got != power or power == want,
+            "{got} is the last of the doubled sizes that fits; search between it and {double}.",
+            got=got,
+            double=2 * power,
+        )
+        t.that(got != want + 1, "{got} does not fit: the largest batch that fits is one smaller", got=got)
+        t.that(got == want, "largest_batch(...) is {got}, but {want} fits and {more} does not", got=got, want=want, more=want + 1)
+
+
+@check("search", points=1, seconds=20)
+def check_tries(student, t):
+    "A few tries are enough"
+    limit = t.integer(1500, 3000)
+    got, tried = search_of(student, t, want := t.integer(700, 1400), limit)
+    t.that(abs(got - want) < 700 and len(tried) > 0, "not tested yet: {got} is far from the largest batch, {want}", got=got, want=want)
+    most = 2 * math.log2(limit) + 2
+    message = "{tries} tries for a limit of {limit}: doubling and bisection need at most {most:.0f}, and each try costs a training step"
+    t.that(len(tried) <= most, message, tries=len(tried), limit=limit, most=most)
+
+
+@check("search", points=1, seconds=20)
+def check_limit(student, t):
+    "Nothing above the limit is tried"
+    limit = t.integer(70, 120)
+    got, tried = search_of(student, t, 10 * limit, limit)
+    message = "a batch of {largest} was tried: there are only {limit} samples"
+    t.that(max(tried, default=0) <= limit, message, largest=max(tried, default=0), limit=limit)
+    t.that(got == limit, "every batch fits here, so the largest is the limit, {limit}; largest_batch(...) is {got}", limit=limit, got=got)
+
+
+@scenario
+def outcomes(student, batch, words):
+    """What the student's `fits` returns or raises: for a run that works, one without memory, and one with a mistake."""
+    import torch
+
+    ran, seen = [], []
+
+    def works(size):
+        ran.append(size)
+
+    def too_large(size):
+        raise torch.OutOfMemoryError("out of memory")
+
+    def wrong(size):
+        raise RuntimeError(words)
+
+    for run in (works, too_large, wrong):
+        try:
+            found = student.fits(run, batch)
+            seen.append(found if type(found) is bool else str(type(found).__name__))
+        except torch.OutOfMemoryError:
+            seen.append("out of memory")
+        except RuntimeError as error:
+            seen.append(str(error))
+    return [ran, *seen]
+
+
+def near_text(got: object, batch: int) -> bool:
+    """Whether ``got`` is the text of the error that the run raised."""
+    return type(got) is str and str(batch + 1) in got
+
+
+@check("search", points=1, seconds=20)
+def check_fits(student, t):
+    "Out of memory means False, and no other error does"
+    batch = t.integer(3, 99)
+    ran, works, too_large, wrong = t.items(
+        student.run(outcomes, batch=batch, words=f"shapes {batch} and {batch + 1} do not match"), 4, "the result"
+    )
+    t.that(ran == [batch], "run is called with {got}, expected one call with {batch}", got=ran, batch=batch)
+    t.that(works is True, "a step that runs should give True, not {got}", got=works)
+    t.that(too_large is False, "torch.OutOfMemoryError should give False, not {got}", got=too_large)
+    message = (
+        "A RuntimeError that is no torch.OutOfMemoryError was caught: a mistake in the program looks like a batch that is too large. "
+        "Catch torch.OutOfMemoryError only."
+    )
+    t.that(wrong not in (True, False), message)
+    t.that(near_text(wrong, batch), "another error should reach its author, but {got} came out", got=wrong)
