@@ -6,7 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from dlo_lib.labkit.figures import BLACK, BLUE, GIB, LIMIT, METHODS, MUTED, SKY, finish, legend, log_ticks, panels, styled
+from dlo_lib.labkit.figures import (
+    BLACK,
+    BLUE,
+    GIB,
+    LIMIT,
+    METHODS,
+    MUTED,
+    SKY,
+    finish,
+    legend,
+    log_ticks,
+    panels,
+    styled,
+)
 from dlo_lib.labkit.predictions import Predicted, mark_predicted
 
 

@@ -382,7 +382,7 @@ def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
         )
         t.that(not same, message, k=k, call=call)
     added = (got - through_blocks(shards, depths, x, [0.0] * number)) / amount
-    # The addition of the hook is one more operation of the graph of the block, or a graph of its own, which changes the weight.
+    # The addition of the hook is one more operation of the graph of the block, or a separate graph that changes the weight.
     one_graph = bool((added - (2 * depths[0] + 1)).abs().max() < 0.01)
     hooks_too = hooks and (one_graph or is_output_of([shards[0] + amount / 2], depths, [amount]))
     message = "the backend received the operations of the hooks too: {call} compiles the call of the block, which runs its hooks. Compile block.forward"
