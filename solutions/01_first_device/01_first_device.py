@@ -458,7 +458,7 @@ figures.scaled_runs({name: losses for name, (losses, _) in runs.items()}, scales
 # 4. clip the **true** gradients to the norm `max_norm` with `torch.nn.utils.clip_grad_norm_`: unscale them first;
 # 5. the scaler's step and update.
 #
-# Return the loss, not scaled, as a number. With `dtype=torch.float32` autocast does nothing: PyTorch says so in a warning.
+# Return the loss, not scaled, as a number. With `dtype=torch.float32` autocast does nothing, and PyTorch prints a warning.
 
 # %% nbgrader={"grade_id": "mixed", "solution": true}
 def mixed_step(model, optimizer, scaler, images, labels, dtype: torch.dtype, max_norm: float) -> float:
