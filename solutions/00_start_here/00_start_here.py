@@ -52,8 +52,8 @@ machine()
 # below should return the mean of `x` over all ranks, on every rank, for any number of ranks and with **one**
 # all-reduce. It may change `x`.
 #
-# It is wrong as it stands. Run it and the two cells below it **without a change**: see how a check answers a wrong
-# solution. Then correct the function, run it again, and run its check again.
+# It is wrong as it stands. Run the next three cells **without a change**: the imports, the function, and its check. See how a
+# check answers a wrong solution. Then correct the function, run it again, and run its check again.
 
 # %% id="setup"
 import os
@@ -160,8 +160,8 @@ lab.check("state")
 
 # %% [markdown] id="predict_text"
 # **Predict, then measure.** The next cell prints the number of parameters and your state. A step also needs activations
-# and the logits. What do you expect for the *peak* of one step with AdamW, one sequence of 2048 tokens, in GiB? Write it
-# in place of None; a prediction is not graded.
+# and the logits. What do you expect for the *peak* of one step with AdamW, one sequence of 2048 tokens, in GiB? Run
+# the next cell, then write your number in place of None in the one below it; a prediction is not graded.
 
 # %% id="show_state" tags=["demo"]
 from dlo_lib.profiling import parameters
@@ -187,8 +187,9 @@ plot_memory(report, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}: on
 
 # %% [markdown] id="state_after"
 # Weights and optimiser state stay, gradients grow during backward, and activations are largest when backward begins:
-# there is the peak. At the end of backward the state that you computed is in memory. It is larger than the memory of
-# an A100 of 40 GB (the dashed line), whatever the batch: data parallelism, which gives every rank a copy of the whole
+# there is the peak. The *cast weights* are copies of the weights in 16 bits: the step uses mixed precision (lab 01), which
+# computes products in 16 bits. At the end of backward the state that you computed is in memory. The peak fits on a GPU of
+# 80 GB. The state alone is larger than the memory of an A100 of 40 GB (the dashed line), whatever the batch: data parallelism, which gives every rank a copy of the whole
 # model, cannot help. Labs 13 to 16 are about this limit, and the ways past it.
 #
 # ## 5 · Quiz

@@ -25,8 +25,25 @@ MUTANTS = [
     Mutant(
         "The number of ranks is typed in",
         "check_any_number_of_ranks",
-        says="the mean on rank 0 of 3",
+        says="divides by 4, but there are 3 ranks",
         replace={"dist.get_world_size()": "4"},
+    ),
+    Mutant(
+        "The result of the all-reduce, None, is divided",
+        "check_mean",
+        says="returns None, because it changes x itself",
+        answer="""
+        def mean_over_ranks(x):
+            return dist.all_reduce(x) / dist.get_world_size()
+        """,
+        also=ALL_OF_MEAN,
+    ),
+    Mutant(
+        "The sum goes to rank 0 only",
+        "check_mean",
+        says="rank 0 has the mean, rank 1 has not",
+        replace={"dist.all_reduce(x)": "dist.reduce(x, 0)"},
+        also=ALL_OF_MEAN,
     ),
     Mutant(
         "The number of ranks is found by a second all-reduce",
@@ -54,8 +71,21 @@ MUTANTS = [
     Mutant(
         "Every optimiser keeps two tensors",
         "check_sgd",
-        says="state_gib(",
+        says="this counts 2 tensors of optimiser state",
         replace={"2 + moments": "4"},
+    ),
+    Mutant(
+        "The state of the optimiser is counted twice",
+        "check_adamw",
+        says="is counted twice",
+        replace={"2 + moments": "2 + 2 * moments"},
+        also=("check_sgd",),
+    ),
+    Mutant(
+        "Weights and gradients are multiplied by the moments",
+        "check_sgd",
+        says="this counts 2 tensors as large as the weights",
+        replace={"2 + moments": "2 * moments"},
     ),
     Mutant(
         "The gradients are forgotten",

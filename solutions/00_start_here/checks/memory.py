@@ -10,7 +10,9 @@ from .twins import trained
 WEIGHTS = "only the weights are counted: add their gradients, and the state of the optimiser"
 NO_GRADIENTS = "the gradients are missing: they are one tensor as large as the weights"
 NO_STATE = "the state of the optimiser is missing: with moments={moments} it is as large as {moments} times the weights"
-ONE_OF_TWO = "the gradients or the state of the optimiser are missing: each is as large as the weights"
+TWO = "this counts 2 tensors as large as the weights; there are {tensors}: weights, gradients, and moments={moments} of the optimiser"
+FOUR = "this counts 2 tensors of optimiser state, but moments={moments} says how many there are"
+TWICE = "the state of the optimiser is counted twice: moments={moments} is the number of its tensors"
 GB = "this is in GB (10⁹ bytes): 1 GiB is 2³⁰ bytes"
 BYTES = "this is in bytes: divide by 2**30"
 
@@ -20,9 +22,12 @@ def state_of(student, t, moments: int) -> None:
     count, want = trained(t.integer(20, 40), t.integer(20, 40), moments)
     got = t.number(student.state_gib(count, moments), "state_gib({count}, moments={moments})", count=count, moments=moments)
     tensor = want / (2 + moments)
-    missing = {ONE_OF_TWO: 2 * tensor} if moments == 1 else {NO_GRADIENTS: want - tensor, NO_STATE: 2 * tensor}
+    if moments == 2:
+        missing = {NO_GRADIENTS: want - tensor, NO_STATE: 2 * tensor, TWICE: 6 * tensor}
+    else:
+        missing = {TWO: 2 * tensor, FOUR: 4 * tensor}
     mistakes = {WEIGHTS: tensor, **missing, GB: want * 2**30 / 1e9, BYTES: want * 2**30}
-    wrong_if(t, got, want, mistakes, atol=0, moments=moments)
+    wrong_if(t, got, want, mistakes, atol=0, moments=moments, tensors=2 + moments)
     name = "state_gib({count}, moments={moments})"
     t.close(got, want, name, rtol=1e-6, atol=0, count=count, moments=moments)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.checks.contract import Run, check
-from dlo_lib.labkit.compare import every_rank, wrong_if
+from dlo_lib.labkit.compare import every_rank, explained, near, wrong_if
 from dlo_lib.labkit.traffic import passes_exactly, passes_only, uses_what_arrives
 
 from .scenarios import averaged
@@ -13,14 +13,20 @@ from .twins import mean
 OWN = "rank {rank} returns its own numbers: it has not communicated. dist.all_reduce(x) replaces x by the sum over all ranks"
 SUM = "rank {rank} returns the sum over the {world} ranks: divide it by their number, dist.get_world_size()"
 
+OF_FOUR = "rank {rank} divides by 4, but there are {world} ranks: divide by dist.get_world_size()"
+ONE_RANK = "rank 0 has the mean, rank {rank} has not: every rank needs it. dist.all_reduce(x) gives the sum to all ranks"
+NO_RESULT = "dist.all_reduce(x) returns None, because it changes x itself: call it in one line, and use x in the next one"
+
 
 def mean_of(student, t, world: int, size: int) -> Run:
     """The mean on all ranks is the twin's; the run."""
     values = [t.normal(size) for _ in range(world)]
-    run = student.ranks(averaged, [{"x": value} for value in values])
+    run = explained(student, averaged, [{"x": value} for value in values], {"'NoneType' and": NO_RESULT})
     want = mean(values)
     for rank, got in enumerate(run.results):
-        wrong_if(t, got, want, {OWN: values[rank], SUM: world * want}, rtol=1e-4, atol=1e-6, rank=rank, world=world)
+        mistakes = {OWN: values[rank], SUM: world * want, OF_FOUR: world * want / 4}
+        wrong_if(t, got, want, mistakes, rtol=1e-4, atol=1e-6, rank=rank, world=world)
+        t.that(rank == 0 or near(got, want, 1e-4, 1e-6) or not near(run.results[0], want, 1e-4, 1e-6), ONE_RANK, rank=rank)
     every_rank(t, run, want, "the mean on rank {rank} of {world}")
     return run
 
