@@ -45,6 +45,7 @@ class QuestionVerdict:
         later: title and points of the checks that run only in grading.
         sketch: whether the last hint of the question, its sketch, was opened.
         failed_cell: a sentence on a name whose cell failed when it was run last.
+        earlier_step: a sentence on a step that the answer uses and whose checks do not all pass.
     """
 
     question: str
@@ -55,6 +56,7 @@ class QuestionVerdict:
     later: tuple[tuple[str, float], ...] = ()
     sketch: bool = False
     failed_cell: str = ""
+    earlier_step: str = ""
 
     @property
     def earned(self) -> float:
@@ -95,6 +97,8 @@ class QuestionVerdict:
     def advice(self) -> str:
         """The line with the next step, and whether the sketch was opened."""
         step = self.failed_cell or self._next_step
+        if self.earlier_step and any(not outcome.passed for outcome in self.outcomes):
+            step = f"{self.earlier_step} {step}"
         return f"{step} {tr('The sketch was opened.')}" if self.sketch else step
 
     @property

@@ -114,6 +114,7 @@ class Lab:
             () if instead else self._later.get(question, ()),
             sketch=not instead and self._opened_sketch(question),
             failed_cell=self._failed.explain(used),
+            earlier_step="" if instead or self._grading else self._earlier_step(question),
         )
         show(verdict.shown())
         sys.stdout.write(output.shown())
@@ -167,7 +168,7 @@ class Lab:
         self._references[question] = defined
         names = ", ".join(f"`{name}`" for name in defined)
         text = tr(
-            "{names} is now the reference. {question} earns no points while this is in use.",
+            "{names}: the reference is in use. {question} earns no points meanwhile.",
             names=names,
             question=question,
         )
@@ -184,6 +185,26 @@ class Lab:
         """Return True if all hints of ``question`` were shown in the notebook; never True while grading."""
         hints = self._checks.hints.get(question, ())
         return not self._grading and 0 < len(hints) <= self._progress.hints.get(question, 0)
+
+    def _earlier_step(self, question: str) -> str:
+        """Return a sentence on the first step that ``question`` uses and whose checks did not all pass when
+        they ran last; "" if there is none."""
+        progress = self._progress
+        for step in self.info.needed_by(question):
+            earned, possible = progress.earned.get(step, 0.0), progress.possible.get(step)
+            if self._uses_reference(step) or (possible is not None and earned >= possible):
+                continue
+            if possible is None:
+                return tr(
+                    'This step uses the step "{step}", whose check was not run yet: run lab.check("{step}").',
+                    step=step,
+                )
+            return tr(
+                'This step uses the step "{step}", whose check gave {earned:g} of {possible:g} points: '
+                'correct it first, or continue with lab.use_reference("{step}").',
+                step=step, earned=earned, possible=possible,
+            )  # fmt: skip
+        return ""
 
     @property
     def _progress(self) -> Progress:

@@ -123,6 +123,32 @@ def test_a_cell_that_was_not_run_is_named(lab: Lab, capsys: pytest.CaptureFixtur
     assert "`absmax_scale` is not defined: run the cell that defines it" in capsys.readouterr().out
 
 
+def test_a_failed_check_names_the_earlier_step_that_is_not_right(
+    lab: Lab, run: Run, small: LabSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("def absmax_scale(x):\n    return torch.zeros(len(x))")
+    solve(run, small, "quantise")
+    assert lab.check("quantise") < 3
+    told = capsys.readouterr().out
+    assert 'This step uses the step "scale", whose check was not run yet: run lab.check("scale").' in told
+    lab.check("scale")
+    capsys.readouterr()
+    lab.check("quantise")
+    told = capsys.readouterr().out
+    assert re.search(
+        r'This step uses the step "scale", whose check gave \d of 2 points: correct it first', told
+    )
+    lab.use_reference("scale")
+    lab.check("quantise")
+    assert "This step uses" not in capsys.readouterr().out
+    solve(run, small, "scale")
+    lab.check("scale")
+    run("def quantise(x):\n    return x")
+    capsys.readouterr()
+    lab.check("quantise")
+    assert "This step uses" not in capsys.readouterr().out
+
+
 def test_an_exception_is_one_line_with_the_students_own_line(
     lab: Lab, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
