@@ -469,6 +469,9 @@ lab.check("accumulate")
 predicted_all_reduces = {"one after the other": None, "accumulated": None}
 
 # %% id="show_accumulate" tags=["demo"]
+from dlo_lib.labkit.predicted_bars import predicted_bars
+
+
 def eight_micro_batches(at_once: bool) -> None:
     model = DataParallel(make_model())
     losses = [lambda x=x, y=y: F.cross_entropy(model(x), y) for x, y in zip(samples[:128].split(16), labels[:128].split(16))]
@@ -478,9 +481,11 @@ def eight_micro_batches(at_once: bool) -> None:
 
 ways = {"one after the other": False, "accumulated": True}
 traces = {name: run_ranks(eight_micro_batches, 2, at_once, trace=True).trace for name, at_once in ways.items()}
-print(compared(predicted_all_reduces, {name: each.count("all_reduce", rank=0) for name, each in traces.items()}, "{:g}".format))
+counts = {name: each.count("all_reduce", rank=0) for name, each in traces.items()}
+print(compared(predicted_all_reduces, counts, "{:g}".format))
 for name, each in traces.items():
     print(f"{name:20} {each.bytes('all_reduce', rank=0) / KIB:6.1f} KiB a rank")
+predicted_bars(counts, predicted_all_reduces, "all-reduces that a rank starts", text="{:g}".format)
 
 # %% [markdown] id="sampler_text"
 # ## 6 · Whose samples?
@@ -625,23 +630,32 @@ LINES = {
 }
 
 
+def step_of(name: str):
+    """A training step of this form, which returns its seconds."""
+    torch.set_num_threads(1)
+    x, net = torch.randn(32, 512), nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+    model, optimizer = FORMS[name](net), torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        dist.barrier()
+        began = time.perf_counter()
+        model(x).square().mean().backward()
+        model.finish()
+        optimizer.step()
+        return time.perf_counter() - began
+
+    return step
+
+
 def steps_in_turn(names: list[str], repeats: int) -> dict[str, float]:
     """Seconds of the fastest training step of each form on this rank."""
-    torch.set_num_threads(1)
-    x, models, fastest = torch.randn(32, 512), {}, dict.fromkeys(names, float("inf"))
-    for name in names:
-        net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
-        models[name] = FORMS[name](net), torch.optim.SGD(net.parameters(), lr=0.01)
+    steps, fastest = {name: step_of(name) for name in names}, dict.fromkeys(names, float("inf"))
     for repeat in range(repeats + 1):
-        for name, (model, optimizer) in models.items():
-            optimizer.zero_grad()
-            dist.barrier()
-            began = time.perf_counter()
-            model(x).square().mean().backward()
-            model.finish()
-            optimizer.step()
+        for name, step in steps.items():
+            seconds = step()
             if repeat:  # DistributedDataParallel builds its buckets anew after the first step
-                fastest[name] = min(fastest[name], time.perf_counter() - began)
+                fastest[name] = min(fastest[name], seconds)
     return fastest
 
 
@@ -650,7 +664,8 @@ forms = []
 for name in FORMS:
     sent = run_ranks(steps_in_turn, 2, [name], 0, trace=True, explain=False).trace.bytes("all_reduce", rank=0)
     seconds = max(each[name] for each in by_form)
-    forms.append(side_by_side.Form(name, lines=side_by_side.lines_of(*LINES[name]), seconds=seconds, nbytes=sent))
+    lines = side_by_side.lines_of(*LINES[name])
+    forms.append(side_by_side.Form(name, lines=lines, seconds=seconds, nbytes=sent))
 print(side_by_side.table(forms))
 
 # %% [markdown] id="standard_lesson"

@@ -352,6 +352,7 @@ traffic_guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": N
 # %% id="run_traffic" tags=["demo"]
 import alive
 
+from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.labkit.predictions import compared
 
 WIDTH, LAYERS = 64, 4
@@ -428,6 +429,7 @@ for stage in STAGES:
     traffic[f"stage {stage}"] = sum(sent.values())
     print(f"stage {stage}: ", "  ".join(f"{kind} {times:.2f}" for kind, times in sent.items() if times))
 print(compared(traffic_guess, traffic, "{:.2f} B f".format))
+predicted_bars(traffic, traffic_guess, "sent by a rank and step (B f)")
 
 # %% [markdown] id="same_text"
 # | stage | sent by a rank and step |
@@ -442,15 +444,23 @@ print(compared(traffic_guess, traffic, "{:.2f} B f".format))
 #
 # ## 7 · For real: the same training
 #
-# The cell runs all four stages on 4 ranks, with the same samples. Before you run it: how far apart will the
-# weights of the stages be after the last step? Equal, equal up to rounding, or as far apart as two trainings
-# with other samples?
+# The next cell but one runs all four stages on 4 ranks, with the same samples.
+#
+# **Predict, then measure.** How large is the largest difference of a weight to stage 0 after the last step? 0 if they are
+# equal, about 1e-7 if they are equal up to rounding, about 0.1 as between two trainings with other samples.
+
+# %% id="predict_apart" tags=["prediction"]
+apart_guess = {"stage 1": None, "stage 2": None, "stage 3": None}
 
 # %% id="run_training" tags=["demo"]
 runs = {stage: run_ranks(train, 4, stage, STEPS) for stage in STAGES}
-for stage, ranks in runs.items():
-    apart = max(float((a - b).abs().max()) for a, b in zip(ranks[0][1], runs[0][0][1]))
-    print(f"stage {stage}: largest difference of a weight to stage 0 after {STEPS} steps {apart:.1e}")
+apart = {
+    f"stage {stage}": max(float((a - b).abs().max()) for a, b in zip(ranks[0][1], runs[0][0][1]))
+    for stage, ranks in runs.items()
+    if stage > 0
+}
+print(f"largest difference of a weight to stage 0 after {STEPS} steps:")
+print(compared(apart_guess, apart, "{:.1e}".format))
 figures.losses({stage: [sum(step) / 4 for step in zip(*(losses for losses, _, _ in ranks))] for stage, ranks in runs.items()})
 
 # %% [markdown] id="memory_text"
@@ -527,7 +537,8 @@ lab.check("offload")
 #
 # **Predict, then measure.** How many seconds does this CPU need for the update of a rank's share? The memory limits
 # it, not the arithmetic: a step reads and writes about 40 bytes a parameter (master, moments, gradient and piece), and
-# a few cores move 10 to 30 GB/s.
+# a few cores move 10 to 30 GB/s if no other program uses them. The cell also prints what a plain copy moves on this
+# machine now, and the update that this speed allows.
 
 # %% id="predict_update" tags=["prediction"]
 update_guess = {"1 rank": None, "8 ranks": None, "64 ranks": None}  # seconds
@@ -545,10 +556,22 @@ def seconds_of_update(numbers: int, repeats: int = 5) -> float:
     return min(times[1:])  # the first step allocates the moments
 
 
-each = seconds_of_update(NUMBERS) / NUMBERS
+def copied_per_second(numbers: int, repeats: int = 5) -> float:
+    """The bytes per second that a copy of fp32 numbers reads and writes, the fastest of several."""
+    source, target, times = torch.ones(numbers), torch.empty(numbers), []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - began)
+    return 2 * 4 * numbers / min(times)
+
+
+speed, each = copied_per_second(NUMBERS), seconds_of_update(NUMBERS) / NUMBERS
+print(f"a copy moves {speed / 1e9:.1f} GB/s, which allows {1e9 * 40 / speed:.2f} ns a parameter")
 print(f"measured on {torch.get_num_threads()} thread(s): {1e9 * each:.2f} ns a parameter, with the copies")
 update = {f"{world} rank{'s' if world > 1 else ''}": each * psi / world for world in (1, 8, 64)}
 print(compared(update_guess, update, "{:.2f} s".format))
+predicted_bars(update, update_guess, "seconds of an update", log=True)
 
 # %% [markdown] id="offload_compare"
 # Is this long? The figure compares it with the computation of the step. This machine may have no GPU, so two
