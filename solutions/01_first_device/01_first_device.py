@@ -224,7 +224,7 @@ predicted_lost = {"scale 1": None, "scale 65536": None}
 
 # %% id="show_lost" tags=["demo"]
 from dlo_lib.models.resnet import BasicBlock
-from dlo_lib.optim.precision import plot_range
+from dlo_lib.optim.precision import FORMATS, plot_range
 
 SHRINK = 1024
 
