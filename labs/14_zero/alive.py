@@ -8,7 +8,6 @@ once.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import tempfile
@@ -38,18 +37,6 @@ def state() -> dict[str, int]:
         "gradients": _bytes(parameter.grad for parameter in parameters if parameter.grad is not None),
         "optimizer": _bytes(kept),
     }
-
-
-def private_bytes() -> int | None:
-    """Bytes of memory that only this process has, without mapped files; None where the system does not report it."""
-    gc.collect()
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return None
-    with contextlib.suppress(AttributeError):  # glibc keeps freed memory for later: return it to the system first
-        ctypes.CDLL(None).malloc_trim(0)
-    (line,) = (line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
-    return 1024 * int(line.split()[1])
 
 
 class StateFile:

@@ -596,9 +596,12 @@ figures.offload(tokens, [6 * psi * count / (0.4 * 312e12) for count in tokens], 
 # the time of a step with and without writing the file to the disk. Your class does not change.
 
 # %% id="run_infinity" tags=["demo"]
+from dlo_lib.labkit.process_memory import private_bytes
+
+
 def stepping(in_a_file: bool, to_disk: bool, repeats: int = 8) -> tuple[int | None, float]:
     """Private bytes of this process for the state, and the shortest step."""
-    before = alive.private_bytes()
+    before = private_bytes()
     piece, made, times = nn.Parameter(torch.zeros(NUMBERS, dtype=torch.bfloat16)), [], []
     optimizer = OffloadedOptimizer([piece], lambda masters: made.append(torch.optim.AdamW(masters, lr=0.01, fused=True)) or made[0])
     with alive.file_for(3 * 4 * NUMBERS) as file:
@@ -611,7 +614,7 @@ def stepping(in_a_file: bool, to_disk: bool, repeats: int = 8) -> tuple[int | No
             times.append(time.perf_counter() - began)
             if step == 0 and in_a_file:
                 file.move_here(made[0])
-        after = alive.private_bytes()
+        after = private_bytes()
     return None if before is None else after - before, min(times[1:])
 
 
