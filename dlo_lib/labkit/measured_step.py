@@ -15,7 +15,6 @@ def peak_of_a_step(build: Callable[[], Callable[[], object]]) -> int:
 
     Weights, gradients, optimiser state, activations and the buffers of messages count, each storage once.
     The temporary memory inside an operator does not. The first step creates what a form keeps for all steps.
-    Do not trace this run: below the tracker, a trace does not see that DDP waits for its buckets.
 
     Args:
         build: creates the model and the inputs, and returns the function that runs one step. What exists

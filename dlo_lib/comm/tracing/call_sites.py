@@ -29,6 +29,8 @@ _WRAPPERS = {
     "_fn",
     "fsdp_hook_wrapper",
 }
+_MODES = {"__torch_dispatch__", "__torch_function__"}
+"""Methods of a mode: they pass on a call that another frame makes."""
 _INSTALLED = (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(sys.executable) + os.sep)
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INTERNAL, _TORCH_CODE, _DISPATCHER_CODE, _LIBRARY_CODE, _PACKAGE_CODE, _USER_CODE = range(6)
@@ -44,13 +46,16 @@ def call_site() -> tuple[CallSite, str]:
     library: FrameType | None = None
     while frame is not None:
         code = frame.f_code
+        if code.co_name in _MODES:
+            frame = frame.f_back
+            continue
         owner = _owner(code.co_filename)
         if owner == _USER_CODE or (owner == _PACKAGE_CODE and library is None):
             return _site(code.co_filename, frame.f_lineno, code.co_qualname, api), in_torch
         if owner == _LIBRARY_CODE:
             library = library or frame
         elif owner in (_TORCH_CODE, _DISPATCHER_CODE):
-            if not in_torch and owner == _TORCH_CODE:
+            if not in_torch and owner == _TORCH_CODE and code.co_name not in _WRAPPERS:
                 in_torch = code.co_name
             # The outermost function of torch below the caller.
             if library is None and code.co_name not in _WRAPPERS:

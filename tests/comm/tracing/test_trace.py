@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tracing import completion, operators
@@ -108,6 +109,43 @@ def test_the_reducer_of_pytorchs_ddp():
         assert all(event.call.by_reducer and event.call.in_backward for event in gradients)
         assert all(event.waited_until is not None for event in gradients)
         assert trace.bytes("all_reduce") == 2 * 2 * (64 * 64 + 64) * 4
+
+
+class CountsOperators(TorchDispatchMode):
+    """A mode of a user, which passes every operator on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def pytorchs_ddp_in_a_mode(ours: bool) -> Trace:
+    from dlo_lib.profiling import MemoryTracker
+
+    mode = MemoryTracker() if ours else CountsOperators()
+    with trace_collectives() as trace, mode:
+        model = nn.parallel.DistributedDataParallel(net())
+        for _ in range(2):
+            model(torch.ones(2, 64)).sum().backward()
+        dist.all_reduce(torch.ones(3))
+    return trace
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["our memory tracker", "a mode of the user"])
+def test_the_reducer_of_pytorchs_ddp_in_a_dispatch_mode(ours):
+    """A mode stands between the reducer and its calls on the stack."""
+    for trace in run_ranks(pytorchs_ddp_in_a_mode, 2, ours):
+        *gradients, own = trace.select("all_reduce")
+        assert len(gradients) == 2
+        assert all(event.call.by_reducer and event.call.in_backward for event in gradients)
+        assert all(event.waited_until is not None for event in gradients)
+        assert not own.call.by_reducer
+        assert own.call.site.function == "pytorchs_ddp_in_a_mode"
+        assert trace.never_waited() == []
 
 
 def pytorchs_fsdp2() -> Trace:
