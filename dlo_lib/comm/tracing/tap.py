@@ -75,11 +75,11 @@ class Tap:
 
     def __init__(self, rank: int, listener: Listener) -> None:
         self.rank = rank
-        self.pending = IdentityMap[Work, Call]()
+        self.pending = IdentityMap[Work, Call](Work.is_completed)
         """Calls that the program has not waited for, by their work."""
         self.by_storage: dict[int, Call] = {}
         """The same calls by the address of their output, because functional collectives wait for a tensor."""
-        self.futures = IdentityMap[torch.futures.Future, Work]()
+        self.futures = IdentityMap[torch.futures.Future, Work](torch.futures.Future.done)
         """Works by the futures made from them."""
         self.here = threading.local()
         """State of a thread: ``inside``, the calls of C++ code that waits for them itself; ``in_ddp_hook``;
