@@ -618,10 +618,11 @@ lab.check("sampler", instead={"rank_samples": standard_samples})
 
 # %% [markdown] id="standard_table_text"
 # The table compares one training step of both wrappers: 8 layers of 1 MiB on two ranks, all in turn, the
-# minimum of several repeats.
+# minimum of several repeats. The memory is the peak of the tensors of a rank in a step.
 
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit import side_by_side
+from dlo_lib.labkit.measured_step import peak_of_a_step
 
 FORMS = {"your DataParallel": DataParallel, "DistributedDataParallel": Standard}
 LINES = {
@@ -659,17 +660,29 @@ def steps_in_turn(names: list[str], repeats: int) -> dict[str, float]:
     return fastest
 
 
+def peak_memory(name: str) -> int:
+    """The most bytes of tensors in the third step: in the second one DistributedDataParallel builds its buckets anew."""
+
+    def build():
+        step = step_of(name)
+        step()
+        return step
+
+    return peak_of_a_step(build)
+
+
 by_form = run_ranks(steps_in_turn, 2, list(FORMS), 3 * REPEATS, explain=False)
 forms = []
 for name in FORMS:
     sent = run_ranks(steps_in_turn, 2, [name], 0, trace=True, explain=False).trace.bytes("all_reduce", rank=0)
     seconds = max(each[name] for each in by_form)
+    memory = max(run_ranks(peak_memory, 2, name, explain=False))
     lines = side_by_side.lines_of(*LINES[name])
-    forms.append(side_by_side.Form(name, lines=lines, seconds=seconds, nbytes=sent))
+    forms.append(side_by_side.Form(name, lines=lines, seconds=seconds, nbytes=sent, memory=memory))
 print(side_by_side.table(forms))
 
 # %% [markdown] id="standard_lesson"
-# Both send the same bytes; a collective does not care who calls it. What differs:
+# Both send the same bytes, and both hold weights, gradients and buckets, 8 MiB each. What differs:
 #
 # - Your class copies every gradient into a flat tensor, and the averages are views of it. `DistributedDataParallel`
 #   keeps its buckets beside the gradients, and copies in and back; with `gradient_as_bucket_view=True` a gradient is a
