@@ -8,7 +8,7 @@ from __future__ import annotations
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
-from .checks.blocks import attention_run, linear_loss_run, loss_run
+from .checks.blocks import attention_run, growing, linear_loss_run, loss_run
 from .checks.rows import norm_backward_run
 
 
@@ -21,13 +21,14 @@ def check_one_row(student, t):
 @check("loss", points=1)
 def check_other_blocks(student, t):
     "Other block sizes"
-    loss_run(student, t, 2 + t.normal(2, t.integer(65, 90)), t.choice((32, 64)))
+    loss_run(student, t, growing(t, 2, t.integer(65, 90), 32) - 8, t.choice((32, 64)))
 
 
 @check("linear_loss", points=1, seconds=20)
 def check_few_rows(student, t):
     "Fewer rows and words than a block"
-    linear_loss_run(student, t, t.integer(3, 12), t.integer(33, 47), t.integer(9, 30))
+    rows, hidden = t.integer(3, 12), t.integer(33, 47)
+    linear_loss_run(student, t, rows, hidden, t.integer(9, 30), x=0.1 * t.normal(rows, hidden))
 
 
 @check("attention", points=1, seconds=20)
