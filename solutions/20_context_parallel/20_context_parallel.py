@@ -98,7 +98,7 @@ explore(figures.ring, ranks=[2, 3, 4, 6], step=range(6))
 #
 # ## 1 · Attention to one block
 #
-# **Core · 8 min · ●●○**
+# **Core · 7 min · ●●○**
 #
 # Write `block_attention(q, k, v, mask)` for one block of keys, without `F.scaled_dot_product_attention`, because you need two results:
 #
@@ -160,9 +160,30 @@ def merge(out: torch.Tensor, lse: torch.Tensor, block_out: torch.Tensor, block_l
 # %% nbgrader={"grade_id": "test_merge", "grade": true}
 lab.check("merge")
 
-# %% [markdown] id="visible_text"
+# %% [markdown] id="rounding_text"
 # So blocks may be added one after another, in any order, and the result is exact. A GPU kernel such as FlashAttention does the same inside one
 # device, with blocks that fit into its fast memory.
+#
+# Exact means up to rounding. Real models have q, k and v in 16 bits. The cell merges more and more blocks, with `out` and `lse` kept in fp32, and with both
+# rounded to bf16 after each merge:
+
+# %% id="show_rounding" tags=["demo"]
+random = torch.Generator().manual_seed(0)
+q, k, v = (torch.randn(1, 4, 256, 32, generator=random) for _ in range(3))
+right = F.scaled_dot_product_attention(q, k, v)
+for blocks in (2, 8, 32):
+    mask, errors = torch.ones(256, 256 // blocks, dtype=torch.bool), {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)
+        for keys, values in zip(k.chunk(blocks, 2), v.chunk(blocks, 2)):
+            merged = merge(out, lse, *block_attention(q, keys, values, mask))
+            out, lse = (part.to(dtype).float() for part in merged)
+        errors[name] = float((out - right).norm() / right.norm())
+    print(f"{blocks:2} blocks: error with fp32 {errors['fp32']:.1e}, with bf16 {errors['bf16']:.1e}")
+
+# %% [markdown] id="visible_text"
+# In bf16 the error grows with the number of blocks. So a real ring keeps `out` and `lse` in fp32, whatever the dtype of q, k and v. The tensors of your ring have
+# 32 or 64 bits, so their dtype is enough.
 #
 # ## 3 · What must be computed at all
 #
@@ -235,7 +256,7 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 #
 # Write `ring_forward(q, k, v, positions)`. All tensors are those of this rank; `positions` is the whole table.
 #
-# - Begin with the output 0 and `lse` -inf, both in the dtype of `q`. In step i, the block on this rank is that of the rank `owner = (rank - i) % world`.
+# - Begin with the output 0 and `lse` -inf, both in the dtype of `q`, which has 32 or 64 bits here. In step i, the block on this rank is that of the rank `owner = (rank - i) % world`.
 # - Compute only what `visible` says: the queries `first:` and the keys `:last`. The mask of this rectangle is
 #   `positions[rank][first:, None] >= positions[owner][:last]`. `merge` changes only these queries.
 # - Send k and v as one message, `torch.stack((k, v))`. N - 1 messages are enough: after the last step no rank needs the block.
@@ -284,7 +305,7 @@ lab.check("ring")
 #
 # **Core · 10 min · ●●○**
 #
-# Write `block_backward`. `out` and `lse` are those over all keys; keys that the mask hides have P = 0.
+# Write `block_backward`. `out` and `lse` are those over all keys. Keys that the mask hides have P = 0, also if their score is large (1000).
 
 # %% nbgrader={"grade_id": "gradient", "solution": true}
 def block_backward(grad, q, k, v, out, lse, mask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -308,7 +329,7 @@ lab.check("gradient")
 # dQ belongs to this rank's queries: it stays, and grows in each step. dK and dV of a block get a contribution from *every* rank that used the block. So
 # they **travel with their block**, each rank adds its contribution, and after N shifts they are at home, on the rank that owns the keys.
 #
-# **Core · 8 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # Complete `ring_backward(grad, q, k, v, out, lse, positions)`: the gradients of this rank's q, k and v. The loop is that of your forward, and
 # is given. `travelling` is one tensor of four: k, v, dk and dv of the block that is on this rank. `keys, values, dk, dv` are views of it, so
@@ -380,8 +401,9 @@ figures.triangle(contiguous(16, 4).tolist())
 # %% [markdown] id="balance_predict_text"
 # In each step all ranks wait for each other, because each needs the block of its neighbour. A step takes as long as its busiest rank.
 #
-# **Predict, then measure.** In units of one full block (local × local scores), how long does the ring of 4 ranks take with the contiguous order?
-# If the same work were divided equally (take half a block for every block after the first step), how long would it take?
+# **Predict, then measure.** The work of a rank in a step is the size of the rectangle of your `visible`. The unit is one full block (local × local scores), so a
+# diagonal block counts as 1, although the mask hides half of it, and a block of which nothing is visible counts as 0. How long does the ring of 4 ranks take with the contiguous order?
+# How long would it take if every rank computed a full block in the first step, and half a block in each later step?
 
 # %% id="predict_balance" tags=["prediction"]
 balance_guess = {"contiguous": None, "balanced": None}  # blocks
@@ -410,7 +432,7 @@ figures.busy({"contiguous": work(contiguous(64, 4))})
 # From step 1 on, some ranks wait, and one always computes a full block. The remedy is the **zig-zag** order (Llama 3 uses these parts): cut the sequence into 2N chunks; rank r gets
 # the chunks r and 2N - 1 - r, one early and one late.
 #
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # Write `zigzag(seq, world)`: the table of positions, as `contiguous` returns it; each row in ascending order. 2N divides `seq`.
 

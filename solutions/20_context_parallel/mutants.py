@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant(
         "A rank that sees nothing does not shift",
         "check_ring_contiguous",
-        says="wait",
+        says="Every rank shifts in every step",
         replace={
             "shift = start_shift(kv) if step < world - 1 else None": "shift = None",
             "if part is not None:": """
@@ -97,7 +97,7 @@ MUTANTS = [
         says="uses the mask of its block for all blocks",
         replace={"positions[owner][:last]": "positions[rank][:last]"},
         question="ring",
-        also=("check_ring_traffic",),
+        also=("check_ring_computes", "check_ring_traffic"),
     ),
     Mutant(
         "All keys and values are gathered",
@@ -112,6 +112,7 @@ MUTANTS = [
             keys, values = torch.cat(whole, 3)
             return block_attention(q, keys, values, positions[rank][:, None] >= positions.flatten())
         """,
+        also=("check_ring_computes",),
     ),
     Mutant(
         "The causal mask is forgotten inside the rectangle",
@@ -123,7 +124,7 @@ MUTANTS = [
             ),
         },
         question="ring",
-        also=("check_ring_traffic",),
+        also=("check_ring_computes", "check_ring_traffic"),
     ),
     Mutant(
         "The owner of a block is counted in the other direction",
@@ -131,13 +132,63 @@ MUTANTS = [
         says="in step i the owner is (rank - i) % world",
         replace={"owner = (rank - step) % world": "owner = (rank + step) % world"},
         question="ring",
+        also=("check_ring_computes",),
     ),
     Mutant(
         "The ring begins with lse 0",
         "check_ring_contiguous",
         says="begin with -inf",
         replace={"q.new_full(q.shape[:-1], -math.inf)": "q.new_zeros(q.shape[:-1])"},
-        also=("check_ring_traffic",),
+        also=("check_ring_computes", "check_ring_traffic"),
+    ),
+    Mutant(
+        "The whole rectangle of each block is computed",
+        "check_ring_computes",
+        says="more than `visible` says",
+        replace={"part = visible(positions[rank], positions[owner])": "part = 0, len(positions[owner])"},
+        question="ring",
+    ),
+    Mutant(
+        "Only blocks of which nothing is visible are left out",
+        "check_ring_computes",
+        says="the queries first: and the keys :last",
+        replace={"first, last = part": "first, last = 0, len(positions[owner])"},
+        question="ring",
+    ),
+    Mutant(
+        "k and v are two messages",
+        "check_ring_traffic",
+        says="k and v travel as one tensor",
+        replace={
+            "shift = start_shift(kv) if step < world - 1 else None": (
+                "shift = [start_shift(each) for each in kv] if step < world - 1 else None"
+            ),
+            "kv = shift.wait()": "kv = torch.stack([each.wait() for each in shift])",
+        },
+    ),
+    Mutant(
+        "The next block is awaited before this one is used",
+        "check_ring_contiguous",
+        says="one block too far",
+        replace={
+            "part = visible(positions[rank], positions[owner])": """
+            kv = kv if shift is None else shift.wait()
+            part = visible(positions[rank], positions[owner])
+            """,
+            """
+            if shift is not None:
+                kv = shift.wait()
+            """: "",
+        },
+        question="ring",
+        also=("check_ring_computes", "check_ring_traffic"),
+    ),
+    Mutant(
+        "The block that arrives is dropped",
+        "check_ring_contiguous",
+        says="the next block is what wait() returns",
+        replace={"kv = shift.wait()": "shift.wait()"},
+        also=("check_ring_computes", "check_ring_traffic"),
     ),
     # -- gradient
     Mutant(
@@ -145,21 +196,21 @@ MUTANTS = [
         "check_gradient",
         says="dq is not divided by the square root of d",
         replace={"return grad_scores @ k, grad_scores.mT @ q": "return grad_scores / scale @ k, grad_scores.mT @ q"},
-        also=("check_gradient_blocks",),
+        also=("check_gradient_hidden", "check_gradient_blocks"),
     ),
     Mutant(
         "Two blocks without the square root of d",
         "check_gradient_blocks",
         says="dq is not divided by the square root of d",
         replace={"(grad @ v.mT - row_sums) * scale": "(grad @ v.mT - row_sums)"},
-        also=("check_gradient",),
+        also=("check_gradient", "check_gradient_hidden"),
     ),
     Mutant(
         "The mask is forgotten in backward",
         "check_gradient",
         says="the mask belongs into backward as well",
         replace={"scores = (q @ k.mT * scale).masked_fill(~mask, -math.inf)": "scores = q @ k.mT * scale"},
-        also=("check_gradient_blocks",),
+        also=("check_gradient_hidden", "check_gradient_blocks"),
     ),
     Mutant(
         "D of a block has the probabilities of this block alone",
@@ -172,6 +223,15 @@ MUTANTS = [
         "check_gradient_blocks",
         says="not the softmax of this block",
         replace={"probabilities = (scores - lse.unsqueeze(-1)).exp()": "probabilities = scores.softmax(-1)"},
+    ),
+    Mutant(
+        "The mask multiplies the probabilities",
+        "check_gradient_hidden",
+        says="inf · 0 is NaN",
+        replace={
+            "scores = (q @ k.mT * scale).masked_fill(~mask, -math.inf)": "scores = q @ k.mT * scale",
+            "probabilities = (scores - lse.unsqueeze(-1)).exp()": "probabilities = (scores - lse.unsqueeze(-1)).exp() * mask",
+        },
     ),
     # -- backward
     Mutant(
@@ -227,6 +287,13 @@ MUTANTS = [
             "return dq, travelling[0], travelling[1]": "return dq, travelling[2], travelling[3]",
         },
     ),
+    Mutant(
+        "dq has the contribution of the last block",
+        "check_backward_contiguous",
+        says="the contribution of the last block alone",
+        replace={"dq[:, :, first:] += terms[0]": "dq[:, :, first:] = terms[0]"},
+        also=("check_backward_traffic", "check_backward_four_ranks"),
+    ),
     # -- zigzag
     Mutant(
         "Chunks r and r + N",
@@ -269,6 +336,33 @@ MUTANTS = [
             dist.all_reduce(valid)
             return total / valid
             """: "return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) / dist.get_world_size()",
+        },
+        also=("check_context_model",),
+    ),
+    Mutant(
+        "The share is multiplied by the number of ranks",
+        "check_context_loss",
+        says="multiplies its share by the number of ranks",
+        replace={"return total / valid": "return total / valid * dist.get_world_size()"},
+        also=("check_context_model",),
+    ),
+    Mutant(
+        "The share is divided by the number of ranks",
+        "check_context_loss",
+        says="divides its share by the number of ranks as well",
+        replace={"return total / valid": "return total / valid / dist.get_world_size()"},
+        also=("check_context_model",),
+    ),
+    Mutant(
+        "Every rank returns the whole loss",
+        "check_context_loss",
+        says="returns the whole loss",
+        replace={
+            "return total / valid": """
+            whole = total.detach().clone()
+            dist.all_reduce(whole)
+            return total / valid + (whole - total.detach()) / valid
+            """
         },
         also=("check_context_model",),
     ),

@@ -5,16 +5,29 @@ Traffic is counted outside the student's process; bytes are exact.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import explained, near, wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
-from .blocks import DOUBLE, EXACT, double, pair, rectangle
+from .blocks import DOUBLE, EXACT, double, pair
 from .scenarios import exchanged_and_returned, forward, gradients_of, share_of_loss, ulysses_step, whole_step
-from .twins import attention, block_gradients, causal, context_loss, gradients, llama_step, own
+from .twins import (
+    attention,
+    block_gradients,
+    causal,
+    context_loss,
+    gradients,
+    llama_step,
+    mask_mistakes,
+    own,
+    rectangle,
+    wrong_blocks,
+)
 
 MESSAGES = (Kind.SEND, Kind.RECV, Kind.ALL_TO_ALL)
 """What a ring may use; an all-to-all can be a shift."""
@@ -56,6 +69,9 @@ class Case:
         return 2 * self.whole[1].nbytes // len(self.positions)
 
 
+NOT_ALL_SHIFT = {"DEADLOCK": "Every rank shifts in every step, also one that computes nothing: the shift belongs outside of the if"}
+
+
 def ring_traffic(t, run: Run, most: int, why: str) -> None:
     """Every rank sends ``most`` bytes at most, to one neighbour, and gathers nothing."""
     for rank in range(run.world):
@@ -68,35 +84,17 @@ def ring_traffic(t, run: Run, most: int, why: str) -> None:
 # -- ring
 
 
-def mask_mistakes(positions: Tensor, rank: int) -> dict[str, Tensor]:
-    """What a rank's queries see of the whole sequence, by mistake."""
-    world, row, seq = len(positions), positions[rank], positions.numel()
-    unmasked, of_own, of_wrong = (torch.zeros(len(row), seq, dtype=torch.bool) for _ in range(3))
-    for owner, keys in enumerate(positions):
-        of_wrong[:, keys] = causal(row, positions[(2 * rank - owner) % world])
-        if part := rectangle(row, keys):
-            first, last = part
-            unmasked[first:, keys[:last]] = True
-            of_own[first:, keys[:last]] = causal(row, row)[first:, :last]
-    return {
-        "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of the block": of_own,
-        "rank {rank} takes a block for that of another rank: blocks come from the previous rank, so in step i the owner is "
-        "(rank - i) % world": of_wrong,
-        "the queries of rank {rank} see later keys of a block: inside the rectangle of visible the causal mask is needed as well": unmasked,
-        "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the block": torch.ones_like(unmasked),
-    }
-
-
 def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     """``ring_forward`` on ranks, with results that are right."""
     case = Case(t, positions)
-    run = student.ranks(forward, case.inputs("q", "k", "v", "positions"))
+    run = explained(student, forward, case.inputs("q", "k", "v", "positions"), NOT_ALL_SHIFT)
     for rank, (got, out, lse) in enumerate(zip(run.results, case.parts(case.out), case.parts(case.lse))):
         mine, own_lse = pair(t, got, "ring_forward")
         row = positions[rank]
         q = own(case.whole[0], row)
         k, v = (own(tensor, row) for tensor in case.whole[1:3])
         mistakes = {message: attention(q, *case.whole[1:3], mask)[0] for message, mask in mask_mistakes(positions, rank).items()}
+        mistakes |= wrong_blocks(*case.whole[:3], positions, rank)
         mistakes |= {
             "the output of rank {rank} is attention to its keys alone: the blocks of the other ranks are not merged": (
                 attention(q, k, v, causal(row, row))[0]
@@ -118,11 +116,36 @@ def check_ring_contiguous(student, t):
     forward_run(student, t, contiguous_table(6, 3))
 
 
-@check("ring", points=3, seconds=30)
+@check("ring", points=1, seconds=30)
+def check_ring_computes(student, t):
+    "Only the visible part of each block is computed"
+    half = 2  # with 1, the masks of all ranks are the same
+    _, case = forward_run(student, t, zigzag_table(6 * half, 3))  # a wrong result has its cause there
+    early = case.positions[1][:half]  # they see neither the late keys of rank 0 nor those of rank 2
+    for rank in (0, 2):
+        case.whole[2][:, :, case.positions[rank][half:]] = math.nan  # 0 · NaN is NaN: a hidden value shows if it is multiplied
+    run = explained(student, forward, case.inputs("q", "k", "v", "positions"), NOT_ALL_SHIFT)
+    out, lse = pair(t, run.results[1], "ring_forward")
+    t.tensor(out, "out of ring_forward", shape=tuple(own(case.whole[0], case.positions[1]).shape), dtype=DOUBLE)
+    t.tensor(lse, "lse of ring_forward", shape=tuple(out.shape[:-1]), dtype=DOUBLE)
+    message = (
+        "rank 1 computes more than `visible` says: with NaN as the values that its first queries do not see, their output is NaN. "
+        "Give block_attention the queries first: and the keys :last"
+    )
+    t.that(not bool(torch.isnan(out[:, :, :half]).any()), message)
+    t.close(out[:, :, :half], own(case.out, early), "out of the first queries of rank 1", **EXACT)
+    t.close(lse[:, :, :half], own(case.lse, early), "lse of the first queries of rank 1", **EXACT)
+
+
+@check("ring", points=2, seconds=30)
 def check_ring_traffic(student, t):
     "Positions with gaps: N - 1 messages, and what arrives is used"
     run, case = forward_run(student, t, zigzag_table(4 * t.integer(2, 3), 2))
     ring_traffic(t, run, case.kv_bytes, "after the last step no rank needs the block")
+    for rank in range(run.world):
+        count = len(run.calls(rank, Kind.SEND)) + len(run.calls(rank, Kind.ALL_TO_ALL))
+        message = "rank {rank} sends {count} messages, {most} is enough on 2 ranks: k and v travel as one tensor, torch.stack((k, v))"
+        t.that(count <= run.world - 1, message, rank=rank, count=count, most=run.world - 1)
     uses_what_arrives(t, run, rank=1)
 
 
@@ -132,21 +155,24 @@ def check_ring_traffic(student, t):
 def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     """Ring attention with its backward on ranks; the gradients are right."""
     case = Case(t, positions)
-    run = student.ranks(gradients_of, case.inputs("q", "k", "v", "grad", "positions"))
+    run = explained(student, gradients_of, case.inputs("q", "k", "v", "grad", "positions"), NOT_ALL_SHIFT)
     wants = [case.parts(gradient) for gradient in case.gradients]
     world = run.world
     for rank, got in enumerate(run.results):
         out, found = t.items(got, 2, "what the scenario returns")
         t.close(out, case.parts(case.out)[rank], "out of ring_attention on rank {rank} of {world}", rank=rank, world=world, **EXACT)
         found = t.items(found, 3, "what ring_backward returns")
-        local = local_terms(case, rank)
+        local = terms_of(case, rank, rank)
         for place, (name, mine) in enumerate(zip(("dq", "dk", "dv"), found)):
             right = wants[place][rank]
             values = {"name": name, "rank": rank, "world": world}
             alone = "{name} on rank {rank} of {world} has the contribution of "
             alone += "its block alone: sum over the steps" if name == "dq" else "this rank alone: the gradients of a block travel with it"
             mistakes = {alone: local[place]}
-            if name != "dq":
+            if name == "dq":
+                message = "dq on rank {rank} of {world} has the contribution of the last block alone: add those of all steps, dq[:, :, first:] += ..."
+                mistakes |= {message: last_term(case, rank)}
+            else:
                 message = (
                     "{name} on rank {rank} of {world} is 0: add to what travels, in place ({name}[:, :, :last] += ...), before the shift"
                 )
@@ -160,11 +186,21 @@ def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     return run, case
 
 
-def local_terms(case: Case, rank: int) -> list[Tensor]:
-    """What the block of a rank contributes to dq, dk and dv for its queries."""
-    row = case.positions[rank]
-    q, k, v, grad = (own(tensor, row) for tensor in case.whole)
-    return block_gradients(grad, q, k, v, own(case.out, row), own(case.lse, row), causal(row, row))
+def terms_of(case: Case, rank: int, owner: int) -> list[Tensor]:
+    """What the block of ``owner`` contributes to dq, dk and dv for the queries of a rank."""
+    row, at = case.positions[rank], case.positions[owner]
+    q, grad, out, lse = (own(tensor, row) for tensor in (case.whole[0], case.whole[3], case.out, case.lse))
+    k, v = (own(tensor, at) for tensor in case.whole[1:3])
+    return block_gradients(grad, q, k, v, out, lse, causal(row, at))
+
+
+def last_term(case: Case, rank: int) -> Tensor:
+    """dq of a rank that replaces the contribution of a block by that of the next one."""
+    world, dq = len(case.positions), torch.zeros_like(own(case.whole[0], case.positions[rank]))
+    for owner in ((rank - step) % world for step in range(world)):
+        if part := rectangle(case.positions[rank], case.positions[owner]):
+            dq[:, :, part[0] :] = terms_of(case, rank, owner)[0][:, :, part[0] :]
+    return dq
 
 
 @check("backward", points=2, seconds=30)
@@ -227,19 +263,24 @@ def check_context_loss(student, t):
         share = t.tensor(share, "context_loss on rank {rank}", shape=(), dtype=DOUBLE, rank=rank)
         if rank < 2:  # the last rank has no valid token, so no mean
             mean, valid = context_loss(logits[:, row], targets[:, row])[0], (targets[:, row] != -100).sum()
+            right = mean * valid / of_all
             mistakes = {
                 "rank {rank} divides by the number of its valid tokens: divide by that of all ranks": mean,
                 "rank {rank} divides its mean by the number of ranks. That is right only if all ranks have as many valid tokens: divide the sum "
                 "of the losses by the number of valid tokens of all ranks (all-reduce)": mean / world,
                 "rank {rank} divides by the number of all tokens: targets of -100 do not count": mean * valid / targets.numel(),
                 "rank {rank} returns the sum of its losses: divide by the number of valid tokens of all ranks": mean * valid,
+                "rank {rank} multiplies its share by the number of ranks. DDP and FSDP need that, because they average; here the shares are summed": (
+                    right * world
+                ),
+                "rank {rank} divides its share by the number of ranks as well: the number of valid tokens of all ranks is enough": right
+                / world,
+                "rank {rank} returns the whole loss: return its share, the sum of the losses of its tokens alone": loss,
             }
-            wrong_if(t, share, mean * valid / of_all, mistakes, rank=rank)
+            wrong_if(t, share, right, mistakes, rank=rank)
         t.that(bool(torch.isfinite(share)), "context_loss on rank {rank} is NaN: a rank may have no valid token", rank=rank)
         shares.append(share)
         found.append(mine)
-    message = "every rank returns the whole loss: return the share of this rank, so that the sum over the ranks is the loss"
-    wrong_if(t, sum(shares), loss, {message: loss * world})
     t.close(sum(shares), loss, "the sum of context_loss over the ranks", **EXACT)
     for rank, (mine, row) in enumerate(zip(found, parts)):
         t.that(mine is not None, "context_loss on rank {rank} has no gradient", rank=rank)
@@ -272,12 +313,16 @@ def model_case(student, t, world: int) -> None:
             sum(means) / world
         ),
         "the loss of the Llama is the sum of the means of the ranks: divide by the number of valid tokens of all ranks": sum(means),
+        "the loss of the Llama is {world} times too large: return the share of the rank, and do not multiply it by the number of ranks": (
+            loss * world
+        ),
+        "the loss of the Llama is {world} times too small: do not divide the share of the rank by the number of ranks": loss / world,
         "the Llama learns wrong targets at the end of each chunk: shift the whole sequence first": float(context_loss(logits, cut)[0]),
     }
     for rank, got in enumerate(student.ranks(whole_step, [inputs] * world).results):
         mine, found = t.items(got, 2, "what context_step returns")
         mine = t.tensor(mine, "the loss of context_step", shape=(), dtype=DOUBLE)
-        wrong_if(t, float(mine), loss, mistakes)
+        wrong_if(t, float(mine), loss, mistakes, world=world)
         t.close(float(mine), loss, "the loss of the Llama on rank {rank}", rank=rank, rtol=1e-6)
         for name, right in grads.items():
             t.close(found[name], right, "the gradient of {name} on rank {rank}", name=name, rank=rank, rtol=1e-5, atol=1e-7)

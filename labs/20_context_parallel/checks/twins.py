@@ -55,6 +55,50 @@ def own(tensor: Tensor, positions: Tensor) -> Tensor:
     return tensor.index_select(2, positions)
 
 
+def rectangle(queries: Tensor, keys: Tensor) -> list[int] | None:
+    """The first query and the end of the keys of the smallest rectangle, from the whole mask."""
+    pairs = causal(queries, keys).nonzero()
+    return [int(pairs[:, 0].min()), int(pairs[:, 1].max()) + 1] if len(pairs) else None
+
+
+def mask_mistakes(positions: Tensor, rank: int) -> dict[str, Tensor]:
+    """What a rank's queries see of the whole sequence, by mistake."""
+    world, row, seq = len(positions), positions[rank], positions.numel()
+    unmasked, of_own, of_wrong = (torch.zeros(len(row), seq, dtype=torch.bool) for _ in range(3))
+    for owner, keys in enumerate(positions):
+        of_wrong[:, keys] = causal(row, positions[(2 * rank - owner) % world])
+        if part := rectangle(row, keys):
+            first, last = part
+            unmasked[first:, keys[:last]] = True
+            of_own[first:, keys[:last]] = causal(row, row)[first:, :last]
+    return {
+        "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of the block": of_own,
+        "rank {rank} takes a block for that of another rank: blocks come from the previous rank, so in step i the owner is "
+        "(rank - i) % world": of_wrong,
+        "the queries of rank {rank} see later keys of a block: inside the rectangle of visible the causal mask is needed as well": unmasked,
+        "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the block": torch.ones_like(unmasked),
+    }
+
+
+def wrong_blocks(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rank: int) -> dict[str, Tensor]:
+    """The output of a rank that takes block after block at the right time, but another block than it believes.
+
+    q, k and v (batch, heads, seq, d) are those of the whole sequence.
+    """
+    world, row = len(positions), positions[rank]
+    early = (
+        "rank {rank} is one block too far: it waits for the next block before it computes. Compute with the block that is here, then wait"
+    )
+    taken = {
+        early: [(rank - min(step + 1, world - 1)) % world for step in range(world)],
+        early + ".": [(rank - step - 1) % world for step in range(world)],
+        "rank {rank} computes with its own block in every step: the next block is what wait() returns": [rank] * world,
+    }
+    believed = torch.cat([causal(row, positions[(rank - step) % world]) for step in range(world)], 1)
+    keys = {message: torch.cat([positions[owner] for owner in owners]) for message, owners in taken.items()}
+    return {message: attention(own(q, row), own(k, at), own(v, at), believed)[0] for message, at in keys.items()}
+
+
 @twin
 def context_loss(logits: Tensor, targets: Tensor) -> Block:
     """The mean loss over the tokens with a target, and the gradient of the logits (batch, seq, vocabulary)."""

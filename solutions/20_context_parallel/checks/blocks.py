@@ -10,7 +10,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near, wrong_if
 
-from .twins import Block, attention, block_gradients, causal, gradients
+from .twins import Block, attention, block_gradients, gradients, rectangle
 
 DOUBLE = torch.float64
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
@@ -189,12 +189,6 @@ def check_merge_nothing(student, t):
 # -- visible
 
 
-def rectangle(queries: Tensor, keys: Tensor) -> list[int] | None:
-    """The first query and the end of the keys of the smallest rectangle, from the whole mask."""
-    pairs = causal(queries, keys).nonzero()
-    return [int(pairs[:, 0].min()), int(pairs[:, 1].max()) + 1] if len(pairs) else None
-
-
 def right_rectangle(student, t, queries: Tensor, keys: Tensor) -> None:
     """``visible`` of these positions, where the query sees some key."""
     got = student.visible(queries, keys)
@@ -283,7 +277,22 @@ def check_gradient(student, t):
         t.close(got, want, "{name} of block_backward", name=name, **EXACT)
 
 
-@check("gradient", points=2)
+@check("gradient", points=1)
+def check_gradient_hidden(student, t):
+    "A hidden key with a large score"
+    q, k, v, mask = block_inputs(t)
+    first = q[:, :, :1]
+    k[:, :, -1:] = 4000.0 * first / (first * first).sum(-1, keepdim=True)  # no query sees the last key; its score is 2000 or more
+    grad = double(t, *q.shape)
+    found = student.block_backward(grad, q, k, v, *attention(q, k, v, mask), mask)
+    for name, got, want in zip(("dq", "dk", "dv"), t.items(found, 3, "what block_backward returns"), gradients(grad, q, k, v, mask)):
+        t.tensor(got, "{name} of block_backward", shape=tuple(want.shape), dtype=DOUBLE, name=name)
+        message = "{name} is not finite: the exponential of the large score of a hidden key overflows, and inf · 0 is NaN. Hide its score (-inf) before exp"
+        t.that(bool(torch.isfinite(got).all()), message, name=name)
+        t.close(got, want, "{name} where a hidden key has a large score", name=name, **EXACT)
+
+
+@check("gradient", points=1)
 def check_gradient_blocks(student, t):
     "Two blocks with the lse of the whole row"
     (grad, q, k, v, out, lse), mask, wants = gradient_case(t)
