@@ -259,8 +259,8 @@ figures.drops(factors, shares, drop_guess)
 #
 # > loss = E · Σ f_e · P_e
 #
-# It is 1 for equal loads, and grows up to E. f is a count without a gradient; the gradient passes through P, and lowers the
-# probability of experts that have many tokens.
+# It is 1 for equal loads, and grows up to E / k, because the k experts of a token are distinct. f comes from counts and has no gradient; the gradient passes
+# through P, and lowers the probability of experts that have many tokens.
 #
 # Each rank of a data-parallel training has other tokens. The mean of a product is not the product of the means, so **f is of the choices of
 # all ranks**; P is of this rank's tokens. Then the mean of the losses over the ranks is the loss of the whole batch. All ranks have the same number of tokens.
@@ -371,7 +371,8 @@ figures.exchange([[3, 1, 0, 2], [1, 2, 2, 1]])
 # - `exchange_counts(counts, group)`: `counts` (E) are this rank's rows for each expert. Return (t, E/t), int64: entry [s, e] is the number of rows that rank s sends to
 #   the e-th expert of *this* rank. One all-to-all of the counts; the equal parts need no sizes.
 # - `AllToAll`: `send[r]` rows go to rank r, and `receive[r]` rows come from rank r (lists of ints). The received rows are in the order of the ranks. Its backward is
-#   the same exchange read backwards: the gradient of a row travels to the rank that the row came from.
+#   the same exchange read backwards: the gradient of a row travels to the rank that the row came from. `backward` returns a gradient for each argument
+#   of `forward`, and `None` for the arguments that have none: the two lists and the group.
 #
 # `dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)` fills `output`; the sizes are numbers of rows. The input must be
 # contiguous, and gradients sometimes are not.

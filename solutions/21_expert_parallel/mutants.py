@@ -31,6 +31,12 @@ MUTANTS = [
         says="see minlength",
         replace={"flat.bincount(minlength=num_experts)": "flat.bincount()"},
     ),
+    Mutant(
+        "The choices are numbered choice by choice, not token by token",
+        "check_order",
+        says="number the choices as experts.flatten() does",
+        replace={"flat = experts.flatten()": "flat = experts.T.flatten()"},
+    ),
     # -- experts
     Mutant(
         "Experts without rows are skipped, and the next ones get their weights",
@@ -50,6 +56,22 @@ MUTANTS = [
             """: """
             owner = torch.arange(len(counts)).repeat_interleave(counts)
             return sum(expert(rows, first[e], second[e]) * (owner == e).unsqueeze(-1) for e in range(len(counts)))
+            """,
+        },
+    ),
+    Mutant(
+        "All experts compute all rows, and where selects the results",
+        "check_only_own_rows",
+        says="not all rows with a mask",
+        replace={
+            """
+            parts = rows.split(counts.tolist())
+            return torch.cat([expert(*each) for each in zip(parts, first, second)])
+            """: """
+            owner, out = torch.arange(len(counts)).repeat_interleave(counts), torch.zeros_like(rows)
+            for e in range(len(counts)):
+                out = torch.where((owner == e).unsqueeze(-1), expert(rows, first[e], second[e]), out)
+            return out
             """,
         },
     ),
@@ -176,6 +198,13 @@ MUTANTS = [
         also=("check_layer_traffic",),
     ),
     Mutant(
+        "The results travel back with the two lists as on the way there",
+        "check_layer_traffic",
+        says="a group of all ranks fails as well",
+        replace={"AllToAll.apply(as_received, receive, send, group)": "AllToAll.apply(as_received, send, receive, group)"},
+        also=("check_layer", "check_layer_three_ranks"),
+    ),
+    Mutant(
         "The layer communicates over all ranks, the group is forgotten",
         "check_layer_traffic",
         says="probably without the group",
@@ -216,7 +245,35 @@ MUTANTS = [
             return combine(run_experts(x[order // k], counts, *whole), order, weights)
         """,
     ),
+    Mutant(
+        "The rows travel by a plain collective, which has no backward",
+        "check_layer",
+        says="send rows by AllToAll.apply",
+        replace={
+            "rows = AllToAll.apply(x[order // k], send, receive, group)": """
+            rows = x.new_empty(sum(receive), x.shape[1])
+            dist.all_to_all_single(rows, x[order // k].contiguous(), receive, send, group=group)
+            """,
+        },
+        also=("check_layer_traffic", "check_layer_three_ranks"),
+    ),
     # -- gradients
+    Mutant(
+        "A copy of the gradients is reduced, and they are unchanged",
+        "check_expert_gradients",
+        says="the gradients of experts on rank 0 are unchanged",
+        replace={
+            """
+            dist.all_reduce(parameter.grad, group=group)
+            parameter.grad /= dist.get_world_size()
+            """: """
+            copy = parameter.grad.clone()
+            dist.all_reduce(copy, group=group)
+            copy /= dist.get_world_size()
+            """,
+        },
+        also=("check_shared", "check_grid"),
+    ),
     Mutant(
         "The gradients of experts are averaged over all ranks",
         "check_expert_gradients",
@@ -243,9 +300,10 @@ MUTANTS = [
     ),
     Mutant(
         "The gradients of experts are not added over their replicas",
-        "check_grid",
-        says="has the tokens of its expert group only",
+        "check_expert_gradients",
+        says="are not added over its replicas",
         replace={"(experts, replicas)": "(experts, dist.new_subgroups(group_size=1)[0])"},
+        also=("check_grid",),
     ),
     # -- padded
     Mutant(
@@ -269,6 +327,19 @@ MUTANTS = [
             "combine(AllToAll.apply(results, equal, equal, group)": "combine(AllToAll.apply(results, equal, equal, None)",
             "dist.get_world_size(group)": "dist.get_world_size()",
         },
+    ),
+    Mutant(
+        "The results travel back by a plain collective, which has no backward",
+        "check_padded",
+        says="send rows by AllToAll.apply",
+        replace={
+            "return combine(AllToAll.apply(results, equal, equal, group)[slot], order, weights)": """
+            back = torch.empty_like(results)
+            dist.all_to_all_single(back, results.detach().contiguous(), group=group)
+            return combine(back[slot], order, weights)
+            """,
+        },
+        also=("check_fixed_shapes",),
     ),
     # -- quiz
     Mutant(

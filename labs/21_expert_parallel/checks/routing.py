@@ -11,7 +11,7 @@ from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
-from .scenarios import balanced, biased, learns, limited
+from .scenarios import balanced, biased, computed, learns, limited
 from .twins import balance, chosen, weights_gradient, within
 
 DOUBLE = torch.float64
@@ -96,11 +96,18 @@ def order_case(student, t, tokens: int, size: int, k: int) -> None:
     want = [flat.count(one) for one in range(size)]
     short = type(counts) is Tensor and len(counts.shape) == 1 and counts.tolist() == want[: max(flat) + 1] != want
     t.that(not short, "counts has no entry for the last experts, which have no token: it should have {size}, see minlength", size=size)
-    t.equal(counts, torch.tensor(want), "the counts")
+    t.tensor(counts, "counts", shape=(size,), dtype=torch.int64)
+    t.equal(counts.tolist(), want, "the list of the counts")
     right = [place for one in range(size) for place, each in enumerate(flat) if each == one]
     known = type(order) is Tensor and order.dtype == torch.int64 and sorted(order.flatten().tolist()) == list(range(len(flat)))
     message = "order should have each number from 0 to T·k - 1 once, as int64: the numbers of the choices"
     t.that(known, message)
+    for place, (choice, one) in enumerate(zip(order.flatten().tolist(), sorted(flat))):
+        message = (
+            "order[{place}] is choice {choice}, which is of expert {got}, expected a choice of expert {one}: number the choices as "
+            "experts.flatten() does"
+        )
+        t.that(flat[choice] == one, message, place=place, choice=choice, got=flat[choice], one=one)
     by_expert = [flat[place] for place in order.flatten().tolist()] == sorted(flat)
     message = "choices of the same expert are not in their order: use a stable sort"
     t.that(order.tolist() == right or not by_expert, message)
@@ -134,13 +141,17 @@ def check_experts(student, t):
     t.close(student.run_experts(rows, counts, first, second), want, "the result of run_experts", **EXACT)
 
 
-@check("experts", points=1)
+@check("experts", points=1, seconds=20)
 def check_only_own_rows(student, t):
-    "An expert without rows computes nothing"
+    "An expert computes only its rows"
     rows, counts, first, second, want = sorted_rows(t, [2, 0, t.integer(1, 3)])
     first[1] = second[1] = torch.nan
-    got = student.run_experts(rows, counts, first, second)
+    inputs = {"rows": rows, "counts": counts, "first": first, "second": second}
+    got, flops = t.items(student.ranks(computed, [inputs]).results[0], 2, "what the scenario returns")
     t.that(type(got) is Tensor and got.shape == want.shape, "run_experts should return a tensor with the shape of rows")
+    message = "the matrix products of run_experts have {flops} FLOPs, expected at most {most}: compute the rows of an expert only, not all rows with a mask"
+    most = 4 * rows.numel() * first.shape[2]  # two products, and a multiplication and an addition in each
+    t.that(flops <= most, message, flops=flops, most=most)
     message = (
         "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert only, not all rows with a mask"
     )
@@ -239,9 +250,18 @@ def check_capacity(student, t):
 def balance_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()):
     """The balance loss of each group of ranks, with results that are right."""
     tokens, size = t.integer(5, 8), 4
-    logits = [double(t, tokens, size) + 2 * double(t, 1, size) for _ in range(world)]
-    probabilities = [each.softmax(-1) for each in logits]
-    experts = [each.topk(2, -1).indices for each in probabilities]
+    for _ in range(20):  # until the shares of a group are neither those of one of its ranks nor those of all ranks
+        logits = [double(t, tokens, size) + 2 * double(t, 1, size) for _ in range(world)]
+        probabilities = [each.softmax(-1) for each in logits]
+        experts = [each.topk(2, -1).indices for each in probabilities]
+        counts = [each.flatten().bincount(minlength=size).double() for each in experts]
+        pairs = []
+        for members in groups or [range(world)]:
+            mean = sum(counts[rank] for rank in members) / len(members)
+            pairs += [(mean, counts[rank]) for rank in members if len(members) > 1]
+            pairs += [(mean, sum(counts) / world)] * (len(members) < world)
+        if not any(bool(torch.equal(*pair)) for pair in pairs):
+            break
     run = student.ranks(
         balanced, [{"probabilities": p, "experts": e, "groups": [list(own) for own in groups]} for p, e in zip(probabilities, experts)]
     )

@@ -19,6 +19,16 @@ def learns(student, rank, world, x, weight, k, grad):
 
 
 @scenario
+def computed(student, rank, world, rows, counts, first, second):
+    """The result of ``run_experts``, and the FLOPs of its matrix products."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        results = student.run_experts(rows, counts, first, second)
+    return results, counter.get_total_flops()
+
+
+@scenario
 def limited(student, rank, world, cases):
     """``keep_within`` for each order, counts and capacity, and the arguments afterwards."""
     return [[student.keep_within(order, counts, capacity), order, counts] for order, counts, capacity in cases]
