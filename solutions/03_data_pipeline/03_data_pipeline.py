@@ -468,7 +468,7 @@ lab.check("mixup")
 # **CutMix** replaces a rectangle of each image by the same rectangle of its partner. The rectangle has the share 1 − λ of the area and a random centre. `centres` (B, 2) holds
 # the centre of each image as (y, x), as fractions of the height and the width. Along each axis, with `size` pixels:
 #
-# $$\text{first} = \text{round}\big(c \cdot \text{size} - \tfrac12 \sqrt{1 - \lambda}\cdot \text{size}\big), \qquad \text{last} = \text{round}\big(c \cdot \text{size} + \tfrac12 \sqrt{1 - \lambda}\cdot \text{size}\big)$$
+# $$\text{first} = \text{round}\left(c \cdot \text{size} - \frac{1}{2} \sqrt{1 - \lambda}\cdot \text{size}\right), \qquad \text{last} = \text{round}\left(c \cdot \text{size} + \frac{1}{2} \sqrt{1 - \lambda}\cdot \text{size}\right)$$
 #
 # The box has the pixels from `first` to `last − 1`, as far as they lie in the image. The border cuts it off, so it is often **smaller than 1 − λ**. The weight of the own label is the share of the
 # pixels that the image really keeps, not λ.

@@ -196,7 +196,11 @@ def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(
         start([*COMMAND, *options(config)], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm)
         for rank in ("0", "1")
     ]
-    ends = [rank.communicate(timeout=120) for rank in ranks]
+    try:
+        ends = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()  # one that still waits for the other
     assert [rank.returncode for rank in ranks] == [2, 2]
     errors = "".join(err for _, err in ends)
     assert errors == (

@@ -79,7 +79,7 @@ class Tap:
         """Calls that the program has not waited for, by their work."""
         self.by_storage: dict[int, Call] = {}
         """The same calls by the address of their output, because functional collectives wait for a tensor."""
-        self.futures = IdentityMap[torch.futures.Future, Work](torch.futures.Future.done)
+        self.futures = IdentityMap[torch.futures.Future, Work](torch._C.Future.done)
         """Works by the futures made from them."""
         self.here = threading.local()
         """State of a thread: ``inside``, the calls of C++ code that waits for them itself; ``in_ddp_hook``;
