@@ -146,8 +146,11 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 def legend(axes: Axes, place: Literal["right", "above", "below"], **options: Any) -> None:
-    """Place the legend outside of the axes; ``reverse=True`` gives it the order of stacked bars."""
-    axes.legend(**PLACES[place] | options)
+    """Place the legend outside of the axes; ``reverse=True`` gives it the order of stacked bars. If nothing
+    that is drawn has a label, there is no legend.
+    """
+    if "handles" in options or axes.get_legend_handles_labels()[0]:
+        axes.legend(**PLACES[place] | options)
 
 
 def log_ticks(

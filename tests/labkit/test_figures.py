@@ -242,6 +242,14 @@ def test_a_finished_panel_has_labels_no_frame_and_the_grid_asked_for() -> None:
     assert [axes.xaxis.get_tick_params()["gridOn"], axes.yaxis.get_tick_params()["gridOn"]] == [False, False]
 
 
+def test_a_figure_without_labels_has_no_legend_and_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    (axes,) = panels()
+    axes.plot([1, 2])
+    legend(axes, "right")
+    assert axes.get_legend() is None
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("place", ["right", "above", "below"])
 def test_a_legend_outside_covers_no_data(place: str) -> None:
     figure = two_lines()
