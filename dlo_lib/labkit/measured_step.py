@@ -20,9 +20,8 @@ def peak_of_a_step(build: Callable[[], Callable[[], object]]) -> int:
         build: creates the model and the inputs, and returns the function that runs one step. What exists
             before counts only from its first use in an operator that returns it.
     """
-    from dlo_lib.profiling import (
-        MemoryTracker,
-    )  # here, because a cell of imports runs in every worker of the judge
+    # here, because a cell of imports runs in every worker of the judge
+    from dlo_lib.profiling import MemoryTracker
 
     with MemoryTracker() as tracker:
         step = build()

@@ -738,6 +738,8 @@ lab.check("search")
 # bf16 autocast?
 
 # %% id="memory" tags=["demo"]
+from itertools import accumulate
+
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dlo_lib.profiling import MemoryTracker
@@ -759,11 +761,7 @@ def peak_bytes(batch, dtype=None):
             loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-    held = peak = 0
-    for event in tracker.events():
-        held += event.bytes
-        peak = max(peak, held)
-    return peak
+    return max(accumulate(event.bytes for event in tracker.events()))
 
 
 POINTS = {dtype: {batch: peak_bytes(batch, dtype) for batch in (4, 8)} for dtype in ("fp32", "bf16")}
@@ -827,6 +825,7 @@ import functools
 lab.check("scaler", instead={"LossScaler": functools.partial(GradScaler, "cpu")})
 
 # %% id="monday_table" tags=["demo"]
+from dlo_lib.labkit.measured_step import peak_of_a_step
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
 TORCH_SCALER = "scaler = torch.amp.GradScaler(device)"
@@ -851,18 +850,6 @@ def with_scaler(one_step, make_scaler, dtype):
     return lambda model, optimizer, batch: one_step(model, optimizer, scaler, batch.images, batch.labels, dtype, 1.0)
 
 
-def peak_of(step):
-    """Return the peak of the tensors that a step allocates, in bytes."""
-    step()  # creates the momentum
-    with MemoryTracker() as tracker:
-        step()
-    held = peak = 0
-    for event in tracker.events():
-        held += event.bytes
-        peak = max(peak, held)
-    return peak
-
-
 off = functools.partial(GradScaler, DEVICE.type, enabled=False)
 on = functools.partial(GradScaler, DEVICE.type)
 forms = {
@@ -876,7 +863,8 @@ seconds = dict.fromkeys(forms, math.inf)
 for _ in range(3):
     for name, step in steps.items():
         seconds[name] = min(seconds[name], *step_times(step, synchronize, time.perf_counter, 1, max(3, REPEATS // 3)))
-print(table(Form(name, lines=lines, seconds=seconds[name], memory=peak_of(steps[name])) for name, (_, lines) in forms.items()))
+memory = {name: peak_of_a_step(functools.partial(stepper, step)) for name, (step, _) in forms.items()}
+print(table(Form(name, lines=lines, seconds=seconds[name], memory=memory[name]) for name, (_, lines) in forms.items()))
 
 # %% [markdown] id="monday_after"
 # For the largest batch, `accelerate.utils.find_executable_batch_size` halves until a step fits, and Lightning's
