@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from itertools import accumulate
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.trace import Trace
@@ -21,16 +19,9 @@ def peak_of_a_step(build: Callable[[], Callable[[], object]]) -> int:
             before counts only from its first use in an operator that returns it.
     """
     # here, because a cell of imports runs in every worker of the judge
-    from dlo_lib.profiling import MemoryTracker
+    from dlo_lib.profiling import step_peak
 
-    with MemoryTracker() as tracker:
-        step = build()
-        step()
-        gc.collect()  # a graph of the first step that is part of a cycle
-        before = len(tracker.events())
-        step()
-        held = list(accumulate(event.bytes for event in tracker.events()))
-    return max(held[max(0, before - 1) :], default=0)
+    return step_peak(build)
 
 
 def sent_in_last_step(trace: Trace, rank: int = 0) -> float:

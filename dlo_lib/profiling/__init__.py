@@ -2,11 +2,14 @@
 
 ``measure`` runs a step on fake tensors or on a device, and ``tracker`` records its memory. ``footprint`` and
 ``capacity`` compute the memory. ``mfu`` computes the utilisation. ``chronometer``, ``step_profile`` and
-``loader_profile`` measure time, ``roofline`` says what limits it. The ``compile_*`` modules inspect
-``torch.compile``. Imports ``parallel``, ``optim``, ``models``, ``launch`` and ``hardware``.
+``loader_profile`` measure time, ``trace_events`` reads a trace, and ``roofline`` says what limits the time.
+``batch_memory`` measures memory against the batch, ``technical_check`` draws all of it on one page. The
+``compile_*`` modules inspect ``torch.compile``. Imports ``parallel``, ``optim``, ``models``, ``launch`` and
+``hardware``.
 """
 
 from dlo_lib.models.counts import flops_per_token, parameters
+from dlo_lib.profiling.batch_memory import largest_measured_batch, memory_of_batches, step_peak
 from dlo_lib.profiling.capacity import largest_batch, ranks_needed, step_fits
 from dlo_lib.profiling.chronometer import Chronometer, PhaseTime
 from dlo_lib.profiling.footprint import Footprint, FootprintMoment, memory_footprint
@@ -24,6 +27,15 @@ from dlo_lib.profiling.roofline import (
 )
 from dlo_lib.profiling.settings import OPTIMIZERS, OptimizerStep
 from dlo_lib.profiling.step_profile import StepProfile, profile_steps
+from dlo_lib.profiling.technical_check import TechnicalCheck, technical_check
+from dlo_lib.profiling.trace_events import (
+    TraceEvent,
+    covered,
+    overlap,
+    phase_times,
+    read_trace,
+    self_times,
+)
 from dlo_lib.profiling.tracker import MemoryEvent, MemoryTracker, Part
 
 __all__ = [
@@ -41,18 +53,29 @@ __all__ = [
     "Part",
     "PhaseTime",
     "StepProfile",
+    "TechnicalCheck",
+    "TraceEvent",
+    "covered",
     "flops_per_token",
     "largest_batch",
+    "largest_measured_batch",
     "measure_ceilings",
     "measure_memory",
     "measure_operation",
     "memory_footprint",
+    "memory_of_batches",
     "mfu",
+    "overlap",
     "parameters",
+    "phase_times",
     "plot_memory",
     "plot_roofline",
     "profile_loader",
     "profile_steps",
     "ranks_needed",
+    "read_trace",
+    "self_times",
     "step_fits",
+    "step_peak",
+    "technical_check",
 ]

@@ -10,16 +10,22 @@
     python      the rest: Python code, and starting operators
 
 On a GPU, operators return before the device has computed: the time that the device is busy is reported
-beside the parts. The trace is written to a file that Perfetto (ui.perfetto.dev) and TensorBoard's profiler
-plugin open.
+beside the parts. Regions of ``record_function`` ("forward", "backward") divide the same time a second time,
+by the phases that the program names.
+
+The trace is written to a file that Perfetto (ui.perfetto.dev) and ``chrome://tracing`` open, and that
+``trace_events.read_trace`` reads. TensorBoard shows it only with the plugin ``torch-tb-profiler``, which
+PyTorch has deprecated (version 0.4.3 works with TensorBoard 2.21). ``StepProfile.to_tensorboard`` therefore
+writes the parts, the phases and the sentence as ordinary scalars and text, which need no plugin.
 
 The profiler itself costs some microseconds for each operator, so that ``python`` is somewhat too large.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +43,8 @@ _CURES = {
     "python": "use larger batches, fewer and larger operators, or torch.compile",
 }
 _COPIES = {"aten::copy_", "aten::_to_copy", "aten::to", "aten::contiguous", "aten::clone"}
+_OF_PYTORCH = ("ProfilerStep", "Optimizer.", "enumerate(DataLoader)", "autograd::")
+"""How the names of regions begin that PyTorch itself creates."""
 _WAITING = {"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"}
 
 
@@ -48,12 +56,14 @@ class ProfiledEvent:
         name: as PyTorch reports it.
         begin, seconds: start and duration, in seconds.
         own: the duration without the events within it.
+        region: whether it is a region of ``record_function``.
     """
 
     name: str
     begin: float
     seconds: float
     own: float
+    region: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,8 @@ class StepProfile:
         largest: the seconds in a step of the five operators with the most time, by name. The time of
             operators that they call does not count.
         device_seconds: the time that the GPU was busy in a step; None without a GPU.
-        trace: the file for Perfetto and TensorBoard; None if no folder was given.
+        trace: the file for Perfetto; None if no folder was given.
+        phases: the seconds in a step of each region of ``record_function``, by name.
     """
 
     seconds: float
@@ -76,6 +87,7 @@ class StepProfile:
     largest: dict[str, float]
     device_seconds: float | None = None
     trace: Path | None = None
+    phases: dict[str, float] = field(default_factory=dict)
 
     @property
     def bottleneck(self) -> str:
@@ -102,18 +114,43 @@ class StepProfile:
             f"{_CURES[part][0].upper()}{_CURES[part][1:]}."
         )
 
+    def to_tensorboard(self, folder: str | Path, step: int = 0) -> None:
+        """Write the parts and phases in ms (scalars) and the sentence (text) to an event file of TensorBoard.
+
+        Args:
+            step: the position on the horizontal axis, such as the number of an attempt.
+
+        Raises:
+            UserError: the package tensorboard is missing.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "writing for TensorBoard needs the package tensorboard: pip install tensorboard"
+            ) from error
+        with SummaryWriter(str(folder)) as writer:
+            writer.add_text("step/bottleneck", self.explained(), step)
+            writer.add_scalar("step/total_ms", 1e3 * self.seconds, step)
+            for kind, times in (("part", self.parts), ("phase", self.phases)):
+                for name, seconds in times.items():
+                    writer.add_scalar(f"{kind}/{name}_ms", 1e3 * seconds, step)
+
     @classmethod
     def of(cls, events: Iterable[ProfiledEvent], steps: int, **more: Any) -> StepProfile:
         """Divide the time of ``steps`` steps, which are events with names that begin with
         ``ProfilerStep``."""
         sums = dict.fromkeys(_CURES, 0.0)
         own: dict[str, float] = {}
+        phases: dict[str, float] = {}
         whole, count, covered_until = 0.0, 0, float("-inf")
         for event in sorted(events, key=lambda event: (event.begin, -event.seconds)):
             if event.name.startswith("ProfilerStep"):
                 whole += event.seconds
                 sums["python"] += event.own
                 continue
+            if event.region and not event.name.startswith(_OF_PYTORCH):
+                phases[event.name] = phases.get(event.name, 0.0) + event.seconds
             count += event.name.startswith("aten::")
             if event.begin < covered_until:
                 continue  # within a region that counts as a whole
@@ -131,6 +168,7 @@ class StepProfile:
             {part: seconds / steps for part, seconds in sums.items()},
             count / steps,
             {name: own[name] / steps for name in largest},
+            phases={name: seconds / steps for name, seconds in phases.items()},
             **more,
         )
 
@@ -161,6 +199,7 @@ def profile_steps(
     """
     if steps < 1 or warmup < 1:
         raise UserError(f"steps={steps}, warmup={warmup}: use at least 1; the first steps are slower")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it reports each start on stderr otherwise
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -183,6 +222,7 @@ def profile_steps(
             event.time_range.start / 1e6,
             event.time_range.elapsed_us() / 1e6,
             event.self_cpu_time_total / 1e6,
+            event.is_user_annotation,
         )
         for event in main
         if event.thread == marks[0]

@@ -8,7 +8,9 @@ import re
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.profiler import record_function
 
 from dlo_lib.errors import UserError
 from dlo_lib.hardware import gpu
@@ -149,8 +151,10 @@ def test_a_real_step_is_divided_and_its_trace_written(tmp_path):
     batches = iter(torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4))
 
     def step() -> None:
-        loss = model(next(batches)).square().mean()
-        loss.backward()
+        with record_function("forward"):
+            loss = model(next(batches)).square().mean()
+        with record_function("backward"):
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         loss.item()
@@ -163,6 +167,15 @@ def test_a_real_step_is_divided_and_its_trace_written(tmp_path):
     assert found.trace is not None
     names = {event.get("name") for event in json.loads(found.trace.read_text())["traceEvents"]}
     assert "aten::addmm" in names
+    assert list(found.phases) == ["forward", "backward"]
+    assert 0 < found.phases["forward"] < found.seconds
+    found.to_tensorboard(tmp_path / "board", step=3)
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    assert {"step/total_ms", "part/data_ms", "phase/backward_ms"} <= set(board.Tags()["scalars"])
+    (scalar,) = board.Scalars("phase/backward_ms")
+    assert (scalar.step, scalar.value) == (3, pytest.approx(1e3 * found.phases["backward"]))
+    assert board.Tags()["tensors"] == ["step/bottleneck/text_summary"]
     with pytest.raises(UserError, match="use at least 1"):
         profile_steps(step, steps=0)
 
