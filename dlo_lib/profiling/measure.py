@@ -167,12 +167,15 @@ def _cut_model(
             chosen.precision.dtype if sharded else torch.float32,
         )
         for stage in wrapped.unwrapped():
-            stage.register_forward_pre_hook(lambda *_: _set_scope(tracker, Part.ACTIVATIONS))
+            stage.register_forward_pre_hook(lambda _, args: _enter_stage(tracker, args[0]))
     return llama, wrapped
 
 
-def _set_scope(tracker: MemoryTracker, part: Part) -> None:
-    tracker.scope = part
+def _enter_stage(tracker: MemoryTracker, x: Tensor) -> None:
+    """Begin the forward of a stage. Its input may have been received in advance, within another scope."""
+    tracker.scope = Part.ACTIVATIONS
+    if x.is_floating_point():
+        tracker.claim([x], Part.ACTIVATIONS)
 
 
 def _flash_backward_scratch(grad: Tensor, query: Tensor, key: Tensor, *rest) -> int:

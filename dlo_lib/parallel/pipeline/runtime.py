@@ -367,11 +367,11 @@ class _StepRunner:
                         self._start_receive(action, wait=True)
                         started += 1
                 case ActionKind.SEND_FORWARD:
-                    output, target = self._outputs.pop(action[1:]), self._placement[action.stage + 1]
-                    self._p2p.send_output(target, action.stage, self._shape(action), output)
+                    self._send_output(action)
                 case ActionKind.SEND_BACKWARD:
-                    gradient, target = self._gradients.pop(action[1:]), self._placement[action.stage - 1]
-                    self._p2p.send_gradient(target, gradient)
+                    self._p2p.send_gradient(
+                        self._placement[action.stage - 1], self._gradients.pop(action[1:])
+                    )
                 case ActionKind.FORWARD:
                     self._forward(action)
                 case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
@@ -381,6 +381,11 @@ class _StepRunner:
                         self._deferred.pop(action[1:]).run()
         self._p2p.finish()
         return self._loss
+
+    def _send_output(self, action: Action) -> None:
+        # No variable of the loop holds what was sent: it would stay until the next send.
+        target = self._placement[action.stage + 1]
+        self._p2p.send_output(target, action.stage, self._shape(action), self._outputs.pop(action[1:]))
 
     def _start_receive(self, action: Action, wait: bool) -> bool:
         """Start a receive and return True. Without ``wait``, start it only if its shape and dtype are
