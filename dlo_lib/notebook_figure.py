@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator
 
 from dlo_lib.markup import render
 
@@ -68,9 +70,17 @@ def _line_texts(axes: Axes) -> Iterator[str]:
     for line in axes.lines:
         across, along = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
         if along.size and not _label(line).startswith("_"):
-            ends = zip(across[[0, -1]].tolist(), along[[0, -1]].tolist())
-            first, last = (f"{_number(y)} at {_number(x)}" for x, y in ends)
+            ends, names = zip(across[[0, -1]].tolist(), along[[0, -1]].tolist()), _tick_names(axes.xaxis)
+            first, last = (f"{_number(y)} at {names.get(x) or _number(x)}" for x, y in ends)
             yield f"{_label(line)} from {first} to {last}"
+
+
+def _tick_names(axis: Axis) -> dict[float, str]:
+    """What is written at the places of an axis whose ticks were set one by one."""
+    if not isinstance(axis.get_major_locator(), FixedLocator):
+        return {}
+    places = np.asarray(axis.get_majorticklocs()).tolist()
+    return dict(zip(places, axis.get_major_formatter().format_ticks(places)))
 
 
 def _bar_texts(axes: Axes) -> Iterator[str]:

@@ -49,6 +49,14 @@ def test_dates_and_names_on_an_axis_are_written_as_they_are() -> None:
     assert figure.alternative_text() == "loss from 1 at day one to 2 at day two."
 
 
+def test_places_with_names_are_called_by_their_names() -> None:
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    axes.plot([0, 1, 2], [0, 4, 6], label="sent")
+    axes.set_xticks([0, 1, 2], ["1 rank", "2 ranks", "4 ranks"])
+    assert figure.alternative_text() == "sent from 0 at 1 rank to 6 at 4 ranks."
+
+
 def test_the_output_is_html_with_the_text_and_a_png_of_the_size(figure: NotebookFigure) -> None:
     bundle = figure.mime_bundle()
     alternative = re.search(r'alt="([^"]+)"', bundle["text/html"])

@@ -3,7 +3,8 @@ that known mistakes give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,14 +65,26 @@ def explained(
     Raises:
         Wrong: the student's code or a collective failed.
     """
-    try:
+    with explaining(causes):
         run: Run = student.ranks(scenario, inputs)
+    return run
+
+
+@contextmanager
+def explaining(causes: Mapping[str, str]) -> Iterator[None]:
+    """Raise an error of the student's code with its cause in front: that of the first key of ``causes`` which
+    the message contains.
+
+    Raises:
+        Wrong: the student's code or a collective failed.
+    """
+    try:
+        yield
     except Wrong as error:
         cause = next((cause for words, cause in causes.items() if words in str(error)), None)
         if cause is None:
             raise
         raise Wrong(f"{tr(cause)}. {error}", cause) from None
-    return run
 
 
 def every_rank(

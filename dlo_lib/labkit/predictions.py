@@ -5,7 +5,7 @@ matplotlib is imported on first use, because a cell of imports runs in every wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlo_lib.errors import UserError, unknown_name
@@ -76,7 +76,7 @@ def scaled(predicted: Predicted, factor: float) -> dict[str, float | None]:
     return {name: guess * factor if _is_number(guess) else guess for name, guess in predicted.items()}
 
 
-def numbers(predicted: Predicted, known: Mapping[str, Any]) -> dict[str, float]:
+def numbers(predicted: Predicted, known: Collection[str]) -> dict[str, float]:
     """Return the predictions that are numbers; ``known`` has the names that may be predicted."""
     if not isinstance(predicted, Mapping):
         cure = 'write a dict, such as {"DDP": 12.5}'

@@ -36,11 +36,11 @@ lab = Lab(globals())
 # %% [markdown] id="why"
 # ## Why: one sequence is too long
 #
-# Llama 3.1 and 3.2 read 131,072 tokens: a whole novel. FSDP on 512 ranks leaves a rank of Llama 3.2 3B with 16 Ψ/512 = 0.1 GiB of
-# weights, gradients and optimiser state, but each rank computes at least one *whole* sequence.
+# Llama 3.1 and 3.2 read 131,072 tokens: a whole novel. Weights, gradients and optimiser state of Llama 3.2 3B have 16 bytes for each parameter. FSDP
+# on 512 ranks leaves 0.1 GiB of them on each rank, but each rank computes at least one *whole* sequence.
 #
-# **Predict** how many GiB the forward of one sequence of this length keeps for backward. Activations have 16 bits, the loss is computed in fp32, and with
-# activation checkpointing only the input of each block is kept. The model has 28 blocks of width 3072 and a vocabulary of 128,256. Replace `None` by your number; it is not graded. The next cell measures it at
+# **Predict** how many GiB the forward of one sequence of this length keeps for backward. Activations have 16 bits. The loss is computed in fp32, and keeps one
+# tensor of the size of the logits. With activation checkpointing only the input of each block is kept. The model has 28 blocks of width 3072 and a vocabulary of 128,256. Replace `None` by your number; it is not graded. The next cell measures it at
 # true size, on tensors without memory (device `meta`), and measures 1/16 of the sequence as well.
 
 # %% id="predict_kept" tags=["prediction"]
@@ -78,7 +78,7 @@ print(compared(kept_guess, {"whole sequence, GiB": sum(kept["whole sequence"].va
 figures.kept(kept)
 
 # %% [markdown] id="why_after"
-# An H100 has 80 GB. 16 of them are enough, if each computes 1/16 of the *tokens*. Most layers allow this without any message: embedding, norms,
+# An H100 has 80 GB, so it cannot compute the whole sequence. It could if it computed 1/16 of the *tokens*. Most layers allow this without any message: embedding, norms,
 # MLP and loss treat each token by itself. Only attention connects tokens: each query needs the keys and values of all tokens
 # before it. If every rank gathered them, it would hold the keys and values of the whole sequence, however many ranks there are.
 #
@@ -200,11 +200,11 @@ def contiguous(seq: int, world: int) -> torch.Tensor:
 # **Core · 9 min · ●●○**
 #
 # Write `visible(q_positions, k_positions)`, the part of a block that must be computed. Because both arguments are ascending, it is a rectangle: the queries `first:`
-# and the keys `:last`. Return `(first, last)` of the smallest one that contains all pairs in which the query sees the key; `None` if there is no such pair.
+# and the keys `:last`. Return `(first, last)`, two ints of Python, of the smallest rectangle that contains all pairs in which the query sees the key; `None` if there is no such pair.
 # Both may have gaps. For example, with queries at 0, 1, 6, 7 and keys at 2, 3, 4, 9, the answer is `(2, 3)`: the queries 0 and 1 see nothing, and no
 # query sees the key 9.
 #
-# Which is the first query that sees *any* key? Which is the last key that *any* query sees?
+# Which is the first query that sees *any* key? How many keys does *any* query see?
 
 # %% nbgrader={"grade_id": "visible", "solution": true}
 def visible(q_positions: torch.Tensor, k_positions: torch.Tensor) -> tuple[int, int] | None:
@@ -263,6 +263,8 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 # - **Every rank shifts in every step**, also one that computes nothing, because the other ranks wait for its message.
 #
 # If you start the shift *before* you compute and wait for it *after*, the message travels while the rank computes. The results are the same.
+#
+# The first check may take 15 s, because it starts the processes of the ranks.
 
 # %% nbgrader={"grade_id": "ring", "solution": true}
 def ring_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -299,9 +301,9 @@ lab.check("ring")
 #
 # With the gradient dO of the output, and D = Σ dO · O for each query (a sum over d), the gradients that a block contributes are
 #
-# > dV = Pᵀ dO,   dS = P · (dO Vᵀ - D),   dQ = dS K / √d,   dK = dSᵀ Q / √d
+# > dV = Pᵀ dO,   dS = P ⊙ (dO Vᵀ - D),   dQ = dS K / √d,   dK = dSᵀ Q / √d
 #
-# D is the same for all blocks, because O is the output over all keys.
+# The sign ⊙ multiplies element by element, and D is subtracted from each element of its row; the other products are matrix products. D is the same for all blocks, because O is the output over all keys.
 #
 # **Core · 10 min · ●●○**
 #
@@ -333,7 +335,7 @@ lab.check("gradient")
 #
 # Complete `ring_backward(grad, q, k, v, out, lse, positions)`: the gradients of this rank's q, k and v. The loop is that of your forward, and
 # is given. `travelling` is one tensor of four: k, v, dk and dv of the block that is on this rank. `keys, values, dk, dv` are views of it, so
-# `dk[:, :, :last] += ...` changes what travels. Three places are yours:
+# `dk[:, :, :last] += ...` changes what travels. Three places are yours; each has a line `raise NotImplementedError()`, which you replace:
 #
 # - add what this rank contributes, by `block_backward`, to dq, and to the dk and dv of the block, *before* the shift;
 # - shift in every step. k and v are needed N - 1 times, dk and dv travel N times: the last message has only two of the four;
@@ -453,26 +455,27 @@ steps = {name: work(order(64, 4)) for name, order in (("contiguous", contiguous)
 print(compared(balance_guess, {"contiguous": duration(steps["contiguous"]), "balanced": duration(steps["zig-zag"])}))
 for world in (2, 4, 8, 32):
     faster = duration(work(contiguous(4 * world, world))) / duration(work(zigzag(4 * world, world)))
-    print(f"{world:2} ranks: with the zig-zag the ring takes 1/{faster:.2f} of the time")
+    print(f"{world:2} ranks: with the zig-zag the ring is {faster:.2f} times as fast")
 figures.busy(steps)
 
 # %% id="show_triangles" tags=["demo"]
 figures.triangle(zigzag(16, 4).tolist())
 
-# %% [markdown] id="loss_text"
+# %% [markdown] id="zigzag_after"
 # After the first step every rank computes half a block in every step, and no rank waits. A third order, *striped* (rank r has the tokens r, r + N, r + 2N, ...), is
-# balanced as well, but all its blocks are triangles: a rectangle of your `visible` saves nothing there.
-#
+# nearly balanced as well, but all its blocks are triangles: a rectangle of your `visible` saves nothing there.
+
+# %% [markdown] id="loss_text"
 # ## 8 · Inputs, labels and loss on shards
 #
 # **Core · 8 min · ●●○**
 #
 # The rest of the model is unchanged, if three things are right.
 #
-# - `shard_batch(tokens, cos, sin, positions)`: what this rank's model gets. `tokens` is (batch, seq + 1), whole; cos and sin (seq, d) are the angles of
-#   all positions (rotary embedding). Return `(inputs, targets, cos, sin)` of this rank's positions, whose row of the table is given: `positions` (local).
+# - `shard_batch(tokens, cos, sin, own_positions)`: what this rank's model gets. `tokens` is (batch, seq + 1), whole; cos and sin (seq, d) are the angles of
+#   all positions (rotary embedding). `own_positions` (local) is this rank's row of the table. Return `(inputs, targets, cos, sin)` of these positions.
 #   The target of position i is the token i + 1. *It may be on another rank*, so take it from the whole sequence.
-# - `context_loss(logits, targets)`: targets of -100 do not count (padding, prompts), so ranks have different numbers of valid tokens; some may
+# - `context_loss(logits, targets)`: targets of -100 do not count (padding, prompts; `F.cross_entropy` ignores them by default), so ranks have different numbers of valid tokens; some may
 #   have none. The mean of the means of the ranks would be wrong. Return the sum of the losses of this rank's tokens, divided by the number of valid
 #   tokens of **all** ranks (one all-reduce of one number). Do not divide by the number of ranks.
 #
@@ -480,10 +483,10 @@ figures.triangle(zigzag(16, 4).tolist())
 # multiply the loss by N.)
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
-def shard_batch(tokens: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """tokens (batch, seq + 1), cos and sin (seq, d), positions (local) -> inputs, targets (batch, local), cos, sin (local, d)."""
+def shard_batch(tokens: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, own_positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """tokens (batch, seq + 1), cos and sin (seq, d), own_positions (local) -> inputs, targets (batch, local), cos, sin (local, d)."""
     ### BEGIN SOLUTION
-    return tokens[:, positions], tokens[:, positions + 1], cos[positions], sin[positions]
+    return tokens[:, own_positions], tokens[:, own_positions + 1], cos[own_positions], sin[own_positions]
     ### END SOLUTION
 
 
@@ -523,7 +526,7 @@ def context_step(model: Llama, tokens: torch.Tensor, positions: torch.Tensor, pa
 lab.check("loss")
 
 # %% [markdown] id="train_text"
-# Do they learn the same? The cell trains a small Llama in float64 on one rank, and on 4 ranks in the zig-zag order.
+# Do they learn the same? The cell trains a small Llama in float64 on one rank, and on 4 ranks in the zig-zag order. It may take 20 s.
 
 # %% id="run_training" tags=["demo"]
 from dlo_lib.launch import run_ranks
@@ -634,6 +637,9 @@ sent_guess = {"ring": None, "Ulysses": None}  # times L
 
 # %% id="run_sent" tags=["demo"]
 from dlo_lib.comm.calls import Kind
+from dlo_lib.labkit.predictions import numbers
+
+numbers(sent_guess, ["ring", "Ulysses"])  # refuses a prediction that is no number, before the measurement
 
 
 def both_forms(length: int) -> int:
@@ -651,8 +657,8 @@ print(compared(sent_guess, {form: nbytes / (4 * run[0]) for form, nbytes in sent
 
 # %% [markdown] id="bytes_after"
 # In the ring all keys and values pass through every rank, so a rank sends nearly the same on any number of ranks. In Ulysses it sends less and less with more ranks. With grouped-query
-# attention, keys and values are small beside q and the output, which only Ulysses sends: with 64 query heads and 8 heads of keys, the ring sends less on 2 and 4 ranks, Ulysses from 8 on
-# (the optional exercise draws both). The ring has no limit for N, and its messages hide behind the computation. Both are combined: Ulysses inside a node, where links are fast, and the ring between nodes
+# attention, keys and values are small beside q and the output, which only Ulysses sends, so the ring sends less on few ranks (the optional exercise finds on how many).
+# The ring has no limit for N, and its messages hide behind the computation. Both are combined: Ulysses inside a node, where links are fast, and the ring between nodes
 # (`ContextKind.COMBINED` in `dlo_lib.parallel.context`).
 #
 # ## At scale
@@ -816,7 +822,7 @@ lab.check("backward", instead={"ring_attention": with_pytorch})
 
 # %% [markdown] id="standard_table_text"
 # The table compares the forms on 2 ranks, for one layer in the zig-zag order: the shortest forward and backward of several, the bytes that a rank sends, and the lines
-# that you write. `dlo_lib.parallel.context` changes a whole model with one line, `parallelize_context(model, group)`.
+# that you write. For PyTorch these are the four lines of the context manager; the class in the last cell is longer, because it calls private functions. `dlo_lib.parallel.context` changes a whole model with one line, `parallelize_context(model, group)`.
 
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table

@@ -12,6 +12,18 @@ MUTANTS = [
         also=("check_block_lse", "check_block_blind", "check_block_large"),
     ),
     Mutant(
+        "A large negative number hides the keys",
+        "check_block_blind",
+        says="is the mean of v",
+        replace={"scores = scores.masked_fill(~mask, -math.inf)": "scores = scores.masked_fill(~mask, -1e9)"},
+    ),
+    Mutant(
+        "A large negative number is added to the scores of hidden keys",
+        "check_block_blind",
+        says="is attention to all keys",
+        replace={"scores = scores.masked_fill(~mask, -math.inf)": "scores = scores - 1e9 * (~mask)"},
+    ),
+    Mutant(
         "Hidden keys count in the sum",
         "check_block_output",
         says="hidden keys count in the sum",
@@ -34,6 +46,20 @@ MUTANTS = [
         "check_merge",
         says="the mean of the two outputs",
         replace={"return first * out + second * block_out, total": "return (out + block_out) / 2, total"},
+        also=("check_merge_many", "check_merge_large", "check_merge_nothing"),
+    ),
+    Mutant(
+        "The shares do not add up to 1",
+        "check_merge",
+        says="do not add up to 1",
+        replace={"(part - shift).exp()": "(part - torch.maximum(lse, block_lse).masked_fill(total == -math.inf, 0)).exp()"},
+        also=("check_merge_many", "check_merge_large"),
+    ),
+    Mutant(
+        "The two lse are added",
+        "check_merge",
+        says="the two lse are added, so out has wrong shares",
+        replace={"torch.logaddexp(lse, block_lse)": "lse + block_lse"},
         also=("check_merge_many", "check_merge_large", "check_merge_nothing"),
     ),
     Mutant(
@@ -64,11 +90,18 @@ MUTANTS = [
     Mutant(
         "A query does not see its key",
         "check_visible_contiguous",
-        says="are left out",
+        says="is not among the keys :last",
         replace={
             "(q_positions < k_positions[0])": "(q_positions <= k_positions[0])",
             "(k_positions <= q_positions[-1])": "(k_positions < q_positions[-1])",
         },
+        also=("check_visible_gaps", "check_visible_other_sizes"),
+    ),
+    Mutant(
+        "A query does not see the first key",
+        "check_visible_contiguous",
+        says="is not among the queries first:",
+        replace={"(q_positions < k_positions[0])": "(q_positions <= k_positions[0])"},
         also=("check_visible_gaps", "check_visible_other_sizes"),
     ),
     Mutant(
@@ -156,6 +189,15 @@ MUTANTS = [
         question="ring",
     ),
     Mutant(
+        "The block is merged with all queries",
+        "check_ring_computes",
+        says="give merge out and lse of these queries",
+        replace={
+            "out[:, :, first:], lse[:, :, first:] = merge(out[:, :, first:], lse[:, :, first:], *block)": "out, lse = merge(out, lse, *block)"
+        },
+        also=("check_ring_traffic",),
+    ),
+    Mutant(
         "k and v are two messages",
         "check_ring_traffic",
         says="k and v travel as one tensor",
@@ -223,6 +265,17 @@ MUTANTS = [
         "check_gradient_blocks",
         says="not the softmax of this block",
         replace={"probabilities = (scores - lse.unsqueeze(-1)).exp()": "probabilities = scores.softmax(-1)"},
+    ),
+    Mutant(
+        "The gradients of v and k are exchanged",
+        "check_gradient",
+        says="return dq, dk, dv in this order",
+        replace={
+            "return grad_scores @ k, grad_scores.mT @ q, probabilities.mT @ grad": (
+                "return grad_scores @ k, probabilities.mT @ grad, grad_scores.mT @ q"
+            )
+        },
+        also=("check_gradient_hidden", "check_gradient_blocks"),
     ),
     Mutant(
         "The mask multiplies the probabilities",
@@ -294,12 +347,37 @@ MUTANTS = [
         replace={"dq[:, :, first:] += terms[0]": "dq[:, :, first:] = terms[0]"},
         also=("check_backward_traffic", "check_backward_four_ranks"),
     ),
+    Mutant(
+        "A rank that sees nothing does not shift in backward",
+        "check_backward_contiguous",
+        says="also one that computes nothing",
+        replace={
+            "dv[:, :, :last] += terms[2]": """
+            dv[:, :, :last] += terms[2]
+            travelling = start_shift(travelling if step < world - 1 else travelling[2:]).wait()
+            """,
+            "return dq, travelling[0], travelling[1]": """
+            dk, dv = travelling
+            return dq, dk, dv
+            """,
+            """
+            travelling = start_shift(travelling if step < world - 1 else travelling[2:]).wait()
+            """: "",
+        },
+    ),
     # -- zigzag
     Mutant(
         "Chunks r and r + N",
-        "check_zigzag_balance",
-        says="not balanced",
+        "check_zigzag_chunks",
+        says="the late one is 2N - 1 - r",
         replace={"torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.cat((chunks[:world], chunks[world:]), dim=1)"},
+        also=("check_zigzag_balance",),
+    ),
+    Mutant(
+        "The striped order",
+        "check_zigzag_balance",
+        says="all ranks see the same number",
+        replace={"torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.arange(seq).view(-1, world).T.contiguous()"},
         also=("check_zigzag_chunks",),
     ),
     # -- loss
@@ -308,7 +386,18 @@ MUTANTS = [
         "check_shard_batch",
         says="the next token is on another rank",
         replace={
-            "tokens[:, positions + 1]": "torch.cat((tokens[:, positions[1:]], tokens[:, positions[:1]]), 1)",
+            "tokens[:, own_positions + 1]": "torch.cat((tokens[:, own_positions[1:]], tokens[:, own_positions[:1]]), 1)",
+        },
+        also=("check_context_model",),
+    ),
+    Mutant(
+        "The inputs and targets are cut from the part",
+        "check_shard_batch",
+        says="one less than the rank has positions",
+        replace={
+            "return tokens[:, own_positions], tokens[:, own_positions + 1]": (
+                "return tokens[:, own_positions[:-1]], tokens[:, own_positions[1:]]"
+            ),
         },
         also=("check_context_model",),
     ),
@@ -379,7 +468,7 @@ MUTANTS = [
         "The targets are not shifted",
         "check_shard_batch",
         says="the target of position i is the token i + 1",
-        replace={"tokens[:, positions + 1]": "tokens[:, positions]"},
+        replace={"tokens[:, own_positions + 1]": "tokens[:, own_positions]"},
         also=("check_context_model",),
     ),
     # -- ulysses
@@ -402,6 +491,31 @@ MUTANTS = [
         also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
     ),
     Mutant(
+        "The sequence is cut into every N-th token",
+        "check_ulysses_layout",
+        says="has every N-th token",
+        replace={"x.unflatten(2, (dist.get_world_size(), -1)).movedim(2, 0)": "x.unflatten(2, (-1, dist.get_world_size())).movedim(3, 0)"},
+        also=("check_ulysses_attention", "check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
+        "The result is not exchanged back",
+        "check_ulysses_attention",
+        says="exchange it back by heads_to_sequence",
+        replace={
+            "return heads_to_sequence(F.scaled_dot_product_attention(q, k, v, is_causal=True))": (
+                "return F.scaled_dot_product_attention(q, k, v, is_causal=True)"
+            )
+        },
+        also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
+        "The backward of the exchange divides by the number of ranks",
+        "check_ulysses_attention",
+        says="divides by nothing",
+        replace={"return exchanged(grad)": "return exchanged(grad) / dist.get_world_size()"},
+        also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
         "The backward of the exchange does nothing",
         "check_ulysses_attention",
         says="each part of the gradient returns to the rank that sent it",
@@ -414,6 +528,12 @@ MUTANTS = [
         "check_ring_sent",
         says="dk and dv travel N times",
         replace={"return 2 * own * (2 * (world - 1) + world)": "return 6 * own * (world - 1)"},
+    ),
+    Mutant(
+        "Keys travel N times in backward",
+        "check_ring_sent",
+        says="only dk and dv travel N times",
+        replace={"return 2 * own * (2 * (world - 1) + world)": "return 2 * own * (3 * world - 1)"},
     ),
     Mutant(
         "Ulysses sends the few heads of keys without copies",

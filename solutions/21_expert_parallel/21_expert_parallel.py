@@ -70,7 +70,8 @@ figures.stored_and_used(counted)
 # - A token must get to its experts, wherever they are.
 # - The router chooses as it likes: one expert may get most of the tokens, another one none.
 #
-# This lab solves all three. The figure shows one layer: the router, the *dispatch* of tokens to experts, and the *combine* of their results.
+# This lab solves all three. The figure shows what follows the router in one layer: the *dispatch* of tokens to the experts that it has chosen, and the
+# *combine* of their results.
 
 # %% id="show_idea" tags=["demo"]
 figures.layer([[0, 2], [2, 1], [0, 1], [2, 3], [2, 0]], num_experts=4)
@@ -84,7 +85,7 @@ figures.layer([[0, 2], [2, 1], [0, 1], [2, 3], [2, 0]], num_experts=4)
 #
 # - *probabilities* (T, E) are the softmax over the experts of x Wᵀ.
 # - *experts* (T, k), int64, are the k experts with the largest probabilities, the largest one first. If there is a `bias` (E), it is added to the
-#   probabilities **for this choice only**. Exercise 5 says what it is for.
+#   probabilities **for this choice only**, so the first one has the largest sum of both. Exercise 5 says what it is for.
 # - *weights* (T, k) are the probabilities of the chosen experts, divided by their sum, so that they add up to 1. The bias is not in them.
 #
 # The choice has no gradient, because a small change of x does not change it. The router learns through the weights.
@@ -269,7 +270,8 @@ figures.drops(factors, shares, drop_guess)
 # the mean load over all ranks, and falls by `rate` for those with more.
 #
 # - `balance_loss(probabilities, experts, group)`: a scalar. One all-reduce of E numbers, the counts; backward communicates nothing.
-# - `update_bias(bias, counts, rate, group)`: bias + rate · sign(mean load - load), a new tensor, the same on every rank. `counts` (E) are those of this rank.
+# - `update_bias(bias, counts, rate, group)`: bias + rate · sign(mean load - load), a new tensor, the same on every rank. `counts` (E) are those of this rank, and stay
+#   unchanged.
 #
 # `group` contains the ranks that train together; the checks use a part of all ranks. Pass it to the collective: with `group=None`, a collective is over all ranks.
 #
@@ -309,11 +311,16 @@ lab.check("balance")
 idle_guess = {"no remedy": None, "balance loss": None, "balance bias": None}  # experts with less than 1 %
 
 # %% id="run_balance" tags=["demo"]
+from dlo_lib.labkit.predictions import numbers
 from dlo_lib.launch import run_ranks
 
+REMEDIES = ("no remedy", "balance loss", "balance bias")
+numbers(idle_guess, REMEDIES)  # refuses a prediction that is no number, before the training
 
-def train(remedy: str, steps: int, num_experts: int = 8, k: int = 2, hidden: int = 16) -> tuple[torch.Tensor, list[float]]:
-    """The share of the choices of each expert (steps, E), and the error of each step."""
+
+def train(remedy: str, steps: int, num_experts: int = 8, k: int = 2, hidden: int = 16, rate: float = 0.01) -> tuple[torch.Tensor, ...]:
+    """For each step: the share of the choices of each expert (steps, E), the error, and the share of the tokens whose last chosen
+    expert and the next one differ by less than two steps of the bias."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     common, kinds, maps = 3 * torch.randn(hidden), torch.randn(16, hidden), torch.randn(16, hidden, hidden) / hidden**0.5
@@ -321,7 +328,7 @@ def train(remedy: str, steps: int, num_experts: int = 8, k: int = 2, hidden: int
     router, first, second = ((std * torch.randn(shape)).requires_grad_() for shape, std in shapes)
     optimizer = torch.optim.Adam([router, first, second], lr=0.02)
     bias = torch.zeros(num_experts)
-    shares, errors = [], []
+    shares, errors, close = [], [], []
     for _ in range(steps):
         kind = torch.randint(16, (256,))
         x = common + kinds[kind] + 0.5 * torch.randn(256, hidden)
@@ -332,28 +339,35 @@ def train(remedy: str, steps: int, num_experts: int = 8, k: int = 2, hidden: int
         loss.backward()
         optimizer.step()
         counts = experts.flatten().bincount(minlength=num_experts)
+        best = (probabilities.detach() + bias).topk(k + 1).values
+        close.append((best[:, k - 1] - best[:, k] < 2 * rate).float().mean())
         if remedy == "balance bias":
-            bias = update_bias(bias, counts, 0.01)
+            bias = update_bias(bias, counts, rate)
         shares.append(counts / counts.sum())
-        errors.append(error.item())
-    return torch.stack(shares), errors
+        errors.append(error.detach())
+    return torch.stack(shares), torch.stack(errors), torch.stack(close)
 
 
 def train_all(steps: int) -> dict:
     """The three trainings."""
-    return {remedy: train(remedy, steps) for remedy in ("no remedy", "balance loss", "balance bias")}
+    return {remedy: train(remedy, steps) for remedy in REMEDIES}
 
 
 trained = run_ranks(train_all, 1, STEPS)[0]
-print(compared(idle_guess, {name: int((shares[-20:].mean(0) < 0.01).sum()) for name, (shares, _) in trained.items()}))
-for name, (shares, errors) in trained.items():
-    last = shares[-20:].mean(0)
-    print(f"{name}: the largest share is {last.max():.0%}, the error {sum(errors[-20:]) / len(errors[-20:]):.2f}")
-figures.collapse({name: shares for name, (shares, _) in trained.items()})
+print(compared(idle_guess, {name: int((shares[-20:].mean(0) < 0.01).sum()) for name, (shares, *_) in trained.items()}))
+for name, (shares, errors, close) in trained.items():
+    last = shares[-20:]
+    print(f"{name}: the largest share is {last.mean(0).max():.0%}, the error {errors[-20:].mean():.2f}; from one step to the next")
+    print(f"  a share changes by {last.diff(dim=0).abs().mean(0).max():.0%}; close choices: {close[-20:].mean():.0%} of the tokens")
+figures.collapse({name: shares for name, (shares, *_) in trained.items()})
 
 # %% [markdown] id="exchange_text"
 # This is a **collapsed router**: rows without colour are experts that learn nothing, because no token comes to them. They use memory, and the error is larger. Both
 # remedies keep all experts at work. At the beginning the bias needs some steps, because it moves only by `rate` in each.
+#
+# The bias disturbs no gradient, but it disturbs the choice. With it two experts take turns in each step until the end, and the error is larger than with the
+# loss: for about half of the tokens, the last chosen expert and the next one differ by less than two steps of the bias (the close choices), so each step sends
+# many tokens to another expert. DeepSeek-V3 trains with a `rate` of 0.001, and with 0 at the end.
 #
 # ## 6 · All-to-all
 #
@@ -458,6 +472,9 @@ traffic_guess = {"t = 2": None, "t = 4": None, "busiest of 4": None}
 
 # %% id="run_traffic" tags=["demo"]
 from dlo_lib.comm.calls import Kind
+from dlo_lib.labkit.predictions import numbers
+
+numbers(traffic_guess, ["t = 2", "t = 4", "busiest of 4"])  # refuses a prediction that is no number, before the measurement
 
 
 def one_layer(common: float, num_experts: int = 8, k: int = 2) -> tuple[int, int]:
@@ -579,9 +596,11 @@ def layer_seconds(hidden: int, inner: int, tokens: int, repeats: int, device: st
 
 
 large = {"hidden": 7168, "inner": 2048, "tokens": 8192, "repeats": 10, "device": "cuda"}
+asked = {}
 for gpus in (4, 16):
     script = cluster.submit(layer_seconds, large, gpus=gpus, site="jean-zay-h100", account="abc", dry_run=True)
-    print(f"For SLURM, t = {gpus}:", at_scale.directives(script), sep="\n")
+    asked[gpus] = at_scale.directives(script).splitlines()
+print("For SLURM, t = 4:", *asked[4], "With t = 16, these lines differ:", *(line for line in asked[16] if line not in asked[4]), sep="\n")
 seconds = run_ranks(layer_seconds, 2, hidden=64, inner=32, tokens=64, repeats=REPEATS)
 print(f"here, t = 2: {1e3 * max(seconds):.1f} ms")
 
@@ -657,8 +676,8 @@ lab.check("layer", instead={"expert_parallel": with_grouped_mm})
 
 # %% [markdown] id="standard_table_text"
 # The table compares them, on 2 ranks with 8 experts, with the layer of this library: `parallelize_experts(model)` cuts the experts of every `MoELayer` of a model in place. (Its experts have three
-# matrices; they are narrower here, so that all forms have about the same parameters.) Time is the shortest of several forward and backward passes, in turns. Memory
-# is that of a rank's experts and their gradients, and the bytes are the messages of rank 0 in its first step.
+# matrices; they are narrower here, so that all forms have about the same parameters.) Time is the shortest of several forward and backward passes, in turns. Lines are those
+# of all functions that a form needs. Memory is that of a rank's experts and their gradients, and the bytes are the messages of rank 0 in its first step.
 
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
@@ -678,8 +697,9 @@ def layer_of(form: str):
     return lambda x: call(x, router, *own, 2), own
 
 
-yours = lines_of(route, sort_choices, expert, run_experts, combine, exchange_counts, AllToAll.forward, AllToAll.backward, expert_parallel)
-FORMS = {"yours": yours, "grouped_mm": lines_of(with_grouped_mm), "dlo_lib": lines_of("parallelize_experts(layer)")}
+both = route, sort_choices, exchange_counts, combine  # grouped_mm uses them too
+yours = lines_of(*both, expert, run_experts, AllToAll.forward, AllToAll.backward, expert_parallel)
+FORMS = {"yours": yours, "grouped_mm": lines_of(*both, with_grouped_mm), "dlo_lib": lines_of("parallelize_experts(layer)")}
 
 
 def measured(repeats: int) -> list[tuple[float, int]]:

@@ -18,6 +18,24 @@ MUTANTS = [
         replace={"weights = probabilities.gather(-1, experts)": "weights = scores.gather(-1, experts)"},
     ),
     Mutant(
+        "The bias is inside the softmax",
+        "check_bias",
+        says="the bias is inside the softmax",
+        replace={
+            "probabilities = F.linear(x, weight).softmax(-1)": (
+                "probabilities = (F.linear(x, weight) + (0 if bias is None else bias)).softmax(-1)"
+            ),
+            "scores = probabilities if bias is None else probabilities + bias": "scores = probabilities",
+        },
+    ),
+    Mutant(
+        "The experts are sorted by their numbers",
+        "check_route",
+        says="and in another order",
+        replace={"scores.topk(k, dim=-1).indices": "scores.topk(k, dim=-1).indices.sort(-1).values"},
+        also=("check_bias", "check_router_learns", "check_route_all"),
+    ),
+    Mutant(
         "The softmax is over the tokens",
         "check_route",
         says="the softmax is over the tokens",
@@ -41,7 +59,7 @@ MUTANTS = [
     Mutant(
         "Experts without rows are skipped, and the next ones get their weights",
         "check_experts",
-        says="the result of run_experts",
+        says="compute with the weights of others",
         replace={"for each in zip(parts, first, second)": "for each in zip([part for part in parts if len(part)], first, second)"},
         also=("check_only_own_rows",),
     ),
@@ -81,7 +99,41 @@ MUTANTS = [
         says="a token has only one of its rows",
         replace={"index_add(0, order // k, weighted)": "index_copy(0, order // k, weighted)"},
     ),
+    Mutant(
+        "The weights are in the order of the choices, the rows are sorted",
+        "check_combine",
+        says="row i has the weight of choice order[i]",
+        replace={"weights.flatten()[order]": "weights.flatten()[: len(order)]"},
+    ),
+    Mutant(
+        "All weights multiply the rows, of which some are dropped",
+        "check_combine",
+        says="row i has the weight of choice order[i]",
+        replace={"weights.flatten()[order]": "weights.flatten()"},
+    ),
+    Mutant(
+        "The token of a choice is its number modulo T",
+        "check_combine",
+        says="not to c % T",
+        replace={"index_add(0, order // k, weighted)": "index_add(0, order % tokens, weighted)"},
+    ),
+    Mutant(
+        "The rows are viewed as (T, k, h), although some are dropped",
+        "check_combine",
+        says="without a view (T, k, h)",
+        replace={
+            "return rows.new_zeros(tokens, rows.shape[1]).index_add(0, order // k, weighted)": (
+                "return weighted[order.argsort()].view(tokens, k, -1).sum(1)"
+            )
+        },
+    ),
     # -- capacity
+    Mutant(
+        "The capacity is a share of the tokens, not of the choices",
+        "check_capacity_of",
+        says="T tokens have T·k choices",
+        replace={"math.ceil(factor * tokens * k / num_experts)": "math.ceil(factor * tokens / num_experts)"},
+    ),
     Mutant(
         "The capacity is rounded down",
         "check_capacity_of",
@@ -106,6 +158,13 @@ MUTANTS = [
         "check_balance_loss",
         says="add the counts of all ranks first",
         replace={"dist.all_reduce(counts, group=group)": ""},
+        also=("check_balance_traffic",),
+    ),
+    Mutant(
+        "The counts of all ranks are divided by the choices of one",
+        "check_balance_loss",
+        says="add up to 2, not to 1",
+        replace={"counts.to(probabilities) / counts.sum()": "counts.to(probabilities) / experts.numel()"},
         also=("check_balance_traffic",),
     ),
     Mutant(
@@ -149,6 +208,18 @@ MUTANTS = [
         "check_counts",
         says="give group=group to the all-to-all",
         replace={"dist.all_to_all_single(received, counts, group=group)": "dist.all_to_all_single(received, counts)"},
+    ),
+    Mutant(
+        "The counts of all ranks are gathered",
+        "check_counts",
+        says="an all-to-all is enough",
+        answer="""
+        def exchange_counts(counts, group=None):
+            world = dist.get_world_size(group)
+            parts = [torch.empty_like(counts) for _ in range(world)]
+            dist.all_gather(parts, counts, group=group)
+            return torch.stack(parts).view(world, world, -1)[:, dist.get_rank(group)].contiguous()
+        """,
     ),
     Mutant(
         "The rows are exchanged with all ranks, the group is forgotten",
@@ -196,6 +267,20 @@ MUTANTS = [
         says="its inverse is needed",
         replace={"torch.empty_like(results).index_copy(0, by_expert, results)": "results[by_expert]"},
         also=("check_layer_traffic",),
+    ),
+    Mutant(
+        "The counts of the received rows are read expert by expert",
+        "check_layer",
+        says="flatten it as it is",
+        replace={"repeat_interleave(received.flatten())": "repeat_interleave(received.T.flatten())"},
+        also=("check_layer_traffic",),
+    ),
+    Mutant(
+        "The numbers of choices are taken for tokens",
+        "check_layer",
+        says="the token of choice c is c // k",
+        replace={"AllToAll.apply(x[order // k], send, receive, group)": "AllToAll.apply(x[order], send, receive, group)"},
+        also=("check_layer_traffic", "check_layer_three_ranks"),
     ),
     Mutant(
         "The results travel back with the two lists as on the way there",
@@ -305,7 +390,49 @@ MUTANTS = [
         replace={"(experts, replicas)": "(experts, dist.new_subgroups(group_size=1)[0])"},
         also=("check_grid",),
     ),
+    Mutant(
+        "The gradients of experts are not divided",
+        "check_expert_gradients",
+        says="and not divided",
+        replace={
+            "parameter.grad /= dist.get_world_size()": "parameter.grad /= dist.get_world_size() if own is shared else 1",
+        },
+        also=("check_grid",),
+    ),
+    Mutant(
+        "Parameters without a gradient are not skipped",
+        "check_shared",
+        says="has None: skip it",
+        replace={"if parameter.grad is not None:": "if True:"},
+        also=("check_expert_gradients",),
+    ),
     # -- padded
+    Mutant(
+        "The buffer is viewed as the experts need it, without a transposition",
+        "check_padded",
+        says="A view does not exchange dimensions",
+        replace={
+            "received.transpose(0, 1).flatten(1, 2)": "received.reshape(len(first), world * capacity, -1)",
+            "results.unflatten(1, (world, capacity)).transpose(0, 1).reshape(len(buffer), -1)": "results.reshape(len(buffer), -1)",
+        },
+        also=("check_fixed_shapes",),
+    ),
+    Mutant(
+        "The results are not transposed back",
+        "check_padded",
+        says="before the way back",
+        replace={
+            "results.unflatten(1, (world, capacity)).transpose(0, 1).reshape(len(buffer), -1)": "results.reshape(len(buffer), -1)",
+        },
+        also=("check_fixed_shapes",),
+    ),
+    Mutant(
+        "No row is dropped, and rows leave the part of their expert",
+        "check_padded",
+        says="without keep_within",
+        replace={"order, counts = keep_within(order, counts, capacity)": ""},
+        also=("check_fixed_shapes",),
+    ),
     Mutant(
         "The capacity of the buffers is that of the worst case, so nothing is dropped",
         "check_padded",

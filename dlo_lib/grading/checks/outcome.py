@@ -100,7 +100,9 @@ def _verdict(
     except NotWritten as error:
         return Status.NOT_WRITTEN, str(error), error.words, error.brief
     except Wrong as error:
-        message = " ".join(filter(None, (str(error), watched.forgotten_wait())))
+        message, forgotten = str(error), watched.forgotten_wait()
+        if forgotten:
+            message += f"{'' if message.endswith(('.', '!', '?')) else '.'} {forgotten}"
         return Status.WRONG, message, error.words, error.brief or tr("a result is not right")
     except NotPlain as error:
         return (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.exceptions import Wrong
-from dlo_lib.grading.checks.words import words_of
+from dlo_lib.grading.checks.words import agreeing, words_of
 from dlo_lib.text import tr
 
 SHORT = 80  # characters of a student's value in a message
@@ -181,8 +181,9 @@ class Trial:
         """Count a comparison; the message is made only if it fails."""
         self.compared += 1
         if not truth:
-            words = tr("{what} is not right", what=name.words or tr("a result"))
-            raise Wrong(tr(message, what=name.text, **values), words)
+            wrong = agreeing("{what} is not right", name.words)
+            words = tr(wrong, what=name.words or tr("a result"))
+            raise Wrong(tr(agreeing(message, name.text), what=name.text, **values), words)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class QuestionVerdict:
         reference: whether the reference answers the question.
         later: title and points of the checks that run only in grading.
         sketch: whether the last hint of the question, its sketch, was opened.
-        failed_cell: a sentence on a name whose cell failed when it was run last.
+        missing_cell: a sentence on a name whose cell failed when it was run last, or has not run.
         earlier_step: a sentence on a step that the answer uses and whose checks do not all pass.
     """
 
@@ -55,7 +55,7 @@ class QuestionVerdict:
     reference: bool = False
     later: tuple[tuple[str, float], ...] = ()
     sketch: bool = False
-    failed_cell: str = ""
+    missing_cell: str = ""
     earlier_step: str = ""
 
     @property
@@ -96,7 +96,7 @@ class QuestionVerdict:
     @property
     def advice(self) -> str:
         """The line with the next step, and whether the sketch was opened."""
-        step = self.failed_cell or self._next_step
+        step = self.missing_cell or self._next_step
         if self.earlier_step and any(not outcome.passed for outcome in self.outcomes):
             step = f"{self.earlier_step} {step}"
         return f"{step} {tr('The sketch was opened.')}" if self.sketch else step

@@ -7,6 +7,7 @@ text passes for them. Cost: about a millisecond, when a check fails.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from types import CodeType, FrameType
@@ -16,6 +17,10 @@ from dlo_lib.text import tr, without_values
 
 MAX_FRAMES = 12  # from the comparison up to the check
 MAX_DEPTH = 4  # of containers in a module's constants
+PLURAL_VERBS = {"is": "are", "has": "have", "holds": "hold", "differs": "differ"}
+AFTER_A_NOUN = re.compile(
+    "after|at|before|beside|by|for|from|in|inside|of|on|that|to|until|when|where|which|with|without"
+)
 
 
 def words_of(message: str, values: Mapping[str, object]) -> str:
@@ -23,6 +28,33 @@ def words_of(message: str, values: Mapping[str, object]) -> str:
     if not _is_written(message, sys._getframe(1)):
         return ""
     return without_values(message) if values else tr(message)
+
+
+def agreeing(message: str, name: str) -> str:
+    """Return ``message``, which says something of ``{what}``, with the verb for the noun of ``name``: "the
+    weights of rank 0" are off, and "the sum of the weights" is off.
+    """
+    subject, _, rest = message.partition(" ")
+    verb, space, rest = rest.partition(" ")
+    if subject != "{what}" or verb not in PLURAL_VERBS or not _is_plural(name):
+        return message
+    return f"{subject} {PLURAL_VERBS[verb]}{space}{rest}"
+
+
+def _is_plural(name: str) -> bool:
+    """Return True if the last word before a preposition, a comma or a name of code is a plural noun."""
+    noun = ""
+    for word in name.split():
+        bare = word.rstrip(",:")
+        if AFTER_A_NOUN.fullmatch(word) or not bare.isalpha():
+            break
+        noun = bare
+        if bare != word:
+            break
+    singular = name.startswith("what ") or noun.endswith(
+        ("as", "is", "os", "ss", "us")
+    )  # bias, axis, cos, loss
+    return noun.endswith("s") and not singular
 
 
 def _is_written(text: str, frame: FrameType | None) -> bool:

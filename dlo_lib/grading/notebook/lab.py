@@ -11,13 +11,13 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import state_dir
-from dlo_lib.grading.checks.outcome import run_check, seed_for
+from dlo_lib.grading.checks.outcome import Outcome, run_check, seed_for
 from dlo_lib.grading.checks.quiz import quiz_html, quiz_text
 from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
@@ -28,6 +28,7 @@ from dlo_lib.grading.notebook.failed_cells import failed_cells
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.grading.notebook.progress import Progress, read_progress
 from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
+from dlo_lib.grading.notebook.undefined_names import undefined_in, where_defined
 from dlo_lib.text import tr
 
 HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrader executes the notebook
@@ -73,7 +74,8 @@ class Lab:
         self._checks = load_checks(self._folder, Path(hidden) if hidden else None)
         self._references: dict[str, Mapping[str, Any]] = {}
         self.info = read_lab_info(self._folder)
-        shorten_tracebacks(namespace, self._folder / f"{self.info.name}.ipynb")
+        self._notebook = self._folder / f"{self.info.name}.ipynb"
+        shorten_tracebacks(namespace, self._notebook)
         self._failed = failed_cells()
         self._later = {} if self._grading else read_in_grading(self._folder)
 
@@ -113,7 +115,7 @@ class Lab:
             not instead and self._uses_reference(question),
             () if instead else self._later.get(question, ()),
             sketch=not instead and self._opened_sketch(question),
-            failed_cell=self._failed.explain(used),
+            missing_cell=self._failed.explain(used) or self._skipped(namespace, used, outcomes),
             earlier_step="" if instead or self._grading else self._earlier_step(question),
         )
         show(verdict.shown())
@@ -186,6 +188,13 @@ class Lab:
         hints = self._checks.hints.get(question, ())
         return not self._grading and 0 < len(hints) <= self._progress.hints.get(question, 0)
 
+    def _skipped(self, namespace: Mapping[str, Any], used: Iterable[str], outcomes: Iterable[Outcome]) -> str:
+        """Return a sentence on a name that the checks or the answer use and whose cell has not run; "" if
+        there is none."""
+        names = [*used, *undefined_in(outcome.message for outcome in outcomes)]
+        found = (where_defined(self._notebook, name) for name in names if name not in namespace)
+        return next(filter(None, found), "")
+
     def _earlier_step(self, question: str) -> str:
         """Return a sentence on the first step that ``question`` uses and whose checks did not all pass when
         they ran last; "" if there is none."""
@@ -200,8 +209,9 @@ class Lab:
                     step=step,
                 )
             return tr(
-                'This step uses the step "{step}", whose check gave {earned:g} of {possible:g} points: '
-                'correct it first, or continue with lab.use_reference("{step}").',
+                'This step uses the step "{step}", whose last check gave {earned:g} of {possible:g} points: '
+                "correct it first, and run its check again, or continue with "
+                'lab.use_reference("{step}").',
                 step=step, earned=earned, possible=possible,
             )  # fmt: skip
         return ""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import symtable
+from collections.abc import Iterable
 from pathlib import Path
 
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.text import tr
 
 _ON_A_RANK = re.compile(r"^\s*NameError: name '(\w+)' is not defined", re.MULTILINE)
+_IN_A_VERDICT = re.compile(r"\bNameError: name '(\w+)' is not defined")
 _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 
 
@@ -20,6 +22,11 @@ def undefined_name(error: BaseException) -> str:
         return str(error.name or "")
     found = _ON_A_RANK.search(str(error)) if isinstance(error, RankFailure) else None
     return found.group(1) if found else ""
+
+
+def undefined_in(messages: Iterable[str]) -> list[str]:
+    """Return the names that the messages of a verdict report as not defined."""
+    return [name for message in messages for name in _IN_A_VERDICT.findall(message)]
 
 
 def where_defined(notebook: Path, name: str) -> str:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
-from dlo_lib.grading.switch.link import Link, SwitchError, SwitchWork
+from dlo_lib.grading.switch.link import CommunicationError, Link, SwitchWork
 from dlo_lib.torch_compat import refusing_backend
 
 NAME = "switch"
@@ -194,7 +194,7 @@ class SwitchGroup(dist.ProcessGroup):
     # -- not supported
 
     def monitored_barrier(self, *_: Any, **__: Any) -> NoReturn:
-        raise SwitchError("the switch has no monitored_barrier: use barrier")
+        raise CommunicationError("the switch has no monitored_barrier: use barrier")
 
     def _start_coalescing(self, *_: Any) -> None:
         """Do nothing: each call is sent separately."""
@@ -211,7 +211,7 @@ class SwitchGroup(dist.ProcessGroup):
     ) -> SwitchWork:  # fmt: skip
         for tensor in whole:
             if not tensor.is_contiguous():
-                raise SwitchError(f"{kind.value} needs a contiguous output")
+                raise CommunicationError(f"{kind.value} needs a contiguous output")
         seq = self.link.post(
             kind, self.group_name, self.members, sent, into,
             peer=self.members[peer] if peer >= 0 else -1, tag=tag, reduction=reduction,
@@ -232,7 +232,7 @@ class SwitchGroup(dist.ProcessGroup):
             cure = f"it has {whole.numel()} numbers instead of {numbers}, so append zeros (padding)"
         else:
             cure = f"it has {whole.numel()} numbers instead of {numbers}"
-        raise SwitchError(
+        raise CommunicationError(
             f"{name} has shape {tuple(whole.shape)}. With gloo it must be the {self.size()} parts of "
             f"shape {tuple(part.shape)} one after the other, {want}: {cure}"
         )
@@ -240,7 +240,7 @@ class SwitchGroup(dist.ProcessGroup):
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         """Return a part for each member, in order."""
         if tensor.numel() % self.size():
-            raise SwitchError(
+            raise CommunicationError(
                 f"a tensor of shape {tuple(tensor.shape)} cannot be divided among {self.size()} ranks"
             )
         return list(tensor.detach().reshape(self.size(), -1).unbind(0))
@@ -249,17 +249,17 @@ class SwitchGroup(dist.ProcessGroup):
         """Return the rows for each member, equal numbers if ``sizes`` is empty."""
         if not sizes:
             if tensor.shape[0] % self.size():
-                raise SwitchError(
+                raise CommunicationError(
                     f"{tensor.shape[0]} rows cannot be divided among {self.size()} ranks: give split sizes"
                 )
             sizes = [tensor.shape[0] // self.size()] * self.size()
         if len(sizes) != self.size():
-            raise SwitchError(
+            raise CommunicationError(
                 f"the number of sizes of the {name} of all_to_all_single is {len(sizes)}, and the number of "
                 f"ranks in its group {self.size()}: give the group for whose ranks the sizes are"
             )
         if sum(sizes) != tensor.shape[0]:
-            raise SwitchError(
+            raise CommunicationError(
                 f"the {name} of all_to_all_single has {tensor.shape[0]} rows, and its sizes add up to "
                 f"{sum(sizes)}: the third argument has the rows that are received, the fourth those that are "
                 "sent"
@@ -272,7 +272,7 @@ def _require_contiguous(name: str, tensors: Sequence[Tensor]) -> None:
     messages do not."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         cure = "receive into a new tensor, then copy it" if name == "recv" else "send tensor.contiguous()"
-        raise SwitchError(f"{name}: input tensor has to be contiguous: {cure}")
+        raise CommunicationError(f"{name}: input tensor has to be contiguous: {cure}")
 
 
 def _reduction(opts: Any, tensors: Sequence[Tensor]) -> tuple[str, Sequence[Tensor]]:

@@ -32,7 +32,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_SITE = 180  # longest file name, in characters, that is sent
 
 
-class SwitchError(RuntimeError):
+class CommunicationError(RuntimeError):
     """The switch does not support an operation, or it has closed the connection."""
 
 
@@ -68,7 +68,7 @@ class Link:
         """Send a call; return its number.
 
         Raises:
-            SwitchError: the switch cannot carry a tensor, or has closed the connection.
+            CommunicationError: the switch cannot carry a tensor, or has closed the connection.
         """
         site, in_torch = call_site()
         in_backward = torch._C._current_graph_task_id() != -1
@@ -112,14 +112,14 @@ class Link:
         """Wait until call ``seq`` is complete.
 
         Raises:
-            SwitchError: the switch has closed the connection.
+            CommunicationError: the switch has closed the connection.
         """
         self._unwaited.discard(seq)
         if seq in self._pending:
             self._send({"switch": "wait", "seq": seq}, ())
             self._lead(seq)
         if self._broken:
-            raise SwitchError(self._broken)
+            raise CommunicationError(self._broken)
 
     def is_done(self, seq: int) -> bool:
         """Return True if call ``seq`` is complete; reads results that have arrived, without waiting."""
@@ -169,13 +169,13 @@ class Link:
 
     def _send(self, head: dict[str, Any], tensors: Sequence[Tensor]) -> None:
         if self._broken:
-            raise SwitchError(self._broken)
+            raise CommunicationError(self._broken)
         try:
             with self._sending:
                 for piece in frame(head, tensors):
                     self._line.sendall(piece)
         except OSError as error:
-            raise SwitchError(self._hung_up()) from error
+            raise CommunicationError(self._hung_up()) from error
 
     def _lead(self, seq: int) -> None:
         """Read until ``seq`` is complete, or wait for the thread that reads."""
@@ -296,7 +296,7 @@ class SwitchWork(dist.Work):
 
 def _shape(tensor: Tensor) -> list[Any]:
     if tensor.dtype not in NAMES or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise SwitchError(
+        raise CommunicationError(
             f"a tensor of {tensor.dtype} on {tensor.device.type} cannot pass the switch: "
             f"send {', '.join(DTYPES)} on the CPU"
         )

@@ -90,7 +90,15 @@ def check_block_blind(student, t):
     t.tensor(out, "out of block_attention", shape=tuple(q.shape), dtype=DOUBLE)
     t.close(out[:, :, rows], want_out[:, :, rows], "out of the queries that see a key", **EXACT)
     finite = bool(torch.isfinite(out[:, :, blind]).all())
-    t.that(finite, "the output of a query that sees no key is NaN: exp(-inf - -inf). Subtract 0 where lse is -inf")
+    t.that(finite, "the output of a query that sees no key is NaN: all its scores are -inf, so is its lse, and -inf - -inf is no number")
+    finite_scores = ". A large negative number such as -1e9 hides no key from a query that sees none: use -inf"
+    mistakes = {
+        "the output of a query that sees no key is the mean of v" + finite_scores: v.mean(2),
+        "the output of a query that sees no key is attention to all keys" + finite_scores: (
+            attention(q, k, v, torch.ones_like(mask))[0][:, :, blind]
+        ),
+    }
+    wrong_if(t, out[:, :, blind], want_out[:, :, blind], mistakes, rtol=1e-5)
     t.close(out[:, :, blind], want_out[:, :, blind], "out of a query that sees no key", **EXACT)
     t.tensor(lse, "lse of block_attention", shape=tuple(q.shape[:-1]), dtype=DOUBLE)
     t.that(bool((lse[:, :, blind] == -math.inf).all()), "lse of a query that sees no key should be -inf")
@@ -129,12 +137,19 @@ def check_merge(student, t):
         (first, second), want = parts_of(t, 2)
         out, lse = pair(t, student.merge(*first, *second), "merge")
         weights = torch.stack((first[1], second[1])).softmax(0).unsqueeze(-1)
+        largest = torch.maximum(first[1], second[1])
         mistakes = {
             "merge returns the sum of the two outputs: each has its share, exp(its lse - the common lse)": first[0] + second[0],
             "merge returns the mean of the two outputs: the block with the larger sum of exponentials counts more": (
                 (first[0] + second[0]) / 2
             ),
             "the shares of the two parts are exchanged": weights[1] * first[0] + weights[0] * second[0],
+            "the shares of the two parts do not add up to 1: a share is exp(its lse - the common lse), not minus the larger lse": (
+                first[0] * (first[1] - largest).exp().unsqueeze(-1) + second[0] * (second[1] - largest).exp().unsqueeze(-1)
+            ),
+            "the two lse are added, so out has wrong shares: add their exponentials": (
+                first[0] * (-second[1]).exp().unsqueeze(-1) + second[0] * (-first[1]).exp().unsqueeze(-1)
+            ),
         }
         wrong_if(t, out, want[0], mistakes)
         t.close(out, want[0], "out of merge", **EXACT)
@@ -180,7 +195,7 @@ def check_merge_nothing(student, t):
         t.close(out, first[0], "out of a part and a part without a key", **EXACT)
         t.close(lse, first[1], "lse of a part and a part without a key", **EXACT)
     out, lse = pair(t, student.merge(*empty, *empty), "merge")
-    message = "two parts without a key give NaN: -inf - -inf. Subtract 0 where the common lse is -inf"
+    message = "two parts without a key give NaN: their common lse is -inf, and -inf - -inf is no number"
     t.that(not bool(torch.isnan(out).any() or torch.isnan(lse).any()), message)
     t.close(out, empty[0], "out of two parts without a key", **EXACT)
     t.that(bool((lse == -math.inf).all()), "lse of two parts without a key should be -inf")
@@ -201,7 +216,10 @@ def right_rectangle(student, t, queries: Tensor, keys: Tensor) -> None:
     assert right is not None
     shown = where | {"first": first, "last": last}
     where_ = "visible of queries at {queries} and keys at {keys} is ({first}, {last}): "
-    t.that(first <= right[0] and last >= right[1], where_ + "some pairs in which the query sees the key are left out", **shown)
+    hidden = where_ + "the query at {query} sees the key at {key}, which is not among the keys :last"
+    t.that(last >= right[1], hidden, **shown, query=int(queries[-1]), key=int(keys[right[1] - 1]))
+    hidden = where_ + "the query at {query} sees the key at {key}, and is not among the queries first:"
+    t.that(first <= right[0], hidden, **shown, query=int(queries[right[0]]), key=int(keys[0]))
     t.that(first == right[0], where_ + "the first of these queries see no key, so the rectangle is too large", **shown)
     t.that(last == right[1], where_ + "no query sees the last of these keys, so the rectangle is too large", **shown)
 
@@ -256,6 +274,8 @@ def gradient_case(t) -> tuple[list[Tensor], Tensor, list[Tensor]]:
     return [grad, q, k, v, *attention(q, k, v, mask)], mask, gradients(grad, q, k, v, mask)
 
 
+NAMES = ("dq", "dk", "dv")
+EXCHANGED = "{name} is the gradient of the other one of k and v: return dq, dk, dv in this order"
 UNSCALED = "{name} is not divided by the square root of d: the scores are S = Q Kᵀ / √d, so their gradient is divided as well"
 UNMASKED = "{name}: keys that the mask hides have P = 0, so the mask belongs into backward as well"
 
@@ -269,10 +289,12 @@ def check_gradient(student, t):
     grad, q, k, v, out, lse = inputs
     unmasked = block_gradients(*inputs, torch.ones_like(mask))
     without_sums = block_gradients(grad, q, k, v, torch.zeros_like(out), lse, mask)
-    for name, got, want, hidden, raw in zip(("dq", "dk", "dv"), found, wants, unmasked, without_sums):
+    for place, (name, got, want, hidden, raw) in enumerate(zip(NAMES, found, wants, unmasked, without_sums)):
         mistakes = {UNMASKED: hidden}
         if name != "dv":
-            mistakes |= {UNSCALED: want * scale, "{name}: D is not subtracted, dS = P · (dO Vᵀ - D)": raw}
+            mistakes |= {UNSCALED: want * scale, "{name}: D is not subtracted, dS = P ⊙ (dO Vᵀ - D)": raw}
+        if name != "dq":
+            mistakes |= {EXCHANGED: wants[3 - place]}
         wrong_if(t, got, want, mistakes, name=name)
         t.close(got, want, "{name} of block_backward", name=name, **EXACT)
 
@@ -285,7 +307,7 @@ def check_gradient_hidden(student, t):
     k[:, :, -1:] = 4000.0 * first / (first * first).sum(-1, keepdim=True)  # no query sees the last key; its score is 2000 or more
     grad = double(t, *q.shape)
     found = student.block_backward(grad, q, k, v, *attention(q, k, v, mask), mask)
-    for name, got, want in zip(("dq", "dk", "dv"), t.items(found, 3, "what block_backward returns"), gradients(grad, q, k, v, mask)):
+    for name, got, want in zip(NAMES, t.items(found, 3, "what block_backward returns"), gradients(grad, q, k, v, mask)):
         t.tensor(got, "{name} of block_backward", shape=tuple(want.shape), dtype=DOUBLE, name=name)
         message = "{name} is not finite: the exponential of the large score of a hidden key overflows, and inf · 0 is NaN. Hide its score (-inf) before exp"
         t.that(bool(torch.isfinite(got).all()), message, name=name)
@@ -303,8 +325,7 @@ def check_gradient_blocks(student, t):
         got = student.block_backward(grad, q, *part, out, lse, mask[:, keys])
         got = t.items(got, 3, "what block_backward returns")
         shapes = (tuple(tensor.shape) for tensor in (q, *part))
-        names = ("dq", "dk", "dv")
-        blocks.append([t.tensor(each, name + " of a block", shape=shape, dtype=DOUBLE) for each, name, shape in zip(got, names, shapes)])
+        blocks.append([t.tensor(each, name + " of a block", shape=shape, dtype=DOUBLE) for each, name, shape in zip(got, NAMES, shapes)])
         own_out, own_lse = attention(q, *part, mask[:, keys])
         share = (own_lse - lse).exp().unsqueeze(-1)
         unmasked.append(block_gradients(grad, q, *part, out, lse, torch.ones_like(mask[:, keys])))
@@ -324,6 +345,8 @@ def check_gradient_blocks(student, t):
         }
         if place != 2:
             mistakes |= {UNSCALED: wants[place] * scale, "{name}: D is the sum of grad * out with the given out, over all keys": sums}
+        if place != 0:
+            mistakes |= {EXCHANGED: wants[3 - place]}
         wrong_if(t, got, wants[place], mistakes, name=name)
         t.close(got, wants[place], "{name} of two blocks", name=name, **EXACT)
 
@@ -362,6 +385,11 @@ def check_zigzag_chunks(student, t):
                 "rank {rank} has {got}: the row should be ascending",
                 **values,
             )
+            second = range((world + rank) * half, (world + rank + 1) * half)
+            message = (
+                "zigzag({seq}, {world}): rank {rank} has {got}, the chunks r and N + r: the late one is 2N - 1 - r, counted from the end"
+            )
+            t.that(values["got"] == want or values["got"] != [*want[:half], *second], message, **values)
             t.that(values["got"] == want, "zigzag({seq}, {world}): rank {rank} has {got}, not its two chunks", **values)
 
 
@@ -372,7 +400,7 @@ def check_zigzag_balance(student, t):
     seq = 2 * world * t.integer(1, 3)
     got = table_of(student, t, seq, world)
     seen = (got + 1).sum(1)  # of a query at position i, i + 1 keys
-    message = "on {world} ranks the queries of the ranks see {seen} keys: not balanced"
+    message = "on {world} ranks the queries of the ranks see {seen} keys: in the zig-zag order all ranks see the same number"
     t.that(bool((seen == seen[0]).all()), message, world=world, seen=seen.tolist())
 
 
@@ -412,6 +440,7 @@ def check_ring_sent(student, t):
             where + "a block has keys and values, two tensors": want / 2,
             where + "a block has the tokens of one rank, seq / world": float(want * world),
             where + "dk and dv travel N times, to return to their rank": 6.0 * own * (world - 1),
+            where + "only dk and dv travel N times in backward, k and v travel N - 1 times": 2.0 * own * (3 * world - 1),
         }
         wrong_if(t, got, float(want), mistakes, **values)
         t.close(got, float(want), "ring_sent({seq}, {kv}, {d}, {world})", **(values | {"rtol": 1e-9}))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
-from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.compare import explained, wrong_if
 from dlo_lib.labkit.traffic import uses_what_arrives
 
 from .parallel import layer_inputs
@@ -23,7 +23,7 @@ def reduced_case(student, t) -> tuple[Run, list[list[Tensor]]]:
     shape = t.integer(1, 4), 2
     held = [[double(t, *shape) for _ in range(4)] for _ in range(2)]
     inputs = [{"shared": [held[0][rank], None], "experts": [held[1][rank], None], "groups": REPLICAS} for rank in range(4)]
-    return student.ranks(reduced, inputs), held
+    return explained(student, reduced, inputs, {"Expected parameter `tensor`": "A parameter without gradient has None: skip it"}), held
 
 
 @check("gradients", points=1, seconds=30)
@@ -60,6 +60,7 @@ def check_expert_gradients(student, t):
             UNCHANGED: experts[rank],
             "gradients of experts on rank {rank} are not added over its replicas": experts[rank] / 4,
             "gradients of experts on rank {rank} are averaged over all ranks: its neighbours store other experts": sum(experts) / 4,
+            "gradients of experts on rank {rank} are added over its replicas, and not divided: divide by the number of all ranks": of_replicas,
             divided + "the tokens of all ranks of an expert group are in them": of_replicas / 2,
         }
         wrong_if(t, mine, right, mistakes, rank=rank, what="experts")

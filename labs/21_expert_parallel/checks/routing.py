@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
-from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.compare import explaining, wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 
 from .scenarios import balanced, biased, computed, learns, limited
@@ -45,6 +46,9 @@ def route_case(student, t, k: int, bias: Tensor | None = None, size: int = 6) ->
         ),
         "the probabilities are the products x Wᵀ: their softmax over the experts is missing": logits,
     }
+    if bias is not None:
+        inside = "the bias is inside the softmax, and changes the probabilities: add it to them, for the choice only"
+        mistakes |= {inside: torch.softmax(logits + bias, 1)}
     wrong_if(t, probabilities, all_of_them, mistakes)
     t.close(probabilities, all_of_them, "the probabilities", **EXACT)
     shape = list(experts.shape) if type(experts) is Tensor else experts
@@ -53,6 +57,9 @@ def route_case(student, t, k: int, bias: Tensor | None = None, size: int = 6) ->
     without = chosen(x, router, k)[0]
     ignored = bool(torch.equal(experts, without)) and not bool(torch.equal(want, without))
     t.that(not ignored, "the bias does not change the choice: add it to the probabilities before topk")
+    others = not bool(torch.equal(experts, want)) and bool(torch.equal(experts.sort(1).values, want.sort(1).values))
+    message = "the chosen experts are right, and in another order: the one with the largest probability, plus the bias if there is one, is the first"
+    t.that(not others, message)
     t.equal(experts.tolist(), want.tolist(), "the chosen experts")
     plain = all_of_them.gather(1, want)
     mistakes = {"the weights of a token do not add up to 1: divide them by their sum": plain}
@@ -138,7 +145,14 @@ def sorted_rows(t, counts: list[int], hidden: int = 3, inner: int = 4) -> tuple[
 def check_experts(student, t):
     "Each expert computes its rows"
     rows, counts, first, second, want = sorted_rows(t, [t.integer(1, 3), 0, t.integer(1, 3), t.integer(2, 4)])
-    t.close(student.run_experts(rows, counts, first, second), want, "the result of run_experts", **EXACT)
+    got = student.run_experts(rows, counts, first, second)
+    own = counts[counts > 0].tolist()  # without the expert that has no rows, the next ones would get the weights of others
+    shifted = [F.silu(part @ first[one]) @ second[one] for one, part in enumerate(rows.split(own))]
+    skipped = (
+        "the experts after one without rows compute with the weights of others: expert e has first[e] and second[e], also if it has no rows"
+    )
+    wrong_if(t, got, want, {skipped: torch.cat(shifted)})
+    t.close(got, want, "the result of run_experts", **EXACT)
 
 
 @check("experts", points=1, seconds=20)
@@ -152,11 +166,21 @@ def check_only_own_rows(student, t):
     message = "the matrix products of run_experts have {flops} FLOPs, expected at most {most}: compute the rows of an expert only, not all rows with a mask"
     most = 4 * rows.numel() * first.shape[2]  # two products, and a multiplication and an addition in each
     t.that(flops <= most, message, flops=flops, most=most)
+    nan = torch.isnan(got).any(1).tolist()
+    of_next = nan == [False] * 2 + [True] * (len(want) - 2)
+    message = "the rows of the expert after one without rows are computed with the weights of that one: expert e has first[e] and second[e]"
+    t.that(not of_next, message)
     message = (
         "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert only, not all rows with a mask"
     )
     t.that(not bool(torch.isnan(got).any()), message)
     t.close(got, want, "the result of run_experts", **EXACT)
+
+
+TOO_FEW = {
+    "is invalid for input of size": "R may be less than T·k, because a dropped choice has no row: add each row to its token, without a view (T, k, h)",
+    "must match the size of tensor": "R may be less than T·k, because a dropped choice has no row: row i has the weight of choice order[i]",
+}
 
 
 @check("experts", points=2)
@@ -168,17 +192,22 @@ def check_combine(student, t):
         order = torch.tensor(t.shuffled(list(range(tokens * k)))[:kept])
         rows = double(t, kept, 3)
         want, plain = torch.zeros(tokens, 3, dtype=DOUBLE), torch.zeros(tokens, 3, dtype=DOUBLE)
-        overwritten = torch.zeros(tokens, 3, dtype=DOUBLE)
-        for row, choice in zip(rows, order.tolist()):
+        overwritten, unsorted, other = (torch.zeros(tokens, 3, dtype=DOUBLE) for _ in range(3))
+        for place, (row, choice) in enumerate(zip(rows, order.tolist())):
             weighted = weights[choice // k, choice % k] * row
             want[choice // k] += weighted
             plain[choice // k] += row
             overwritten[choice // k] = weighted
+            unsorted[choice // k] += weights[place // k, place % k] * row
+            other[choice % tokens] += weighted
         mistakes = {
+            "the weights are in the order of the choices, and the rows are sorted: row i has the weight of choice order[i]": unsorted,
+            "a row is added to the wrong token: choice c belongs to token c // k, not to c % T": other,
             "combine adds the rows without their weights": plain,
             "a token has only one of its rows: out[tokens] += rows adds one row for each token. Use index_add": overwritten,
         }
-        got = student.combine(rows, order, weights)
+        with explaining(TOO_FEW):
+            got = student.combine(rows, order, weights)
         wrong_if(t, got, want, mistakes)
         t.close(got, want, "the result of combine", **EXACT)
 
@@ -197,6 +226,9 @@ def check_capacity_of(student, t):
             down = type(got) is int and got == want - 1
             message = "capacity_of({factor}, {tokens}, {k}, {size}) is {got}: round up, or with factor 1 even equal loads lose rows"
             t.that(not down, message, **values)
+            alone = next(rows for rows in range(tokens + 99) if rows * size >= factor * tokens)
+            message = "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, the share of {tokens} rows: T tokens have T·k choices"
+            t.that(got != alone or alone == want, message, **values)
             t.that(type(got) is int and got == want, "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, expected {want}", **values)
 
 
@@ -279,12 +311,15 @@ def balance_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()):
             "the shares on rank {rank} are those of this rank alone: add the counts of all ranks first": (
                 balance([probabilities[rank]], [experts[rank]])[1][0]
             ),
+            "the shares on rank {rank} add up to {members}, not to 1: divide the counts of all ranks by the choices of all ranks": (
+                right * len(members)
+            ),
             "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": (
                 right / len(members)
             ),
             "the loss on rank {rank} is not multiplied by the number of experts": right / size,
         }
-        wrong_if(t, grad, right, mistakes, rank=rank)
+        wrong_if(t, grad, right, mistakes, rank=rank, members=len(members))
         t.close(grad, right, "the gradient of the probabilities on rank {rank} of {world}", rank=rank, world=world, **SINGLE)
         losses.append(value)
     for members in groups or [list(range(world))]:

@@ -89,10 +89,11 @@ def balance(probabilities: Sequence[Tensor], experts: Sequence[Tensor]) -> tuple
 @twin
 def other_orders(
     xs: Sequence[Tensor], router: Tensor, first: Tensor, second: Tensor, k: int, bias: Tensor, each: int
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """What each rank gets if rows, which arrive sorted by source, are given to the experts as if they were sorted by expert; if the
-    results are sent back in the order of the experts; and if the order is applied to the results once more instead of its inverse."""
-    arrival, not_back, twice = ([torch.zeros_like(x) for x in xs] for _ in range(3))
+    results are sent back in the order of the experts; if the order is applied to the results once more instead of its inverse; and if
+    the numbers of rows of each source and expert are read expert by expert."""
+    arrival, not_back, twice, by_column = ([torch.zeros_like(x) for x in xs] for _ in range(4))
     routed = [chosen(x, router, k, bias) for x in xs]
 
     def add(outs: list[Tensor], place: tuple[int, ...], row: Tensor, one: int) -> None:
@@ -106,9 +107,45 @@ def other_orders(
             held = [(one, token, choice) for token, own in enumerate(experts.tolist()) for choice, one in enumerate(own)]
             arrived += [(source, *row) for row in sorted(held) if row[0] // each == owner]
         order = sorted(range(len(arrived)), key=lambda place: arrived[place][1])
+        cells = [(source, one) for one in range(owner * each, (owner + 1) * each) for source in range(len(xs))]
+        counts = [sum(row[:2] == cell for row in arrived) for cell in cells]
+        labels = [owner * each + place % each for place, count in enumerate(counts) for _ in range(count)]
         for i, place in enumerate(arrived):
             taken, again = arrived[order[i]], arrived[order[order[i]]]
             add(arrival, place, xs[place[0]][place[2]], taken[1])
             add(not_back, place, xs[taken[0]][taken[2]], taken[1])
             add(twice, place, xs[again[0]][again[2]], again[1])
-    return arrival, not_back, twice
+            mine = arrived[i]
+            add(by_column, mine, xs[mine[0]][mine[2]], labels[i])
+    return arrival, not_back, twice, by_column
+
+
+@twin
+def untransposed(
+    xs: Sequence[Tensor], router: Tensor, first: Tensor, second: Tensor, k: int, capacity: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank gets with buffers of a fixed shape if the buffer (source, expert, row) is read as (expert, source · row) without
+    a transposition, there and back; and if only the way back has none."""
+    world, each = len(xs), len(router) // len(xs)
+    routed = [chosen(x, router, k) for x in xs]
+    slots, sent = [], torch.zeros(world, len(router), capacity, xs[0].shape[1], dtype=xs[0].dtype)
+    for source, (experts, _, _) in enumerate(routed):
+        kept, used = within(experts, len(router), capacity), [0] * len(router)
+        for token, choice in kept.nonzero().tolist():
+            one = int(experts[token, choice])
+            slots.append((source, token, choice, one, used[one]))
+            sent[source, one, used[one]] = xs[source][token]
+            used[one] += 1
+    outs = []
+    for there in (False, True):
+        returned = torch.zeros_like(sent)
+        for owner in range(world):
+            own = slice(owner * each, (owner + 1) * each)
+            arrived = sent[:, own].transpose(0, 1) if there else sent[:, own]
+            inner = arrived.reshape(each, world * capacity, -1) @ first[own]
+            returned[:, own] = ((inner * torch.sigmoid(inner)) @ second[own]).reshape(world, each, capacity, -1)
+        out = [torch.zeros_like(x) for x in xs]
+        for source, token, choice, one, slot in slots:
+            out[source][token] += routed[source][1][token, choice] * returned[source, one, slot]
+        outs.append(out)
+    return outs[0], outs[1]

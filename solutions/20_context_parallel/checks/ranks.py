@@ -69,7 +69,15 @@ class Case:
         return 2 * self.whole[1].nbytes // len(self.positions)
 
 
-NOT_ALL_SHIFT = {"DEADLOCK": "Every rank shifts in every step, also one that computes nothing: the shift belongs outside of the if"}
+CAUSES = {
+    "DEADLOCK": "Every rank shifts in every step, also one that computes nothing: the shift belongs outside of the if",
+    "at non-singleton dimension 2": "The block has the results of the queries `first:` alone: give merge out and lse of these queries",
+    "too many values to unpack (expected 2)": (
+        "After the loop, `travelling` should be dk and dv alone: the last message is travelling[2:], and every rank shifts in every step, "
+        "also one that computes nothing"
+    ),
+}
+"""What is in the error of a run of the ring, and what is its cause."""
 
 
 def ring_traffic(t, run: Run, most: int, why: str) -> None:
@@ -87,7 +95,7 @@ def ring_traffic(t, run: Run, most: int, why: str) -> None:
 def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     """``ring_forward`` on ranks, with results that are right."""
     case = Case(t, positions)
-    run = explained(student, forward, case.inputs("q", "k", "v", "positions"), NOT_ALL_SHIFT)
+    run = explained(student, forward, case.inputs("q", "k", "v", "positions"), CAUSES)
     for rank, (got, out, lse) in enumerate(zip(run.results, case.parts(case.out), case.parts(case.lse))):
         mine, own_lse = pair(t, got, "ring_forward")
         row = positions[rank]
@@ -124,7 +132,7 @@ def check_ring_computes(student, t):
     early = case.positions[1][:half]  # they see neither the late keys of rank 0 nor those of rank 2
     for rank in (0, 2):
         case.whole[2][:, :, case.positions[rank][half:]] = math.nan  # 0 · NaN is NaN: a hidden value shows if it is multiplied
-    run = explained(student, forward, case.inputs("q", "k", "v", "positions"), NOT_ALL_SHIFT)
+    run = explained(student, forward, case.inputs("q", "k", "v", "positions"), CAUSES)
     out, lse = pair(t, run.results[1], "ring_forward")
     t.tensor(out, "out of ring_forward", shape=tuple(own(case.whole[0], case.positions[1]).shape), dtype=DOUBLE)
     t.tensor(lse, "lse of ring_forward", shape=tuple(out.shape[:-1]), dtype=DOUBLE)
@@ -155,7 +163,7 @@ def check_ring_traffic(student, t):
 def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     """Ring attention with its backward on ranks; the gradients are right."""
     case = Case(t, positions)
-    run = explained(student, gradients_of, case.inputs("q", "k", "v", "grad", "positions"), NOT_ALL_SHIFT)
+    run = explained(student, gradients_of, case.inputs("q", "k", "v", "grad", "positions"), CAUSES)
     wants = [case.parts(gradient) for gradient in case.gradients]
     world = run.world
     for rank, got in enumerate(run.results):
@@ -229,6 +237,12 @@ def check_shard_batch(student, t):
     for row in zigzag_table(world * local, world):
         inputs, targets, own_cos, own_sin = t.items(student.shard_batch(tokens, cos, sin, row), 4, "what shard_batch returns")
         wants = {"inputs": tokens.index_select(1, row), "targets": tokens.index_select(1, row + 1)}
+        cut = type(inputs) is Tensor and inputs.shape == (2, local - 1)
+        message = (
+            "inputs has {count} tokens, one less than the rank has positions: take the inputs at own_positions and the targets at "
+            "own_positions + 1, both from the whole sequence"
+        )
+        t.that(not cut, message, count=local - 1)
         t.tensor(inputs, "inputs", shape=(2, local), dtype=torch.int64)
         t.that(bool(torch.equal(inputs, wants["inputs"])), "inputs should be the tokens at positions {row}", row=row.tolist())
         t.tensor(targets, "targets", shape=(2, local), dtype=torch.int64)
@@ -353,6 +367,8 @@ def check_ulysses_layout(student, t):
         message = (
             "heads_to_sequence on rank {rank} has the right numbers in another order: row j of what arrives is the j-th group of heads"
         )
+        every = "heads_to_sequence on rank {rank} has every N-th token: cut the sequence into N parts of neighbours, part j for rank j"
+        wrong_if(t, back, sequence[rank], {every: whole[:, :, rank::world]}, rank=rank)
         t.that(near(back, sequence[rank]) or not numbers, message, rank=rank)
         t.close(back, sequence[rank], "heads_to_sequence of sequence_to_heads on rank {rank}", rank=rank, **EXACT)
 
@@ -367,11 +383,19 @@ def ulysses_run(student, t, world: int, heads: int) -> tuple[Run, Case]:
     for rank, got in enumerate(run.results):
         out, found = t.items(got, 2, "what the scenario returns")
         right = case.parts(case.out)[rank]
+        of_heads = (1, heads // world, 2 * world, right.shape[-1])
+        not_back = type(out) is Tensor and out.shape == of_heads != right.shape
+        message = (
+            "ulysses_attention on rank {rank} returns a part of the heads of the whole sequence: exchange it back by heads_to_sequence"
+        )
+        t.that(not not_back, message, rank=rank)
         wrong_if(t, out, right, {"the queries of rank {rank} see later keys: attention is causal": unmasked[rank]}, rank=rank)
         t.close(out, right, "ulysses_attention on rank {rank} of {world}", rank=rank, world=world, **EXACT)
         t.that(found is not None, "the result of ulysses_attention requires no gradient: use AllToAll.apply, not exchanged", rank=rank)
         for name, mine, want in zip(("dq", "dk", "dv"), t.items(found, 3, "the gradients"), (each[rank] for each in wants)):
             t.that(mine is not None, "{name} on rank {rank} is missing: use AllToAll.apply, not exchanged", name=name, rank=rank)
+            divided = "{name} on rank {rank} is too small: an all-to-all only moves numbers, so its backward divides by nothing"
+            wrong_if(t, mine, want, {divided: want / world, divided + ".": want / world**2}, name=name, rank=rank)
             message = (
                 "{name} on rank {rank} is wrong: in the backward of AllToAll each part of the gradient returns to the rank that sent it"
             )

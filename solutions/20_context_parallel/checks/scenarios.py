@@ -58,5 +58,7 @@ def ulysses_step(student, rank, world, q, k, v, grad):
     out = student.ulysses_attention(*own)
     if not isinstance(out, torch.Tensor) or not out.requires_grad:
         return out, None
+    if out.shape != grad.shape:
+        return out.detach(), None
     out.backward(grad)
     return out.detach(), [tensor.grad for tensor in own]

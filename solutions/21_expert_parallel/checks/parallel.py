@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, NotWritten, Run, Scenario, Wrong, check
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import explained, near, wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
 from dlo_lib.text import tr
 
 from .routing import EXACT, TWO_GROUPS, double, members_of
 from .scenarios import counted, exchanged, layer, padded
-from .twins import Found, moe, other_orders
+from .twins import Found, moe, other_orders, untransposed
 
 ONLY = "rank {rank} uses {kinds}: an all-to-all is enough"
 
@@ -45,6 +45,9 @@ def counts_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) ->
         shown = got.tolist() if type(got) is Tensor else got
         message = "exchange_counts on rank {rank} of {world} is {got}, expected {want}: a row for each rank of the group"
         t.that(same, message, rank=rank, world=world, got=shown, want=want.tolist())
+    for rank in range(world):
+        others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
+        t.that(not others, ONLY, rank=rank, kinds=others)
 
 
 @check("exchange", points=1, seconds=20)
@@ -141,11 +144,16 @@ def right_layer(t, run: Run, found: Sequence[Found], owned: Sequence[slice], nam
             t.close(grads[i], wants[i], "the gradient of {what} on rank {rank} of {world}", **values, **NEAR)
 
 
-def run_in_groups(student, scenario: Scenario, inputs: Sequence[Mapping[str, Any]]) -> Run:
+TOO_LARGE = "An index is too large: order has the numbers of choices, and the rows of x are tokens; the token of choice c is c // k"
+
+
+def run_in_groups(student, scenario: Scenario, inputs: Sequence[Mapping[str, Any]], too_large: str = TOO_LARGE) -> Run:
     """A run of ``scenario`` on ranks in groups. If it raises or hangs there, and the ranks of the first group succeed with
-    the same inputs when they are all ranks, a group is probably forgotten; otherwise the message says that the error comes first."""
+    the same inputs when they are all ranks, a group is probably forgotten; otherwise the message says that the error comes first.
+    ``too_large`` is the cause of an index that is out of bounds."""
+    causes = {"out of bounds": too_large}
     try:
-        return student.ranks(scenario, inputs)
+        return explained(student, scenario, inputs, causes)
     except NotWritten:
         raise
     except Wrong as error:
@@ -153,7 +161,7 @@ def run_in_groups(student, scenario: Scenario, inputs: Sequence[Mapping[str, Any
         if not groups:
             raise
         try:
-            student.ranks(scenario, [{**inputs[rank], "groups": []} for rank in groups[0]])
+            explained(student, scenario, [{**inputs[rank], "groups": []} for rank in groups[0]], causes)
         except Wrong as same:
             also = tr("a group of all ranks fails as well, so a forgotten group is not the first cause")
             raise Wrong(f"{also}. {same}", also) from None
@@ -182,7 +190,7 @@ def layer_case(student, t, world: int, groups: Sequence[Sequence[int]] = (), siz
             orders = other_orders(own, router, first, second, k, bias, each)
             for place, rank in enumerate(members):
                 found[rank] = layers[place]
-                arrival, not_back, twice = (outs[place] for outs in orders)
+                arrival, not_back, twice, by_column = (outs[place] for outs in orders)
                 wrong[rank] = {
                     "the bias is not used on rank {rank}: give it to route": plain[place][0],
                     "the result on rank {rank} has rows of other experts: received rows are sorted by source, sort them by expert first": (
@@ -193,6 +201,8 @@ def layer_case(student, t, world: int, groups: Sequence[Sequence[int]] = (), siz
                     ),
                     "the result on rank {rank} has results of other rows: results[order] applies the order of step 4 a second time, and its "
                     "inverse is needed: order.argsort(), or index_copy": twice,
+                    "the result on rank {rank} has rows of other experts: rows arrive source by source, and received has a row for each "
+                    "source, so flatten it as it is": by_column,
                 }
         alone = {rank for members in by_group(groups, world) if len(members) == 1 for rank in members}
         if size // world == 1 or not any(
@@ -269,18 +279,29 @@ def padded_case(student, t, world: int, groups: Sequence[Sequence[int]], size: i
         }
         for rank in range(world)
     ]
-    run = run_in_groups(student, padded, inputs)
+    full = (
+        "An index is too large: without keep_within, an expert has more rows than the capacity, and its rows leave its part of the buffer"
+    )
+    run = run_in_groups(student, padded, inputs, full)
     found: dict[int, Found] = {}
     dropless: dict[int, Found] = {}
+    wrong: dict[int, dict[str, Tensor]] = {}
     for members in by_group(groups, world):
         own = [xs[rank] for rank in members], router, first, second, 2, [grads[rank] for rank in members]
         found |= zip(members, moe(*own, None, capacity))
         dropless |= zip(members, moe(*own))
+        for rank, neither, not_back in zip(members, *untransposed(*own[:5], capacity)):
+            wrong[rank] = {
+                "the result on rank {rank} has rows of other experts: the received buffer is (source, expert, row), and the experts need "
+                "(expert, source · row). A view does not exchange dimensions, transpose does": neither,
+                "the result on rank {rank} has results of other rows: before the way back the buffer is (source, expert, row) again": not_back,
+            }
     for rank, got in enumerate(run.results):
         out = t.items(got, 2, "what the layer returns")[0]
         message = "no row is dropped on rank {rank}: each expert gets at most {capacity} rows of a rank"
         known = near(found[rank][0], dropless[rank][0], **NEAR) or not near(out, dropless[rank][0], **NEAR)
         t.that(known, message, rank=rank, capacity=capacity)
+        wrong_if(t, out, found[rank][0], wrong[rank], **NEAR, rank=rank)
     right_layer(t, run, [found[rank] for rank in range(world)], owned, "padded_expert_parallel")
     return run, size * capacity * xs[0].shape[1]
 

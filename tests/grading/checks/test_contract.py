@@ -108,6 +108,30 @@ def test_close_for_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [
+        ("the probabilities", "are"),
+        ("the weights, divided by their sum,", "are"),
+        ("the kept elements of call 2 on rank 1", "are"),
+        ("the images of cutmix", "are"),
+        ("inputs", "are"),
+        ("the sum of the weights", "is"),
+        ("the loss on rank 0", "is"),
+        ("the bias", "is"),
+        ("cos of the positions [1, 2]", "is"),
+        ("what linear_backward returns", "is"),
+        ("heads_to_sequence on rank 0", "is"),
+        ("master 1", "is"),
+    ],
+)
+def test_the_verb_agrees_with_the_name(name: str, verb: str) -> None:
+    assert said(lambda t: t.close(2.0, 1.0, name)) == f"{name} {verb} 2, expected 1"
+    with pytest.raises(Wrong) as wrong:
+        Trial(0).close(torch.ones(1), torch.zeros(1), name)
+    assert str(wrong.value).startswith(f"{name} {verb} off by up to 1")
+
+
 def test_a_hidden_check_shows_no_value() -> None:
     with pytest.raises(Wrong) as wrong:
         Trial(0).equal([1, 2, 3], [1], "the list")

@@ -136,7 +136,7 @@ def test_a_failed_check_names_the_earlier_step_that_is_not_right(
     lab.check("quantise")
     told = capsys.readouterr().out
     assert re.search(
-        r'This step uses the step "scale", whose check gave \d of 2 points: correct it first', told
+        r'This step uses the step "scale", whose last check gave \d of 2 points: correct it first', told
     )
     lab.use_reference("scale")
     lab.check("quantise")

@@ -77,6 +77,28 @@ def test_an_undefined_name_names_the_cell_that_was_skipped(small: LabSource, tmp
     assert [output.ename for output in other] == ["RankFailure"]
 
 
+def test_a_check_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Path) -> None:
+    folder = tmp_path / small.info.directory
+    shutil.copytree(small.folder, folder)
+    code, markdown = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+    setup = "from dlo_lib.grading import Lab\nlab = Lab(globals())"
+    given = "def largest(x):\n    return x.abs().amax(dim=-1)"
+    answer, check = "def absmax_scale(x):\n    return largest(x) / 127", "lab.check('scale')"
+    cells = [code(setup), markdown("## 1 · Scales"), code(given), code(answer), code(check)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{small.info.name}.ipynb")
+    cells = [code(source) for source in (setup, check, answer, check, given, check)]
+    run = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(
+        run, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    no_answer, no_helper, right = ("".join(str(o.data) for o in run.cells[i].outputs) for i in (1, 3, 5))
+    assert "`absmax_scale` is defined in another cell, which has not run" in no_answer
+    assert "`largest` is defined in another cell, which has not run" in no_helper
+    assert 'begins with `def largest(x):`, below the heading "1 · Scales"' in no_helper
+    assert "another cell" not in right
+    assert "All checks pass" in right
+
+
 SCALE = "import torch\ndef absmax_scale(x):\n    return x.abs().amax(dim=-1) / 127"
 EARLIER = [
     "from dlo_lib.grading import Lab\nlab = Lab(globals())",
