@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.materialize import Values
@@ -87,7 +88,8 @@ class ParamCutter:
         self.head: tuple[int, int] | None = None
         self._part_of: dict[nn.Parameter, ParamPart] = {}
         self._whole_of: dict[nn.Parameter, nn.Parameter] = {}  # of parameters on the meta device
-        self._cut: dict[nn.Parameter, nn.Parameter] = {}  # from whole to part, for tied parameters
+        # From whole to part, for tied parameters. A whole parameter that no module holds any more is freed.
+        self._cut = WeakTensorKeyDictionary()
 
     def split(self, name: str, size: int, units: int, *, repeat: bool = False) -> int:
         """Return the number of consecutive ranks that hold the same part, if ``size`` features consist of
@@ -132,7 +134,7 @@ class ParamCutter:
         assert isinstance(param, nn.Parameter)
         part = self._part(param, SplitDim(dim, self.group.group, copies, sections), partial, name)
         if param in self._cut:
-            new = self._cut[param]
+            new: nn.Parameter = self._cut[param]
             if self._part_of[new] != part:
                 raise UserError(
                     f"{name} is tied to a parameter that is cut in another way: give both one style"

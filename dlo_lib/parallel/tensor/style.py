@@ -6,7 +6,7 @@
     SharedInput        a module whose column linears have the same input
     ShardedHeads       an attention that has its sizes and its dropout between two linears in attributes
     SequenceParallel   a norm or another module that computes on parts of the sequence, with whole parameters
-    SplitSequence      a module after which activations are parts of the sequence
+    SplitSequence      a module after which, or at whose input, activations become parts of the sequence
     ShardedActivation  a dropout on activations that differ between the ranks
 
 A linear is an ``nn.Linear`` or the ``Conv1D`` of transformers, which stores its weight transposed.
@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.tensor.dropout import ShardedDropout, random_of_rank_between
@@ -181,9 +181,16 @@ class VocabParallelHead(TensorStyle):
 @dataclass(frozen=True)
 class SharedInput(TensorStyle):
     """A module whose ``children`` are column linears that are called with the same input tensor: they compute
-    together, and the gradient of the input is reduced once. Their styles come first in the plan."""
+    together, and the gradient of the input is reduced once. Their styles come first in the plan.
+
+    Args:
+        children: the names of the column linears.
+        last: the name of a row linear that the module calls last, or None. Random numbers between the column
+            linears and this linear differ between the ranks, as the dropout of attention needs.
+    """
 
     children: tuple[str, ...]
+    last: str | None = None
 
     def apply(self, cutter: ParamCutter, name: str, module: nn.Module) -> nn.Module:
         found = [getattr(module, child, None) for child in self.children]
@@ -197,6 +204,11 @@ class SharedInput(TensorStyle):
             column.shared = shared
         if cutter.sequence_parallel:
             shared.gather_for(module)
+        if self.last is not None:
+            last = getattr(module, self.last, None)
+            if not isinstance(last, RowLinear):
+                raise UserError(f"{name}: give {self.last} the style RowParallel before SharedInput")
+            random_of_rank_between(columns[0], last, cutter.group.rank)
         return module
 
 
@@ -222,11 +234,23 @@ class SequenceParallel(TensorStyle):
 @dataclass(frozen=True)
 class SplitSequence(TensorStyle):
     """A module, such as the dropout after the embeddings, whose output is the whole sequence on every rank.
-    With sequence parallelism, each rank keeps its part."""
+    With sequence parallelism, each rank keeps its part.
+
+    Args:
+        of_input: whether the first argument is split instead, as for the first block of a model that has no
+            module between the embeddings and this block.
+    """
+
+    of_input: bool = False
 
     def apply(self, cutter: ParamCutter, name: str, module: nn.Module) -> nn.Module:
-        if cutter.sequence_parallel:
-            module.register_forward_hook(lambda _, args, out: split_to_group(out, cutter.group, SEQUENCE))
+        def split(x: Tensor) -> Tensor:
+            return split_to_group(x, cutter.group, SEQUENCE)
+
+        if cutter.sequence_parallel and self.of_input:
+            module.register_forward_pre_hook(lambda _, args: (split(args[0]), *args[1:]))
+        elif cutter.sequence_parallel:
+            module.register_forward_hook(lambda _, args, out: split(out))
         return module
 
 

@@ -1,10 +1,14 @@
-"""The styles of known models: Llama, and GPT-2 with its queries, keys and values in one matrix.
+"""The styles of known models: Llama, ours and that of transformers, and GPT-2 and ViT of transformers.
 
 embedding    rows                              norms, experts   whole; on parts of the sequence if chosen
 queries      rows, whole heads                 output           columns, whole heads
 keys, values rows, whole heads, which ranks    gate and up      rows
              may share                         down             columns
 head         rows, with the parallel loss
+
+The models of transformers take positions and masks from the embeddings, so with sequence parallelism the
+embeddings are whole sequences, and the first block splits them. The number of tokens must be a multiple of
+tp: a sequence that is not, such as the 197 of a ViT for images of 224 x 224 pixels with tp 2, is refused.
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ from dlo_lib.parallel.tensor.style import (
 
 
 def llama_styles(config: LlamaConfig, prefix: str = "") -> Styles:
-    """Return the styles of a Llama, ours or that of transformers, for which ``prefix`` is "model.".
+    """Return the styles of our Llama.
 
     Args:
-        config: the sizes; only the numbers of heads are used.
+        config: the sizes; only the numbers of layers and of heads, and the places of experts, are used.
         prefix: the prefix of all names except ``lm_head``.
     """
     block = f"{prefix}layers.*"
@@ -42,8 +46,8 @@ def llama_styles(config: LlamaConfig, prefix: str = "") -> Styles:
             f"{attention}.q_proj": ColumnParallel(config.num_heads),
             f"{attention}.k_proj": ColumnParallel(config.num_kv_heads, repeat=True),
             f"{attention}.v_proj": ColumnParallel(config.num_kv_heads, repeat=True),
-            attention: SharedInput(("q_proj", "k_proj", "v_proj")),
             f"{attention}.o_proj": RowParallel(config.num_heads),
+            attention: SharedInput(("q_proj", "k_proj", "v_proj")),
             f"{block}.post_attention_layernorm": SequenceParallel(),
         }
     )
@@ -65,6 +69,47 @@ def llama_styles(config: LlamaConfig, prefix: str = "") -> Styles:
         **mlps,
         f"{prefix}norm": SequenceParallel(),
         "lm_head": VocabParallelHead(),
+    }
+
+
+def transformers_llama_styles(config: LlamaConfig) -> Styles:
+    """Return the styles of the Llama of transformers (``LlamaForCausalLM``).
+
+    Args:
+        config: as in ``llama_styles``.
+    """
+    return {
+        **llama_styles(config, "model."),
+        "model.layers.*.self_attn": SharedInput(("q_proj", "k_proj", "v_proj"), last="o_proj"),
+        "model.embed_tokens": VocabParallel(whole_sequence=True),
+        "model.layers.0": SplitSequence(of_input=True),
+    }
+
+
+def vit_styles(num_heads: int, prefix: str = "vit.") -> Styles:
+    """Return the styles of the ViT of transformers 5 (``ViTForImageClassification``). The classifier, which
+    reads the first token, and the embeddings are whole. One module is the dropout after the attention and
+    after the MLP of a block.
+
+    Args:
+        num_heads: the number of heads.
+        prefix: the prefix of all names except ``classifier``.
+    """
+    block = f"{prefix}layers.*"
+    attention = f"{block}.attention"
+    return {
+        f"{prefix}layers.0": SplitSequence(of_input=True),
+        f"{block}.layernorm_before": SequenceParallel(),
+        f"{attention}.q_proj": ColumnParallel(num_heads),
+        f"{attention}.k_proj": ColumnParallel(num_heads),
+        f"{attention}.v_proj": ColumnParallel(num_heads),
+        f"{attention}.o_proj": RowParallel(num_heads),
+        attention: SharedInput(("q_proj", "k_proj", "v_proj"), last="o_proj"),
+        f"{block}.layernorm_after": SequenceParallel(),
+        f"{block}.mlp.fc1": ColumnParallel(),
+        f"{block}.mlp.fc2": RowParallel(),
+        f"{block}.dropout": ShardedActivation(only_in_sequence=True),
+        f"{prefix}layernorm": SequenceParallel(gather_output=True),
     }
 
 

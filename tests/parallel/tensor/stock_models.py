@@ -1,24 +1,44 @@
-"""Models of transformers, for ``test_stock_training``, and the logits and gradients of a Llama."""
+"""Models of transformers for ``test_stock_training``, with their styles and batches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 
 from dlo_lib.models import LlamaConfig
-from dlo_lib.parallel.tensor import TensorParallel, parallelize_tensor
-from dlo_lib.parallel.tensor.style import ColumnParallel, RowParallel, SharedInput
-from dlo_lib.parallel.tensor.styles import llama_styles
+from dlo_lib.parallel.tensor.apply import Styles
+from dlo_lib.parallel.tensor.styles import gpt2_styles, transformers_llama_styles, vit_styles
 
+SEQ, VOCAB, HEADS = 8, 61, 4
 CONFIG = LlamaConfig(
-    vocab_size=61, hidden=32, intermediate=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8
+    vocab_size=VOCAB, hidden=32, intermediate=48, num_layers=2, num_heads=HEADS, num_kv_heads=2, head_dim=8
 )
 
 
-def llama_of_transformers() -> Any:
+@dataclass(frozen=True)
+class Stock:
+    """A model, for a probability of dropout, with its styles and its batches: inputs and targets of one step
+    and one copy of the model."""
+
+    model: Callable[[float], Any]
+    styles: Styles
+    batch: Callable[[torch.Generator], tuple[Tensor, Tensor]]
+
+
+def _prepared(model: Any) -> Any:
+    """The model in fp64, with biases other than 0, which hide where a bias is added."""
+    with torch.no_grad():
+        for name, param in model.named_parameters():
+            if name.endswith("bias"):
+                param.normal_(std=0.1)
+    return model.double()
+
+
+def llama_of_transformers(dropout: float = 0.0) -> Any:
     import transformers  # seconds, and inside the ranks
 
     config = transformers.LlamaConfig(
@@ -29,62 +49,62 @@ def llama_of_transformers() -> Any:
         num_attention_heads=CONFIG.num_heads,
         num_key_value_heads=CONFIG.num_kv_heads,
         head_dim=CONFIG.head_dim,
+        attention_dropout=dropout,
+        tie_word_embeddings=True,
+        use_cache=False,
     )
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(config).double().eval()
+    return _prepared(transformers.LlamaForCausalLM(config))
 
 
-def vit_of_transformers() -> Any:
+def gpt2_of_transformers(dropout: float = 0.0) -> Any:
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB,
+        n_positions=SEQ,
+        n_embd=32,
+        n_layer=2,
+        n_head=HEADS,
+        bos_token_id=0,
+        eos_token_id=0,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        resid_pdrop=dropout,
+    )
+    torch.manual_seed(0)
+    return _prepared(transformers.GPT2LMHeadModel(config))
+
+
+def vit_of_transformers(dropout: float = 0.0) -> Any:
+    """Images of 12 x 12 pixels in patches of 4 x 4: with the first token 10 tokens, a multiple of 2."""
     import transformers
 
     config = transformers.ViTConfig(
         hidden_size=32,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=HEADS,
         intermediate_size=48,
-        image_size=8,
+        image_size=12,
         patch_size=4,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     torch.manual_seed(0)
-    return transformers.ViTForImageClassification(config).double().eval()
+    return _prepared(transformers.ViTForImageClassification(config))
 
 
-def check_llama(group: dist.ProcessGroup) -> None:
-    """Logits and gradients of a Llama that is cut over two ranks."""
-    tokens = torch.arange(16).view(2, 8) * 3
-    twin = llama_of_transformers()
-    logits = twin(tokens).logits
-    logits.square().sum().backward()
-    model = llama_of_transformers()
-    kind = type(model)
-    layout = parallelize_tensor(model, group, llama_styles(CONFIG, "model."))
-    spread = TensorParallel(model, layout)
-    assert type(model) is kind
-    found = spread(tokens).logits
-    assert layout.head is not None
-    torch.testing.assert_close(found, logits.narrow(-1, layout.head[0], found.shape[-1]), atol=1e-10, rtol=0)
-    found.square().sum().backward()
-    for name, param in model.named_parameters():
-        whole = twin.get_parameter(name).grad
-        torch.testing.assert_close(param.grad, layout.parts[name].of(whole), atol=1e-10, rtol=0)
+def tokens(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    inputs, targets = torch.randint(VOCAB, (2, 2, SEQ), generator=generator)
+    return inputs, targets
 
 
-def vit_styles(model: nn.Module) -> dict[str, Any]:
-    """By the type and the size of each linear of a block, because releases of transformers name them
-    differently."""
-    styles: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and "layer" in name:
-            last = name.rpartition(".")[2]
-            if last in ("query", "key", "value", "q_proj", "k_proj", "v_proj"):
-                styles[name] = ColumnParallel(4)
-            elif module.out_features == 48:
-                styles[name] = ColumnParallel()
-            else:
-                styles[name] = RowParallel(4 if module.in_features == 32 else None)
-    for name in list(styles):
-        parent, _, last = name.rpartition(".")
-        if last in ("query", "q_proj"):
-            children = ("query", "key", "value") if last == "query" else ("q_proj", "k_proj", "v_proj")
-            styles[parent] = SharedInput(children)
-    return styles
+def images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    pixels = torch.randn(2, 3, 12, 12, dtype=torch.float64, generator=generator)
+    return pixels, torch.randint(2, (2, 1), generator=generator)
+
+
+GPT2 = Stock(gpt2_of_transformers, gpt2_styles(HEADS), tokens)
+LLAMA = Stock(llama_of_transformers, transformers_llama_styles(CONFIG), tokens)
+VIT = Stock(vit_of_transformers, vit_styles(HEADS), images)
+STOCK = {"GPT-2": GPT2, "Llama": LLAMA, "ViT": VIT}

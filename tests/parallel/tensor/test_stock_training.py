@@ -1,4 +1,4 @@
-"""Llama, GPT-2 and ViT of transformers with tensor parallelism: GPT-2 and ViT learn what one process learns,
+"""Llama, GPT-2 and ViT of transformers with tensor and sequence parallelism learn what one process learns,
 step by step; another plan resumes their checkpoints, and transformers loads the whole state.
 
 All ranks are those of one launch, because each rank needs seconds to import transformers.
@@ -7,7 +7,6 @@ All ranks are those of one launch, because each rank needs seconds to import tra
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,59 +26,12 @@ from dlo_lib.parallel.mesh import ParallelMesh
 from dlo_lib.parallel.parallelize import parallelize
 from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.tensor import TensorParallel, parallelize_tensor
-from dlo_lib.parallel.tensor.style import ColumnParallel, RowParallel, ShardedHeads
-from dlo_lib.parallel.tensor.styles import gpt2_styles, llama_styles
-from tests.parallel.tensor.stock_models import CONFIG, check_llama, vit_of_transformers, vit_styles
+from dlo_lib.parallel.tensor.style import ColumnParallel, RowParallel, ShardedHeads, SharedInput
+from dlo_lib.parallel.tensor.styles import llama_styles
+from tests.parallel.tensor.stock_models import CONFIG, GPT2, LLAMA, STOCK, Stock, gpt2_of_transformers
 
-STEPS, SEQ, VOCAB, HEADS = 4, 8, 61, 4
+STEPS = 4
 MAX_NORM = 0.5
-
-
-def gpt2_of_transformers(dropout: float = 0.0) -> Any:
-    import transformers  # seconds, and inside the ranks
-
-    config = transformers.GPT2Config(
-        vocab_size=VOCAB,
-        n_positions=SEQ,
-        n_embd=32,
-        n_layer=2,
-        n_head=HEADS,
-        bos_token_id=0,
-        eos_token_id=0,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        resid_pdrop=dropout,
-    )
-    torch.manual_seed(0)
-    model = transformers.GPT2LMHeadModel(config).double()
-    with torch.no_grad():  # transformers begins with biases of 0, which hide where a bias is added
-        for name, param in model.named_parameters():
-            if name.endswith("bias"):
-                param.normal_(std=0.1)
-    return model
-
-
-@dataclass(frozen=True)
-class Stock:
-    """A model with its styles and its batches: inputs and targets of one step and one copy of the model."""
-
-    model: Callable[[], Any]
-    styles: Callable[[Any], dict[str, Any]]
-    batch: Callable[[torch.Generator], tuple[Tensor, Tensor]]
-
-
-def tokens(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    inputs, targets = torch.randint(VOCAB, (2, 2, SEQ), generator=generator)
-    return inputs, targets
-
-
-def images(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=generator)
-    return pixels, torch.randint(2, (2, 1), generator=generator)
-
-
-GPT2 = Stock(gpt2_of_transformers, lambda _: dict(gpt2_styles(HEADS)), tokens)
-VIT = Stock(vit_of_transformers, vit_styles, images)
 
 
 def batches(stock: Stock, step: int, copies: range) -> tuple[Tensor, Tensor]:
@@ -90,7 +42,7 @@ def batches(stock: Stock, step: int, copies: range) -> tuple[Tensor, Tensor]:
 
 def trained_alone(stock: Stock) -> tuple[list[float], list[float], dict[str, Tensor]]:
     """Of one process with the data of both copies: losses, gradient norms, and the final state."""
-    model = stock.model().train()
+    model = stock.model(0.0).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses, norms = [], []
     for step in range(STEPS):
@@ -111,13 +63,12 @@ def trained(
     """Train steps ``first`` to ``last``, from the checkpoint in ``folder`` unless this is the beginning, and
     write a checkpoint there."""
     mesh = ParallelMesh(plan.degrees)
-    model = stock.model().train()
+    model = stock.model(0.0).train()
     kind = type(model)
-    styles = stock.styles(model)
-    spread = parallelize(model, plan, mesh, styles=styles)
+    spread = parallelize(model, plan, mesh, styles=stock.styles)
     assert type(model) is kind
     if plan.tp > 1:
-        linears = sum(isinstance(style, (ColumnParallel, RowParallel)) for style in styles.values())
+        linears = sum(isinstance(style, (ColumnParallel, RowParallel)) for style in stock.styles.values())
         cut = [shard for shard in spread.shards() if shard.placement[0].copies == 1]
         assert len(cut) >= linears > 0, "weights that should be cut are whole"
     optimizer = torch.optim.AdamW(spread.parameters(), lr=1e-2)
@@ -152,44 +103,87 @@ PLANS = [
 ]
 
 
-def resumed_by_each_plan(folder: Path) -> list[tuple[list[float], list[float], dict[str, Tensor]]]:
-    """Each plan trains one step of GPT-2, from the checkpoint of the plan before. ViT is not a sequence that
-    divides, so it has the plans without sequence parallelism."""
+def resumed_by_each_plan(folder: Path) -> dict[str, tuple[list[float], list[float], dict[str, Tensor]]]:
+    """Each plan trains one step of each model, from the checkpoint of the plan before."""
     torch.set_num_threads(1)
-    found = []
-    for stock, plans in ((GPT2, PLANS), (VIT, [*PLANS[:2], PLANS[0], PLANS[1]])):
+    found = {}
+    for name, stock in STOCK.items():
         history: tuple[list[float], list[float], dict[str, Tensor]] = ([], [], {})
-        for step, plan in enumerate(plans):
-            losses, norms, state = trained(stock, plan, step, step + 1, folder / stock.batch.__name__)
+        for step, plan in enumerate(PLANS):
+            losses, norms, state = trained(stock, plan, step, step + 1, folder / name)
             history = (history[0] + losses, history[1] + norms, state)
-        found.append(history)
+        found[name] = history
     return found
 
 
-def check_dropout(group: dist.ProcessGroup) -> None:
-    """Random numbers differ between two ranks while they compute on their heads, and are equal elsewhere."""
-    model = gpt2_of_transformers(dropout=0.5).train()
-    layout = parallelize_tensor(model, group, gpt2_styles(HEADS))
+def check_gradients(stock: Stock, sequence_parallel: bool) -> None:
+    """Logits, loss and gradients of a model that is cut over two ranks."""
+    inputs, targets = batches(stock, 0, range(2))
+    twin = stock.model(0.0)
+    logits = twin(inputs).logits
+    loss = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+    loss.backward()
+    model = stock.model(0.0)
+    plan = ParallelPlan(tp=2, sequence_parallel=sequence_parallel)
+    spread = parallelize(model, plan, ParallelMesh(plan.degrees), styles=stock.styles)
+    assert isinstance(spread, TensorParallel)
+    layout = spread.layout
+    found = spread(inputs).logits
+    part = logits if layout.head is None else logits.narrow(-1, layout.head[0], found.shape[-1])
+    torch.testing.assert_close(found, part, atol=1e-10, rtol=0)
+    found_loss = spread.summed_cross_entropy(found.view(*targets.shape, -1), targets)
+    torch.testing.assert_close(found_loss, loss, atol=1e-10, rtol=0)
+    found_loss.backward()
+    spread.finish_grad_sync()
+    for name, param in model.named_parameters():
+        whole = twin.get_parameter(name.replace(".inner.", ".")).grad
+        torch.testing.assert_close(param.grad, layout.parts[name].of(whole), atol=1e-10, rtol=0, msg=name)
+
+
+ATTENTIONS = {
+    "GPT-2": ("transformer.h.1.attn.c_attn", "transformer.h.1.attn.c_proj"),
+    "Llama": ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.o_proj"),
+    "ViT": ("vit.layers.1.attention.q_proj", "vit.layers.1.attention.o_proj"),
+}
+"""The linears between which a rank computes on its heads."""
+
+DROPOUTS = {"GPT-2": "transformer.h.1.mlp.dropout", "ViT": "vit.layers.1.dropout"}
+"""A dropout between the pairs of linears. The Llama has none."""
+
+
+def check_dropout(name: str, sequence_parallel: bool, group: dist.ProcessGroup) -> None:
+    """Random numbers differ between two ranks while they compute on their heads, and in a dropout on parts of
+    the sequence; they are equal elsewhere."""
+    stock = STOCK[name]
+    model = stock.model(0.5).train()
+    layout = parallelize_tensor(model, group, stock.styles, sequence_parallel=sequence_parallel)
     drawn: dict[str, Tensor] = {}
 
-    def draw(name: str) -> Callable[..., None]:
+    def draw(place: str) -> Callable[..., None]:
         def record(*_: Any) -> None:
             state = torch.get_rng_state()
-            drawn[name] = torch.rand(4)
+            drawn[place] = torch.rand(4)
             torch.set_rng_state(state)
 
         return record
 
-    attention = model.transformer.h[1].attn
-    attention.c_attn.register_forward_hook(draw("between c_attn and c_proj"))
-    attention.c_proj.register_forward_pre_hook(draw("after"))
+    first, last = (model.get_submodule(linear) for linear in ATTENTIONS[name])
+    first.register_forward_hook(draw("heads"))
+    last.register_forward_pre_hook(draw("after"))
+    if name in DROPOUTS:
+        dropout = model.get_submodule(DROPOUTS[name])
+        inside = dropout.inner if sequence_parallel else dropout
+        inside.register_forward_pre_hook(draw("dropout"))
     torch.manual_seed(1)
-    TensorParallel(model, layout)(batches(GPT2, 0, range(1))[0])
+    spread, (inputs, _) = TensorParallel(model, layout), batches(stock, 0, range(1))
+    without = spread.eval()(inputs).logits
+    assert not torch.equal(spread.train()(inputs).logits, without), "nothing was dropped"
     gathered: list[Any] = [None, None]
     dist.all_gather_object(gathered, drawn, group=group)
-    (one, other), between = gathered, "between c_attn and c_proj"
-    assert not torch.equal(one[between], other[between]), "the heads of both ranks have one mask"
-    assert torch.equal(one["after"], other["after"]), "activations that both ranks hold have two masks"
+    differ = {place: not torch.equal(gathered[0][place], gathered[1][place]) for place in drawn}
+    assert differ == {
+        place: place == "heads" or (place == "dropout" and sequence_parallel) for place in drawn
+    }
 
 
 def check_refusals(group: dist.ProcessGroup) -> None:
@@ -205,27 +199,40 @@ def check_refusals(group: dist.ProcessGroup) -> None:
             group,
             {"transformer.h.*.attn": ShardedHeads("c_attn", "c_proj")},
         )
+    attention = "model.layers.*.self_attn"
+    columns = {f"{attention}.{name}_proj": ColumnParallel() for name in "qkv"}
+    shared = SharedInput(("q_proj", "k_proj", "v_proj"), last="o_proj")
+    with pytest.raises(UserError, match="self_attn: give o_proj the style RowParallel before SharedInput"):
+        parallelize_tensor(LLAMA.model(0.0), group, {**columns, attention: shared})
+    odd = parallelize_tensor(model := LLAMA.model(0.0), group, LLAMA.styles, sequence_parallel=True)
+    with pytest.raises(
+        UserError, match="a sequence of 7 is not a multiple of tp 2: use tp 1 or 7, or sequences of 6"
+    ):
+        TensorParallel(model, odd)(torch.zeros(1, 7, dtype=torch.int64))
 
 
-def on_each_rank(folder: Path) -> list[tuple[list[float], list[float], dict[str, Tensor]]]:
+def on_each_rank(folder: Path) -> dict[str, tuple[list[float], list[float], dict[str, Tensor]]]:
     group = dist.group.WORLD
     assert group is not None
-    check_llama(group)
-    check_dropout(group)
+    for sequence_parallel in (False, True):
+        for name, stock in STOCK.items():
+            check_gradients(stock, sequence_parallel)
+            check_dropout(name, sequence_parallel, group)
     check_refusals(group)
     return resumed_by_each_plan(folder)
 
 
 def test_stock_models_learn_what_one_process_learns(tmp_path):
-    twins = [trained_alone(stock) for stock in (GPT2, VIT)]
+    twins = {name: trained_alone(stock) for name, stock in STOCK.items()}
     for rank in run_ranks(on_each_rank, 2, tmp_path):
-        for (losses, norms, state), (twin_losses, twin_norms, twin_state) in zip(rank, twins):
-            assert losses == pytest.approx(twin_losses, rel=1e-10, abs=0)
-            assert norms == pytest.approx(twin_norms, rel=1e-9, abs=0)
-            for name, value in twin_state.items():
-                torch.testing.assert_close(state[name], value, atol=1e-8, rtol=0)
+        for name, (losses, norms, state) in rank.items():
+            twin_losses, twin_norms, twin_state = twins[name]
+            assert losses == pytest.approx(twin_losses, rel=1e-10, abs=0), name
+            assert norms == pytest.approx(twin_norms, rel=1e-9, abs=0), name
+            for key, value in twin_state.items():
+                torch.testing.assert_close(state[key], value, atol=1e-8, rtol=0)
     again = gpt2_of_transformers()
-    again.load_state_dict(state_of_gpt2 := rank[0][2])
+    again.load_state_dict(state_of_gpt2 := rank["GPT-2"][2])
     again.save_pretrained(tmp_path / "exported")
     loaded = type(again).from_pretrained(tmp_path / "exported", dtype=torch.float64).eval()
     for name, value in loaded.state_dict().items():

@@ -7,16 +7,20 @@ elements, so a rank sends 8 * batch * seq * hidden * (t-1)/t elements. Sequence 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.parallel.tensor import TensorParallel, parallelize_tensor
+from dlo_lib.parallel.tensor.layout import ParamCutter
+from dlo_lib.parallel.tensor.style import ColumnParallel
 from dlo_lib.parallel.tensor.styles import llama_styles
 from dlo_lib.parallel.tensor.wrapper import scale_partial_grads
 
@@ -113,3 +117,24 @@ def test_memory_of_a_rank():
     assert cut[0] == cut_with_sequences[0] == (total - norms) // 2 + norms
     # At least the inputs of the 5 norms, and their products with 1/rms, are halved.
     assert cut[1] - cut_with_sequences[1] >= 5 * BATCH * SEQ * CONFIG.hidden // 2
+
+
+def whole_matrices_that_live() -> list[int]:
+    """The number of matrices that are whole when each of four linears is cut."""
+    model = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(4)])
+    matrices = [StorageWeakRef(linear.weight.untyped_storage()) for linear in model]
+    living = []
+
+    @dataclass(frozen=True)
+    class Counted(ColumnParallel):
+        def apply(self, cutter: ParamCutter, name: str, module: nn.Module) -> nn.Module:
+            living.append(sum(not matrix.expired() for matrix in matrices))
+            return super().apply(cutter, name, module)
+
+    assert dist.group.WORLD is not None
+    parallelize_tensor(model, dist.group.WORLD, {str(number): Counted() for number in range(4)})
+    return living
+
+
+def test_a_whole_matrix_is_freed_when_it_is_cut():
+    assert run_ranks(whole_matrices_that_live, 2)[0] == [4, 3, 2, 1]
