@@ -146,7 +146,8 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
             )
     except RuntimeError as error:
         if "EADDRINUSE" in str(error) or "in use" in str(error):  # not a DistNetworkError before PyTorch 2.7
-            raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from error
+            # Without the cause, which reads like a connection that another rank has broken.
+            raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from None
         if not isinstance(error, dist.DistNetworkError):
             raise
         raise UserError(

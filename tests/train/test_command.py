@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import select
 import signal
 import socket
@@ -14,8 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dlo_lib.comm.deadlock.node import EXIT_STUCK
 from dlo_lib.errors import UserError
 from dlo_lib.grading.sandbox.limits import descendants
+from dlo_lib.launch.place import FIRST_PORT, PORTS
 from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.train import TrainConfig, loop, read_metrics
 from dlo_lib.train.__main__ import main, parse
@@ -49,9 +53,12 @@ def start(command: list[str], **variables: str) -> subprocess.Popen:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a port that no program takes by chance: below those that the system gives to clients."""
+    while True:
+        port = secrets.choice(range(FIRST_PORT, FIRST_PORT + PORTS))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def test_every_option_is_on_the_command_line(small_run):
@@ -176,8 +183,8 @@ def test_ranks_end_when_torchrun_is_killed(small_run):
         os.close(rank)
 
 
-def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(small_run):
-    config = small_run(steps=2)  # --parallel none
+def under_srun(port: int, arguments: list[str]) -> list[subprocess.Popen]:
+    """Start two ranks with the variables of SLURM."""
     slurm = {
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": "2",
@@ -191,23 +198,44 @@ def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(
         "SLURM_STEP_ID": "0",
         "SLURM_JOB_NUM_NODES": "1",
     }
-    slurm |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        start([*COMMAND, *options(config)], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm)
-        for rank in ("0", "1")
+    slurm |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        start([*COMMAND, *arguments], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm) for rank in ("0", "1")
     ]
+
+
+def ended(ranks: list[subprocess.Popen]) -> list[str]:
+    """Wait for the ranks, end those that do not end, and return what each wrote to stderr."""
     try:
-        ends = [rank.communicate(timeout=120) for rank in ranks]
+        return [rank.communicate(timeout=240)[1] for rank in ranks]
     finally:
         for rank in ranks:
-            rank.kill()  # one that still waits for the other
+            rank.kill()
+
+
+def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(small_run):
+    config = small_run(steps=2)  # --parallel none
+    ranks = under_srun(free_port(), options(config))
+    errors = "".join(ended(ranks))
     assert [rank.returncode for rank in ranks] == [2, 2]
-    errors = "".join(err for _, err in ends)
     assert errors == (
         "dlo_lib.train: parallel none trains on one rank, this job has 2: "
         "use --parallel ddp, or start one rank\n"
     )
     assert not Path(config.out).exists()
+
+
+def test_under_srun_a_port_in_use_is_one_line_and_no_rank_waits(small_run):
+    """Only rank 0 knows the reason; what watches the machine's ranks ends the others."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ranks = under_srun(port, options(small_run(steps=2, parallel="ddp")))
+        errors = "".join(ended(ranks))
+    assert [rank.returncode for rank in ranks] == [2, EXIT_STUCK], errors
+    assert f"dlo_lib.train: port {port} of 127.0.0.1 is in use: set MASTER_PORT to a free one\n" in errors
+    assert "RANK 0 raised an error, shown above." in errors
 
 
 def test_a_full_gpu_is_one_line_with_its_cure(small_run, monkeypatch, capfd):

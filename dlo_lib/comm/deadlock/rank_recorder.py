@@ -176,6 +176,10 @@ class RankRecorder:
         self.row.enter(Activity.WAITING, call.number, self._others_may_communicate())
         try:
             yield
+        except BaseException:
+            self.joins -= 1
+            self.row.log(call._replace(sequence=self.joins))  # the others, which still join, lack this rank
+            raise
         finally:
             self._joining = False
             self.row.enter(Activity.COMPUTING)

@@ -139,5 +139,10 @@ def _students(file: Path) -> int:
 
 
 def _opened(file: Path) -> contextlib.closing[sqlite3.Connection]:
-    uri = f"{file.resolve().as_uri()}?mode=ro"
+    """Open the file for reading.
+
+    It is opened for writing where that is allowed, because a program that was killed while it wrote leaves a
+    journal, and SQLite undoes the unfinished change before it reads.
+    """
+    uri = f"{file.resolve().as_uri()}?mode=rw"
     return contextlib.closing(sqlite3.connect(uri, uri=True, timeout=LOCK_SECONDS))

@@ -292,12 +292,13 @@ class JudgedRanks:
         if self._failed:
             return False
         late = [rank for rank in range(len(self._workers)) if rank not in self.answers]
-        more = max(self._workers[rank].more_time(self._deadline, self._workers) for rank in late)
+        busy = [rank for rank in late if exchange.views[rank].waits_for is None] or late
+        # The others wait for these, so the run is over when one of these has no time left.
+        more = min(self._workers[rank].more_time(self._deadline, self._workers) for rank in busy)
         if more > 0:
             self._deadline = deadline_after(more)
             return True
         places = "; ".join(exchange.place(rank) for rank in range(len(self._workers)))
-        busy = [rank for rank in late if exchange.views[rank].waits_for is None] or late
         words = tr("no answer in time from rank {late}", late=", ".join(map(str, busy)))
         raise Ended(Status.TIMEOUT, f"{words}: {places}", words)
 

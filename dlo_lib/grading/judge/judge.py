@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.checks.contract import Check
+from dlo_lib.grading.checks.contract import Check, Student
 from dlo_lib.grading.checks.outcome import Outcome, Status, run_check, seed_for
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.judge.attempt import Attempt, RemoteStudent
@@ -268,10 +268,14 @@ class Judge:
                 continue
             student = RemoteStudent(attempt, check.question, self.budget.seconds(check))
             before = attempt.spent
-            outcome = run_check(check, student, seed_for(self.secret, self.lab.info.directory, check))
+            outcome = self.outcome(check, student, seed_for(self.secret, self.lab.info.directory, check))
             outcomes[check.name] = replace(outcome, solutions=attempt.holds_solutions)
             self.seconds[check.name] = attempt.spent - before
         return found
+
+    def outcome(self, check: Check, student: Student, seed: int) -> Outcome:
+        """Run one check."""
+        return run_check(check, student, seed)
 
     def _left_out_alone(self, question: str, submission: Submission) -> list[frozenset[str]]:
         """Return the sets of added cells to leave out when ``question`` is judged alone.

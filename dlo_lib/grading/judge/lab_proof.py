@@ -24,8 +24,9 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.outcome import Status
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
-from dlo_lib.grading.judge.judge import judge_answer, judge_mutant, judge_notebook
+from dlo_lib.grading.judge.judge import Judge, judge_answer, judge_mutant, open_submission
 from dlo_lib.grading.judge.report import GRADED, Report
+from dlo_lib.grading.judge.unused_messages import GuardedJudge
 from dlo_lib.grading.lab.course import course_root, source_labs
 from dlo_lib.grading.lab.lint import lint_lab
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
@@ -102,13 +103,23 @@ def proof_secrets(number: int) -> tuple[str, ...]:
 
 
 def reference_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> list[str]:
-    """Return the checks that the solution fails; it must pass every check."""
-    report = _judged(lab, source_notebook(lab.folder), zygote, secret)
+    """Return the checks that the solution fails, and the questions in which it need not use what its ranks
+    receive.
+
+    It must pass every check. Of each question whose ranks receive data, one check must fail if nothing of it
+    is used (``judge.unused_messages``).
+    """
+    judge = GuardedJudge(lab, _checks(lab), secret, zygote)
+    report = _report(judge, source_notebook(lab.folder))
     lost = _lost(report)
     faults = [f"the solution fails {name}: {message}" for name, message in lost.items()]
     if not lost and (report.status != GRADED or report.points != lab.points):
         faults.append(f"the solution is {report.status} with {report.points:g} of {lab.points:g} points")
-    return faults
+    return faults + [
+        f"{question}: its checks pass ranks that do not use what they receive: "
+        "add uses_what_arrives(t, run) to one of them, see the nudge in CHECKS.md"
+        for question in judge.unguarded()
+    ]
 
 
 def untouched_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> list[str]:
@@ -120,7 +131,7 @@ def untouched_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> li
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("solution"):
             cell.source += "\n# I was here"
-    report = _judged(lab, notebook, zygote, secret)
+    report = _report(Judge(lab, _checks(lab), secret, zygote), notebook)
     given = [
         check.name for question in report.questions.values() for check in question.checks if check.points > 0
     ]
@@ -167,11 +178,13 @@ def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote, secret: str = 
     return []
 
 
-def _judged(lab: LabSource, notebook: NotebookNode, zygote: Zygote, secret: str) -> Report:
+def _report(judge: Judge, notebook: NotebookNode) -> Report:
+    """Return the report of ``judge`` on a notebook, read from a file as a submission is."""
     with tempfile.TemporaryDirectory(prefix="dlo-proof-") as folder:
-        path = Path(folder) / lab.info.notebook
+        path = Path(folder) / judge.lab.info.notebook
         write_text(path, notebook_text(notebook))
-        return judge_notebook(path, lab, secret, zygote)
+        opened = open_submission(path, judge.lab, judge.checks)
+        return opened if isinstance(opened, Report) else judge.judge(*opened)
 
 
 def _lost(report: Report) -> dict[str, str]:

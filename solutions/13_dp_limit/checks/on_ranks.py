@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near
+from dlo_lib.labkit.traffic import uses_what_arrives
 
 from .scenarios import one_gradient, search
 from .twins import IGNORED, card, drawn, gradient_of_all, measured, sharing
@@ -97,7 +98,7 @@ def check_the_limit(student, t):
 
 
 def gradients(student, t, valid: list[int], tokens: int = 12):
-    """(averaged gradient, loss) of each rank, and the twin's gradient. ``valid``: valid tokens of each rank."""
+    """(averaged gradient, loss) of each rank, the twin's gradient, and the run. ``valid``: valid tokens of each rank."""
     hidden, vocab = t.integer(3, 6), t.integer(5, 9)
     weight, inputs, targets = t.normal(hidden, vocab, dtype=torch.float64), [], []
     for number in valid:
@@ -106,7 +107,8 @@ def gradients(student, t, valid: list[int], tokens: int = 12):
         own[t.shuffled(range(tokens))[number:]] = IGNORED
         targets.append(own.view(2, tokens // 2))
     run = student.ranks(one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)])
-    return [t.items(result, 2, "the result of a rank") for result in run.results], gradient_of_all(weight, inputs, targets)
+    ranks = [t.items(result, 2, "the result of a rank") for result in run.results]
+    return ranks, gradient_of_all(weight, inputs, targets), run
 
 
 def same_direction(t, ranks, want: torch.Tensor, message: str) -> None:
@@ -126,7 +128,7 @@ def same_size(t, ranks, want: torch.Tensor, message: str, **values) -> None:
 @check("loss", points=2, seconds=30)
 def check_weighing(student, t):
     "Every token of every rank has the same weight"
-    ranks, want = gradients(student, t, t.shuffled([t.integer(2, 4), t.integer(8, 11)]))
+    ranks, want, run = gradients(student, t, t.shuffled([t.integer(2, 4), t.integer(8, 11)]))
     same_direction(
         t,
         ranks,
@@ -134,12 +136,15 @@ def check_weighing(student, t):
         "The averaged gradient has another direction than that of the whole batch: a token on a rank with few tokens "
         "has another weight than a token on a rank with many.",
     )
+    rank = t.integer(0, 1)
+    first = next((call.kind for call in run.calls(rank) if call.payload_bytes), None)
+    uses_what_arrives(t, run, first, rank, call=0)  # the last call is the average, which the check itself takes
 
 
 @check("loss", points=2, seconds=30)
 def check_size(student, t):
     "The averaged gradient has the right size"
-    ranks, want = gradients(student, t, [12, 12])
+    ranks, want, _ = gradients(student, t, [12, 12])
     same_size(
         t,
         ranks,
@@ -152,14 +157,14 @@ def check_size(student, t):
 @check("loss", points=1, seconds=30)
 def check_padding(student, t):
     "Ignored targets are not counted"
-    ranks, want = gradients(student, t, [t.integer(3, 8)])
+    ranks, want, _ = gradients(student, t, [t.integer(3, 8)])
     same_size(t, ranks, want, "On one rank with padding the gradient has the wrong size: divide by the valid tokens, not by all.")
 
 
 @check("loss", points=2, seconds=30)
 def check_empty_rank(student, t):
     "A rank without a valid token, three ranks"
-    ranks, want = gradients(student, t, t.shuffled([0, 6, t.integer(4, 9)]))
+    ranks, want, _ = gradients(student, t, t.shuffled([0, 6, t.integer(4, 9)]))
     message = "On a rank without a valid token the loss is NaN: a mean over nothing is 0 / 0. Use the sum."
     for rank, (got, loss) in enumerate(ranks):
         t.tensor(got, "the gradient on rank {rank}", shape=want.shape, dtype=want.dtype, rank=rank)

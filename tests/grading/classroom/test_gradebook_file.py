@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -52,6 +53,29 @@ def without_students(file: Path) -> None:
     """As nbgrader leaves an empty file that it has opened."""
     with sqlite3.connect(file) as gradebook:
         gradebook.execute("delete from student")
+
+
+def killed_while_writing(file: Path) -> None:
+    """As a program leaves the gradebook that was killed while it wrote: half a change, and the journal that
+    undoes it."""
+    journal = Path(f"{file}-journal")
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("pragma cache_size = 1")  # pages are written before the change is complete
+        writer.execute("begin immediate")
+        writer.execute("create table half as with recursive n(x) as (select 1 union all select x + 1 from n "
+                       "limit 2000) select x, hex(randomblob(200)) from n")  # fmt: skip
+        writer.execute("update student set first_name = 'half'")
+        at_that_time = {path: path.read_bytes() for path in (file, journal)}
+    for path, content in at_that_time.items():
+        path.write_bytes(content)
+
+
+def test_a_gradebook_whose_writer_was_killed_is_whole(course: Path) -> None:
+    file, whole = course / "gradebook.db", rows(course / "gradebook.db")
+    killed_while_writing(file)
+    assert Path(f"{file}-journal").stat().st_size
+    back_up(open_course(course))
+    assert rows(file) == whole
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,34 @@ def test_a_solution_that_fails_its_own_checks_is_found(root: Path, edit: Edit, z
     ]
 
 
+def test_a_question_that_communicates_needs_a_check_of_what_arrives(
+    root: Path, edit: Edit, zygote: Zygote
+) -> None:
+    """Its results and its traffic are right also if the numbers come to a rank on another way."""
+    edit("checks/questions.py", "    uses_what_arrives(t, run)\n", "")
+    assert reference_faults(lab(root), zygote) == [
+        "mean: its checks pass ranks that do not use what they receive: "
+        "add uses_what_arrives(t, run) to one of them, see the nudge in CHECKS.md"
+    ]
+
+
+def test_a_nudge_whose_effect_is_predicted_is_such_a_check(root: Path, edit: Edit, zygote: Zygote) -> None:
+    edit("checks/questions.py", "    uses_what_arrives(t, run)\n", "")
+    edit(
+        "hidden.py",
+        '    run = student.ranks(mean, [{"x": x} for x in xs])\n',
+        "    nudge = Nudge(Kind.ALL_REDUCE, rank=1, element=2, by=6.0)\n"
+        '    run = student.ranks(mean, [{"x": x} for x in xs], nudge)\n',
+    )
+    edit("hidden.py", "import check\n", "import Kind, Nudge, check\n")
+    edit(
+        "hidden.py",
+        'sum(xs) / 3, "the mean on rank {rank} of 3"',
+        'sum(xs) / 3 + (rank == 1) * 2.0 * torch.eye(4)[2], "the mean on rank {rank} of 3"',
+    )
+    assert reference_faults(lab(root), zygote) == []
+
+
 def test_a_check_without_condition_gives_points_for_the_untouched_notebook(
     root: Path,
     edit: Edit,

@@ -1,6 +1,7 @@
 """Visible checks of the small lab."""
 
 from dlo_lib.grading.checks.contract import check, scenario
+from dlo_lib.labkit.traffic import uses_what_arrives
 
 
 @check("scale", points=1)
@@ -49,3 +50,4 @@ def check_mean_everywhere(student, t):
     run = student.ranks(mean, [{"x": x} for x in xs])
     for rank, got in enumerate(run.results):
         t.close(got, sum(xs) / 2, "the mean on rank {rank}", rank=rank)
+    uses_what_arrives(t, run)
