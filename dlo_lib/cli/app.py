@@ -114,7 +114,10 @@ def check(
     from dlo_lib.cli.reports import record_report, show_report
     from dlo_lib.grading.judge.judge import visible_report
 
-    with console.status(f"running the visible checks of {lab} on {path} ..."):
+    running = f"running the visible checks of {lab} on {path} (a minute or more if they start ranks) ..."
+    if not console.is_terminal:  # where no status is shown
+        console.print(running, soft_wrap=True, highlight=False)
+    with console.status(running):
         report = visible_report(path)
     if notebook is None:
         record_report(report)

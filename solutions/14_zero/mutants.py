@@ -10,6 +10,7 @@ EVERY_UPDATE = (
     "check_state_is_divided",
     "check_small_parameters",
 )
+EVERY_HOOK = ("check_reduce_scatter", "check_accumulates", "check_gradients_are_divided")
 EVERY_PASS = ("check_passes_add_up", "check_gathers", "check_weights_are_freed")
 
 MUTANTS = [
@@ -147,6 +148,82 @@ MUTANTS = [
         replace={
             "else piece_of(parameter.grad, self.rank, self.world)": "else piece_of(parameter.grad / self.world, self.rank, self.world)",
         },
+    ),
+    Mutant(
+        "The averages of the ranks are added again, which AdamW hides",
+        "check_other_optimizer",
+        says="adds those of the ranks a second time",
+        also=("check_updates_travel",),
+        replace={
+            "piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)": """
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+            piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)
+            """,
+        },
+    ),
+    Mutant(
+        "The gradients of the pieces are all-reduced, although each rank has another piece",
+        "check_same_update",
+        says="The gradients of different pieces were added",
+        question="stage1",
+        also=EVERY_UPDATE,
+        replace={
+            "self.optimizer.step()": """
+            for piece in self.pieces:
+                if piece.grad is not None:
+                    dist.all_reduce(piece.grad)
+            self.optimizer.step()
+            """,
+        },
+    ),
+    Mutant(
+        "The pieces are sent before the step",
+        "check_same_update",
+        says="those of one step before",
+        also=EVERY_UPDATE,
+        replace={
+            """
+            self.optimizer.step()
+            for parameter, piece in zip(self.parameters, self.pieces):
+                if piece.grad is not None:
+                    parameter.data.copy_(whole(piece.data, parameter.shape))
+                piece.grad = None
+            """: """
+            for parameter, piece in zip(self.parameters, self.pieces):
+                if piece.grad is not None:
+                    parameter.data.copy_(whole(piece.data, parameter.shape))
+            self.optimizer.step()
+            """,
+        },
+    ),
+    Mutant(
+        "Each step makes a new optimiser",
+        "check_same_update",
+        says="make the optimiser once, in __init__",
+        also=EVERY_UPDATE,
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": "self.make_optimizer = make_optimizer",
+            "self.optimizer.step()": "self.make_optimizer(self.pieces).step()",
+        },
+    ),
+    Mutant(
+        "The pieces are no leaves",
+        "check_same_update",
+        says="make each piece an nn.Parameter",
+        also=EVERY_UPDATE,
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": """
+            self.pieces = [piece.clone() for piece in self.pieces]
+            self.optimizer = make_optimizer(self.pieces)
+            """,
+        },
+    ),
+    Mutant(
+        "A gradient that is None is cut as well",
+        "check_missing_gradient",
+        says="cut only what is not None",
+        replace={"None if parameter.grad is None else piece_of(parameter.grad": "piece_of(parameter.grad"},
     ),
     Mutant(
         "The optimiser is always AdamW",
@@ -353,7 +430,51 @@ MUTANTS = [
             return total.sqrt()
         """,
     ),
+    Mutant(
+        "The norms of the pieces are added",
+        "check_norm",
+        says="The norms of all pieces were added",
+        also=("check_one_number",),
+        replace={
+            "torch.stack([piece.square().sum() for piece in pieces]).sum()": "torch.stack([piece.norm() for piece in pieces]).sum()",
+            "return squares.sqrt()": "return squares",
+        },
+    ),
+    Mutant(
+        "The squares are averaged over the ranks",
+        "check_norm",
+        says="The squares were averaged over the ranks",
+        also=("check_one_number", "check_empty_pieces"),
+        replace={"return squares.sqrt()": "return (squares / dist.get_world_size()).sqrt()"},
+    ),
     # -- stage2
+    Mutant(
+        "The hook runs before the gradient is in .grad",
+        "check_averaged_pieces",
+        says="call register_post_accumulate_grad_hook",
+        also=EVERY_HOOK,
+        replace={
+            """
+            parameter.register_post_accumulate_grad_hook(lambda parameter, piece=piece: send(parameter, piece))
+            """: """
+            parameter.register_hook(lambda grad, parameter=parameter, piece=piece: send(parameter, piece))
+            """,
+        },
+    ),
+    Mutant(
+        "The first gradient is added to None",
+        "check_averaged_pieces",
+        says="piece.grad is None before its first gradient",
+        also=EVERY_HOOK,
+        replace={"piece.grad = own if piece.grad is None else piece.grad + own": "piece.grad += own"},
+    ),
+    Mutant(
+        "The gradients are added and not averaged",
+        "check_gradients_are_divided",
+        says="summed instead of averaged",
+        also=("check_averaged_pieces", "check_reduce_scatter", "check_accumulates"),
+        replace={".grad.flatten() / world": ".grad.flatten()"},
+    ),
     Mutant(
         "The whole gradients are kept under another name",
         "check_gradients_are_divided",
@@ -432,6 +553,13 @@ MUTANTS = [
         says="sharded_linear returns None: is a return missing",
         also=EVERY_PASS,
         replace={"return F.linear(x, Gather.apply(weight_piece, shape))": "F.linear(x, Gather.apply(weight_piece, shape))"},
+    ),
+    Mutant(
+        "x is multiplied by the weight and not by its transpose",
+        "check_linear",
+        says="F.linear(x, weight) is x @ weight.T",
+        also=EVERY_PASS,
+        replace={"return F.linear(x, Gather.apply(weight_piece, shape))": "return x @ Gather.apply(weight_piece, shape)"},
     ),
     Mutant(
         "backward writes into .grad itself, so the second pass takes the place of the first",

@@ -31,11 +31,13 @@ from .twins import (
     linear_case,
     norm_case,
     offload_case,
+    pieces_added,
     read_back,
     steps_case,
     sums_of_gradients,
     unsharded,
     whole_gradients,
+    without_memory,
 )
 
 
@@ -57,7 +59,12 @@ COPIED = {
     "leaf Variable that requires grad": "autograd refuses to change a parameter in place: write parameter.data.copy_(...)",
     "must match the size": SHAPES,
     "match the broadcast shape": SHAPES,
+    "can't optimize a non-leaf": "the optimiser needs leaves: make each piece an nn.Parameter, nn.Parameter(piece_of(...))",
+    "'NoneType' object has no attribute": "the .grad of a parameter is None in a step: give its piece None, and cut only what is not None",
 }
+ONE_BEFORE = "The parameters are those of one step before: run the optimiser's step before the pieces are sent."
+FORGOTTEN = "Each step begins without the moments of the steps before: make the optimiser once, in __init__, and not in each step."
+MIXED = "The gradients of different pieces were added: each rank has another piece, so no collective may add them."
 
 
 def same_parameters(student, t, world: int, how: dict, without: int | None = None, sizes=None, wrong=None, missing=(0, 1, 2)):
@@ -67,6 +74,12 @@ def same_parameters(student, t, world: int, how: dict, without: int | None = Non
     """
     weights, steps = steps_case(t, without, sizes, missing)
     want, known = unsharded(weights, steps, **how), {} if wrong is None else wrong(weights, steps)
+    mixed = [[None if grad is None else pieces_added(grad, world) for grad in grads] for grads in steps]
+    known |= {
+        ONE_BEFORE: unsharded(weights, steps[:-1], **how),
+        FORGOTTEN: without_memory(weights, steps, **how),
+        MIXED: unsharded(weights, mixed, **how),
+    }
     run = explained(student, optimised, [{"weights": weights, "steps": steps, **how}] * world, COPIED)
     for rank, (got, _) in enumerate(run.results):
         for i, (mine, its) in enumerate(zip(got, want)):
@@ -107,9 +120,15 @@ def check_other_optimizer(student, t):
     twice = "The gradients are averages before step, and your code divides them by the number of ranks a second time."
     adamw = {"name": "AdamW", "options": {"lr": 0.1, "weight_decay": 0.01}}
 
+    again = "The gradients are averages before step, and your code adds those of the ranks a second time."
+
     def known(weights, steps):
-        halves = [[grad / 2 for grad in grads] for grads in steps]
-        return {message: unsharded(weights, steps, **adamw), twice: unsharded(weights, halves, **how)}
+        halves, doubles = ([[grad * factor for grad in grads] for grads in steps] for factor in (0.5, 2))
+        return {
+            message: unsharded(weights, steps, **adamw),
+            twice: unsharded(weights, halves, **how),
+            again: unsharded(weights, doubles, **how),
+        }
 
     same_parameters(student, t, 2, how, wrong=known)
 
@@ -189,6 +208,10 @@ def same_norm(t, case: list[dict], got: list, want: Tensor) -> None:
         mistakes = {
             "The result is the square of the norm: the root is missing.": want**2,
             "The ranks' norms were added. Norms do not add up, their squares do.": torch.stack(norms).sum(),
+            "The norms of all pieces were added. Norms do not add up, their squares do.": sum(
+                piece.norm() for own in case for piece in own["grads"]
+            ),
+            "The squares were averaged over the ranks: they are parts of one sum, so add them.": want / len(case) ** 0.5,
             "The result is the norm of this rank's pieces only: add the squares of all ranks.": norms[rank],
         }
         wrong_if(t, number.flatten()[0].float(), want, mistakes)
@@ -221,6 +244,16 @@ LATE = (
     "the loop: bind it with `piece=piece`."
 )
 LAST = "Only the gradient of the last micro-batch is left: add to piece.grad when it is not None."
+EARLY = (
+    "the hook runs before parameter.grad is set (register_hook), or the gradient was removed before the hook used it: call "
+    "register_post_accumulate_grad_hook, and set .grad to None at the end of the hook"
+)
+IN_HOOK = {
+    "'NoneType' object has no attribute": EARLY,
+    "unsupported operand type(s) for +=: 'NoneType'": "piece.grad is None before its first gradient: set it, and add only if it is not None",
+    "unsupported operand type(s) for +: 'NoneType'": "piece.grad is None before its first gradient: set it, and add only if it is not None",
+    "unsupported operand type(s) for /: 'NoneType'": EARLY,
+}
 AGAIN = "An earlier micro-batch counts twice: parameter.grad still had it. Set parameter.grad to None in the hook."
 
 
@@ -229,7 +262,7 @@ def same_shards(student, t, world: int, micro_batches: int):
     widths = [*(t.choice([5, 7]) for _ in range(2)), *(t.integer(3, 7) for _ in range(2))]  # the first weight needs padding
     weights = [t.normal(a, b, dtype=torch.float64) for a, b in itertools.pairwise(widths)]
     batches = [[t.normal(4, widths[0], dtype=torch.float64) for _ in range(micro_batches)] for _ in range(world)]
-    run = student.ranks(sharded_gradients, [{"weights": weights, "batches": own} for own in batches])
+    run = explained(student, sharded_gradients, [{"weights": weights, "batches": own} for own in batches], IN_HOOK)
     want, alone = whole_gradients(weights, batches), [whole_gradients(weights, [own]) for own in batches]
     for grads, _ in run.results:
         late = any(grad is None for grad in grads) and any(grad is not None for grad in grads)
@@ -288,11 +321,12 @@ def check_accumulates(student, t):
 def check_gradients_are_divided(student, t):
     "No rank keeps a whole gradient: the memory of each process"
     seed, width = t.integer(0, 999), 1448
-    run = student.ranks(large_gradients, [{"seed": seed, "rows": 4, "width": width}] * 2)
+    run = explained(student, large_gradients, [{"seed": seed, "rows": 4, "width": width}] * 2, IN_HOOK)
     for sums in run.results:
         t.that(len({total is None for total in t.items(sums, 2, "the gradients of the pieces")}) == 1, LATE)
     for i, want in enumerate(sums_of_gradients(seed, 4, width)):
         own = [t.number(sums[i], "the sum of the gradient of piece {i} on a rank", i=i) for sums in run.results]
+        wrong_if(t, sum(own), want, {AVERAGE: 2 * want, TWICE: want / 2}, rtol=1e-2, atol=1e-4)
         t.close(sum(own), want, "the sum of gradient {i}", i=i, rtol=1e-2, atol=1e-4)
     both = 2 * 4 * width**2
     message = (
@@ -306,6 +340,7 @@ def check_gradients_are_divided(student, t):
 
 
 NO_OUTPUT = "sharded_linear returns None: is a return missing, in it or in the function that the checkpoint runs?"
+NOT_TRANSPOSED = "x is multiplied by the weight and not by its transpose: F.linear(x, weight) is x @ weight.T"
 NO_WAY_BACK = (
     "weight_piece gets no gradient: gather it with Gather.apply(weight_piece, shape), because autograd does not pass through whole"
 )
@@ -316,6 +351,7 @@ BACKWARD = {
     "no attribute 'backward'": NO_OUTPUT,
     "'input' (position 1) must be Tensor, not NoneType": NO_OUTPUT,
     "does not have a grad_fn": NO_WAY_BACK,
+    "shapes cannot be multiplied": NOT_TRANSPOSED,
 }
 
 
@@ -325,6 +361,8 @@ def same_linear(student, t, world: int):
     run = explained(student, linear, case, BACKWARD)
     for rank, (own, (out, of_x, _)) in enumerate(zip(case, run.results)):
         where = {"rank": rank, "world": world}
+        if own["weight"].shape[0] == own["weight"].shape[1]:
+            wrong_if(t, out, own["x"] @ own["weight"].T, {NOT_TRANSPOSED: own["x"] @ own["weight"]})
         t.close(out, own["x"] @ own["weight"].T, "the output on rank {rank} of {world}", atol=1e-10, **where)
         t.close(of_x, own["grad"] @ own["weight"], "the gradient of x on rank {rank} of {world}", atol=1e-10, **where)
     t.that(all(of_piece is not None for _, _, of_piece in run.results), NO_WAY_BACK)

@@ -44,6 +44,21 @@ def unsharded(weights: list[Tensor], steps: list[list[Tensor | None]], name: str
     return [parameter.detach() for parameter in parameters]
 
 
+@twin
+def without_memory(weights: list[Tensor], steps: list[list[Tensor | None]], name: str, options: dict) -> list[Tensor]:
+    """The same with a new optimiser in each step."""
+    for grads in steps:
+        weights = unsharded(weights, [grads], name, options)
+    return [weight.detach() for weight in weights]
+
+
+def pieces_added(grad: Tensor, world: int) -> Tensor:
+    """A gradient of which each piece is the sum of the pieces of all ranks."""
+    size = -(-grad.numel() // world)
+    padded = torch.nn.functional.pad(grad.flatten(), (0, size * world - grad.numel()))
+    return padded.view(world, size).sum(0).repeat(world)[: grad.numel()].view_as(grad)
+
+
 ADAMW = {"name": "AdamW", "options": {"lr": 0.05, "weight_decay": 0.1}}
 
 
