@@ -18,6 +18,18 @@ Predicted = Mapping[str, float | None]
 """What is measured → the student's prediction; None is no prediction."""
 
 
+def require_numbers(*predictions: Predicted) -> None:
+    """Raise if a prediction is not a number, before a measurement takes its time.
+
+    A cell that measures begins with it. A prediction cell that has not run is a NameError at this place.
+
+    Raises:
+        UserError: a prediction is neither a number nor None.
+    """
+    for predicted in predictions:
+        numbers(predicted, predicted)
+
+
 def compared(
     predicted: Predicted, measured: Mapping[str, float], text: Callable[[float], str] = "{:.3g}".format
 ) -> str:

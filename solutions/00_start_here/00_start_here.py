@@ -5,8 +5,8 @@
 # success: four processes that communicate, a deadlock that explains itself, and the memory of one training step of
 # Llama 3.2 3B, measured on this machine.
 #
-# You need no GPU: the ranks are processes on this machine (gloo). The core exercises take about 15 minutes, and the
-# whole notebook takes about 20.
+# You need no GPU: the ranks are processes on this machine (gloo). The core exercises, with their prediction, take about 15
+# minutes, and the whole notebook takes about 20.
 #
 # Click on the next cell and press **Shift+Enter**: this runs the cell and goes to the next one. The cell shows the
 # map of the course; run it again whenever you return here.
@@ -137,7 +137,7 @@ except DeadLock as lock:
 #
 # ## 4 · The memory of Llama 3.2 3B
 #
-# **Core · 5 min · ●○○**
+# **Core · 4 min · ●○○**
 #
 # Does one training step of a model with 3.2 billion parameters fit on a GPU of 80 GB, or of 40 GB? At the end of
 # backward, three parts are in memory, with 4 bytes (fp32) for each parameter in each tensor:
@@ -178,8 +178,10 @@ predicted_peak = {"peak": None}
 
 # %% id="show_peak" tags=["demo"]
 from dlo_lib.hardware import gpu
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling import measure_memory, plot_memory
+
+require_numbers(predicted_peak)
 
 report = measure_memory(MODEL, batch=1, seq=2048, parallel="none")
 print(compared(predicted_peak, {"peak": report.peak_bytes / 2**30}, "{:.1f} GiB".format))

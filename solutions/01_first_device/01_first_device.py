@@ -8,8 +8,8 @@
 #
 # You should have trained a small model with PyTorch before: a loss, `backward`, and the step of an optimiser.
 #
-# You need no GPU. What a CPU shows, the cells show on a CPU; on a GPU the same cells use it. The core exercises take
-# about 83 minutes, with the text and the demos plan an hour and three quarters. Each exercise has a check that answers
+# You need no GPU. What a CPU shows, the cells show on a CPU; on a GPU the same cells use it. The core exercises and
+# predictions take about 91 minutes, with the text and the demos plan an hour and three quarters. Each exercise has a check that answers
 # at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without the points of that step.
 #
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 
 STEPS = int(os.environ.get("DLO_STEPS", 60))  # of each training run below
 REPEATS = int(os.environ.get("DLO_REPEATS", 15))  # of each measurement of time
@@ -132,6 +132,7 @@ lab.check("timed")
 predicted_times = {"first": None, "slowest after warm-up": None}
 
 # %% id="show_first" tags=["demo"]
+require_numbers(predicted_times)
 def synchronize():
     """Wait until the device has finished its work; a CPU has nothing to wait for."""
     if DEVICE.type == "cuda":
@@ -225,6 +226,8 @@ predicted_lost = {"scale 1": None, "scale 65536": None}
 # %% id="show_lost" tags=["demo"]
 from dlo_lib.models.resnet import BasicBlock
 from dlo_lib.optim.precision import FORMATS, plot_range
+
+require_numbers(predicted_lost)
 
 SHRINK = 1024
 
@@ -390,6 +393,7 @@ lab.check("scaler")
 predicted_skips = {"skipped": None}
 
 # %% id="show_scale" tags=["demo"]
+require_numbers(predicted_skips)
 class ThroughFP16(torch.autograd.Function):
     """The identity, whose gradient is rounded to fp16 on its way."""
 
@@ -488,6 +492,7 @@ lab.check("mixed")
 predicted_speed = {"512": None, "1024": None}
 
 # %% id="show_speed" tags=["demo"]
+require_numbers(predicted_speed)
 def seconds_of_product(rows, dtype):
     a = torch.randn(rows, rows, device=DEVICE).to(dtype)
     return min(step_times(lambda: a @ a, synchronize, time.perf_counter, 2, REPEATS))
@@ -559,6 +564,7 @@ lab.check("masters")
 predicted_end = {"bf16": None, "with a master": None}
 
 # %% id="show_masters" tags=["demo"]
+require_numbers(predicted_end)
 def path_of(with_master, steps=200, rate=0.001):
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
     master, path = torch.ones(1), []
@@ -622,6 +628,7 @@ lab.check("strides")
 predicted_layout = {"fp32": None, "bf16": None}
 
 # %% id="show_layout" tags=["demo"]
+require_numbers(predicted_layout)
 def layout_steps(memory_format, dtype):
     """Return a function that trains one step of a larger ResNet on random images of 32 × 32 pixels."""
     torch.manual_seed(0)
@@ -772,6 +779,7 @@ for dtype, points in POINTS.items():
 predicted_batch = {"fp32": None, "bf16": None}
 
 # %% id="show_batch" tags=["demo"]
+require_numbers(predicted_batch)
 tries = {dtype: dict(points) for dtype, points in POINTS.items()}
 
 
@@ -806,6 +814,7 @@ figures.memory_of_batches(tries, CARD, predicted_batch)
 predicted_best = {"best": None}
 
 # %% id="show_throughput" tags=["demo"]
+require_numbers(predicted_best)
 SIZES = [2**power for power in range(10)]
 throughput = {size: size / min(step_times(stepper(fp32_step, size), synchronize, time.perf_counter, 1, max(3, REPEATS // 3))) for size in SIZES}
 best = next(size for size in SIZES if throughput[size] >= 0.9 * max(throughput.values()))

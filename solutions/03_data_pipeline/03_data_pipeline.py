@@ -8,7 +8,7 @@
 #
 # You should have trained a small model with PyTorch before. You need no GPU and no download: the images are generated, or part of scikit-learn.
 #
-# The core exercises and the quiz take about 98 minutes; with the text and the demos plan two hours and ten minutes. Two optional exercises (shards, RandAugment) take 21
+# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan two hours and ten minutes. Two optional exercises (shards, RandAugment) take 21
 # minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without the points of that step.
 #
@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 
 BATCHES = int(os.environ.get("DLO_BATCHES", 12))  # of a measured loader
 REPEATS = int(os.environ.get("DLO_REPEATS", 5))  # of a measured time
@@ -220,6 +220,7 @@ print(f"this machine has {CORES} cores for this process")
 predicted_speed = {"waits for files": None, "computes": None}
 
 # %% id="show_workers" tags=["demo"]
+require_numbers(predicted_speed)
 COUNTS = (0, 1, 2, 4)
 speeds = {name: {workers: images_per_second(dataset, workers) for workers in COUNTS} for name, dataset in DATASETS.items()}
 print(compared(predicted_speed, {name: found[4] for name, found in speeds.items()}))
@@ -463,7 +464,7 @@ lab.check("mixup")
 # %% [markdown] id="cutmix_text"
 # ## 6 · CutMix: a box for each image
 #
-# **Core · 14 min · ●●●**
+# **Core · 13 min · ●●●**
 #
 # **CutMix** replaces a rectangle of each image by the same rectangle of its partner. The rectangle has the share 1 − λ of the area and a random centre. `centres` (B, 2) holds
 # the centre of each image as (y, x), as fractions of the height and the width. Along each axis, with `size` pixels:
@@ -523,6 +524,7 @@ figures.mixed(
 predicted_gain = {"256 of 8 x 8": None, "256 of 32 x 32": None}
 
 # %% id="show_loop" tags=["demo"]
+require_numbers(predicted_gain)
 def cutmix_loop(images, labels, partner, lam, centres, classes):
     """CutMix, image by image."""
     mixed, targets = images.clone(), torch.zeros(len(images), classes)
@@ -607,6 +609,8 @@ predicted_recall = {"as they come": None, "weighted": None}
 from statistics import mean
 
 from torch.utils.data import RandomSampler, TensorDataset, WeightedRandomSampler
+
+require_numbers(predicted_recall)
 
 RARE, LEFT = 8, 6
 train, test = DIGITS.train, DIGITS.test

@@ -12,7 +12,7 @@
 # You can skip labs 01 to 03 (mixed precision, the profiler, data loading). You need one fact of lab 02: many operations are limited not by
 # arithmetic but by the bytes that they read and write.
 #
-# The core exercises take about 95 minutes; with the text and the demos plan two hours. The three optional exercises
+# The core exercises and predictions take about 98 minutes; with the text and the demos plan two hours. The three optional exercises
 # (an optimiser, padding to buckets) take 42 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
 # Words: kernel (*noyau de calcul*), fusion of kernels (*fusion de noyaux*), graph break (*rupture de
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import dlo_lib.profiling.compile_warm  # the compiler is loaded once, here
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling.compile_watch import CompileReport, watch_compilation
 
 ROWS = int(os.environ.get("DLO_ROWS", 4096))  # of the tensors in the first measurement
@@ -77,6 +77,7 @@ if not FUSES:
 predicted_gain = {"times faster": None}
 
 # %% id="show_why" tags=["demo"]
+require_numbers(predicted_gain)
 def gated(x: Tensor, bias: Tensor, y: Tensor) -> Tensor:
     """Apply the operations between two matrix products."""
     return F.gelu(x + bias) * torch.sigmoid(y) * 0.5 + y
@@ -308,6 +309,7 @@ lab.check("route")
 predicted_mib = {"a matrix per token": None, "yours": None}
 
 # %% id="show_route" tags=["demo"]
+require_numbers(predicted_mib)
 def copied_route(tokens: Tensor, experts: Tensor, choice: Tensor) -> Tensor:
     """Return the same as `route`, with a copy of a weight matrix for each token."""
     return torch.einsum("nd,ndh->nh", tokens, experts[choice])
@@ -544,6 +546,7 @@ lab.check("state")
 predicted_graphs = {"dynamic=None": None, "dynamic=False": None}
 
 # %% id="show_dynamic" tags=["demo"]
+require_numbers(predicted_graphs)
 def pooled(x: Tensor) -> Tensor:
     """Return the mean over the sequence of (batch, seq, width)."""
     return x.sum(1) / x.shape[1]
@@ -770,6 +773,7 @@ lab.check("break_even")
 predicted_race = {"steps": None, "times faster": None}
 
 # %% id="show_race" tags=["demo"]
+require_numbers(predicted_race)
 def training_step(model: Llama) -> Callable[[], object]:
     """Return a function that runs forward, loss and backward of one batch."""
 

@@ -9,7 +9,7 @@
 # programs of a kernel one after another, counts bytes, and stops at an access outside of a tensor. It says nothing about speed. The same text
 # runs on a GPU with Triton.
 #
-# Builds on lab 04 (what fusion saves). The core exercises and the quiz take about 92 minutes; with the text and the demos plan 115. One optional
+# Builds on lab 04 (what fusion saves). The core exercises, predictions and the quiz take about 95 minutes; with the text and the demos plan 115. One optional
 # exercise takes 20 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
 # Words: block of a kernel (*bloc*), arithmetic intensity (*intensité arithmétique*), lane (*voie*), online softmax (*softmax en ligne*),
@@ -47,9 +47,11 @@ chain_guess = {"chain, bytes for each byte of x": None, "one kernel": None}
 # %% id="show_chain" tags=["demo"]
 import figures
 
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling.compile_code import moved_eagerly
 from dlo_lib.profiling.roofline import MeasuredOperation, measure_ceilings
+
+require_numbers(chain_guess)
 
 
 def softmax_chain(x: torch.Tensor) -> torch.Tensor:
@@ -402,6 +404,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dlo_lib.kernels import linear_cross_entropy
 from dlo_lib.profiling.tracker import MemoryTracker
 
+require_numbers(logits_guess)
+
 
 def peak(function, *shapes: tuple[int, ...]) -> float:
     """GiB at the peak of forward and backward of function(*tensors, targets) with bf16 tensors of these shapes."""
@@ -577,6 +581,7 @@ lab.check("attention")
 scores_guess = {"yours": None, "separate operations": None}  # KiB written
 
 # %% id="show_scores" tags=["demo"]
+require_numbers(scores_guess)
 def flash(q, k, v, causal: bool):
     """Launch attention_kernel for q (heads, queries, D), k and v (kv_heads, keys, D); return o, lse and the traffic."""
     heads, queries, d = q.shape

@@ -11,9 +11,9 @@
 # optimiser. Labs 01 to 05 are not needed: they make one training step faster (mixed precision, profiler, data
 # loader, `torch.compile`, fused kernels). This lab keeps the step as it is and asks how many of them you need, and how long each should be.
 #
-# All runs train a small ResNet on real handwritten digits, in seconds. The core exercises take about 100
-# minutes; with the text and the demos plan two hours and a quarter. The two optional ones (cycles, snapshot
-# ensembles) take 25 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
+# All runs train a small ResNet on real handwritten digits, in seconds. The core exercises and predictions take
+# about 100 minutes; with the text and the demos plan two hours and a quarter. The two optional ones (cycles, snapshot
+# ensembles) take 27 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without the points of that step.
 #
 # Words: warm-up (*montée en température*), schedule (*politique de taux d'apprentissage*), plateau, momentum
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 
 EPOCHS = int(os.environ.get("DLO_EPOCHS", 3))  # of most runs below
 SEEDS = int(os.environ.get("DLO_SEEDS", 4))  # repeats of each comparison
@@ -197,7 +197,7 @@ lab.check("smoothed")
 # %% [markdown] id="suggest_text"
 # ### Which rates?
 #
-# **Core · 9 min · ●●○**
+# **Core · 8 min · ●●○**
 #
 # Read two rates from the curve:
 #
@@ -242,6 +242,7 @@ predicted_rates = {"steepest": None, "bottom": None}
 # so this is one call per rate. It costs more, but no rate is affected by the previous ones.
 
 # %% id="show_range" tags=["demo"]
+require_numbers(predicted_rates)
 rates = sweep(1e-3, 10.0, TEST_STEPS)
 model = new_model(0)
 orders = [range_test(model, loss_of, stream(seed), rates) for seed in range(SEEDS)]
@@ -274,7 +275,7 @@ draw_range_test(found)
 # %% [markdown] id="decay_text"
 # ## 2 · Schedules are functions
 #
-# **Core · 7 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # A high rate moves the weights far, a low rate lets them converge. So the rate should change during the run.
 # We write each schedule as a **pure function**: its argument is the number of completed steps (0 for the
@@ -525,6 +526,8 @@ predicted_accuracy = {"constant": None, "cosine": None, "OneCycle": None}
 # %% id="compare" tags=["demo"]
 from statistics import mean, stdev
 
+require_numbers(predicted_accuracy)
+
 runs = {name: [] for name in schedules_of(STEPS)}
 for seed in range(SEEDS):
     for name, factor in schedules_of(STEPS).items():
@@ -596,6 +599,7 @@ compare_runs(RUNS, {"test/accuracy": Pick.HIGHEST, "train/loss": Pick.LOWEST, "t
 predicted_super = {"peak / 10, in steps": None, "peak, in steps": None, "OneCycle": None}
 
 # %% id="super" tags=["demo"]
+require_numbers(predicted_super)
 lengths = (1, 2, 3, 4) if EPOCHS > 1 else (1,)
 budget = {"peak / 10, in steps": {}, "peak, in steps": {}, "OneCycle": {}}
 cautious, bold, cycle = budget.values()
@@ -628,7 +632,7 @@ else:
 # %% [markdown] id="batch_text"
 # ## 7 · The batch grows: how far does the rate follow?
 #
-# **Core · 18 min · ●●○**
+# **Core · 15 min · ●●○**
 #
 # With k times the ranks the batch is k times as large. If the number of epochs stays the same, there are k
 # times fewer steps, so each step should be larger. Two rules are common:
@@ -686,6 +690,7 @@ lab.check("batch")
 predicted_peaks = {"16": None, "256": None}
 
 # %% id="show_noise" tags=["demo"]
+require_numbers(predicted_peaks)
 def mean_square(model, size, count):
     """Return the mean of the squared norm of the gradient over `count` batches."""
     total = 0.0
@@ -733,6 +738,7 @@ figures.peaks(PEAKS, SCALE, predicted_peaks)
 predicted_same_epochs = {"64 images": None, "256, same peak": None, "256, sqrt": None, "256, linear": None}
 
 # %% id="show_batch" tags=["demo"]
+require_numbers(predicted_same_epochs)
 def train_batch(size, rule, seed):
     """Train for EPOCHS epochs with batches of `size`; return the test accuracy."""
     peak, steps = rescaled(size, BATCH, PEAKS[str(BATCH)], len(DATA.train), EPOCHS, rule or "linear")
@@ -798,6 +804,7 @@ figures.schedules({name: [factor(step) for step in range(STEPS)] for name, facto
 predicted_cycles = {"cycles": None, "halved cycles": None}
 
 # %% id="compare_cyclical" tags=["demo"]
+require_numbers(predicted_cycles)
 cycled = {name: [train(factor, PEAK, seed=seed) for seed in range(SEEDS)] for name, factor in cycles.items()}
 for name, accuracies in cycled.items():
     print(versus(name, accuracies, "constant", runs["constant"]))
@@ -848,6 +855,7 @@ lab.check("snapshots")
 predicted_snapshots = {"last member alone": None, "ensemble": None, "one cosine, same steps": None}
 
 # %% id="show_snapshots" tags=["demo"]
+require_numbers(predicted_snapshots)
 MEMBERS, TOTAL = 3, 2 * STEPS
 ends = snapshot_steps(TOTAL, MEMBERS)
 

@@ -9,8 +9,8 @@
 # Of lab 06 you need the learning rate and its decades. You can skip lab 07, which compares optimisers: here every network is trained by gradient
 # descent with momentum, a learning rate and a weight decay, which pulls each weight towards 0 in each step.
 #
-# You need no GPU. The core exercises take about 100 minutes; with the text and the demos plan two hours and a
-# quarter. The three optional ones (Hyperband, ASHA, population-based training) take 40 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
+# You need no GPU. The core exercises and predictions take about 100 minutes; with the text and the demos plan two hours and a
+# quarter. The three optional ones (Hyperband, ASHA, population-based training) take 43 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
 # pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
 # that step.
 #
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared, scaled
+from dlo_lib.labkit.predictions import compared, require_numbers, scaled
 
 REPEATS = int(os.environ.get("DLO_REPEATS", 30))  # of every comparison
 POOL = int(os.environ.get("DLO_POOL", 200))  # real trainings that are run once and searched many times
@@ -85,7 +85,7 @@ lab.check("scale")
 # %% [markdown] id="interval_text"
 # ## 2 · Which one is better? Repeat the experiment
 #
-# **Core · 11 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # One search proves nothing: random search may be lucky. So repeat both methods, with seed 0, 1, 2, ... and
 # compare **seed by seed**. Is the mean difference real? The **bootstrap** answers without a formula of
@@ -120,6 +120,7 @@ lab.check("interval")
 predicted_best = {"grid": None, "random": None}
 
 # %% id="show_interval" tags=["demo"]
+require_numbers(predicted_best)
 def verdict(a: str, b: str, losses: dict[str, list[float]]) -> None:
     """Print the result of comparing a with b; lower is better."""
     left, right = torch.tensor(losses[a]).double(), torch.tensor(losses[b]).double()
@@ -164,7 +165,7 @@ figures.best_losses(found, "best of 16 trainings", predicted_best)
 # %% [markdown] id="process_text"
 # ## 3 · A model of the landscape: the Gaussian process
 #
-# **Core · 15 min · ●●●**
+# **Core · 13 min · ●●●**
 #
 # Random search does not use its results. After ten trainings we know something about the landscape, and a
 # **Gaussian process** expresses it: at each point a mean and an *uncertainty*. The closer two points are, the
@@ -247,7 +248,7 @@ figures.improvement(line[:, 0], truth, (measured[:, 0], values), pictures)
 # %% [markdown] id="length_text"
 # ## 5 · How rough is the landscape?
 #
-# **Core · 9 min · ●●○**
+# **Core · 8 min · ●●○**
 #
 # The three pictures have the same measurements but choose different next points. The length scale must come
 # from the data. The **marginal likelihood** is the probability density of the values under a length scale,
@@ -277,7 +278,7 @@ lab.check("length")
 # %% [markdown] id="next_text"
 # ## 6 · Where to measure next
 #
-# **Core · 10 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # Combine the three functions. The process assumes values with mean 0 and standard deviation 1, which losses
 # do not have: **standardise** them first. (The standard deviation may divide by N, `std(correction=0)`, or by
@@ -313,6 +314,7 @@ lab.check("next")
 predicted_loss = {"random": None, "TPE": None, "your Bayesian search": None}
 
 # %% id="show_next" tags=["demo"]
+require_numbers(predicted_loss)
 TRAININGS, START = 28, 8
 
 
@@ -371,6 +373,8 @@ predicted_ranks = {"after 1 epoch": None, "after 3": None, "after 9": None}
 
 # %% id="show_ranks" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
+
+require_numbers(predicted_ranks)
 
 
 def ranks_agree(epochs: int) -> float:
@@ -462,6 +466,8 @@ predicted_gain = {"successive halving": None, "Hyperband": None}  # mean loss / 
 # %% id="show_budget" tags=["demo"]
 from dlo_lib.hpo.halving import brackets as library_brackets
 
+require_numbers(predicted_gain)
+
 
 def halving(order: list[int], trials: int, least: int) -> tuple[float, int]:
     """Return the lowest final loss that successive halving finds among the trials of `order`, and its cost in epochs."""
@@ -548,6 +554,7 @@ lab.check("prune")
 predicted_share = {"epochs trained": None, "best trial survives": None}
 
 # %% id="show_prune" tags=["demo"]
+require_numbers(predicted_share)
 spent, whole, kept = [], [], 0
 for seed in range(10 * REPEATS):
     order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed)).tolist()[:30]
@@ -621,6 +628,8 @@ predicted_epochs = {"median pruner": None}
 
 # %% id="show_objective" tags=["demo"]
 import time
+
+require_numbers(predicted_epochs)
 
 SPACE = {"learning_rate": trainings.LEARNING_RATE, "weight_decay": trainings.WEIGHT_DECAY}
 TRIALS = max(8, min(20, REPEATS))
@@ -708,6 +717,8 @@ predicted_time = {"ASHA": None}  # successive halving is 1
 # %% id="show_asha" tags=["demo"]
 from dlo_lib.hpo import SuccessiveHalving, draw_timeline, simulate
 from dlo_lib.hpo.table import Begin, Promote, idle
+
+require_numbers(predicted_time)
 
 
 class YourAsha:
@@ -799,6 +810,7 @@ lab.check("population")
 predicted_population = {"population": None}  # random search is 1
 
 # %% id="show_population" tags=["demo"]
+require_numbers(predicted_population)
 MEMBERS, QUANTILE = 6, 0.25
 
 

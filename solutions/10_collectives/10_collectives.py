@@ -10,7 +10,7 @@
 # tensors, and that a program can run as several processes, each with memory that the others cannot read. You need no
 # GPU: the ranks are processes on this machine (gloo).
 #
-# The core exercises take about 100 minutes; with the text and the demos plan two hours. Three optional sections
+# The core exercises and predictions take about 100 minutes; with the text and the demos plan two hours. Three optional sections
 # follow the quiz. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a
 # pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without the points of
 # that step.
@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from dlo_lib.grading import Lab
 from dlo_lib.labkit.explore import explore
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 
 KIB, MIB = 1 << 10, 1 << 20
 REPEATS = int(os.environ.get("DLO_REPEATS", 20))  # of each measurement near the end
@@ -155,7 +155,7 @@ for world in (1, 2, 4):
 # %% [markdown] id="exchange_text"
 # ## 2 · Messages, and a deadlock
 #
-# **Core · 12 min · ●●○**
+# **Core · 11 min · ●●○**
 #
 # From now on you use **only messages**: `dist.send(tensor, to)` and `dist.recv(tensor, source)`, which fills
 # `tensor`. Both *block*: they return after the message has been transferred.
@@ -210,7 +210,7 @@ lab.check("exchange")
 # %% [markdown] id="scatter_text"
 # ## 3 · Reduce-scatter
 #
-# **Core · 24 min · ●●●**
+# **Core · 22 min · ●●●**
 #
 # This is the upper row of the figure. With N ranks, `tensor.tensor_split(N)` cuts a tensor of *any* size into
 # N chunks. If N does not divide the size, the first chunks have one element more, and some may be empty. At
@@ -297,6 +297,7 @@ lab.check("ring")
 predicted_bytes = {"2 ranks": None, "6 ranks": None}  # in units of B
 
 # %% id="show_bytes" tags=["demo"]
+require_numbers(predicted_bytes)
 SIZE = 12_000  # elements: 2, 3, 4 and 6 divide it
 sent = {}
 for world in WORLDS:
@@ -365,6 +366,8 @@ predicted_messages = {"by way of rank 0": None, "tree": None, "your ring": None}
 from dlo_lib.comm.collectives import tree
 from dlo_lib.labkit.predicted_bars import predicted_bars
 
+require_numbers(predicted_messages)
+
 
 def tree_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum on every rank: the library's reduce to rank 0, then its broadcast."""
@@ -386,7 +389,7 @@ predicted_bars(of_rank_0, predicted_messages, "messages", title="sent by rank 0 
 # %% [markdown] id="cost_text"
 # ## 7 · A model with two parameters
 #
-# **Core · 10 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # How long does a message of *m* bytes take? A good approximation is
 #
@@ -428,6 +431,7 @@ lab.check("cost")
 predicted_ratio = {"2 ranks, 1 MiB": None, "4 ranks, 64 bytes": None, "4 ranks, 1 MiB": None}  # seconds of the ring / seconds of the tree
 
 # %% id="run_measure" tags=["demo"]
+require_numbers(predicted_ratio)
 SIZES = [64 * 4**power for power in range(20) if 64 * 4**power <= LARGEST]
 
 
@@ -533,6 +537,7 @@ lab.check("levels")
 predicted_between = {"1 rank in a node": None, "2 ranks in a node": None}  # in units of B
 
 # %% id="run_levels" tags=["demo"]
+require_numbers(predicted_between)
 def between_nodes(inside: int) -> float:
     """Return the first number of the sum over the ranks, by way of nodes of `inside` ranks."""
     return float(two_level_all_reduce(torch.ones(SIZE), *make_groups(inside))[0])

@@ -10,7 +10,7 @@
 # You need no GPU: ranks are processes on this machine (gloo).
 #
 # Builds on lab 10 (collectives). Labs 1 to 9 train on one device; you need from them only the training loop of PyTorch:
-# forward, backward, and a step of the optimiser. The core exercises take about 100 minutes; with the text and the demos plan two
+# forward, backward, and a step of the optimiser. The core exercises and predictions take about 100 minutes; with the text and the demos plan two
 # hours. Two optional sections follow the quiz. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 # If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.launch import run_ranks
 
 STEPS = int(os.environ.get("DLO_STEPS", 40))  # of each training
@@ -150,7 +150,7 @@ lab.check("replicate")
 # %% [markdown] id="average_text"
 # ## 2 · The average, after backward
 #
-# **Core · 9 min · ●○○**
+# **Core · 8 min · ●○○**
 #
 # The simple form: after backward, replace each gradient by its average over the ranks, in place. Use one
 # all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`). An all-reduce adds; gloo has no
@@ -184,6 +184,7 @@ lab.check("average")
 predicted_messages = {"16 messages": None, "256 messages": None}  # times as long as one message
 
 # %% id="show_messages" tags=["demo"]
+require_numbers(predicted_messages)
 def time_of_messages(total: int, counts: list[int]) -> dict[int, float]:
     """Seconds to send `total` numbers in `count` all-reduces, for each count; the minimum of the repeats."""
     torch.set_num_threads(1)
@@ -251,7 +252,7 @@ figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limi
 #
 # ## 4 · Communicate while backward runs
 #
-# **Core · 38 min · ●●●**
+# **Core · 35 min · ●●●**
 #
 # After `parameter.register_post_accumulate_grad_hook(function)`, PyTorch calls `function(parameter)` when the
 # parameter's `.grad` is complete. This hook can *start* an all-reduce with
@@ -348,6 +349,7 @@ lab.check("overlap")
 predicted_waiting = {"1 MiB": None, "3 MiB": None, "12 MiB": None}  # ms
 
 # %% id="run_overlap" tags=["demo"]
+require_numbers(predicted_waiting)
 class Sleeping(torch.autograd.Function):
     """The identity; its backward sleeps for 4 ms, while the processor is free."""
 
@@ -471,6 +473,8 @@ predicted_all_reduces = {"one after the other": None, "accumulated": None}
 # %% id="show_accumulate" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
 
+require_numbers(predicted_all_reduces)
+
 
 def eight_micro_batches(at_once: bool) -> None:
     model = DataParallel(make_model())
@@ -560,6 +564,7 @@ lab.check("metrics")
 predicted_training = {"largest difference of a loss": None, "accuracy at the end": None}
 
 # %% id="run_training" tags=["demo"]
+require_numbers(predicted_training)
 def train_together(epochs: int) -> dict[str, list[float]]:
     """Loss of every step and accuracy after every epoch."""
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@
 # Builds on lab 11 (DDP). You can skip lab 12, which compresses gradients before they are sent: that saves bytes on the links. This lab asks
 # what a rank must hold, and counts gradients that are not compressed.
 #
-# The core exercises and the quiz take about 95 minutes; with the text and the demos
+# The core exercises, predictions and the quiz take about 96 minutes; with the text and the demos
 # plan 1 h 50. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer,
 # then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
@@ -77,6 +77,7 @@ first = measured(step="foreach")
 plot_memory(first, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}, batch 1 × {SEQ}, AdamW")
 
 # %% id="show_first_peak" tags=["demo"]
+predictions.require_numbers(expected_first)
 weights = first.peak_by_part[Part.WEIGHTS]
 print(f"weights {weights / GIB:.1f} GiB, peak {first.peak_bytes / GIB:.1f} GiB: {first.peak_bytes / weights:.1f} times the weights")
 for phase, held in first.peak_by_phase.items():
@@ -508,6 +509,7 @@ lab.check("ranks")
 # measurement with what you predicted after "The idea".
 
 # %% id="show_ranks" tags=["demo"]
+predictions.require_numbers(expected_ranks)
 WORLDS = (8, 16, 32, 64, 128, 256, 512)
 per_rank = {world: math.ceil(64 / world) for world in WORLDS}
 state = state_bytes(config, "adamw", "fused")
@@ -628,6 +630,7 @@ for world in (1, 2, 4):
         curves[world] = read_metrics(out)
 
 # %% id="show_training" tags=["demo"]
+predictions.require_numbers(expected_real)
 small_peaks = {world: max(step_peak(small, GLOBAL_BATCH // world, SMALL_SEQ).values()) for world in memory}
 at_peak = {world: by_rank[0] for world, by_rank in memory.items()}
 ratios = {name: at_peak[4][part.value] / at_peak[1][part.value] for name, part in (("optimiser state", Part.OPTIMIZER_STATE), ("activations", Part.ACTIVATIONS))}

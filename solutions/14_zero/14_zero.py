@@ -10,7 +10,7 @@
 #
 # Builds on labs 10 (collectives), 11 (data parallelism) and 13 (its limit). Lab 12 (gradient compression) sends fewer bits
 # for each gradient and changes the gradients slightly. ZeRO computes the same gradients up to rounding, so nothing here
-# needs lab 12. The core exercises and the quiz take about 100 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
+# needs lab 12. The core exercises, predictions and the quiz take about 93 minutes; with the text and the demos plan two hours. Each exercise has a check that answers at once;
 # `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")`
 # lets you continue without its points.
 #
@@ -89,10 +89,10 @@ figures.copies(at_64[0], 64)
 # %% [markdown] id="state_text"
 # ## 1 · What is left on a rank
 #
-# **Core · 7 min · ●○○**
+# **Core · 6 min · ●○○**
 #
-# Write the last column of the table as a function, for any optimiser: `moments` is the number of values that
-# it keeps for each parameter (AdamW 2, momentum 1, plain SGD 0). All numbers are fp32. (Real shards are
+# The table has the sum of three parts, for AdamW. Write a function that returns each part, for any optimiser: `moments` is the
+# number of values that it keeps for each parameter (AdamW 2, momentum 1, plain SGD 0). All numbers are fp32. (Real shards are
 # rounded up; here keep the fractions. The check measures training steps: about 10 s.)
 
 # %% nbgrader={"grade_id": "state", "solution": true}
@@ -137,7 +137,7 @@ explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
 # %% [markdown] id="pieces_text"
 # ## 2 · Pieces
 #
-# **Core · 12 min · ●●○**
+# **Core · 11 min · ●●○**
 #
 # The rest of the lab needs two functions.
 #
@@ -147,7 +147,7 @@ explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
 #   piece, and all ranks get the tensor of that shape.
 #
 # Both must also work for tensors with fewer numbers than ranks, and for every dtype: `torch.empty(n)` is always fp32,
-# `piece.new_empty(n)` has the dtype of `piece`.
+# `piece.new_empty(n)` has the dtype of `piece`. (The check starts up to 5 ranks, several times: 5 to 10 s.)
 
 # %% nbgrader={"grade_id": "pieces", "solution": true}
 def piece_of(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
@@ -174,7 +174,7 @@ lab.check("pieces")
 # %% [markdown] id="stage1_text"
 # ## 3 · Stage 1: the optimiser's state
 #
-# **Core · 17 min · ●●○**
+# **Core · 16 min · ●●○**
 #
 # DDP has averaged the gradients on every rank, and then all ranks compute the same update from the same
 # moments. Instead:
@@ -187,7 +187,7 @@ lab.check("pieces")
 #   and not the gradient of an earlier step.
 #
 # Each updated number is sent once. The optimiser creates its moments in its first step, so a rank never holds
-# more than 1/N of them.
+# more than 1/N of them. (The check takes 5 to 20 s.)
 
 # %% nbgrader={"grade_id": "stage1", "solution": true}
 class ShardedOptimizer:
@@ -247,7 +247,7 @@ lab.check("norm")
 # %% [markdown] id="stage2_text"
 # ## 5 · Stage 2: the gradients
 #
-# **Core · 16 min · ●●○**
+# **Core · 15 min · ●●○**
 #
 # In stage 1, a rank uses only its piece of the averaged gradient, 1/N of it. A **reduce-scatter**
 # (`dist.reduce_scatter_tensor`, lab 10) gives each rank only the sum of its piece, for half the bytes. If it runs *during* backward, a gradient is whole only for a moment.
@@ -284,7 +284,7 @@ lab.check("stage2")
 # %% [markdown] id="stage3_text"
 # ## 6 · Stage 3: the parameters
 #
-# **Core · 24 min · ●●●**
+# **Core · 22 min · ●●●**
 #
 # Now a rank keeps only pieces of the parameters. Before a layer computes, its weight is gathered. Where does
 # its gradient go? The gather is a *function* of the pieces: its backward maps the gradient of the whole
@@ -353,7 +353,9 @@ traffic_guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": N
 import alive
 
 from dlo_lib.labkit.predicted_bars import predicted_bars
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
+
+require_numbers(traffic_guess)
 
 WIDTH, LAYERS = 64, 4
 
@@ -453,6 +455,7 @@ predicted_bars(traffic, traffic_guess, "sent by a rank and step (B f)")
 apart_guess = {"stage 1": None, "stage 2": None, "stage 3": None}
 
 # %% id="run_training" tags=["demo"]
+require_numbers(apart_guess)
 runs = {stage: run_ranks(train, 4, stage, STEPS) for stage in STAGES}
 apart = {
     f"stage {stage}": max(float((a - b).abs().max()) for a, b in zip(ranks[0][1], runs[0][0][1]))
@@ -484,7 +487,7 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 # %% [markdown] id="offload_text"
 # ## 8 · Offload
 #
-# **Core · 18 min · ●●○**
+# **Core · 15 min · ●●○**
 #
 # The optimiser's state is needed once a step, so it need not be in the memory of the GPU. ZeRO-Offload keeps it
 # in CPU memory, and the CPU computes the update. The GPU keeps pieces of weights and gradients in 16 bits; the
@@ -544,6 +547,7 @@ lab.check("offload")
 update_guess = {"1 rank": None, "8 ranks": None, "64 ranks": None}  # seconds
 
 # %% id="run_offload" tags=["demo"]
+require_numbers(update_guess)
 def seconds_of_update(numbers: int, repeats: int = 5) -> float:
     """The shortest step of `OffloadedOptimizer` for one piece of `numbers` parameters."""
     piece, times = nn.Parameter(torch.randn(numbers).bfloat16()), []
@@ -668,7 +672,9 @@ print(f"one buffer with all gradients: {4 * psi / GIB:.2f} GiB; buckets of 25 Mi
 #
 # With checkpointing the peak is another moment, the end of backward: the activations of all blocks are gone by then.
 # The last unit of backward is the largest one, the tied embedding (1.5 GiB in fp32). It is whole, and so is its
-# gradient; no number of ranks divides them.
+# gradient; no number of ranks divides them. These are 3.0 GiB. The other 1.8 GiB are the block that was computed last and is still
+# whole (0.4), the gradient of the embedding in 16 bits, from which the one in fp32 is cast (0.7), and this rank's share of
+# weights, gradients and optimiser state (0.7).
 #
 # </details>
 #
@@ -676,7 +682,8 @@ print(f"one buffer with all gradients: {4 * psi / GIB:.2f} GiB; buckets of 25 Mi
 #
 # In `dlo_lib.train`, one option selects the stage. `cluster.submit` is one call for a cluster and for this
 # machine: with `dry_run` it returns the script for SLURM; without SLURM it runs the job here, with the same
-# options, two processes and a small model. A second identical call finds the same job.
+# options, two processes and a small model. A second identical call finds the same job. (20 s to a minute, because the job starts its
+# own processes.)
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
@@ -744,8 +751,90 @@ print(table(forms))
 # %% [markdown] id="standard_lesson"
 # The bytes are equal. PyTorch gives each *whole parameter* to one rank and broadcasts it after the step, so no
 # parameter is cut and an optimiser that needs matrices works, but a rank with one very large parameter holds
-# more than 1/N. Which is faster depends on the number and the sizes of the parameters. Stages 2 and 3 of
-# PyTorch are `fully_shard`, with which lab 15 ends.
+# more than 1/N. Which is faster depends on the number and the sizes of the parameters.
+#
+# Stages 2 and 3 of PyTorch are `fully_shard`. It divides the parameters of a module over the ranks, and gathers them by hooks before the
+# module computes, in forward and in backward. The next table compares your stage 3 with it, for 8 layers of 256 × 256 on 2 ranks: the
+# shortest of 10 steps (forward and backward), the most memory that the tensors of a rank take in a step, and the bytes that it sends with
+# ring algorithms. The line below it compares the gradients of both.
+
+# %% id="show_stage3" tags=["demo"]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step
+
+
+def with_fully_shard(model):
+    options = {"mesh": init_device_mesh("cpu", (dist.get_world_size(),))}
+    for layer in model:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+
+
+def layers_of(form: str):
+    """Eight linear layers in this form, and the parameters that this rank has of them."""
+    torch.set_num_threads(1)
+    random, rank, world = torch.Generator().manual_seed(0), dist.get_rank(), dist.get_world_size()
+    weights = [torch.randn(256, 256, generator=random) / 16 for _ in range(8)]
+    if form == "yours":
+        pieces = [nn.Parameter(piece_of(weight, rank, world)) for weight in weights]
+        return [lambda x, piece=piece: sharded_linear(x, piece, (256, 256)) for piece in pieces], pieces
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in weights))
+    for layer, weight in zip(model, weights):
+        layer.weight.data.copy_(weight)
+    with_fully_shard(model)
+    return [model], list(model.parameters())
+
+
+def stage3_step(form: str):
+    """A function that runs forward and backward, and returns the gradients that this rank has."""
+    layers, parameters = layers_of(form)
+    x = torch.randn(32, 256, generator=torch.Generator().manual_seed(1 + dist.get_rank()))
+
+    def step():
+        for parameter in parameters:
+            parameter.grad = None
+        out = x
+        for layer in layers:
+            out = layer(out)
+        out.square().mean().backward()
+        grads = [parameter.grad for parameter in parameters]
+        return grads if form == "yours" else [grad.to_local().flatten() for grad in grads]
+
+    return step
+
+
+def stage3_time(form: str, repeats: int) -> tuple[float, list[torch.Tensor]]:
+    """The shortest step after the first, and the gradients of the last one."""
+    step, times = stage3_step(form), []
+    for _ in range(1 + repeats):
+        dist.barrier()
+        began = time.perf_counter()
+        grads = step()
+        times.append(time.perf_counter() - began)
+    return min(times[1:]), grads
+
+
+def stage3_peak(form: str) -> int:
+    return peak_of_a_step(lambda: stage3_step(form))
+
+
+forms, grads = [], {}
+for name, code in {"yours": (piece_of, whole, Gather.forward, Gather.backward, sharded_linear), "fully_shard": (with_fully_shard,)}.items():
+    run = run_ranks(stage3_time, 2, name, 10, trace=True)
+    grads[name] = [grad for _, own in run for grad in own]
+    forms.append(Form(name, lines_of(*code), max(seconds for seconds, _ in run), sent_in_last_step(run.trace), max(run_ranks(stage3_peak, 2, name))))
+print(table(forms, measured="forward and backward"))
+largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(grads["yours"], grads["fully_shard"]))
+print(f"largest difference of a gradient, relative to the largest gradient of its layer: {largest:.1g}")
+
+# %% [markdown] id="stage3_lesson"
+# The gradients are equal, and both send 3 B f: `fully_shard` also gathers each layer in forward and in backward, and reduce-scatters its
+# gradient. Both hold about the same, because only one layer is whole at a time, with its whole gradient. `fully_shard` computes
+# nothing twice: its hooks free the memory of the whole weight and fill it again before backward, where you use `checkpoint`. Its time on
+# this machine says little, because two ranks share the cores with their messages. On GPUs it gathers the next layer while one computes. Lab 15
+# builds these hooks, and lab 16 makes them fast.
 #
 # ## 12 · The same with DeepSpeed
 #

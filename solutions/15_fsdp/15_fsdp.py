@@ -12,7 +12,7 @@
 # Builds on labs 11 (hooks) and 14 (ZeRO). You can skip lab 12, which compresses gradients before they are sent. Of lab 13 you
 # need one number: with AdamW in fp32 a data-parallel rank holds 16 bytes for each parameter (weight 4, gradient 4, moments 8).
 #
-# The core exercises and the quiz take about 76 minutes; with the text and the
+# The core exercises, predictions and the quiz take about 80 minutes; with the text and the
 # given code plan 100, with the measurements and the last section 2 hours. Four optional exercises take 54 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without its points.
@@ -604,8 +604,10 @@ step_guess = {"all-gathers": None, "reduce-scatters": None}  # of one rank in on
 
 # %% id="run_timeline" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.launch import run_ranks
+
+require_numbers(step_guess)
 
 SMALL = LlamaConfig(
     vocab_size=257, hidden=WIDTH, intermediate=11 * WIDTH // 4, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=WIDTH // 4, tied_embeddings=True
@@ -667,6 +669,8 @@ bytes_guess = {"fp32": None, "gathered in bf16": None, "fp32, 4 micro-batches": 
 # %% id="run_memory" tags=["demo"]
 from dlo_lib.profiling import MemoryTracker, Part
 
+require_numbers(memory_guess)
+
 
 def one_backward(model: nn.Module, step: int) -> float:
     """Forward and backward of this rank's samples, sequences that repeat a short pattern; return the mean loss of all ranks.
@@ -719,6 +723,7 @@ figures.resting({world: held for world, (held, _) in resting.items()}, formulas,
 # ranks.
 
 # %% id="run_bytes" tags=["demo"]
+require_numbers(bytes_guess)
 def sent_by_fsdp(compute_dtype=None, micro_batches: int = 1) -> None:
     """Forward and backward of each micro-batch."""
     torch.manual_seed(0)
@@ -797,6 +802,8 @@ peak_guess = {"8 ranks": None, "64 ranks": None, "512 ranks": None}  # GiB on on
 
 # %% id="show_scale" tags=["demo"]
 from dlo_lib.profiling import measure_memory
+
+require_numbers(peak_guess)
 
 shapes = [weight.shape for weight in whole_model.parameters()]
 numbers = sum(shape.numel() for shape in shapes)
@@ -1039,6 +1046,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
+
+require_numbers(ratios_guess)
 
 
 def step_of(form: str):

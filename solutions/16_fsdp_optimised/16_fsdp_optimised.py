@@ -11,9 +11,9 @@
 # This lab builds on labs 13 (memory) and 15 (FSDP). You can skip lab 14 (ZeRO), which divides first the state of the optimiser, then
 # gradients, then weights over the ranks. FSDP is its third stage, with one gather for each block instead of one for each weight.
 #
-# The core exercises take about 82 minutes, with the part of the file `own_fsdp.py` that
-# you need. The rest of the core text, marked **Read**, and the demos take about 15 minutes more, so plan 97 minutes. The optional steps
-# take 84 minutes more; nothing in the core needs them, so you can skip them and their figures. Each exercise has a check that answers at
+# The core exercises and predictions take about 86 minutes, with the part of the file `own_fsdp.py` that
+# you need. The rest of the core text, marked **Read**, and the demos take about 14 minutes more, so plan 100 minutes. The optional steps
+# take 89 minutes more; nothing in the core needs them, so you can skip them and their figures. Each exercise has a check that answers at
 # once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
 # continue without its points.
 #
@@ -55,6 +55,8 @@ import figures
 import sweep
 
 from dlo_lib.labkit import predictions
+
+predictions.require_numbers(expected_wait)
 
 simple = run_ranks(sweep.traced_step, 2, sweep.simple_form, trace=True).trace
 print(predictions.compared({"simple": expected_wait["simple"]}, {"simple": sweep.waiting(simple)}, "{:.0%}".format))
@@ -394,6 +396,8 @@ lab.check("prefetch")
 # %% id="show_overlap" tags=["demo"]
 from functools import partial
 
+predictions.require_numbers(expected_gathers, expected_wait)
+
 Prefetch().end_of_backward([])  # stops here if `Prefetch` is not written yet
 kept_form = partial(shard_fast, reshard_after_forward=False)
 simple, ahead, kept = (run_ranks(sweep.traced_step, 2, form, trace=True).trace for form in (sweep.simple_form, shard_fast, kept_form))
@@ -410,6 +414,8 @@ figures.last_step(ahead, "your plan")
 
 # %% id="show_waits" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
+
+predictions.require_numbers(expected_wait)
 
 shares = {"simple": 100 * sweep.waiting(simple), "prefetch": 100 * sweep.waiting(ahead)}
 predicted_bars(shares, predictions.scaled(expected_wait, 100), "share of the step\nthat a rank waits (%)")
@@ -487,6 +493,7 @@ expected_checkpoint = {"FLOPs ratio": None, "gathers": None}  # FLOPs with / wit
 expected_peak = {"without": None, "with checkpoints": None}  # GiB on one of 8 ranks: Llama 3.2 3B, 16 sequences of 512 tokens
 
 # %% id="show_checkpoint" tags=["demo"]
+predictions.require_numbers(expected_checkpoint, expected_peak)
 plain, again = (sweep.flops(wrapper) for wrapper in (lambda block, x: block(x), Checkpoint.apply))
 gathers = [run_ranks(sweep.llama_step, 2, checkpointing, trace=True).trace.count("all_gather", rank=0) for checkpointing in (False, True)]
 print(f"gathers of a step without checkpointing: {gathers[0]}")
@@ -564,6 +571,7 @@ lab.check("hybrid")
 expected_links = {"FSDP": None, "HSDP": None}  # percent of the bytes of a step that pass between nodes
 
 # %% id="show_hybrid" tags=["demo"]
+predictions.require_numbers(expected_links)
 crossings = {name: sweep.links(run_ranks(sweep.hybrid_step, 4, size, trace=True).trace, 2) for name, size in (("FSDP", 4), ("HSDP", 2))}
 leaving = {name: 100 * parts["between nodes"] / sum(parts.values()) for name, parts in crossings.items()}
 print(predictions.compared(expected_links, leaving, "{:.0f} %".format))
@@ -607,6 +615,7 @@ lab.check("sweep")
 expected_memory = {"ddp": None, "fsdp": None, "fsdp + checkpointing": None}  # GiB, Llama 3.2 3B, sequences of 512 tokens
 
 # %% id="run_sweep_memory" tags=["demo"]
+predictions.require_numbers(expected_memory)
 curves = sweep.memory(MODEL, POINTS)
 print(predictions.compared(expected_memory, {form: points[-1][1] / GIB for form, points in curves.items()}, "{:.1f} GiB".format))
 figures.sweep_memory(curves, MODEL, expected_memory)
@@ -620,6 +629,7 @@ figures.sweep_memory(curves, MODEL, expected_memory)
 expected_sweep = {"fsdp": None, "fsdp + checkpointing": None}  # largest batch of each, divided by the rate of DDP at batch 8
 
 # %% id="run_sweep_speed" tags=["demo"]
+predictions.require_numbers(expected_sweep)
 times = {form: run_ranks(sweep.measure, 2, form, sweep.some(batches, POINTS))[0] for form, batches in sweep.SMALL.items()}
 rates = {form: points[-1][0] / points[-1][1] for form, points in times.items()}
 print(predictions.compared(expected_sweep, {form: rates[form] / rates["ddp"] for form in expected_sweep}, "{:.2f}".format))
@@ -694,6 +704,7 @@ lab.check("offload")
 expected_weight = {"bf16": None, "fp32": None, "bf16, master on the host": None}  # after 60 steps of 0.001
 
 # %% id="show_offload" tags=["demo"]
+predictions.require_numbers(expected_weight)
 weights = sweep.tiny_updates(HostOptimizer)
 print(predictions.compared(expected_weight, {name: values[-1] for name, values in weights.items()}))
 figures.rounding(weights, expected_weight)
@@ -730,6 +741,7 @@ lab.check("compile")
 expected_graphs = {"as a whole": None, "block by block": None}
 
 # %% id="show_compile" tags=["demo"]
+predictions.require_numbers(expected_graphs)
 compile_blocks([], "eager")  # stops here if the function is not written yet
 whole_graphs, block_graphs = run_ranks(sweep.graphs_under_fsdp, 1, compile_blocks)[0]
 print(f"compiled as a whole: {len(whole_graphs)} graphs, of {whole_graphs} operations")
@@ -820,6 +832,8 @@ expected_held = {"simple": None, "yours": None, "yours, kept whole": None}  # Mi
 from dlo_lib.labkit.figures import MIB, ms, size
 from dlo_lib.labkit.side_by_side import lines_of
 from dlo_lib.text import columns
+
+predictions.require_numbers(expected_held)
 
 mixed = partial(standard, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 own_lines = lines_of(start_gather, wait_gather, shard_fast, *filter(callable, vars(Prefetch).values()))

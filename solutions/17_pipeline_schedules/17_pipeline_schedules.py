@@ -13,7 +13,7 @@
 # This lab builds on lab 13 (what a rank holds). You can skip labs 14 to 16: ZeRO and FSDP divide the training state over ranks that
 # all compute every layer. A pipeline divides the layers, and nothing of those labs is needed here.
 #
-# The core exercises take about 100 minutes; with the text and the demos plan two hours. The optional exercises take 40
+# The core exercises and predictions take about 100 minutes; with the text and the demos plan two hours. The optional exercises take 40
 # minutes more. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step, `lab.use_reference("name")` lets you
 # continue without its points.
 #
@@ -153,6 +153,8 @@ bubble_predicted = {"2 micro-batches": None, "8 micro-batches": None, "32 micro-
 
 # %% id="show_law" tags=["demo"]
 from dlo_lib.labkit import predictions
+
+predictions.require_numbers(bubble_predicted)
 
 ratios = {p: {m: timed(afab_rows(p, m)).bubble_ratio for m in (1, 2, 4, 8, 16, 32, 64)} for p in (2, 4, 8)}
 measured = {f"{m} micro-batches": 100 * ratios[4][m] for m in (2, 8, 32)}
@@ -298,6 +300,7 @@ figures.show(timed(interleaved_rows(RANKS, 2 * RANKS, 2)), "interleaved 1F1B, 2 
 messages_predicted = {"v = 2": None, "v = 4": None}  # times the messages of 1F1B
 
 # %% id="show_send" tags=["demo"]
+predictions.require_numbers(messages_predicted)
 def messages(rows: list[list[str]]) -> int:
     """Count the outputs and gradients that go from one rank to another."""
     table = with_communication(read_csv("\n".join(",".join(row) for row in rows)))
@@ -326,7 +329,7 @@ predicted_bars(sent, messages_predicted, "times the messages of 1F1B")
 # %% [markdown] id="memory_text"
 # ## 5 · What a rank holds
 #
-# **Core · 12 min · ●●○**
+# **Core · 11 min · ●●○**
 #
 # Now write it as a formula. The unit is the activations of one micro-batch on **all layers of a rank**; with
 # v stages per rank, a stage holds 1/v of it. You need no simulator: read a row from the left, +1 for a
@@ -815,6 +818,8 @@ from sleeping import Sleepy, fastest, measured_run, peak_memory, recorded, table
 
 from dlo_lib.labkit import side_by_side
 from dlo_lib.labkit.measured_step import sent_in_last_step
+
+predictions.require_numbers(step_predicted)
 
 BATCH, WIDTH = 8, 16384  # 8 micro-batches of one sample, 64 KiB each
 

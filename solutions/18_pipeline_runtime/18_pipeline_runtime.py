@@ -14,7 +14,7 @@
 # that compute every layer. Of lab 11 only the optional step 7 needs an idea: each rank computes the gradients of its samples, and an
 # all-reduce combines them.
 #
-# The core exercises take about 95 minutes; with the text and the demos plan
+# The core exercises and predictions take about 100 minutes; with the text and the demos plan
 # a little more than two hours. Each exercise has a check that answers at once; `lab.hint("name")` shows a nudge, then a pointer, then a sketch. If you are stuck at a step,
 # `lab.use_reference("name")` lets you continue without its points.
 #
@@ -525,6 +525,8 @@ import time
 
 from dlo_lib.labkit import predictions
 
+predictions.require_numbers(step_predicted)
+
 
 def asleep(rows: list[list[str]], unit: float) -> list[tuple[float, float]]:
     """Return when each F and B of this rank began and ended."""
@@ -568,6 +570,8 @@ overlapped_predicted = {"dlo_lib, messages overlapped": None}  # milliseconds
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.schedules import one_f_one_b
+
+predictions.require_numbers(overlapped_predicted)
 
 
 class Sleep(torch.autograd.Function):
@@ -726,6 +730,8 @@ wire_predicted = {"pipeline": None, "tensor parallelism": None}  # numbers for e
 # %% id="show_wire" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.models import model_config
+
+predictions.require_numbers(wire_predicted)
 
 config, ranks = model_config("llama-3.2-3b"), 4
 sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
@@ -912,6 +918,8 @@ loss_predicted = {"learning rate 0.3": None, "learning rate 2": None}  # loss of
 
 # %% id="run_delayed" tags=["demo"]
 from dlo_lib.parallel.pipeline.simulate import simulate
+
+predictions.require_numbers(loss_predicted)
 
 
 def chain(seed: int, stages: int = 8, width: int = 16) -> list[torch.Tensor]:
@@ -1101,6 +1109,8 @@ from torch.distributed.pipelining import ScheduleGPipe
 
 from dlo_lib.labkit import side_by_side
 from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step
+
+predictions.require_numbers(memory_predicted)
 
 batch, classes = torch.randn(256, WIDTHS[0], dtype=torch.float64), torch.randint(0, WIDTHS[-1], (256,))  # 8 micro-batches of 32
 

@@ -8,8 +8,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on fake tensors.
 #
-# Builds on labs 10 (collectives, groups) and 15 (FSDP: each rank *stores* a part, and computes everything). The core exercises
-# and the quiz take about 86 minutes; with the text and the demos plan 110. Three optional exercises take 33 minutes
+# Builds on labs 10 (collectives, groups) and 15 (FSDP: each rank *stores* a part, and computes everything). The core exercises,
+# predictions and the quiz take about 88 minutes; with the text and the demos plan 110. Three optional exercises take 34 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are
 # stuck, `lab.use_reference("name")` lets you continue without its points.
 #
@@ -53,8 +53,10 @@ peak_guess = {"GiB at the peak": None}
 # %% id="show_why" tags=["demo"]
 import figures
 
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling import measure_memory
+
+require_numbers(peak_guess)
 
 report = measure_memory(MODEL, 1, SEQ, checkpointing=True, parallel="fsdp", world_size=RANKS)
 print(compared(peak_guess, {"GiB at the peak": sum(report.at_peak.values()) / 2**30}))
@@ -445,6 +447,8 @@ bytes_guess = {"2 ranks": None, "4 ranks": None}  # times b s h
 # %% id="run_bytes" tags=["demo"]
 from dlo_lib.launch import run_ranks
 
+require_numbers(bytes_guess)
+
 SMALL = LlamaConfig(
     vocab_size=512, hidden=WIDTH, intermediate=11 * WIDTH // 4, num_layers=4, num_heads=8, num_kv_heads=4, head_dim=WIDTH // 8
 )
@@ -698,6 +702,7 @@ lab.check("sequence")
 sequence_guess = {"sent": None, "kept for backward": None}  # times those of tensor parallelism
 
 # %% id="run_sequence" tags=["demo"]
+require_numbers(sequence_guess)
 def kept_by(form: str) -> int:
     """Bytes of activations that forward of norm and MLP keeps for backward on this rank."""
     hidden, inner, world = 256, 1024 // dist.get_world_size(), dist.get_world_size()

@@ -7,8 +7,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo), and the 3B model is measured at true size on tensors without memory.
 #
-# Builds on labs 10 (messages, rings) and 19 (autograd functions that communicate). The core exercises and the quiz take about
-# 90 minutes; with the text and the demos plan two hours. One optional exercise takes 7 minutes more. Each exercise has a check that answers at once;
+# Builds on labs 10 (messages, rings) and 19 (autograd functions that communicate). The core exercises, predictions and the quiz take about
+# 93 minutes; with the text and the demos plan two hours. One optional exercise takes 7 minutes more. Each exercise has a check that answers at once;
 # `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: context parallelism (*parallélisme de contexte*), ring attention (*attention en anneau*), online softmax (*softmax en ligne*), causal
@@ -51,8 +51,10 @@ from dataclasses import replace
 
 import figures
 
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.models import model_config
+
+require_numbers(kept_guess)
 
 
 def kept_for_backward(tokens: int) -> dict[str, int]:
@@ -451,6 +453,7 @@ def zigzag(seq: int, world: int) -> torch.Tensor:
 lab.check("zigzag")
 
 # %% id="show_zigzag" tags=["demo"]
+require_numbers(balance_guess)
 steps = {name: work(order(64, 4)) for name, order in (("contiguous", contiguous), ("zig-zag", zigzag))}
 print(compared(balance_guess, {"contiguous": duration(steps["contiguous"]), "balanced": duration(steps["zig-zag"])}))
 for world in (2, 4, 8, 32):
@@ -637,9 +640,8 @@ sent_guess = {"ring": None, "Ulysses": None}  # times L
 
 # %% id="run_sent" tags=["demo"]
 from dlo_lib.comm.calls import Kind
-from dlo_lib.labkit.predictions import numbers
 
-numbers(sent_guess, ["ring", "Ulysses"])  # refuses a prediction that is no number, before the measurement
+require_numbers(sent_guess)
 
 
 def both_forms(length: int) -> int:

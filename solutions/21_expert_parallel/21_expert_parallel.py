@@ -8,8 +8,8 @@
 #
 # You need no GPU: ranks are processes on this machine (gloo).
 #
-# Builds on labs 10 (collectives, groups) and 15 (FSDP, with which the last part compares). The core exercises
-# and the quiz take about 91 minutes; with the text and the demos plan 114. An optional exercise takes 18 minutes
+# Builds on labs 10 (collectives, groups) and 15 (FSDP, with which the last part compares). The core exercises,
+# predictions and the quiz take about 95 minutes; with the text and the demos plan 114. An optional exercise takes 18 minutes
 # more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are
 # stuck, `lab.use_reference("name")` lets you continue without its points.
 #
@@ -50,10 +50,12 @@ active_guess = {"billions used by a token": None, "GiB of state": None}
 # %% id="show_why" tags=["demo"]
 import figures
 
-from dlo_lib.labkit.predictions import compared
+from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.models import LlamaConfig
 from dlo_lib.models.counts import active_parameters, parameters
 from dlo_lib.models.router import MoEConfig
+
+require_numbers(active_guess)
 
 sizes = {"vocab_size": 32_000, "hidden": 4096, "num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
 models = {f"dense, width {width:,}": LlamaConfig(intermediate=width, **sizes) for width in (14_336, 8 * 14_336)}
@@ -228,6 +230,7 @@ def moe(x, router, first, second, k: int, bias=None, factor: float | None = None
 drop_guess = {"random tokens": None, "with a common part": None}  # between 0 and 1
 
 # %% id="show_drops" tags=["demo"]
+require_numbers(drop_guess)
 def drawn(common: float, tokens: int = 2048, hidden: int = 16, num_experts: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     """Random tokens with a common part of this size, and a random router."""
     random = torch.Generator().manual_seed(1)
@@ -311,11 +314,11 @@ lab.check("balance")
 idle_guess = {"no remedy": None, "balance loss": None, "balance bias": None}  # experts with less than 1 %
 
 # %% id="run_balance" tags=["demo"]
-from dlo_lib.labkit.predictions import numbers
 from dlo_lib.launch import run_ranks
 
+require_numbers(idle_guess)
 REMEDIES = ("no remedy", "balance loss", "balance bias")
-numbers(idle_guess, REMEDIES)  # refuses a prediction that is no number, before the training
+
 
 
 def train(remedy: str, steps: int, num_experts: int = 8, k: int = 2, hidden: int = 16, rate: float = 0.01) -> tuple[torch.Tensor, ...]:
@@ -472,9 +475,8 @@ traffic_guess = {"t = 2": None, "t = 4": None, "busiest of 4": None}
 
 # %% id="run_traffic" tags=["demo"]
 from dlo_lib.comm.calls import Kind
-from dlo_lib.labkit.predictions import numbers
 
-numbers(traffic_guess, ["t = 2", "t = 4", "busiest of 4"])  # refuses a prediction that is no number, before the measurement
+require_numbers(traffic_guess)
 
 
 def one_layer(common: float, num_experts: int = 8, k: int = 2) -> tuple[int, int]:

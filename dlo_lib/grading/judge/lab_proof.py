@@ -12,7 +12,6 @@ mutants in each class; :func:`proof_secrets` gives more secrets for an author wh
 from __future__ import annotations
 
 import inspect
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,25 +41,14 @@ from dlo_lib.grading.lab.source import (
     source_notebook,
     text_source,
 )
+from dlo_lib.grading.lab.text_rules import exercise_faults, hint_faults, page_faults, prediction_faults
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.text import tr
 
 LEAST_MUTANTS = 5
 MOST_HIDDEN = 0.25  # of the points of a lab
-EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$", re.MULTILINE)
-CORE_MINUTES = (60, 100)
-START_MINUTES = (10, 20)  # of lab 00, which shows the course and asks for little
 MAX_FILES = 10
 HINTS = 3
-PAGE = "INSTRUCTOR.md"
-PAGE_HAS = (
-    "**Goal.**",
-    "## Timetable",
-    "## Usual mistakes",
-    "## Answers to the questions of the text",
-    "Where to cut",
-    "rojector",
-)
 SECRET = "proof"  # any value: the proofs must hold for every class secret
 
 Rule = Callable[[LabSource], list[str]]
@@ -267,7 +255,9 @@ def points_faults(lab: LabSource) -> list[str]:
 
 
 def help_faults(lab: LabSource) -> list[str]:
-    """Return the questions without a visible check or without three hints, and the checks without a title."""
+    """Return the questions without a visible check or three hints, the hints that give a solution away, and
+    the checks without a title.
+    """
     checks = _checks(lab)
     tried = {check.question for check in checks.visible}
     faults = [f"{question} has no visible check" for question in lab.questions if question not in tried]
@@ -283,6 +273,7 @@ def help_faults(lab: LabSource) -> list[str]:
         for check in (*checks.visible, *checks.hidden)
         if check.function.__module__.startswith("_dlo_lab")
     ]
+    faults += hint_faults(lab, checks.hints)
     return faults + [
         f"{check.name} has no docstring: students read its first line"
         for check in own
@@ -303,36 +294,6 @@ def hidden_faults(lab: LabSource) -> list[str]:
         f"{hidden:g} of {lab.points:g} points are hidden: at most {MOST_HIDDEN:.0%} may be; "
         "make each requirement that the text states a visible check"
     ]
-
-
-def exercise_faults(lab: LabSource) -> list[str]:
-    """Return the faults of the lines that say how long and how difficult each exercise is."""
-    text = "\n".join(cell.source for cell in lab.cells if cell.kind is CellKind.TEXT)
-    lines = EXERCISE.findall(text)
-    exercises = [question for question in lab.questions if question != QUIZ]
-    faults = []
-    if len(lines) < len(exercises):
-        faults.append(
-            f"{len(lines)} of {len(exercises)} exercises have a line such as **Core · 10 min · ●○○** "
-            "below their heading"
-        )
-    core = sum(int(minutes) for kind, minutes in lines if kind == "Core")
-    least, most = START_MINUTES if lab.info.number == 0 else CORE_MINUTES
-    if core != lab.info.minutes or not least <= core <= most:
-        faults.append(
-            f"the core exercises take {core} min, and lab.toml gives {lab.info.minutes}: "
-            f"both should be the same, from {least} to {most}"
-        )
-    return faults
-
-
-def page_faults(lab: LabSource) -> list[str]:
-    """Return what the instructor's page of the lab lacks."""
-    page = lab.folder / PAGE
-    if not page.is_file():
-        return [f"{PAGE} is missing: write the instructor's page, see CHECKS.md"]
-    text = page.read_text(encoding="utf-8")
-    return [f"{PAGE} lacks {part!r}: see CHECKS.md" for part in PAGE_HAS if part not in text]
 
 
 def builds_on_faults(lab: LabSource) -> list[str]:
@@ -376,6 +337,7 @@ STATIC_RULES: dict[str, Rule] = {
     "hints and titles": help_faults,
     "hidden points": hidden_faults,
     "minutes": exercise_faults,
+    "predictions": prediction_faults,
     "instructor's page": page_faults,
     "builds on": builds_on_faults,
     "needs": needs_faults,

@@ -66,7 +66,8 @@ class CellKind(Enum):
 
     TEXT = "text"  # markdown
     GIVEN = "given"  # code the exercises stand on; the judge runs it
-    DEMO = "demo"  # shows or measures, or asks for a prediction; the judge does not run it
+    DEMO = "demo"  # shows or measures; the judge does not run it
+    PREDICTION = "prediction"  # asks for numbers before a measurement; the judge does not run it
     SOLUTION = "solution"  # the student's answer to a question
     TEST = "test"  # the question's checks: one line, locked
 
@@ -240,7 +241,9 @@ def kind_of(cell: Mapping[str, Any]) -> CellKind:
     if grading.get("solution"):
         return CellKind.SOLUTION
     tags = cell["metadata"].get("tags", ())
-    return CellKind.DEMO if DEMO_TAG in tags or PREDICTION_TAG in tags else CellKind.GIVEN
+    if PREDICTION_TAG in tags:
+        return CellKind.PREDICTION
+    return CellKind.DEMO if DEMO_TAG in tags else CellKind.GIVEN
 
 
 def _cell(node: NotebookNode) -> Cell:

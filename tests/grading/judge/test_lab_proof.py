@@ -123,13 +123,15 @@ def test_an_exercise_without_minutes_is_a_fault(root: Path, edit: Edit) -> None:
     edit("91_small.py", "# **Core · 20 min · ●●○**\n", "# **Core · 20 min · ●○●**\n")
     missing, minutes = on_paper(root)["minutes"]
     assert missing.startswith("2 of 3 exercises have a line such as **Core · 10 min · ●○○**")
-    assert minutes.startswith("the core exercises take 40 min, and lab.toml gives 60")
+    assert minutes.startswith(
+        "the core exercises and predictions take 40 min (40 + 0 predictions of 1 min), and lab.toml gives 60"
+    )
 
 
 def test_optional_exercises_do_not_count_for_the_minutes(root: Path, edit: Edit) -> None:
     edit("91_small.py", "# **Core · 20 min · ●●●**\n", "# **Optional · 20 min · ●●●**\n")
     (fault,) = on_paper(root)["minutes"]
-    assert fault.startswith("the core exercises take 40 min")
+    assert fault.startswith("the core exercises and predictions take 40 min")
 
 
 def test_an_instructors_page_is_needed_with_all_its_parts(root: Path, edit: Edit) -> None:
