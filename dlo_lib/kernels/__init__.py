@@ -14,6 +14,7 @@ from dlo_lib.kernels.flash_attention import FlashAttention, flash_attention
 from dlo_lib.kernels.grouped_matmul import grouped_matmul
 from dlo_lib.kernels.layer_norm import layer_norm
 from dlo_lib.kernels.linear_cross_entropy import linear_cross_entropy
+from dlo_lib.kernels.llama import FusedOperation, Kernels, LossHead, fuse
 from dlo_lib.kernels.rms_norm import rms_norm
 from dlo_lib.kernels.rope import rope
 from dlo_lib.kernels.softmax import softmax
@@ -25,11 +26,15 @@ __all__ = [
     "CrossEntropyTerms",
     "FlashAttention",
     "FusedAdamW",
+    "FusedOperation",
     "KernelBackend",
+    "Kernels",
+    "LossHead",
     "LossReduction",
     "adamw_update",
     "cross_entropy",
     "flash_attention",
+    "fuse",
     "grouped_matmul",
     "layer_norm",
     "linear_cross_entropy",

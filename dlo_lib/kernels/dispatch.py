@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +40,9 @@ class KernelBackend(enum.Enum):
 
 
 _CHOSEN: ContextVar[KernelBackend | None] = ContextVar("backend of fused kernels", default=None)
+_AROUND: ContextVar[Callable[[], AbstractContextManager[Any]]] = ContextVar(
+    "what is entered around a twin", default=contextlib.nullcontext
+)
 
 
 @cache
@@ -84,6 +90,29 @@ def backend_for(tensor: Tensor) -> KernelBackend:
 def backend_for_rows(x: Tensor) -> KernelBackend:
     """Return the backend of a kernel that holds whole rows of x (..., n)."""
     return KernelBackend.TORCH if x.shape[-1] > LONGEST_ROW else backend_for(x)
+
+
+def run(backend: KernelBackend, module: str, twin: Callable[..., Any], *args: Any) -> Any:
+    """Call ``twin`` with ``args``, or the function of its name in ``triton_code.<module>``."""
+    if backend is KernelBackend.TRITON:
+        code = import_module(f"dlo_lib.kernels.triton_code.{module}")
+        return getattr(code, twin.__name__)(*args)
+    with _AROUND.get()():
+        return twin(*args)
+
+
+@contextlib.contextmanager
+def around_twins(context: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Enter ``context()`` around each call of a twin inside the context.
+
+    A twin represents its kernel where Triton cannot compute, such as on fake tensors. It stores temporary
+    tensors that the kernel keeps in registers, so who measures memory takes the call as one operation.
+    """
+    before = _AROUND.set(context)
+    try:
+        yield
+    finally:
+        _AROUND.reset(before)
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating, run
 
 LARGEST_HEAD = 128
 TILE = 128
@@ -92,12 +92,7 @@ class FlashAttention(Function):
         _require_attention(*heads)
         ctx.is_causal = is_causal
         ctx.backend = backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
-        if ctx.backend is KernelBackend.TRITON:
-            from dlo_lib.kernels.triton_code import flash_attention as code
-
-            out, lse = code.attention_forward(heads[0], heads[1], heads[2], is_causal)
-        else:
-            out, lse = attention_forward(heads[0], heads[1], heads[2], is_causal)
+        out, lse = run(ctx.backend, "flash_attention", attention_forward, *heads, is_causal)
         if q.ndim == 3:
             out, lse = out.squeeze(1), lse.squeeze(1)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -109,12 +104,8 @@ class FlashAttention(Function):
         one_head = ctx.saved_tensors[0].ndim == 3
         tensors = [grad, *ctx.saved_tensors]
         grad, q, k, v, out, lse = [tensor.unsqueeze(1) for tensor in tensors] if one_head else tensors
-        if ctx.backend is KernelBackend.TRITON:
-            from dlo_lib.kernels.triton_code import flash_attention as code
-
-            grads = code.attention_backward(grad, q, k, v, out, lse, ctx.is_causal)
-        else:
-            grads = attention_backward(grad, q, k, v, out, lse, ctx.is_causal)
+        args = (grad, q, k, v, out, lse, ctx.is_causal)
+        grads = run(ctx.backend, "flash_attention", attention_backward, *args)
         dq, dk, dv = (tensor.view(leaf.shape) for tensor, leaf in zip(grads, ctx.saved_tensors))
         return dq, dk, dv, None
 

@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape, run
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -85,21 +85,12 @@ class _GroupedMatmul(Function):
     def forward(ctx: Any, rows: Tensor, weights: Tensor, counts: Tensor, backend: KernelBackend) -> Tensor:
         ctx.backend = backend
         ctx.save_for_backward(rows, weights, counts)
-        if backend is KernelBackend.TORCH:
-            return grouped_forward(rows, weights, counts)
-        from dlo_lib.kernels.triton_code import grouped_matmul as code
-
-        return code.grouped_forward(rows, weights, counts)
+        return run(backend, "grouped_matmul", grouped_forward, rows, weights, counts)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows, weights, counts = ctx.saved_tensors
-        transposed = weights.transpose(1, 2)
-        if ctx.backend is KernelBackend.TORCH:
-            grad_rows = grouped_forward(grad, transposed, counts)
-            return grad_rows, grouped_weight_gradient(rows, grad, counts), None, None
-        from dlo_lib.kernels.triton_code import grouped_matmul as code
-
-        grad_rows = code.grouped_forward(grad, transposed, counts)
-        return grad_rows, code.grouped_weight_gradient(rows, grad, counts), None, None
+        code = "grouped_matmul"
+        grad_rows = run(ctx.backend, code, grouped_forward, grad, weights.transpose(1, 2), counts)
+        return grad_rows, run(ctx.backend, code, grouped_weight_gradient, rows, grad, counts), None, None

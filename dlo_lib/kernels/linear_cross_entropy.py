@@ -30,7 +30,7 @@ from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.errors import UserError, require_count
 from dlo_lib.kernels.cross_entropy import logits_gradient, require_targets, row_losses, valid_rows
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating, run
 
 LEAST_ROWS = 128
 """The fewest rows of a chunk that is chosen here, because a product of fewer rows reads W for too little
@@ -129,15 +129,11 @@ def _chunk(
     backend: KernelBackend,
 ) -> Tensor:
     """Return the sum of the losses of the rows ``part``; write their gradient and add that of the weight."""
-    losses_of, gradient_of = row_losses, logits_gradient
-    if backend is KernelBackend.TRITON:
-        from dlo_lib.kernels.triton_code import cross_entropy as code
-
-        losses_of, gradient_of = code.row_losses, code.logits_gradient
     logits = x @ w.T  # (chunk, vocab)
-    losses, lse = losses_of(logits, targets, terms)
+    losses, lse = run(backend, "cross_entropy", row_losses, logits, targets, terms)
     if grad_x is not None or grad_w is not None:
-        grad = gradient_of(torch.ones_like(lse), logits, targets, lse, terms, out=logits)
+        of_rows = torch.ones_like(lse)
+        grad = run(backend, "cross_entropy", logits_gradient, of_rows, logits, targets, lse, terms, logits)
         if grad_x is not None:
             if grad_x.dtype == grad.dtype:
                 torch.mm(grad, w, out=grad_x[part])

@@ -27,6 +27,7 @@ from dlo_lib.kernels.dispatch import (
     require_floating,
     require_rows,
     require_shape,
+    run,
 )
 
 
@@ -76,12 +77,7 @@ class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, backend: KernelBackend) -> Tensor:
         ctx.backend = backend
-        if backend is KernelBackend.TRITON:
-            from dlo_lib.kernels.triton_code import norms
-
-            y, r = norms.rms_norm_forward(x, weight, eps)
-        else:
-            y, r = rms_norm_forward(x, weight, eps)
+        y, r = run(backend, "norms", rms_norm_forward, x, weight, eps)
         ctx.save_for_backward(x, weight, r)
         return y
 
@@ -89,8 +85,4 @@ class _RMSNorm(Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, r = ctx.saved_tensors
-        if ctx.backend is KernelBackend.TRITON:
-            from dlo_lib.kernels.triton_code import norms
-
-            return *norms.rms_norm_backward(grad, x, weight, r), None, None
-        return *rms_norm_backward(grad, x, weight, r), None, None
+        return *run(ctx.backend, "norms", rms_norm_backward, grad, x, weight, r), None, None

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape, run
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -49,6 +49,9 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """Rotate in PyTorch, by the angles times ``sign``; cos and sin are (seq, head_dim / 2)."""
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    if wide is not x.dtype:  # angles in fp32, as inside autocast: round once, as the kernel does
+        return rotate(x.to(wide), cos, sin, sign).to(x.dtype)
     out = torch.empty_like(x)
     (x1, x2), (y1, y2) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -64,18 +67,10 @@ class _Rope(Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, backend: KernelBackend) -> Tensor:
         ctx.backend = backend
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin, 1, backend)
+        return run(backend, "rope", rotate, x, cos, sin, 1)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotated(grad, cos, sin, -1, ctx.backend), None, None, None
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, sign: int, backend: KernelBackend) -> Tensor:
-    if backend is KernelBackend.TORCH:
-        return rotate(x, cos, sin, sign)
-    from dlo_lib.kernels.triton_code import rope as triton_rope
-
-    return triton_rope.rotate(x, cos, sin, sign)
+        return run(ctx.backend, "rope", rotate, grad, cos, sin, -1), None, None, None

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_same
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_same, run
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -49,18 +49,10 @@ class _SwiGLU(Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, backend: KernelBackend) -> Tensor:
         ctx.backend = backend
         ctx.save_for_backward(gate, up)
-        if backend is KernelBackend.TORCH:
-            return swiglu_forward(gate, up)
-        from dlo_lib.kernels.triton_code import swiglu as triton_swiglu
-
-        return triton_swiglu.swiglu_forward(gate, up)
+        return run(backend, "swiglu", swiglu_forward, gate, up)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         gate, up = ctx.saved_tensors
-        if ctx.backend is KernelBackend.TORCH:
-            return *swiglu_backward(grad, gate, up), None
-        from dlo_lib.kernels.triton_code import swiglu as triton_swiglu
-
-        return *triton_swiglu.swiglu_backward(grad, gate, up), None
+        return *run(ctx.backend, "swiglu", swiglu_backward, grad, gate, up), None

@@ -85,8 +85,23 @@ class LlamaConfig:
         return self.moe is not None and (layer + 1) % self.moe.every == 0
 
 
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last dimension, (..., hidden), computed in fp32 or wider."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * normed.to(x.dtype)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up, both (..., intermediate)."""
+    return F.silu(gate) * up
+
+
 class RMSNorm(nn.Module):
     """Compute x / rms(x) * weight over the last dimension, in fp32 or wider."""
+
+    normalize: Callable[[Tensor, Tensor, float], Tensor] = staticmethod(rms_norm)
+    """The function of input, weight and eps. ``kernels.fuse`` replaces it in an instance."""
 
     def __init__(self, hidden: int, eps: float, **factory: Any) -> None:
         super().__init__()
@@ -94,9 +109,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
+        return self.normalize(x, self.weight, self.eps)
 
 
 def rope_frequencies(config: LlamaConfig, device: torch.device | str | None = None) -> Tensor:
@@ -142,7 +155,9 @@ class Attention(nn.Module):
     head and one value head."""
 
     attend: Callable[..., Tensor] = staticmethod(F.scaled_dot_product_attention)
-    """The attention function. Context parallelism replaces it in an instance."""
+    """The attention function. Context parallelism and ``kernels.fuse`` replace it in an instance."""
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(apply_rope)
+    """The rotation of queries and keys. ``kernels.fuse`` replaces it in an instance."""
 
     def __init__(self, config: LlamaConfig, **factory: Any) -> None:
         super().__init__()
@@ -160,13 +175,16 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(heads).transpose(1, 2)  # (batch, num_heads, seq, head_dim)
         k = self.k_proj(x).view(heads).transpose(1, 2)  # (batch, num_kv_heads, seq, head_dim)
         v = self.v_proj(x).view(heads).transpose(1, 2)
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
         out = self.attend(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         return self.o_proj(out.transpose(1, 2).reshape(batch, seq, -1))  # (batch, seq, hidden)
 
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    activate: Callable[[Tensor, Tensor], Tensor] = staticmethod(swiglu)
+    """The product of the activated gate and ``up``. ``kernels.fuse`` replaces it in an instance."""
 
     def __init__(self, config: LlamaConfig, intermediate: int | None = None, **factory: Any) -> None:
         super().__init__()
@@ -176,7 +194,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(width, config.hidden, bias=False, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.activate(self.gate_proj(x), self.up_proj(x)))
 
 
 def make_mlp(config: LlamaConfig, layer: int, **factory: Any) -> nn.Module:
@@ -251,7 +269,11 @@ class Llama(nn.Module):
             elif isinstance(module, Experts | Router):
                 module.init_weights(self.config.initializer_std)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return the logits.
+
+        With ``targets`` (batch, seq) int64, return the sum of the losses of the valid tokens, (), instead;
+        this needs an output projection that computes the loss (``kernels.fuse``)."""
         x = self.embed_tokens(tokens)  # (batch, seq, hidden)
         cos, sin = rotation(self.config, tokens.shape[1], x)
         for block in self.layers:
@@ -259,4 +281,6 @@ class Llama(nn.Module):
                 x = checkpoint(block, x, cos, sin, use_reentrant=False)
             else:
                 x = block(x, cos, sin)
-        return self.lm_head(self.norm(x))  # (batch, seq, vocab_size)
+        x = self.norm(x)
+        # (batch, seq, vocab_size), or ()
+        return self.lm_head(x) if targets is None else self.lm_head(x, targets)

@@ -85,6 +85,8 @@ def train_step(
     max_norm: float | None = None,
     group: dist.ProcessGroup | None = None,
     sync_each: bool = False,
+    sum_of_losses: LossOf | None = None,
+    loss_in_model: bool = False,
     on_phase: Callable[[Phase], None] = lambda phase: None,
 ) -> StepResult:
     """Take one optimiser step over ``micro_batches``; gradients are None before and after it.
@@ -102,6 +104,10 @@ def train_step(
         group: the ranks over which ``model`` averages gradients; None for this process alone.
         sync_each: communicate after each micro-batch, so that a model with sharded gradients stores only its
             shards.
+        sum_of_losses: returns the sum of the losses of the valid tokens, (); None for
+            ``summed_cross_entropy``. A method ``model.summed_cross_entropy`` precedes it.
+        loss_in_model: whether ``model(inputs, targets)`` returns this sum, without logits. A pipeline and a
+            tensor-parallel model cannot.
         on_phase: called with each phase at its start.
     """
     world_size = dist.get_world_size(group) if group is not None else 1
@@ -110,10 +116,10 @@ def train_step(
     counting = dist.all_reduce(valid, group=group, async_op=True) if group is not None else None
 
     # A model whose logits are cut over the ranks has a loss for them.
-    sum_of_losses = getattr(model, "summed_cross_entropy", summed_cross_entropy)
+    sum_of = getattr(model, "summed_cross_entropy", sum_of_losses or summed_cross_entropy)
 
-    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        losses = sum_of_losses(logits, targets)
+    def loss_of(output: Tensor, targets: Tensor) -> Tensor:
+        losses = output if loss_in_model else sum_of(output, targets)
         if counting is not None:
             counting.wait()
         # Division by the integer count keeps the dtype of the loss; a scale would be fp32.
@@ -128,7 +134,7 @@ def train_step(
         loss_sum = accumulate(micro_batches, loss_of, precision, scaler)
     else:
         loss_sum = _accumulate_gradients(
-            model, micro_batches, loss_of, precision, scaler, sync_each, on_phase
+            model, micro_batches, loss_of, precision, scaler, sync_each, loss_in_model, on_phase
         )
     if counting is not None:
         counting.wait()  # again, because only the last stage of a pipeline has computed a loss
@@ -176,6 +182,7 @@ def _accumulate_gradients(
     precision: Precision,
     scaler: torch.amp.GradScaler | None,
     sync_each: bool,
+    loss_in_model: bool,
     on_phase: Callable[[Phase], None],
 ) -> Tensor:
     """Run forward and backward of each micro-batch and return the sum of the losses, ().
@@ -192,10 +199,10 @@ def _accumulate_gradients(
         ):
             on_phase(Phase.FORWARD)
             with torch.autocast(inputs.device.type, precision.dtype, enabled=precision is not Precision.FP32):
-                logits = model(inputs)
+                output = model(inputs, targets) if loss_in_model else model(inputs)
                 on_phase(Phase.LOSS)
-                loss = loss_of(logits, targets)
-            del logits  # the graph keeps the tensors that backward needs
+                loss = loss_of(output, targets)
+            del output  # the graph keeps the tensors that backward needs
             loss_sum = loss_sum + loss.detach()  # keeps the dtype of the loss (fp64 in the parity tests)
             on_phase(Phase.BACKWARD)
             (loss if scaler is None else scaler.scale(loss)).backward()

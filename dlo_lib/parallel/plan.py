@@ -133,6 +133,12 @@ class ParallelPlan:
         return ZeroStage.PARAMETERS if self.dp_shard != 1 else ZeroStage.NONE
 
     @property
+    def takes_logits(self) -> bool:
+        """Whether the loss is computed outside of the model: by the last stage of a pipeline, or from the
+        parts of the logits."""
+        return self.pipelined or self.tp > 1
+
+    @property
     def pipelined(self) -> bool:
         """Whether the model is a pipeline. With a schedule, this includes a pipeline of one rank."""
         return self.pp != 1 or self.schedule is not None

@@ -16,7 +16,7 @@ Cost: seconds, and tens of MB, for a model of any size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.torch_version import TorchVersion
 
 from dlo_lib.errors import UserError
+from dlo_lib.kernels import FusedOperation, Kernels, fuse
+from dlo_lib.kernels.dispatch import around_twins
+from dlo_lib.kernels.llama import loss_options
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
@@ -50,6 +53,7 @@ def measure_memory(
     bucket_view: bool = True,
     world_size: int = 1,
     rank: int = 0,
+    kernels: str | Kernels | Collection[FusedOperation] = Kernels.EAGER,
 ) -> MemoryReport:
     """Run one training step of ``model`` on fake tensors and report the memory of one rank.
 
@@ -70,12 +74,15 @@ def measure_memory(
         world_size: the number of ranks.
         rank: the rank that this process is; the others are simulated. The stages of a pipeline need different
             memory: its first rank has the most micro-batches in flight, and its last one the logits.
+        kernels: "eager", "fused", or the operations that are fused (``dlo_lib.kernels``). A fused operation
+            counts as one kernel, with its results and without temporary memory. Where a pipeline or ``tp``
+            needs the logits, the output projection stays apart from the loss.
 
     Raises:
         UserError: a name is unknown, a size is below 1, PyTorch is older than 2.9, or there is a process
             group already, unless ``parallel`` is none.
     """
-    layout = (parallel, bucket_view, world_size, rank)
+    layout = (parallel, bucket_view, world_size, rank, kernels)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
     # The older CPU kernel, which represents the kernel of the GPU, expands grouped keys and values.
     if TorchVersion(torch.__version__) < "2.9":
@@ -100,7 +107,7 @@ def record_step(
         if plan.pipelined or plan.tp > 1:
             llama, wrapped = _cut_model(chosen, mesh, tracker)
         else:
-            llama = Llama(chosen.config, checkpointing=chosen.checkpointing)
+            llama = fuse(Llama(chosen.config, checkpointing=chosen.checkpointing), chosen.fused)
             tracker.claim(llama.parameters(), Part.WEIGHTS)
             _claim_gradients(llama, tracker)  # before the hooks of the wrapper
             wrapped = parallelize(llama, plan, mesh)
@@ -126,13 +133,14 @@ def record_step(
         _watch_head(llama, tracker)
         if plan.pipelined:  # it has no phases inside
             _enter(Phase.FORWARD, tracker, ())
-        with sdpa_kernel(attention):
+        with sdpa_kernel(attention), around_twins(tracker.one_kernel):
             train_step(
                 wrapped,
                 optimizer,
                 pairs,
                 precision=chosen.precision,
                 group=group if mesh is None else mesh.group_along(*TOKENS),
+                **loss_options(chosen.fused, plan.takes_logits),
                 on_phase=lambda phase: _enter(phase, tracker, [*wrapped.parameters(), *_parameters(holder)]),
             )
         return MemoryReport(tuple(tracker.events()))
@@ -144,7 +152,9 @@ def _cut_model(
     """Return the model of a plan with ``pp`` or ``tp`` and its wrapper. The model is built on the meta
     device, so that only the parts of this rank have memory."""
     plan, config = chosen.plan, chosen.config
-    llama = Llama(config, checkpointing=chosen.checkpointing, device="meta")
+    llama = fuse(
+        Llama(config, checkpointing=chosen.checkpointing, device="meta"), chosen.fused - {FusedOperation.LOSS}
+    )
     cpu = torch.device("cpu")
     wrapped = parallelize(
         llama,

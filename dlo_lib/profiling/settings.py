@@ -4,13 +4,14 @@ share them."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
 from dlo_lib.errors import UserError, require_count, unknown_name
+from dlo_lib.kernels import FusedOperation, Kernels
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
@@ -85,6 +86,8 @@ class StepSettings:
     world_size: int
     rank: int = 0
     """The rank whose memory is measured."""
+    fused: frozenset[FusedOperation] = frozenset()
+    """The operations of the model that are fused."""
 
     @classmethod
     def of(
@@ -100,6 +103,7 @@ class StepSettings:
         bucket_view: bool,
         world_size: int,
         rank: int = 0,
+        kernels: str | Kernels | Collection[FusedOperation] = Kernels.EAGER,
     ) -> StepSettings:
         """Parse and check the arguments of ``measure_memory``.
 
@@ -120,8 +124,11 @@ class StepSettings:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         kind = named(Precision, "precision", precision)
         plan, alone = _plan(parallel, kind, bucket_view, world_size)
-        if isinstance(fused, bool):
-            fused = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
+        whole = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
+        step = fused if isinstance(fused, OptimizerStep) else whole
+        operations = frozenset(
+            named(Kernels, "kernels", kernels).operations if isinstance(kernels, (str, Kernels)) else kernels
+        )
         config = model_config(model)
         if config.moe is not None:
             raise UserError("fake tensors do not reach experts: measure a model without experts")
@@ -132,18 +139,20 @@ class StepSettings:
             precision=kind,
             checkpointing=checkpointing,
             optimizer=OPTIMIZERS[optimizer],
-            step=fused,
+            step=step,
             plan=plan,
             alone=alone,
             world_size=world_size,
             rank=rank,
+            fused=operations,
         )
 
     @property
     def writes_scores(self) -> bool:
         """Whether attention writes the scores (seq, seq) to memory. CUDA has no flash kernel for grouped
         queries in fp32."""
-        return self.precision is Precision.FP32 and self.config.num_heads != self.config.num_kv_heads
+        grouped = self.config.num_heads != self.config.num_kv_heads
+        return self.precision is Precision.FP32 and grouped and FusedOperation.ATTENTION not in self.fused
 
 
 def _plan(

@@ -11,9 +11,10 @@ it works for a model of any size.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from unittest import mock
@@ -114,6 +115,18 @@ class MemoryTracker(TorchDispatchMode):
     def events(self) -> list[MemoryEvent]:
         """Return the recorded events in order."""
         return [MemoryEvent(phase, allocation.part, size) for phase, allocation, size in self._events]
+
+    @contextlib.contextmanager
+    def one_kernel(self) -> Iterator[None]:
+        """Record the operators inside the context as one kernel: its results exist, its temporary tensors do
+        not."""
+        begin = len(self._events)
+        yield
+        inside = self._events[begin:]
+        born = {id(allocation) for _, allocation, size in inside if size == allocation.size}
+        gone = {id(allocation) for _, allocation, size in inside if size < 0}
+        temporary = born & gone
+        self._events[begin:] = [event for event in inside if id(event[1]) not in temporary]
 
     def live_bytes(self) -> dict[Part, int]:
         """Return the bytes that are allocated now, by part."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from dlo_lib.errors import UserError
+from dlo_lib.kernels import Kernels
 from dlo_lib.optim import Precision
 from dlo_lib.optim.schedules import ScheduleName
 from dlo_lib.parallel.context import ContextKind, SequencePlacement
@@ -99,6 +100,10 @@ class TrainConfig:
     optimizer_step: Annotated[OptimizerStep, Option("which of PyTorch's implementations of AdamW")] = (
         OptimizerStep.FUSED
     )
+    kernels: Annotated[
+        Kernels,
+        Option("norms, RoPE, SwiGLU, loss and AdamW as in PyTorch or fused", same_on_resume=False),
+    ] = Kernels.EAGER
     checkpointing: Annotated[
         bool, Option("save only the input of each block and recompute the block in the backward")
     ] = False
@@ -132,6 +137,7 @@ class TrainConfig:
             "lr_schedule": ScheduleName,
             "precision": Precision,
             "optimizer_step": OptimizerStep,
+            "kernels": Kernels,
         }
         for name, kind in kinds.items():
             object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))

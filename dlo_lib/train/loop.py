@@ -111,6 +111,7 @@ def _run(
                         max_norm=config.clip or None,
                         group=state.group,
                         sync_each=prepared.plan.stage >= ZeroStage.GRADIENTS,
+                        **prepared.loss_options,
                         on_phase=clock.on_phase,
                     )
             except torch.OutOfMemoryError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,8 @@ from torch import nn
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
+from dlo_lib.kernels import FusedAdamW, FusedOperation, Kernels, fuse
+from dlo_lib.kernels.llama import loss_options
 from dlo_lib.launch import Place
 from dlo_lib.models import Llama, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, read_config
@@ -40,7 +43,8 @@ class Prepared:
     """The inputs of the loop.
 
     ``checkpoint`` is the checkpoint to resume from, or None. ``values`` gives the values of a model without
-    storage. ``mesh`` is None in a process that trains alone.
+    storage. ``mesh`` is None in a process that trains alone. ``fused`` are the operations of the model that
+    are fused.
     """
 
     model: Llama
@@ -50,6 +54,12 @@ class Prepared:
     checkpoint: Checkpoint | None
     plan: ParallelPlan
     mesh: ParallelMesh | None
+    fused: frozenset[FusedOperation]
+
+    @property
+    def loss_options(self) -> dict[str, Any]:
+        """The arguments of ``train_step`` that choose the loss."""
+        return loss_options(self.fused, self.plan.takes_logits)
 
     def spread(self, config: TrainConfig, place: Place) -> TrainState:
         """Distribute the model over the mesh and create the optimiser of this rank; this communicates.
@@ -107,13 +117,15 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
             f"seq is {config.seq}: {config.model} has {model.config.max_positions} positions; "
             "use at most that"
         )
+    fused = config.kernels.operations
+    fuse(model, fused - {FusedOperation.LOSS} if plan.takes_logits else fused)
     # The ranks of a pipeline, of cp and of tp read the same sequences.
     mine, readers = (mesh.coordinate(*SEQUENCES), mesh.size(*SEQUENCES)) if mesh is not None else (0, 1)
     sampler = RankSampler(len(dataset), config.batch, mine, readers, seed=config.seed)
     # From here on, ranks draw different numbers. The ranks of tp, the innermost dimension, hold the same
     # activations and need the same dropout.
     seed_everything(config.seed + 1 + place.rank // plan.tp)
-    return Prepared(model, values, sampler, dataset, checkpoint, plan, mesh)
+    return Prepared(model, values, sampler, dataset, checkpoint, plan, mesh, fused)
 
 
 def open_out(config: TrainConfig, resumed: bool) -> None:
@@ -202,6 +214,7 @@ def _optimizer(
     ]
     how = config.optimizer_step
     fused, foreach = how is OptimizerStep.FUSED, how is OptimizerStep.FOREACH
+    cls = FusedAdamW if fused and config.kernels is Kernels.FUSED else torch.optim.AdamW
     return make_optimizer(
-        model, plan, mesh, groups, torch.optim.AdamW, lr=config.lr, betas=BETAS, fused=fused, foreach=foreach
+        model, plan, mesh, groups, cls, lr=config.lr, betas=BETAS, fused=fused, foreach=foreach
     )

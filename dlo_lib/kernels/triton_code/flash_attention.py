@@ -69,8 +69,10 @@ def _forward_kernel(
     o_b, o_h, o_s, o_d, heads, group, seq_q, seq_k, scale,
     CAUSAL: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0) * ROWS
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    # The grid has one dimension, because the others are limited to 65,535 programs.
+    tiles = tl.cdiv(seq_q, ROWS)
+    start, number = tl.program_id(0) % tiles * ROWS, tl.program_id(0) // tiles
+    batch, head = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
     rows, dims = start + tl.arange(0, ROWS), tl.arange(0, DIMS)
     mask = (rows[:, None] < seq_q) & (dims[None, :] < DIM)
     q_at = q_ptr + batch * q_b + head * q_h + rows[:, None] * q_s + dims[None, :] * q_d
@@ -95,7 +97,7 @@ def _forward_kernel(
     o_at = o_ptr + batch * o_b + head * o_h + rows[:, None] * o_s + dims[None, :] * o_d
     tl.store(o_at, acc / total[:, None], mask=mask)
     lse = (largest + tl.log2(total)) / LOG2_E
-    tl.store(lse_ptr + tl.program_id(1).to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)
+    tl.store(lse_ptr + number.to(tl.int64) * seq_q + rows, lse, mask=rows < seq_q)
 
 
 @triton.jit
@@ -118,8 +120,9 @@ def _dq_kernel(
     dq_b, dq_h, dq_s, dq_d, heads, group, seq_q, seq_k, scale,
     CAUSAL: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0) * ROWS
-    batch, head = (tl.program_id(1) // heads).to(tl.int64), (tl.program_id(1) % heads).to(tl.int64)
+    tiles = tl.cdiv(seq_q, ROWS)
+    start, number = tl.program_id(0) % tiles * ROWS, tl.program_id(0) // tiles
+    batch, head = (number // heads).to(tl.int64), (number % heads).to(tl.int64)
     rows, dims = start + tl.arange(0, ROWS), tl.arange(0, DIMS)
     mask = (rows[:, None] < seq_q) & (dims[None, :] < DIM)
     q_at = q_ptr + batch * q_b + head * q_h + rows[:, None] * q_s + dims[None, :] * q_d
@@ -128,7 +131,7 @@ def _dq_kernel(
     q = tl.load(q_at, mask=mask, other=0.0)
     grad = tl.load(g_at, mask=mask, other=0.0)
     out = tl.load(o_at, mask=mask, other=0.0)
-    row_at = tl.program_id(1).to(tl.int64) * seq_q + rows
+    row_at = number.to(tl.int64) * seq_q + rows
     lse = tl.load(lse_ptr + row_at, mask=rows < seq_q, other=0.0) * LOG2_E
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(delta_ptr + row_at, delta, mask=rows < seq_q)  # for the kernel of dk and dv, which runs next
@@ -158,8 +161,9 @@ def _dkv_kernel(
     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, kv_heads, group, seq_q, seq_k, scale,
     CAUSAL: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0) * COLS
-    batch, kv_head = (tl.program_id(1) // kv_heads).to(tl.int64), (tl.program_id(1) % kv_heads).to(tl.int64)
+    tiles = tl.cdiv(seq_k, COLS)
+    start, number = tl.program_id(0) % tiles * COLS, tl.program_id(0) // tiles
+    batch, kv_head = (number // kv_heads).to(tl.int64), (number % kv_heads).to(tl.int64)
     cols, dims = start + tl.arange(0, COLS), tl.arange(0, DIMS)
     mask = (cols[:, None] < seq_k) & (dims[None, :] < DIM)
     k_at = k_ptr + batch * k_b + kv_head * k_h + cols[:, None] * k_s + dims[None, :] * k_d
@@ -218,7 +222,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple
         return out.zero_(), lse.fill_(float("-inf"))
     tiles = _tiles(dim, q.dtype, q.device, FORWARD_ROWS)
     launch(
-        _forward_kernel, (triton.cdiv(seq_q, tiles["ROWS"]), batch * heads),
+        _forward_kernel, (triton.cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(), heads, heads // k.shape[1],
         seq_q, k.shape[2], dim**-0.5 * LOG2_E.value, CAUSAL=is_causal, DIM=dim, **tiles,
     )  # fmt: skip
@@ -239,13 +243,13 @@ def attention_backward(
     tiles = _tiles(dim, q.dtype, q.device, DQ_ROWS)
     sizes = (heads // kv_heads, seq_q, seq_k, dim**-0.5 * LOG2_E.value)
     launch(
-        _dq_kernel, (triton.cdiv(seq_q, tiles["ROWS"]), batch * heads), q, k, v, out, grad, lse, delta, dq,
+        _dq_kernel, (triton.cdiv(seq_q, tiles["ROWS"]) * batch * heads,), q, k, v, out, grad, lse, delta, dq,
         *q.stride(), *k.stride(), *v.stride(), *out.stride(), *grad.stride(), *dq.stride(), heads, *sizes,
         CAUSAL=is_causal, DIM=dim, **tiles,
     )  # fmt: skip
     tiles = _tiles(dim, q.dtype, q.device, DKV_ROWS)
     launch(
-        _dkv_kernel, (triton.cdiv(seq_k, tiles["COLS"]), batch * kv_heads), q, k, v, grad, lse, delta, dk,
+        _dkv_kernel, (triton.cdiv(seq_k, tiles["COLS"]) * batch * kv_heads,), q, k, v, grad, lse, delta, dk,
         dv, *q.stride(), *k.stride(), *v.stride(), *grad.stride(), *dk.stride(), *dv.stride(), kv_heads,
         *sizes, CAUSAL=is_causal, DIM=dim, **tiles,
     )  # fmt: skip

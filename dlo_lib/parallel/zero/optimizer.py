@@ -30,6 +30,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from dlo_lib.errors import UserError
+from dlo_lib.kernels import FusedAdamW
 from dlo_lib.parallel.protocol import FlatRange, MemoryObserver, ParamShard, process_group
 from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad
 from dlo_lib.parallel.zero.flat_params import Partition, PartitionBy, Piece
@@ -52,9 +53,8 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
         "Rprop",
         "SGD",
     )
-)
-"""The optimisers of PyTorch that update each element independently, and can therefore update parts of
-parameters."""
+) | {FusedAdamW}
+"""The optimisers that update each element independently, and can therefore update parts of parameters."""
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
