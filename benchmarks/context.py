@@ -9,6 +9,7 @@ use the same kernel.
     ring, contiguous  ours and the peer without balance
     ring, striped     the peer in the zig-zag order
     all-to-all        the peer in the zig-zag order, because PyTorch has no all-to-all form
+    combined          rings of two groups of two ranks that exchange heads; the same peer, on 4 ranks only
     Llama             a training step of a Llama under DDP, with both rings in the zig-zag order
 
 A turn is the forward and backward of ``LAYERS`` attention layers, or one training step. The floor is the
@@ -31,7 +32,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
 
-from benchmarks.paired import Row, Turns, compare, measure, over_ranks, ratios, spread, take_turns
+from benchmarks.paired import (
+    Row,
+    Turn,
+    Turns,
+    compare,
+    measure,
+    median_cpu,
+    of_limit,
+    ratios,
+    rounds_over_ranks,
+    take_rounds,
+)
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
 from benchmarks.replay import Replay
 from dlo_lib.launch import Explain, run_ranks
@@ -66,12 +78,13 @@ class Form:
     placement: SequencePlacement
     balanced_peer: bool = True
     training: bool = False
+    inner: int | None = None
 
     def parallelize(self, model: Llama) -> None:
-        parallelize_context(model, kind=self.kind, placement=self.placement)
+        parallelize_context(model, kind=self.kind, placement=self.placement, inner=self.inner)
 
     def context(self) -> ContextParallel:
-        layout = self.kind.layout(dist.get_world_size(), self.placement)
+        layout = self.kind.layout(dist.get_world_size(), self.placement, self.inner)
         return ContextParallel(_world(), layout)
 
 
@@ -80,18 +93,20 @@ FORMS = {
     "ring, contiguous": Form(ContextKind.RING, SequencePlacement.CONTIGUOUS, balanced_peer=False),
     "ring, striped": Form(ContextKind.RING, SequencePlacement.STRIPED),
     "all-to-all": Form(ContextKind.ULYSSES, SequencePlacement.ZIGZAG),
+    "combined": Form(ContextKind.COMBINED, SequencePlacement.ZIGZAG, inner=2),
     "Llama": Form(ContextKind.RING, SequencePlacement.ZIGZAG, training=True),
 }
 WORLD_SIZES = (2, 4)
-ROWS = len(FORMS) * len(CASES) * len(WORLD_SIZES)
-SECONDS = (14.0, 1.2)
+ROWS = len(FORMS) * len(CASES) * len(WORLD_SIZES) - len(CASES)  # "combined" needs 4 ranks
+SECONDS = (14.0, 1.6)
 
 
 def rows(pairs: int = 30) -> Iterator[Row]:
     for name in FORMS:
         for case in CASES:
             for world_size in WORLD_SIZES:
-                yield row(name, case, world_size, pairs)
+                if (FORMS[name].inner or 1) < world_size:
+                    yield row(name, case, world_size, pairs)
 
 
 class _Template(torch.autograd.Function):
@@ -207,18 +222,17 @@ def _drawn(random: torch.Generator, batch: int, local: int, heads: int, head_dim
 def row(name: str, case: str, world_size: int, pairs: int) -> Row:
     """Measure one comparison."""
     form = FORMS[name]
-    per_rank = run_ranks(_turns, world_size, form, case, pairs, explain=Explain.OFF)
-    turns, limit = (over_ranks([rank[index] for rank in per_rank]) for index in range(2))
-    note = ""
-    floor = None
+    per_rank = run_ranks(_rounds, world_size, form, case, pairs, explain=Explain.OFF)
+    rounds = rounds_over_ranks(per_rank)
+    turns = Turns(rounds["ours"], rounds["peer"])
+    note, floor = "", None
     if not form.training:
-        floor = run_ranks(_alone, 1, form, case, max(3, pairs // 4), explain=Explain.OFF)[0]
+        floor = median_cpu(rounds["alone"])
         blocks, messages, ours, peer = (
-            statistics.median(turn.cpu for turn in taken)
-            for taken in (limit.ours, limit.peer, turns.ours, turns.peer)
+            median_cpu(rounds[part]) for part in ("blocks", "messages", "ours", "peer")
         )
-        of_limit = spread([turn.cpu / (blocks + messages) for turn in turns.ours])
-        note = f"ours / limit {of_limit}; limit / peer {(blocks + messages) / peer:.2f}; "
+        note = f"ours / limit {of_limit(rounds, 'blocks', 'messages')}; "
+        note += f"limit / peer {(blocks + messages) / peer:.2f}; "
         note += f"ours {1e3 * ours / world_size:.0f} ms per rank, of which the kernel "
         note += f"{1e3 * blocks / world_size:.0f} and messages {1e3 * messages / world_size:.0f}; "
     repeats = min(MEMORY_REPEATS, -(-pairs // 4))
@@ -234,25 +248,19 @@ def row(name: str, case: str, world_size: int, pairs: int) -> Row:
     return replace(compared, memory_ratio=ratios(peaks["ours"], peaks["peer"]))
 
 
-def _turns(form: Form, case: str, pairs: int) -> tuple[Turns, Turns]:
-    """Measure ours and the peer; and the kernel on our blocks and our messages, both alone."""
+def _rounds(form: Form, case: str, pairs: int) -> dict[str, list[Turn]]:
+    """Measure ours and the peer; and the kernel on our blocks, our messages, and attention in one process,
+    each alone. They are in one round, because on a loaded machine what is measured later has another
+    load."""
     warnings.simplefilter("ignore", FutureWarning)  # the peer calls deprecated functions of PyTorch
     torch.set_num_threads(1)
     ours, peer = (Candidate(form, case, wrapper) for wrapper in ("ours", "peer"))
-    compared = take_turns(ours.step, peer.step, pairs, between=dist.barrier)
-    if form.training:
-        return compared, compared
-    blocks = Candidate(form, case, "blocks")
-    messages = Replay(ours.step)
-    return compared, take_turns(blocks.step, messages.run, -(-pairs // 2), between=dist.barrier)
-
-
-def _alone(form: Form, case: str, repeats: int) -> float:
-    """Return the CPU time of attention in one process, in seconds."""
-    torch.set_num_threads(1)
-    whole = Candidate(form, case, "alone")
-    whole.step()
-    return statistics.median(measure(whole.step).cpu for _ in range(repeats))
+    actions: dict[str, Callable[[], object]] = {"ours": ours.step, "peer": peer.step}
+    if not form.training:
+        actions |= {"blocks": Candidate(form, case, "blocks").step, "messages": Replay(ours.step).run}
+        first = dist.get_rank() == 0
+        actions["alone"] = Candidate(form, case, "alone").step if first else lambda: None
+    return take_rounds(actions, pairs, between=dist.barrier)
 
 
 def _peak(form: Form, case: str, wrapper: str) -> int:

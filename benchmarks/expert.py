@@ -28,7 +28,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from benchmarks.paired import Row, Turns, compare, measure, over_ranks, ratios, spread, take_turns
+from benchmarks.paired import (
+    Row,
+    Turn,
+    Turns,
+    compare,
+    measure,
+    median_cpu,
+    of_limit,
+    ratios,
+    rounds_over_ranks,
+    take_rounds,
+)
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
 from benchmarks.replay import Replay
 from dlo_lib.launch import Explain, run_ranks
@@ -53,7 +64,7 @@ CASES = {
 PEERS = ("loop", "grouped_mm")
 WORLD_SIZES = (1, 2, 4)
 ROWS = len(PEERS) * len(CASES) * len(WORLD_SIZES)
-SECONDS = (9.0, 0.3)
+SECONDS = (10.0, 0.5)
 MEMORY_STEPS, MEMORY_REPEATS = 3, 2
 
 
@@ -181,16 +192,13 @@ def _swiglu(rows: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 def row(peer: str, case: str, world_size: int, pairs: int) -> Row:
     """Measure one comparison."""
     sizes = CASES[case]
-    per_rank = run_ranks(_turns, world_size, sizes, peer, pairs, explain=Explain.OFF)
-    turns, limit = (over_ranks([rank[index] for rank in per_rank]) for index in range(2))
-    floor = run_ranks(_alone, 1, sizes, world_size, max(3, pairs // 4), explain=Explain.OFF)[0]
-    experts, messages, ours, its = (
-        statistics.median(turn.cpu for turn in taken)
-        for taken in (limit.ours, limit.peer, turns.ours, turns.peer)
+    rounds = rounds_over_ranks(run_ranks(_rounds, world_size, sizes, peer, pairs, explain=Explain.OFF))
+    turns = Turns(rounds["ours"], rounds["peer"])
+    floor, experts, messages, ours, its = (
+        median_cpu(rounds[part]) for part in ("alone", "experts", "messages", "ours", "peer")
     )
-    alone = experts + (messages if world_size > 1 else 0.0)
-    of_limit = spread([turn.cpu / alone for turn in turns.ours])
-    note = f"ours / limit {of_limit}; limit / peer {alone / its:.2f}; "
+    note = f"ours / limit {of_limit(rounds, 'experts', 'messages')}; "
+    note += f"limit / peer {(experts + messages) / its:.2f}; "
     note += f"ours {1e3 * ours / world_size:.0f} ms per rank, "
     note += f"of which the experts {1e3 * experts / world_size:.0f}"
     note += f" and messages {1e3 * messages / world_size:.0f}; " if world_size > 1 else "; "
@@ -207,23 +215,23 @@ def row(peer: str, case: str, world_size: int, pairs: int) -> Row:
     return replace(compared, memory_ratio=ratios(peaks["ours"], peaks["peer"]))
 
 
-def _turns(case: Case, peer: str, pairs: int) -> tuple[Turns, Turns]:
-    """Measure ours and the peer; and our experts and our messages, both alone."""
+def _rounds(case: Case, peer: str, pairs: int) -> dict[str, list[Turn]]:
+    """Measure ours and the peer; and our experts, our messages, and our layer in one process with the tokens
+    of all ranks, each alone. They are in one round, because on a loaded machine what is measured later has
+    another load."""
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
     ranks = dist.get_world_size()
     ours, other, experts = (Candidate(case, form, ranks) for form in ("ours", peer, "experts"))
-    compared = take_turns(ours.step, other.step, pairs, between=dist.barrier)
-    messages = Replay(ours.step).run if ranks > 1 else lambda: None
-    return compared, take_turns(experts.step, messages, -(-pairs // 2), between=dist.barrier)
-
-
-def _alone(case: Case, ranks: int, repeats: int) -> float:
-    """Return the CPU time of our layer in one process with the tokens of all ranks, in seconds."""
-    torch.set_num_threads(1)
-    whole = Candidate(case, "alone", ranks)
-    whole.step()
-    return statistics.median(measure(whole.step).cpu for _ in range(repeats))
+    first = dist.get_rank() == 0
+    actions: dict[str, Callable[[], object]] = {
+        "ours": ours.step,
+        "peer": other.step,
+        "experts": experts.step,
+        "messages": Replay(ours.step).run if ranks > 1 else lambda: None,
+        "alone": Candidate(case, "alone", ranks).step if first else lambda: None,
+    }
+    return take_rounds(actions, pairs, between=dist.barrier)
 
 
 def _peak(case: Case, form: str) -> int:

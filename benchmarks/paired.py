@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,31 @@ def measure(action: Callable[[], object]) -> Turn:
     return Turn(wall, cpu, max(0, _memory("VmHWM") - before))
 
 
+def take_rounds(
+    actions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_up: int = 2,
+    between: Callable[[], object] = lambda: None,
+) -> dict[str, list[Turn]]:
+    """Measure all ``actions`` once in each round, in alternating order, and return their turns by name.
+
+    Args:
+        rounds: the number of measured rounds.
+        warm_up: the number of rounds that run first without a measurement.
+        between: runs before every turn without a measurement, for example a barrier.
+    """
+    for _ in range(warm_up):
+        for action in actions.values():
+            between()
+            action()
+    taken: dict[str, list[Turn]] = {name: [] for name in actions}
+    for number in range(rounds):
+        for name in list(actions)[:: 1 if number % 2 == 0 else -1]:
+            between()
+            taken[name].append(measure(actions[name]))
+    return taken
+
+
 def take_turns(
     ours: Callable[[], object],
     peer: Callable[[], object],
@@ -97,37 +122,40 @@ def take_turns(
     warm_up: int = 2,
     between: Callable[[], object] = lambda: None,
 ) -> Turns:
-    """Measure ``ours`` and ``peer`` alternately.
+    """Measure ``ours`` and ``peer`` alternately, as ``take_rounds`` does."""
+    return Turns(**take_rounds({"ours": ours, "peer": peer}, pairs, warm_up, between))
 
-    Args:
-        pairs: the number of measured pairs.
-        warm_up: the number of pairs that run first without a measurement.
-        between: runs before every turn without a measurement, for example a barrier.
-    """
-    for _ in range(warm_up):
-        for action in (ours, peer):
-            between()
-            action()
-    turns = Turns([], [])
-    for pair in range(pairs):
-        order = [(ours, turns.ours), (peer, turns.peer)]
-        for action, measured in order if pair % 2 == 0 else order[::-1]:
-            between()
-            measured.append(measure(action))
-    return turns
+
+def rounds_over_ranks(per_rank: Sequence[Mapping[str, Sequence[Turn]]]) -> dict[str, list[Turn]]:
+    """Combine the rounds of the ranks: the wall time of the slowest rank, the sum of the CPU times, and the
+    largest peak."""
+    return {
+        name: [
+            Turn(
+                max(turn.wall for turn in turns),
+                sum(turn.cpu for turn in turns),
+                max(turn.memory for turn in turns),
+            )
+            for turns in zip(*(rank[name] for rank in per_rank), strict=True)
+        ]
+        for name in per_rank[0]
+    }
+
+
+def of_limit(rounds: Mapping[str, Sequence[Turn]], *parts: str) -> Spread:
+    """Return the CPU time of ours / the sum of those of ``parts`` in the same round."""
+    sums = [sum(turn.cpu for turn in turns) for turns in zip(*(rounds[part] for part in parts), strict=True)]
+    return ratios([turn.cpu for turn in rounds["ours"]], sums)
+
+
+def median_cpu(turns: Sequence[Turn]) -> float:
+    """Return the median of the CPU times, in seconds."""
+    return statistics.median(turn.cpu for turn in turns)
 
 
 def over_ranks(per_rank: Sequence[Turns]) -> Turns:
-    """Combine the turns of the ranks: the wall time of the slowest rank, the sum of the CPU times, and the
-    largest peak."""
-
-    def combined(turns: Sequence[Turn]) -> Turn:
-        memory = max(turn.memory for turn in turns)
-        return Turn(max(turn.wall for turn in turns), sum(turn.cpu for turn in turns), memory)
-
-    ours = [combined(turns) for turns in zip(*(rank.ours for rank in per_rank))]
-    peer = [combined(turns) for turns in zip(*(rank.peer for rank in per_rank))]
-    return Turns(ours, peer)
+    """Combine the turns of the ranks (``rounds_over_ranks``)."""
+    return Turns(**rounds_over_ranks([{"ours": turns.ours, "peer": turns.peer} for turns in per_rank]))
 
 
 def ratios(ours: Sequence[float], peer: Sequence[float]) -> Spread:

@@ -9,7 +9,8 @@
 A turn is one `train_step` (forward, backward, averaged gradients, optimiser step; SGD unless stated
 otherwise) of the same model with the same data. Both run alternately in the same ranks and the same process
 group. The floor is the same step without communication, on every rank. The note contains a lower bound: the
-floor and our messages alone (``benchmarks.replay``), divided by the CPU time of the peer. The state of a peer
+floor and our messages alone (``benchmarks.replay``), divided by the CPU time of the peer. All four take
+turns. The state of a peer
 stays resident between its turns, so memory is measured in separate jobs that build and train the model with
 one of the two (``benchmarks.peaks``).
 """
@@ -29,7 +30,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.paired import Row, Turns, compare, measure, over_ranks, ratios, take_turns
+from benchmarks.paired import (
+    Row,
+    Turn,
+    Turns,
+    compare,
+    measure,
+    median_cpu,
+    of_limit,
+    ratios,
+    rounds_over_ranks,
+    take_rounds,
+)
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
 from benchmarks.replay import Replay
 from dlo_lib.launch import Explain, run_ranks
@@ -177,7 +189,7 @@ class Candidate:
 
 WORLD_SIZES = (2, 4)
 ROWS = len(KINDS) * len(CASES) * len(WORLD_SIZES)
-SECONDS = (7.5, 2.8)
+SECONDS = (7.5, 4.5)
 
 
 def rows(pairs: int = 40) -> Iterator[Row]:
@@ -189,12 +201,10 @@ def rows(pairs: int = 40) -> Iterator[Row]:
 
 def row(kind: Kind, case: str, world_size: int, pairs: int) -> Row:
     """Measure one comparison."""
-    per_rank = run_ranks(_turns, world_size, case, kind, pairs, explain=Explain.OFF)
-    turns, against_floor, of_bytes = (over_ranks([rank[index] for rank in per_rank]) for index in range(3))
-    floor, peer_cpu = (
-        statistics.median(turn.cpu for turn in taken) for taken in (against_floor.peer, turns.peer)
-    )
-    alone = statistics.median(turn.cpu for turn in of_bytes.ours)
+    per_rank = run_ranks(_rounds, world_size, case, kind, pairs, explain=Explain.OFF)
+    rounds = rounds_over_ranks(per_rank)
+    turns = Turns(rounds["ours"], rounds["peer"])
+    floor, alone, peer_cpu = (median_cpu(rounds[name]) for name in ("none", "messages", "peer"))
     repeats = min(MEMORY_REPEATS, -(-pairs // 4))
 
     def peaks(exact: bool) -> dict[str, list[float]]:
@@ -209,23 +219,19 @@ def row(kind: Kind, case: str, world_size: int, pairs: int) -> Row:
     note += f"ratio with glibc's defaults {ratios(kept['ours'], kept['peer'])}; "
     note += f"the step of the peer takes {1e3 * peer_cpu / world_size:.0f} ms per rank, "
     note += f"arithmetic and messages alone {(floor + alone) / peer_cpu:.2f} of it"
-    ours_cpu = statistics.median(turn.cpu for turn in turns.ours)
-    note += f"; ours takes {ours_cpu / (floor + alone):.2f} of that limit"
+    note += f"; ours takes {of_limit(rounds, 'none', 'messages')} of that limit"
     compared = compare(f"{kind.name}, {case}", kind.peer, world_size, turns, floor_cpu=floor, note=note)
     return replace(compared, memory_ratio=ratios(exact["ours"], exact["peer"]))
 
 
-def _turns(case: str, kind: Kind, pairs: int) -> tuple[Turns, Turns, Turns]:
-    """Measure ours and the peer, ours and the step without communication, and our messages without the
-    step."""
+def _rounds(case: str, kind: Kind, pairs: int) -> dict[str, list[Turn]]:
+    """Measure ours, the peer, the step without communication, and our messages without the step. They are in
+    one round, because on a loaded machine what is measured later has another load."""
     warnings.simplefilter("ignore", FutureWarning)  # the peer calls deprecated functions of PyTorch
     torch.set_num_threads(1)
     ours, peer, alone = (kind.candidate(case, wrapper) for wrapper in ("ours", "peer", "none"))
-    return (
-        take_turns(ours.step, peer.step, pairs, between=dist.barrier),
-        take_turns(ours.step, alone.step, -(-pairs // 4), between=dist.barrier),
-        take_turns(Replay(ours.step).run, lambda: None, -(-pairs // 2), between=dist.barrier),
-    )
+    actions = {"ours": ours.step, "peer": peer.step, "none": alone.step, "messages": Replay(ours.step).run}
+    return take_rounds(actions, pairs, between=dist.barrier)
 
 
 def _peak(case: str, kind: Kind, wrapper: str, exact: bool) -> int:

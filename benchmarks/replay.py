@@ -25,8 +25,7 @@ _IN_FLIGHT = 8
 
 
 class Replay:
-    """Traces the messages of ``step`` on this rank, whose calls use the group of all ranks. ``run()`` repeats
-    them.
+    """Traces the messages of ``step`` on this rank; created by all ranks. ``run()`` repeats them.
 
     Raises:
         ValueError: the step contains a kind of call that cannot be repeated.
@@ -40,16 +39,29 @@ class Replay:
             raise ValueError(f"no replay of {', '.join(sorted(unknown))}: add it")
         largest = max(_elements(call) for call in self._calls)
         dtypes = {call.dtype for call in self._calls}
+        self._groups = _groups({call.members for call in self._calls})
         self._memory = {name: torch.zeros(largest, dtype=getattr(torch, name)) for name in dtypes}
 
     def run(self) -> None:
         in_flight: deque[dist.Work | None] = deque()
         for call in self._calls:
-            in_flight.append(_REPEAT[call.kind](self._memory[call.dtype][: _elements(call)], call))
+            in_flight.append(self._repeat(call))
             if len(in_flight) > _IN_FLIGHT:
                 _wait(in_flight.popleft())
         for work in in_flight:
             _wait(work)
+
+    def _repeat(self, call: Call) -> dist.Work | None:
+        sent = self._memory[call.dtype][: _elements(call)]
+        return _REPEAT[call.kind](sent, call, self._groups[call.members])
+
+
+def _groups(ours: set[tuple[int, ...]]) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Return a process group for the members of each call of this rank. Every rank creates those of all."""
+    by_rank: list[set[tuple[int, ...]]] = [set() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(by_rank, ours)
+    made = {members: dist.new_group(list(members)) for members in sorted(set().union(*by_rank))}
+    return {members: group for members, group in made.items() if members in ours}
 
 
 def _elements(call: Call) -> int:
@@ -67,23 +79,24 @@ def _wait(work: dist.Work | None) -> None:
     work.wait()
 
 
-_REPEAT: dict[Kind, Callable[[Tensor, Call], dist.Work | None]] = {
-    Kind.SEND: lambda tensor, call: dist.isend(tensor, call.peer, tag=call.tag),
-    Kind.RECV: lambda tensor, call: dist.irecv(tensor, call.peer, tag=call.tag),
-    Kind.ALL_REDUCE: lambda tensor, call: dist.all_reduce(tensor, async_op=True),
-    Kind.ALL_TO_ALL: lambda tensor, call: dist.all_to_all_single(
+_REPEAT: dict[Kind, Callable[[Tensor, Call, dist.ProcessGroup], dist.Work | None]] = {
+    Kind.SEND: lambda tensor, call, group: dist.isend(tensor, call.peer, group=group, tag=call.tag),
+    Kind.RECV: lambda tensor, call, group: dist.irecv(tensor, call.peer, group=group, tag=call.tag),
+    Kind.ALL_REDUCE: lambda tensor, call, group: dist.all_reduce(tensor, group=group, async_op=True),
+    Kind.ALL_TO_ALL: lambda tensor, call, group: dist.all_to_all_single(
         tensor.new_empty(sum(call.receive_splits)),
         tensor,
         list(call.receive_splits),
         list(call.send_splits),
+        group=group,
         async_op=True,
     ),
-    Kind.BROADCAST: lambda tensor, call: dist.broadcast(tensor, call.peer, async_op=True),
+    Kind.BROADCAST: lambda tensor, call, group: dist.broadcast(tensor, call.peer, group=group, async_op=True),
     # The results of these two are allocated anew, as in a step.
-    Kind.ALL_GATHER: lambda tensor, call: all_gather_single(
-        tensor.new_empty(dist.get_world_size() * tensor.numel()), tensor, async_op=True
+    Kind.ALL_GATHER: lambda tensor, call, group: all_gather_single(
+        tensor.new_empty(len(call.members) * tensor.numel()), tensor, group=group, async_op=True
     ),
-    Kind.REDUCE_SCATTER: lambda tensor, call: reduce_scatter_single(
-        tensor.new_empty(tensor.numel() // dist.get_world_size()), tensor, async_op=True
+    Kind.REDUCE_SCATTER: lambda tensor, call, group: reduce_scatter_single(
+        tensor.new_empty(tensor.numel() // len(call.members)), tensor, group=group, async_op=True
     ),
 }

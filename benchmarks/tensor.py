@@ -186,7 +186,7 @@ KINDS = (
     TensorKind("async TP", "parallelize_module", _ours_async_tp, _peer_sp, _sgd, sequence_parallel=True),
 )
 ROWS = len(KINDS) * len(CASES) * len(WORLD_SIZES)
-SECONDS = (9.0, 1.5)
+SECONDS = (12.0, 2.5)
 
 
 def rows(pairs: int = 20) -> Iterator[Row]:
