@@ -86,8 +86,8 @@ def memory_footprint(
     if chosen.plan.stage is not ZeroStage.NONE:
         what = parallel if isinstance(parallel, str) else f"ZeRO stage {chosen.plan.stage.value}"
         raise UserError(f'no formula for parallel="{what}": use "none" or "ddp", or measure_memory')
-    if chosen.plan.pipelined or chosen.plan.tp > 1:
-        raise UserError("no formula for a plan with pp or tp: use measure_memory")
+    if chosen.plan.pipelined or chosen.plan.tp > 1 or chosen.plan.cp > 1:
+        raise UserError("no formula for a plan with pp, tp or cp: use measure_memory")
     weights, sizes = WeightSizes.of(chosen), ActivationSizes.of(chosen)
     always = {
         Part.WEIGHTS: weights.all,

@@ -7,8 +7,9 @@ state exists before the step, as in every step except the first.
 The result is the memory on CUDA. Attention is the flash kernel, which saves its output and one fp32 number
 per query and head (arXiv:2205.14135). For fp32 with grouped queries, CUDA has no flash kernel, and the scores
 are written to memory. (A GPU older than Ampere has no flash kernel for fp16 either, and needs more memory
-than the result.) Not counted: the CUDA context, the buffers of NCCL and cuBLAS, and the rounding (512 bytes)
-and fragmentation of the allocator.
+than the result.) Attention over several ranks is counted with this kernel for each block; where
+``parallel.context.kernels`` has none, the scores of one block are additional. Not counted: the CUDA context,
+the buffers of NCCL and cuBLAS, and the rounding (512 bytes) and fragmentation of the allocator.
 
 Cost: seconds, and tens of MB, for a model of any size.
 """
@@ -60,7 +61,7 @@ def measure_memory(
     Args:
         model: a configuration or its name.
         batch: the number of sequences of this rank.
-        seq: the number of tokens per sequence.
+        seq: the number of tokens per sequence, of which a rank has 1/cp.
         precision: the precision of matrix products, by autocast over fp32 weights.
         checkpointing: whether only the input of each block is saved for backward.
         optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd or sgd-momentum.
@@ -79,8 +80,8 @@ def measure_memory(
             needs the logits, the output projection stays apart from the loss.
 
     Raises:
-        UserError: a name is unknown, a size is below 1, PyTorch is older than 2.9, or there is a process
-            group already, unless ``parallel`` is none.
+        UserError: a name is unknown, a size is below 1, the sequence cannot be divided, PyTorch is older than
+            2.9, or there is a process group already, unless ``parallel`` is none.
     """
     layout = (parallel, bucket_view, world_size, rank, kernels)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
@@ -127,7 +128,7 @@ def record_step(
         pairs = [
             (inputs, targets)
             for _ in range(plan.micro_batches if plan.pipelined else 1)
-            for inputs, targets in [torch.zeros(2, chosen.batch, chosen.seq, dtype=torch.int64)]
+            for inputs, targets in [torch.zeros(2, chosen.batch, chosen.tokens, dtype=torch.int64)]
         ]
         attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
         _watch_head(llama, tracker)
@@ -172,8 +173,8 @@ def _cut_model(
         parts = plan.tp if plan.sequence_parallel else 1
         sharded = plan.stage is ZeroStage.PARAMETERS
         wrapped.simulate_messages(
-            (chosen.batch, chosen.seq),
-            (chosen.batch, chosen.seq // parts, config.hidden),
+            (chosen.batch, chosen.tokens),
+            (chosen.batch, chosen.tokens // parts, config.hidden),
             chosen.precision.dtype if sharded else torch.float32,
         )
         for stage in wrapped.unwrapped():

@@ -132,7 +132,7 @@ class StepSettings:
         config = model_config(model)
         if config.moe is not None:
             raise UserError("fake tensors do not reach experts: measure a model without experts")
-        return cls(
+        chosen = cls(
             config=config,
             batch=batch,
             seq=seq,
@@ -146,6 +146,21 @@ class StepSettings:
             rank=rank,
             fused=operations,
         )
+        if plan.cp > 1 and chosen.writes_scores:
+            raise UserError(
+                "the scores that fp32 attention with grouped queries writes are not measured with cp: "
+                "use precision bf16, or a plan with cp 1"
+            )
+        return chosen
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a sequence that this rank has.
+
+        Raises:
+            UserError: the sequence cannot be divided over the ranks of ``cp``.
+        """
+        return self.plan.sequence_layout.local(self.seq) if self.plan.cp > 1 else self.seq
 
     @property
     def writes_scores(self) -> bool:
@@ -171,8 +186,6 @@ def _plan(
                 f'world_size is {ranks} with parallel="none": use 1, or parallel="ddp" or another form'
             )
         plan, alone = how.plan(ranks, min(GPUS_PER_NODE, ranks)), how is ShortForm.NONE
-    if plan.cp > 1:
-        raise UserError("attention over several ranks is not measured on fake tensors: use a plan with cp 1")
     # Do not keep buffers, as on a GPU.
     compute_dtype = plan.compute_dtype or precision.dtype
     plan = replace(plan, compute_dtype=compute_dtype, bucket_view=bucket_view, keep_buffers=False)

@@ -1,16 +1,16 @@
-"""The closed formula for the memory of a rank of a Llama with tensor parallelism, a pipeline (1F1B) and FSDP,
-in bf16 with fp32 AdamW (fused), for each part that ``measure_memory`` reports.
+"""The closed formula for the memory of a rank of a Llama with tensor and context parallelism, a pipeline
+(1F1B) and FSDP, in bf16 with fp32 AdamW (fused), for each part that ``measure_memory`` reports.
 
-With t = tp, p = pp, N = dp_shard, m micro-batches of T tokens, r the stage of the rank, Psi_r the parameters
-of this rank's part of the stage and L_r its blocks; h hidden, f intermediate, q and k all query and key
-features, V vocabulary; s = t with sequence parallelism and 1 without, and G = 2 h with it and 0 without (a
-whole sequence that was gathered):
+With t = tp, p = pp, N = dp_shard * cp, m micro-batches of T tokens (seq / cp of one sequence), r the stage of
+the rank, Psi_r the parameters of this rank's part of the stage and L_r its blocks; h hidden, f intermediate,
+q and k all query and key features, V vocabulary; s = t with sequence parallelism and 1 without, and G = 2 h
+with it and 0 without (a whole sequence that was gathered):
 
     weights 4 Psi_r / N        AdamW 8 Psi_r / N        batch 16 m T
     gathered units   6 Psi_r: 2 for the bf16 parameters, which are kept, and 4 for the accumulated gradients
     cast weights     2 / N of the largest unit (a block or a table): its shard in bf16, sent to the others
-    gradients        4 Psi_r / N, or the bf16 gradient of a table, 2 V h / t, which is larger than it where
-                     a stage has few blocks
+    gradients        4 Psi_r / N, or a bf16 gradient while it is computed, where that is larger: of the gate
+                     and the up matrix together, 4 h f / t, or of a table, 2 V h / t
     logits and loss  last stage: T (8 V / t + G): the logits and their gradient in fp32, the gathered input
 
 Activations are, for each token, what waits for its backward, and the largest of the temporary tensors:
@@ -28,6 +28,8 @@ Activations are, for each token, what waits for its backward, and the largest of
              the backward of the norm before it      22 h / s - 8 f / t - 4 h / s - G: five fp32 tensors and a
                                                      gradient, while the tensors of this MLP are freed
              the backward of the last norm           24 h / s on the last stage: its input and five tensors
+
+With cp, this holds for the ring, which saves its packed keys and values in place of the keys and values.
 """
 
 from __future__ import annotations
@@ -80,20 +82,24 @@ def activations_per_token(config: LlamaConfig, plan: ParallelPlan, seq: int, sta
 
 def closed_formula(config: LlamaConfig, plan: ParallelPlan, seq: int, rank: int) -> dict[Part, float]:
     """The bytes of each part on ``rank``, for one sequence in a micro-batch."""
-    stage = rank // (plan.dp_shard * plan.tp)
+    shards, tokens = plan.dp_shard * plan.cp, seq // plan.cp
+    stage = rank // (shards * plan.tp)
     parameters, blocks = parameters_and_blocks(config, plan, seq, stage)
     first, last = stage == 0, stage == plan.pp - 1
     table = config.vocab_size * config.hidden // plan.tp
     unit = max(block_parameters(config, plan.tp) if blocks else 0, table if first or last else 0)
     gathered = 2 * config.hidden if plan.sequence_parallel else 0
+    in_bf16 = [2 * table] * (first or last) + [4 * config.hidden * config.intermediate // plan.tp] * (
+        blocks > 0
+    )
     return {
-        Part.WEIGHTS: 4 * parameters / plan.dp_shard,
-        Part.GRADIENTS: max(4 * parameters / plan.dp_shard, 2 * table if first or last else 0),
-        Part.OPTIMIZER_STATE: 8 * parameters / plan.dp_shard,
+        Part.WEIGHTS: 4 * parameters / shards,
+        Part.GRADIENTS: max(4 * parameters / shards, *in_bf16),
+        Part.OPTIMIZER_STATE: 8 * parameters / shards,
         Part.STEP_TEMPORARIES: 0,
-        Part.CAST_WEIGHTS: 2 * unit / plan.dp_shard,
+        Part.CAST_WEIGHTS: 2 * unit / shards,
         Part.UNITS: 6 * parameters,
-        Part.ACTIVATIONS: seq * activations_per_token(config, plan, seq, stage),
-        Part.LOGITS_AND_LOSS: seq * (8 * config.vocab_size / plan.tp + gathered) if last else 0,
-        Part.BUFFERS: 16 * plan.micro_batches * seq,
+        Part.ACTIVATIONS: tokens * activations_per_token(config, plan, seq, stage),
+        Part.LOGITS_AND_LOSS: tokens * (8 * config.vocab_size / plan.tp + gathered) if last else 0,
+        Part.BUFFERS: 16 * plan.micro_batches * tokens,
     }

@@ -30,12 +30,12 @@ SEQ = 4096
 LLAMA = model_config("llama-3.1-70b")
 PLAN = ParallelPlan(tp=8, pp=8, dp_shard=8, micro_batches=8)
 FEWER = 24
-"""Blocks in `make test`, where the last stage has all 80 in the model, so that it has blocks of its own."""
+"""Blocks in `make test`, where the last stage is that of all 80, so that it has some of them."""
 
 
-def assert_within_3_percent(config: LlamaConfig, plan: ParallelPlan, rank: int) -> None:
-    report = measure_memory(config, seq=SEQ, parallel=plan, world_size=512, rank=rank)
-    formula = closed_formula(config, plan, SEQ, rank)
+def assert_within_3_percent(config: LlamaConfig, plan: ParallelPlan, rank: int, seq: int = SEQ) -> None:
+    report = measure_memory(config, seq=seq, parallel=plan, world_size=512, rank=rank)
+    formula = closed_formula(config, plan, seq, rank)
     assert formula.keys() == set(Part)
     for part, expected in formula.items():
         print(rank, plan.sequence_parallel, part.value, report.peak_by_part[part], expected)
@@ -51,6 +51,12 @@ def test_llama_70b_on_512_ranks(request):
     for rank, blocks, sequence_parallel in cases:
         plan = replace(PLAN, sequence_parallel=sequence_parallel)
         assert_within_3_percent(replace(LLAMA, num_layers=blocks), plan, rank)
+
+
+def test_llama_70b_with_a_ring():
+    """tp 8 x pp 4 x cp 4 x dp 4: a rank of the second stage has 4096 of 16384 tokens."""
+    plan = ParallelPlan(tp=8, pp=4, cp=4, dp_shard=4, micro_batches=4, sequence_parallel=True)
+    assert_within_3_percent(replace(LLAMA, num_layers=12), plan, 128, seq=4 * SEQ)
 
 
 def test_a_simulated_send_keeps_no_tensor():
@@ -109,7 +115,9 @@ def test_copies_of_a_stage():
 
 
 def test_plans_that_are_not_measured_are_refused():
-    with pytest.raises(UserError, match="is not measured on fake tensors: use a plan with cp 1"):
-        measure_memory("tiny", parallel=ParallelPlan(cp=2), world_size=2)
+    with pytest.raises(UserError, match="are not measured with cp: use precision bf16, or a plan with cp 1"):
+        measure_memory("llama-3.2-1b", precision="fp32", parallel=ParallelPlan(cp=2), world_size=2)
+    with pytest.raises(UserError, match="18 tokens cannot be divided .*: use a multiple of 4"):
+        measure_memory("tiny", seq=18, parallel=ParallelPlan(cp=2), world_size=2)
     with pytest.raises(UserError, match="rank is 2 of 2 ranks: use 0 to 1"):
         measure_memory("tiny", parallel=ParallelPlan(tp=2), world_size=2, rank=2)
