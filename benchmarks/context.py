@@ -258,8 +258,8 @@ def _rounds(form: Form, case: str, pairs: int) -> dict[str, list[Turn]]:
     actions: dict[str, Callable[[], object]] = {"ours": ours.step, "peer": peer.step}
     if not form.training:
         actions |= {"blocks": Candidate(form, case, "blocks").step, "messages": Replay(ours.step).run}
-        first = dist.get_rank() == 0
-        actions["alone"] = Candidate(form, case, "alone").step if first else lambda: None
+        alone = Candidate(form, case, "alone")  # on every rank, because all ranks create the groups of a form
+        actions["alone"] = alone.step if dist.get_rank() == 0 else lambda: None
     return take_rounds(actions, pairs, between=dist.barrier)
 
 

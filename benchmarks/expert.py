@@ -223,13 +223,13 @@ def _rounds(case: Case, peer: str, pairs: int) -> dict[str, list[Turn]]:
     torch.set_num_threads(1)
     ranks = dist.get_world_size()
     ours, other, experts = (Candidate(case, form, ranks) for form in ("ours", peer, "experts"))
-    first = dist.get_rank() == 0
+    alone = Candidate(case, "alone", ranks)
     actions: dict[str, Callable[[], object]] = {
         "ours": ours.step,
         "peer": other.step,
         "experts": experts.step,
         "messages": Replay(ours.step).run if ranks > 1 else lambda: None,
-        "alone": Candidate(case, "alone", ranks).step if first else lambda: None,
+        "alone": alone.step if dist.get_rank() == 0 else lambda: None,
     }
     return take_rounds(actions, pairs, between=dist.barrier)
 
