@@ -109,8 +109,12 @@ class StepProfile:
         what = {"python": "Python code between operators", "waiting": "waiting for the device"}.get(
             part, part
         )
+        longest = ""
+        if self.phases:
+            phase = max(self.phases, key=lambda name: self.phases[name])
+            longest = f" The longest phase is {phase}, {self.phases[phase] / self.seconds:.0%} of the step."
         return (
-            f"{share:.0%} of the {self.seconds * 1e3:.1f} ms of a step is {what}; {evidence}.{idle} "
+            f"{share:.0%} of the {self.seconds * 1e3:.1f} ms of a step is {what}; {evidence}.{longest}{idle} "
             f"{_CURES[part][0].upper()}{_CURES[part][1:]}."
         )
 

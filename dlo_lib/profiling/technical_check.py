@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PHASES = ("load", "forward", "backward", "optimizer", "communication")
+PHASES = ("load", "forward", "backward", "optimizer", "communication", "metrics")
 """The phases of a step, in the order of the bars; ``other`` follows."""
 HIDEABLE = ("load", "communication")
 """The phases that a step can hide behind its computation."""
@@ -37,9 +37,10 @@ COLOURS = {
     "backward": "#7CC4EE",
     "optimizer": "#0E8256",
     "communication": "#882255",
+    "metrics": "#6B4A00",
     "other": "#A6A6A6",
 }
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 MakeStep = Callable[[int], Callable[[Chronometer], object]]
 """Creates the model and a loader for this batch; what it returns trains one step, with its phases named."""
 
@@ -101,11 +102,12 @@ class TechnicalCheck:
             f"{name:13} {_bar(seconds / self.seconds)} {1e3 * seconds:.1f} ms ({seconds / self.seconds:.0%})"
             for name, seconds in self.phases.items()
         ]
+        unit, name = self._unit()
         scale = self.limit_bytes or max((peak or 0 for peak in self.memory.values()), default=0) or 1
         for batch, peak in self.memory.items():
-            shown = "does not fit" if peak is None else f"{peak / GIB:.3g} GiB"
+            shown = "does not fit" if peak is None else f"{peak / unit:.3g} {name}"
             if peak is not None and self.limit_bytes is not None and peak > self.limit_bytes:
-                shown += f", above the {self.limit_bytes / GIB:.3g} GiB of {self.card}"
+                shown += f", above the {self.limit_bytes / unit:.3g} {name} of {self.card}"
             lines.append(f"batch {batch:<7} {_bar(1.0 if peak is None else peak / scale)} {shown}")
         return "\n".join([*lines, self.explained()])
 
@@ -157,8 +159,14 @@ class TechnicalCheck:
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
         _plain(axes)
 
+    def _unit(self) -> tuple[int, str]:
+        """The unit in which the memory is shown, and its name."""
+        largest = max([self.limit_bytes or 0, *(peak or 0 for peak in self.memory.values())])
+        return (GIB, "GiB") if largest >= GIB // 2 else (MIB, "MiB")
+
     def _draw_memory(self, axes: Axes) -> None:
-        fitting = [(batch, peak / GIB) for batch, peak in sorted(self.memory.items()) if peak is not None]
+        unit, name = self._unit()
+        fitting = [(batch, peak / unit) for batch, peak in sorted(self.memory.items()) if peak is not None]
         if fitting:
             batches, peaks = zip(*fitting)
             axes.plot(batches, peaks, "o-", color=COLOURS["forward"], label="peak of a step")
@@ -167,11 +175,11 @@ class TechnicalCheck:
             if peak is None:
                 axes.axvline(batch, color="#B00020", linestyle=":", label=f"batch {batch} does not fit")
         if self.limit_bytes is not None:
-            limit = self.limit_bytes / GIB
-            axes.axhline(limit, color="#B00020", linestyle="--", label=f"{self.card}: {limit:.3g} GiB")
+            limit = self.limit_bytes / unit
+            axes.axhline(limit, color="#B00020", linestyle="--", label=f"{self.card}: {limit:.3g} {name}")
             top = max(top, limit)
         axes.set_title("Memory", loc="left")
-        axes.set(xlabel="batch", ylabel="peak (GiB)", xlim=(0, None), ylim=(0, 1.3 * top or 1))
+        axes.set(xlabel="batch", ylabel=f"peak ({name})", xlim=(0, None), ylim=(0, 1.3 * top or 1))
         axes.legend(loc="upper left", frameon=False, fontsize=9)
         axes.grid(alpha=0.25)
         _plain(axes)

@@ -169,6 +169,7 @@ def test_a_real_step_is_divided_and_its_trace_written(tmp_path):
     assert "aten::addmm" in names
     assert list(found.phases) == ["forward", "backward"]
     assert 0 < found.phases["forward"] < found.seconds
+    assert re.search(r"The longest phase is (forward|backward), \d+% of the step\.", found.explained())
     found.to_tensorboard(tmp_path / "board", step=3)
     board = EventAccumulator(str(tmp_path / "board"))
     board.Reload()

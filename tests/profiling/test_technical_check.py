@@ -47,6 +47,10 @@ def test_the_page_as_text():
     small = TechnicalCheck(8, {"forward": 0.1}, {8: GIB}, GIB // 2, "a card")
     assert small.explained().endswith("No measured batch fits on a card: try activation checkpointing.")
     assert "Hide" not in small.explained()
+    assert (
+        "8 MiB, above the 4 MiB of a card"
+        in TechnicalCheck(8, {"forward": 0.1}, {8: 1 << 23}, 1 << 22, "a card").text()
+    )
 
 
 def test_the_page_as_a_figure():

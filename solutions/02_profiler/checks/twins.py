@@ -1,0 +1,167 @@
+"""Drawn traces, and what the functions should find in them: moment by moment, without a stack."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dlo_lib.grading.checks.twins import twin
+
+Span = dict[str, Any]
+MAIN, LOADER = 17, 23
+OPERATORS = ("aten::linear", "aten::mul", "aten::addmm", "aten::view", "aten::relu")
+KIND_NAMES = ("conversion", "read", "operator", "python")
+
+
+def within(t, begin: int, end: int, depth: int, names: tuple[str, ...]) -> list[Span]:
+    """Draw spans one after another in [begin, end) ms of the main track, with shorter ones within; some are direct neighbours."""
+    found: list[Span] = []
+    now = begin + t.integer(0, 1)
+    while now < end:
+        stop = min(end, now + t.integer(2, 6))
+        if (now, stop) == (begin, end):
+            stop -= 1
+        if stop <= now:
+            break
+        found.append({"name": t.choice(names), "track": MAIN, "begin": now, "end": stop})
+        if depth and stop - now > 1:
+            found += within(t, now, stop, depth - 1, names)
+        now = stop + t.integer(0, 1)
+    return found
+
+
+def ordered(spans: list[Span]) -> list[Span]:
+    """The spans as the exercise sorts them."""
+    return sorted(spans, key=lambda span: (span["begin"], -span["end"]))
+
+
+def drawn_steps(t, count: int, phases: tuple[str, ...], names: tuple[str, ...] = OPERATORS, start: int = 0) -> list[Span]:
+    """Draw steps with phases, each with operators; there is time between the steps and between the phases."""
+    found: list[Span] = []
+    now = start
+    for number in range(count):
+        begin, now = now, now + t.integer(1, 2)
+        for name in phases:
+            stop = now + t.integer(3, 8)
+            found.append({"name": name, "track": MAIN, "begin": now, "end": stop})
+            found += within(t, now, stop, 1, names)
+            now = stop + t.integer(1, 2)
+        found.append({"name": f"ProfilerStep#{number + 2}", "track": MAIN, "begin": begin, "end": now})
+        now += t.integer(1, 3)
+    return ordered(found)
+
+
+def elsewhere(spans: list[Span], track: int = LOADER) -> list[Span]:
+    """The same spans on another track, half a ms later, without the steps."""
+    moved = [dict(span, track=track, begin=span["begin"] + 0.5, end=span["end"] + 0.5) for span in spans]
+    return [span for span in moved if not span["name"].startswith("ProfilerStep")]
+
+
+@twin
+def trace_of(spans: list[Span], first: int) -> dict[str, Any]:
+    """A trace with these spans, which begins at `first` microseconds, and with events of other kinds."""
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
+        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "tid": "PyTorch Profiler", "ts": first - 2500, "dur": 900000},
+        {"ph": "X", "cat": "gpu_user_annotation", "name": "forward", "tid": 7, "ts": first - 1000, "dur": 5000},
+        {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "tid": MAIN, "ts": first - 1500, "id": 1},
+        {"ph": "i", "name": "Iteration Start: PyTorch Profiler", "tid": "", "ts": first - 2500, "s": "g"},
+    ]
+    for span in spans:
+        times = {"ts": first + 1000 * span["begin"], "dur": 1000 * (span["end"] - span["begin"])}
+        events.append({"ph": "X", "cat": "cpu_op", "name": span["name"], "tid": span["track"], **times})
+    return {"schemaVersion": 1, "traceEvents": events}
+
+
+def contains(outer: Span, inner: Span) -> bool:
+    """Whether `inner` is another span, of the same track and within `outer`."""
+    same = outer is not inner and outer["track"] == inner["track"]
+    return same and outer["begin"] <= inner["begin"] and inner["end"] <= outer["end"]
+
+
+def around(spans: list[Span], span: Span) -> list[int]:
+    """The spans that contain a span, the longest first."""
+    found = [number for number, outer in enumerate(spans) if contains(outer, span)]
+    return sorted(found, key=lambda number: spans[number]["begin"] - spans[number]["end"])
+
+
+@twin
+def parents_of(spans: list[Span], mistake: str = "") -> list[int | None]:
+    """The parent of each span; with the mistake "neighbour" a span that ends at its begin."""
+    found: list[int | None] = []
+    for number, span in enumerate(spans):
+        above = around(spans, span)
+        found.append(above[-1] if above else None)
+        if mistake == "neighbour":
+            before = [n for n in range(number) if spans[n]["track"] == span["track"] and spans[n]["end"] == span["begin"]]
+            if before:
+                found[-1] = before[-1]
+    return found
+
+
+@twin
+def own_times(spans: list[Span], mistake: str = "") -> list[float]:
+    """The self times; with the mistake "all" each span subtracts itself from all spans around it."""
+    if mistake == "all":
+        found = [span["end"] - span["begin"] for span in spans]
+        for span in spans:
+            for number in around(spans, span):
+                found[number] -= span["end"] - span["begin"]
+        return [float(value) for value in found]
+    # each half ms of a track belongs to the shortest span that covers it
+    found = [0.0] * len(spans)
+    moments = {(span["track"], half / 2) for span in spans for half in range(int(2 * span["begin"]), int(2 * span["end"]))}
+    for track, moment in moments:
+        covering = [n for n, s in enumerate(spans) if s["track"] == track and s["begin"] <= moment < s["end"]]
+        found[min(covering, key=lambda n: spans[n]["end"] - spans[n]["begin"])] += 0.5
+    return found
+
+
+def steps_of(spans: list[Span]) -> list[Span]:
+    return [span for span in spans if span["name"].startswith("ProfilerStep")]
+
+
+@twin
+def times_of(spans: list[Span], phases: tuple[str, ...], mistake: str = "") -> dict[str, float]:
+    """The mean ms of each phase in a step. Mistakes: "sum" of all steps, "last" occurrence only, "anywhere", "tracks", and "phases" (divided by occurrences)."""
+    steps, found = steps_of(spans), {}
+    for name in phases:
+        lengths = [
+            span["end"] - span["begin"]
+            for span in spans
+            if span["name"] == name
+            and (mistake == "anywhere" or any(s["begin"] <= span["begin"] < s["end"] for s in steps))
+            and (mistake in ("anywhere", "tracks") or span["track"] == MAIN)
+        ]
+        count = {"sum": 1, "phases": max(1, len(lengths))}.get(mistake, len(steps))
+        found[name] = (sum(lengths[-1:]) if mistake == "last" else sum(lengths)) / count
+    found["other"] = sum(step["end"] - step["begin"] for step in steps) / len(steps) - sum(found.values())
+    return found
+
+
+@twin
+def kinds_of(spans: list[Span], kinds: dict[str, str], mistake: str = "") -> dict[str, float]:
+    """The mean ms of each kind. Mistakes: "by name" (no span inherits), "anywhere" (also outside of steps), "sum" (of all steps)."""
+    steps, own = steps_of(spans), own_times(spans)
+    found = dict.fromkeys(KIND_NAMES, 0.0)
+    for span, value in zip(spans, own):
+        chain = [spans[number] for number in around(spans, span)] + [span]
+        if mistake != "anywhere" and not steps_of(chain):
+            continue
+        names = [span["name"]] if mistake == "by name" else [each["name"] for each in chain]
+        special = next((kinds[name] for name in names if name in kinds), None)
+        found[special or ("operator" if span["name"].startswith("aten::") else "python")] += value
+    return {kind: value / (1 if mistake == "sum" else len(steps)) for kind, value in found.items()}
+
+
+@twin
+def ticks(intervals: list[tuple[float, float]]) -> set[int]:
+    """The quarters of a ms that intervals cover; their ends are multiples of a quarter."""
+    return {tick for begin, end in intervals for tick in range(math.floor(4 * begin), math.floor(4 * end))}
+
+
+@twin
+def flops_of(sizes: list[int], batch: int, products: tuple[int, int] = (2, 3)) -> int:
+    """The FLOPs of the products of a step: `products` in the first layer, and in each other one."""
+    first, other = products
+    return sum(2 * batch * sizes[n] * sizes[n + 1] * (first if n == 0 else other) for n in range(len(sizes) - 1))
