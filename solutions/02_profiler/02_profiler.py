@@ -8,7 +8,7 @@
 # You should have trained a small model with PyTorch before. Lab 01 helps: it explains how a time is measured.
 #
 # You need no GPU. The three bottlenecks cost time on a CPU and on a GPU, and the same cells show them. (The numbers in the text are from a CPU; this lab
-# has not been measured on a GPU yet.) The core exercises and the quiz take about 91 minutes; with the text and the demos plan two hours. Each exercise
+# has not been measured on a GPU yet.) The core exercises, their predictions and the quiz take about 95 minutes; with the text and the demos plan two hours and five minutes. Each exercise
 # has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue
 # without the points of that step.
 #
@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlo_lib.grading import Lab
-from dlo_lib.labkit.predictions import compared, scaled
+from dlo_lib.labkit.predictions import compared, require_numbers
 
 STEPS = int(os.environ.get("DLO_STEPS", 12))  # of a measured program
 ACTIVE = int(os.environ.get("DLO_ACTIVE", 2))  # steps in a trace
@@ -367,6 +367,7 @@ predicted_shares = {"load": None, "forward": None, "backward": None, "optimizer"
 # %% id="show_phases" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
 
+require_numbers(predicted_shares)
 in_trace = phase_times(BEFORE, PHASES)
 shares = {name: 100 * in_trace[name] / sum(in_trace.values()) for name in PHASES}
 print(compared(predicted_shares, shares))
@@ -583,6 +584,7 @@ lab.check("accuracy")
 # Now the whole: each row of the figure is a step of the program after one more correction, by the clock, with your predictions.
 
 # %% id="show_accuracy" tags=["demo"]
+require_numbers(predicted_steps)
 after["metrics"], losses["metrics"] = measured(program(Batches, Block, Accuracy))
 totals = {name: sum(times.values()) for name, times in after.items()}
 print(compared(predicted_steps, totals, "{:.1f} ms".format))
@@ -645,6 +647,7 @@ lab.check("overlap")
 predicted_hidden = {"Batches and noise": None, "SlowBatches": None}
 
 # %% id="show_overlap" tags=["demo"]
+require_numbers(predicted_hidden)
 import queue
 import threading
 
@@ -755,6 +758,7 @@ lab.check("flops")
 predicted_mfu = {"at the start": None, "now": None}
 
 # %% id="show_flops" tags=["demo"]
+require_numbers(predicted_mfu)
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlo_lib.profiling import Ceilings, measure_ceilings
