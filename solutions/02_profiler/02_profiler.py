@@ -831,6 +831,7 @@ from dlo_lib.profiling import largest_measured_batch, technical_check
 
 card = recognise(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else gpu("h100-80")
 LIMIT = 12 * 2**20  # bytes; so small that the limit shows: this model would need a batch of millions to fill a real card
+LIMIT += torch.cuda.memory_allocated() if torch.cuda.is_available() else 0  # what this notebook holds there already
 
 
 def make(size):
