@@ -7,13 +7,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from dlo_lib.cli.workspace import work_dir
 from dlo_lib.grading.judge.report import NO_ATTEMPT, Report
+from dlo_lib.grading.lab.course import course_root, find_lab
 from dlo_lib.grading.notebook.progress import read_progress
 from dlo_lib.text import tr
 
 
 def show_report(report: Report, console: Console) -> bool:
-    """Print one row per check, with its message if it fails; return whether all checks pass."""
+    """Print one row per check, with its message if it fails; return whether all checks pass.
+
+    Below the report of a notebook without an attempt is the file with which it was compared.
+    """
     table = Table(
         "", tr("question"), tr("check"), tr("points"), tr("message"), title=f"{report.lab}: {report.status}"
     )
@@ -40,7 +45,20 @@ def show_report(report: Report, console: Console) -> bool:
             maximum=report.maximum,
         )
     )
+    if report.status == NO_ATTEMPT:
+        console.print(_compared_with(report), soft_wrap=True, highlight=False, markup=False)
     return bool(report.questions) and report.points >= report.maximum
+
+
+def _compared_with(report: Report) -> str:
+    """A notebook without an attempt equals the released one: a student may have worked in that by mistake."""
+    lab = find_lab(report.lab)
+    released, own = course_root() / "labs" / lab.directory, work_dir() / lab.directory
+    return tr(
+        "No answer differs from those of the released notebook in {released}. If you wrote your answers "
+        "there, move the notebook to {own}, and restore the released one.",
+        released=released, own=own,
+    )  # fmt: skip
 
 
 def record_report(report: Report) -> None:

@@ -34,7 +34,6 @@ SEQ = int(os.environ.get("DLO_SEQ", 8192))  # tokens of a sequence at true size
 RANKS = int(os.environ.get("DLO_RANKS", 512))  # of the measurement at true size
 WIDTH = int(os.environ.get("DLO_WIDTH", 256))  # of the small model
 STEPS = int(os.environ.get("DLO_STEPS", 12))  # of the training near the end
-GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job at the end
 REPEATS = int(os.environ.get("DLO_REPEATS", 10))  # of a measured step
 lab = Lab(globals())
 
@@ -575,8 +574,8 @@ figures.losses(curves)
 # %% [markdown] id="scale_text"
 # ## At scale
 #
-# Which t is best on a node? The function below measures your block. On a cluster it is a job; without SLURM the same call, with the same
-# function, runs on this machine, here on two processes with a small block. (In `dlo_lib.train`, tensor parallelism is the option `--tp`.)
+# Which t is best on a node? The function below measures your block. On a cluster it is a job; here the same function
+# runs on two processes with a small block. (In `dlo_lib.train`, tensor parallelism is the option `--tp`.)
 
 # %% id="run_at_scale" tags=["demo"]
 from dlo_lib import cluster
@@ -607,8 +606,8 @@ large = {"width": 8192, "tokens": 8192, "repeats": 10, "device": "cuda"}
 for gpus in (2, 4):
     script = cluster.submit(block_seconds, large, gpus=gpus, site="jean-zay-h100", account="abc", dry_run=True)
     print(f"For SLURM, t = {gpus}:", at_scale.directives(script), sep="\n")
-job = cluster.submit(block_seconds, {"width": 256, "tokens": 64, "repeats": 3}, gpus=GPUS).wait()
-print(f"here, t = {GPUS}: {1e3 * job.result():.1f} ms")
+seconds = run_ranks(block_seconds, 2, width=256, tokens=64, repeats=min(3, REPEATS))
+print(f"here, t = 2: {1e3 * max(seconds):.1f} ms")
 
 # %% [markdown] id="sequence_text"
 # ## Optional exercises

@@ -46,7 +46,7 @@ def check_model_three_ranks(student, t):
 @check("grid", points=1, seconds=40)
 def check_larger_grid(student, t):
     "Other grids"
-    right_groups(student, t, 6, t.shuffled([3, 1]))
+    right_groups(student, t, 6, t.shuffled([3, 2]))
 
 
 # -- quiz

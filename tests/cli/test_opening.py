@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import dlo_lib
 from dlo_lib.cli import submission
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.jupyter import HIDDEN_FILES, ClassExchange, start_url, write_jupyter_config
 from dlo_lib.cli.machine import shown_findings
-from dlo_lib.cli.reports import record_report
+from dlo_lib.cli.reports import record_report, show_report
 from dlo_lib.cli.submission import submit_lab
 from dlo_lib.cli.workspace import update_workspace, work_dir
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
+from dlo_lib.grading.lab.course import course_root
 from dlo_lib.grading.notebook.progress import read_progress
 
 LABS = Path(dlo_lib.__file__).parents[1] / "labs"
@@ -101,6 +104,16 @@ def test_the_report_of_a_check_becomes_progress() -> None:
     record_report(Report("00_start_here", GRADED, {"mean": mean}))
     progress = read_progress("00_start_here")
     assert (progress.earned, progress.possible) == ({"mean": 2.0}, {"mean": 3.0})
+
+
+def test_a_notebook_without_an_attempt_is_told_with_what_it_was_compared(course: Path) -> None:
+    terminal = Console(record=True, width=200, file=io.StringIO())
+    assert not show_report(Report("91_small", NO_ATTEMPT, {}), terminal)
+    told = " ".join(terminal.export_text().split())
+    assert f"No answer differs from those of the released notebook in {course_root()}/labs/91_small." in told
+    assert f"move the notebook to {work_dir()}/91_small" in told
+    assert not show_report(Report("91_small", GRADED, {}), terminal)
+    assert "No answer" not in terminal.export_text()
 
 
 def test_a_missing_part_is_shown_with_its_cure() -> None:

@@ -144,7 +144,7 @@ def right_groups(student, t, world: int, widths: Sequence[int]) -> None:
 @check("grid", points=2, seconds=40)
 def check_groups(student, t):
     "The groups of a grid"
-    right_groups(student, t, 6, t.shuffled([2, 1, 6]))
+    right_groups(student, t, 4, t.shuffled([2, 1, 4]))
 
 
 @check("grid", points=1, seconds=30)
