@@ -826,12 +826,17 @@ figures.roofline(ceilings, points)
 # Before a training gets many GPUs, put the answers on one page: the throughput (how much of what the step could do without waiting?), the parts of a step, and the memory against the batch with the limit of the card. The library measures and draws it:
 
 # %% id="page" tags=["demo"]
+import gc
+
 from dlo_lib.hardware import gpu, recognise
 from dlo_lib.profiling import largest_measured_batch, technical_check
 
 card = recognise(torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else gpu("h100-80")
 LIMIT = 12 * 2**20  # bytes; so small that the limit shows: this model would need a batch of millions to fill a real card
 LIMIT += torch.cuda.memory_allocated() if torch.cuda.is_available() else 0  # what this notebook holds there already
+
+
+gc.freeze()  # each measurement of memory collects garbage: not among the thousands of spans of the traces
 
 
 def make(size):
