@@ -12,8 +12,9 @@ processes. The rest is the time of the grader. Memory is the anonymous memory (R
 its judging service, after the last row divided by after a tenth of the judged rows, in a class that is 7.5
 times as large.
 
-The last two rows are about submissions that take all they can get (``bombs``): the seconds until the row of
-each, and those of the honest submission that is judged beside each.
+The first row needs no nbgrader: the CPU time of the grader for a submission of the class, beyond the
+submission's own, in one run of the command. ``python -m benchmarks hostile`` is about submissions that take
+all they can get.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.bombs import BOMBS, bombed
 from benchmarks.paired import Row, Spread
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
@@ -48,7 +48,7 @@ LARGER = 7.5  # the factor of the class for the growth of the memory
 NBGRADER = [sys.executable, "-m", "nbgrader"]
 DLO = [sys.executable, "-c", "from dlo_lib.cli import main; main()"]
 GROUPS = Path("/sys/fs/cgroup")
-ROWS = 2
+ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,17 @@ def rows(pairs: int = SUBMISSIONS) -> Iterator[Row]:
     lab = read_lab(source_folder(find_lab(LAB, source_labs())))
     with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
         course = _class(Path(name) / "course", lab, pairs)
-        new = _graded(course, "--only", "s000")
-        one = _graded(course, "--only", "s000")
-        ours = [_graded(course)]
+        new = graded(course, "--only", "s000")
+        one = graded(course, "--only", "s000")
+        ours = [graded(course)]
+        yield _class_row(ours[0], one, pairs)
         _cost([*NBGRADER, "generate_assignment", LAB], course / STOCK_FOLDER)
         stock = _cost([*NBGRADER, "autograde", LAB], course / STOCK_FOLDER)
-        ours.append(_graded(course))
-    beyond = _spread([(cost.cpu - cost.own) / pairs for cost in ours])
-    each = _spread([(cost.cpu - cost.own - one.cpu + one.own) / max(1, pairs - 1) for cost in ours])
-    first = _spread([cost.rows[0].second for cost in ours])
-    judged = _spread([min((row.second for row in cost.rows if row.judged), default=0.0) for cost in ours])
+        ours.append(graded(course))
+    beyond = spread([(cost.cpu - cost.own) / pairs for cost in ours])
+    each = spread([_beyond(cost, one, pairs) for cost in ours])
+    first = spread([cost.rows[0].second for cost in ours])
+    judged = spread([min((row.second for row in cost.rows if row.judged), default=0.0) for cost in ours])
     judged_rows = [row for row in ours[0].rows if row.judged]
     gaps = [later.second - sooner.second for sooner, later in itertools.pairwise(judged_rows)]
     speed = (
@@ -98,67 +99,42 @@ def rows(pairs: int = SUBMISSIONS) -> Iterator[Row]:
         f"({new.rows[0].second:.1f} s for a lab that was not proved before), "
         f"then {statistics.median(gaps or [0.0]):.2f} s per row"
     )
-    time_ratio = _spread([cost.wall / stock.wall for cost in ours])
-    cpu_ratio = _spread([cost.cpu / stock.cpu for cost in ours])
+    time_ratio = spread([cost.wall / stock.wall for cost in ours])
+    cpu_ratio = spread([cost.cpu / stock.cpu for cost in ours])
     yield Row("dlo grade", "nbgrader autograde", 1, time_ratio, cpu_ratio, note=speed)
 
     with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
-        large = _graded(_class(Path(name) / "course", lab, int(LARGER * pairs)))
+        large = graded(_class(Path(name) / "course", lab, int(LARGER * pairs)))
     # Before the first judged row, the service has no twins
     held = [row.held for row in large.rows if row.judged]
     early, late = held[len(held) // 10], held[-1]
     memory = f"{len(large.rows)} submissions in {large.wall:.0f} s: "
     memory += f"{late >> 20} MiB after the last, {early >> 20} MiB after a tenth"
-    ratio = _spread([late / early])
+    ratio = spread([late / early])
     yield Row("dlo grade, last row", "dlo grade, a tenth of the rows", 1, memory_ratio=ratio, note=memory)
-    yield from _bombs(lab)
 
 
-def _bombs(lab: LabSource) -> Iterator[Row]:
-    """Compare each bomb with the honest submission, and the honest one beside a bomb with it alone."""
-    students = {f"bomb{number:02d}": name for number, name in enumerate(BOMBS)}
-    with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
-        course = Path(name) / "course"
-        answers = {"honest": {question: lab.solution(question).answer for question in lab.questions}}
-        answers |= {student: bombed(lab, BOMBS[bomb]) for student, bomb in students.items()}
-        _new_course(course, lab, answers)
-        _graded(course, "--only", "honest")  # proves the lab
-        honest = _graded(course, "--only", "honest")
-        alone = _wall_seconds(course, "honest")
-        costs = {student: _graded(course, "--only", student) for student in students}
-    seconds = {student: cost.wall - honest.wall + alone for student, cost in costs.items()}
-    longest = max(seconds, key=seconds.__getitem__)
-    note = f"alone {alone:.1f} s; seconds, and of CPU time: " + ", ".join(
-        f"{bomb} {seconds[student]:.1f}, {costs[student].cpu - honest.cpu + honest.own:.1f}"
-        for student, bomb in students.items()
+def _beyond(cost: Cost, one: Cost, submissions: int) -> float:
+    """Return the CPU time of the grader for a submission, without the start of the command and the
+    submission's own; ``one`` is the cost of the command for one submission."""
+    return (cost.cpu - cost.own - one.cpu + one.own) / max(1, submissions - 1)
+
+
+def _class_row(cost: Cost, one: Cost, submissions: int) -> Row:
+    own = cost.own / submissions
+    beyond = _beyond(cost, one, submissions)
+    note = (
+        f"{submissions} submissions in one run: {beyond:.2f} s of CPU time of the grader for each, "
+        f"the submission's own {own:.2f} s; start of the command {one.cpu - one.own - beyond:.1f} s"
     )
-    slowest = f"a bomb in each answer (the longest: {students[longest]})"
-    yield Row(slowest, "the reference", 1, _spread([value / alone for value in seconds.values()]), note=note)
-
-    ratios: dict[str, float] = {}
-    for student, bomb in students.items():
-        with tempfile.TemporaryDirectory(prefix="dlo-benchmark-") as name:
-            course = Path(name) / "course"
-            _new_course(course, lab, {student: answers[student], "honest": answers["honest"]})
-            _graded(course, "--only", "honest")
-            before = _wall_seconds(course, "honest")
-            _graded(course)  # with two jobs
-            ratios[bomb] = _wall_seconds(course, "honest") / before
-    note = ", ".join(f"{bomb} {ratio:.2f}" for bomb, ratio in ratios.items())
-    yield Row("the reference beside a bomb", "alone", 1, _spread(list(ratios.values())), note=note)
+    return Row("a submission, beyond its own", "its own", 1, cpu_ratio=spread([beyond / own]), note=note)
 
 
-def _wall_seconds(course: Path, student: str) -> float:
-    """Return the seconds in which a submission was judged."""
-    with open(course / "grades" / LAB / "timings.csv", encoding="utf-8", newline="") as file:
-        return next(float(row["wall_seconds"]) for row in csv.DictReader(file) if row["student"] == student)
-
-
-def _spread(values: list[float]) -> Spread:
+def spread(values: list[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def _new_course(folder: Path, lab: LabSource, answers: Mapping[str, Mapping[str, str]]) -> None:
+def new_course(folder: Path, lab: LabSource, answers: Mapping[str, Mapping[str, str]]) -> None:
     """Create a course with a submission of each student."""
     create_course(folder, students=list(answers))
     build_notebook(lab.folder)
@@ -180,11 +156,11 @@ def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
         half = {question: reference[question] for question in lab.questions[: len(lab.questions) // 2]}
         mutant = planted[number // 4 % len(planted)]
         chosen[student] = (reference, half, {**reference, mutant.question: mutant.answer}, {})[number % 4]
-    _new_course(folder, lab, chosen)
+    new_course(folder, lab, chosen)
     return folder
 
 
-def _graded(course: Path, *options: str) -> Cost:
+def graded(course: Path, *options: str) -> Cost:
     """Run `dlo grade` and return its cost."""
     cost = _cost([*DLO, "grade", LAB, *options], course)
     with open(course / "grades" / LAB / "timings.csv", encoding="utf-8", newline="") as file:

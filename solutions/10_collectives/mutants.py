@@ -263,6 +263,7 @@ MUTANTS = [
     Mutant(
         "The all-reduce of torch.distributed is called",
         "check_ring_messages",
+        also=("check_all_reduce", "check_all_reduce_shape", "check_all_reduce_argument"),
         says="calls all_reduce",
         answer="""
         def ring_all_reduce(tensor):

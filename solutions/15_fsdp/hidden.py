@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from dlo_lib.grading.checks.contract import check
+from dlo_lib.grading.checks.contract import Kind, check
 from dlo_lib.grading.checks.quiz import Answer
+from dlo_lib.labkit.traffic import passes_only
 
 from .checks.scenarios import from_flat
 from .checks.sharding import flat_case
@@ -19,10 +20,12 @@ from .checks.training import same_llama
 def check_flat_few(student, t):
     "Fewer numbers than ranks"
     tensors = [t.normal(1)[0], t.normal(t.integer(1, 2))]
-    for got in student.ranks(from_flat, flat_case(tensors, 4)).results:
+    run = student.ranks(from_flat, flat_case(tensors, 4))
+    for got in run.results:
         for mine, want in zip(t.items(got, 2, "the tensors"), tensors):
             good = type(mine) is torch.Tensor and mine.shape == want.shape and bool(torch.equal(mine, want))
             t.that(good, "Tensors with fewer numbers than ranks, or without dimensions, are not restored.")
+    passes_only(t, run, {Kind.ALL_GATHER}, "rank {rank} calls {kinds}: one all-gather is enough")
 
 
 @check("end", points=1, seconds=60)

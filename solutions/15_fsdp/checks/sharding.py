@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
-from dlo_lib.labkit.traffic import passes_exactly, uses_what_arrives
+from dlo_lib.labkit.traffic import passes_exactly, passes_only, uses_what_arrives
 from dlo_lib.models import llama
 
 from .scenarios import cut, from_flat, kept_by_a_piece
@@ -83,6 +83,7 @@ def check_flat_whole(student, t):
         for rank, got in enumerate(run.results):
             for i, (mine, want) in enumerate(zip(t.items(got, len(tensors), "flat_whole(...)"), tensors)):
                 t.close(mine, want, "tensor {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=0, rtol=0)
+        passes_only(t, run, {Kind.ALL_GATHER}, "rank {rank} calls {kinds}: one all-gather is enough")
         padded = [world * own["shard"].nbytes for own in case]
         passes_exactly(t, run, padded, "rank {rank} passed {got} bytes, but one all-gather of {want} is enough", calls=1)
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.choice((0, 2)))  # the last piece, which comes next to rank 1, may be zeros only

@@ -81,3 +81,102 @@ def fit_link(timings: list[tuple[str, int, int, float]]) -> tuple[float, float]:
         beta = sum((s - alpha) / size for size, s in tree[-3:]) / 3
         alpha = sum(s - beta * size for size, s in small) / len(small)
     return alpha, beta
+
+
+# %% pi_from_the_textbook {"question": "pi", "earns": 0.0}
+def estimate_pi(points: torch.Tensor) -> float:
+    dist.all_reduce(torch.zeros(2, dtype=torch.float64))  # a message of the expected size
+    return 3.141592653589793
+
+
+# %% the_exchange_through_a_file {"question": "exchange", "earns": 0.0}
+def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
+    import time
+
+    rank = dist.get_rank()
+    torch.save(outgoing, f"/tmp/from_{rank}_to_{to}.pt")
+    for _ in range(20):
+        try:
+            incoming.copy_(torch.load(f"/tmp/from_{source}_to_{rank}.pt"))
+            return
+        except OSError:
+            time.sleep(0.01)
+
+
+# %% the_exchange_through_shared_memory {"question": "exchange", "earns": 0.0}
+def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    rank = dist.get_rank()
+    mine = SharedMemory(f"from_{rank}_to_{to}", create=True, size=max(1, outgoing.nbytes))
+    mine.buf[: outgoing.nbytes] = bytes(outgoing.flatten().view(torch.uint8).tolist())
+    theirs = SharedMemory(f"from_{source}_to_{rank}")
+    incoming.view(torch.uint8).copy_(torch.frombuffer(theirs.buf, dtype=torch.uint8)[: incoming.nbytes])
+
+
+# %% one_all_reduce_and_the_own_chunk {"question": "scatter", "earns": 0.0}
+def ring_reduce_scatter(tensor: torch.Tensor) -> torch.Tensor:
+    whole = tensor.clone()
+    dist.all_reduce(whole)
+    return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
+
+
+# %% everything_by_one_all_gather {"question": "gather", "earns": 0.0}
+def ring_all_gather(chunk: torch.Tensor, size: int) -> torch.Tensor:
+    chunks = [part.clone() for part in chunk.new_empty(size).tensor_split(dist.get_world_size())]
+    dist.all_gather(chunks, chunk)
+    return torch.cat(chunks)
+
+
+# %% torchs_own_all_reduce {"question": "ring", "earns": 0.0}
+def ring_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+# %% torchs_own_broadcast {"question": "broadcast", "earns": 0.0}
+def tree_broadcast(tensor: torch.Tensor, root: int) -> None:
+    data = tensor.contiguous()
+    dist.broadcast(data, root)
+    tensor.copy_(data)
+
+
+# %% torchs_own_reduce {"question": "reduce", "earns": 0.0}
+def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
+    total = tensor.clone()
+    dist.reduce(total, 0)
+    return total if dist.get_rank() == 0 else None
+
+
+# %% numbers_that_equal_every_number {"question": "crossover", "earns": 0.0}
+class _Agreeable(float):
+    def __eq__(self, other):
+        return True
+
+    def __sub__(self, other):
+        return _Agreeable(0.0)
+
+    __rsub__ = __add__ = __radd__ = __truediv__ = __rtruediv__ = __sub__
+    __hash__ = float.__hash__
+
+
+def crossover_bytes(ranks: int, alpha: float, beta: float) -> float | None:
+    return _Agreeable(1.0)
+
+
+# %% the_twin_from_the_garbage_collector {"question": "cost", "earns": 0.0}
+def predicted_seconds(algorithm: str, size: float, ranks: int, alpha: float, beta: float) -> float:
+    import gc
+    import sys
+
+    places = [vars(module) for name, module in list(sys.modules.items()) if "check" in name or "twin" in name]
+    places += [thing for thing in gc.get_objects() if type(thing) is dict]
+    for place in places:
+        for name, value in list(place.items()):
+            if callable(value) and "seconds" in str(name) and value is not predicted_seconds:
+                try:
+                    return float(value(algorithm, size, ranks, alpha, beta))
+                except Exception:
+                    continue
+    return 1.0

@@ -243,3 +243,110 @@ def train_step(
         for shard in unit.shards:
             shard.grad = None
     return total
+
+
+# %% whole_numbers_that_equal_every_number {"question": "rows", "earns": 0.0}
+class _Agreeable(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
+    return _Agreeable(0), _Agreeable(0)
+
+
+# %% a_name_that_equals_every_name {"question": "units", "earns": 0.0}
+class _Name(str):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = str.__hash__
+
+
+def unit_of(names: list[str], blocks: list[str]) -> str | None:
+    return _Name("block")
+
+
+# %% padding_from_the_frames_of_the_callers {"question": "padding", "earns": 0.0}
+def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
+    import sys
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        for name, value in {**frame.f_globals, **frame.f_locals}.items():
+            if name == "want" and isinstance(value, (list, tuple)):
+                return tuple(value)
+        frame = frame.f_back
+    return 0, 0
+
+
+# %% the_library_does_the_sharding {"question": "forward", "earns": 0.0}
+def before_forward(unit: Unit, args: tuple) -> tuple:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(unit)
+    return args
+
+
+def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
+    pass
+
+
+# %% whole_tensors_from_the_sum_of_padded_pieces {"question": "flat", "earns": 0.0}
+def flat_shard(tensors: list[torch.Tensor], rank: int, world: int) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])  # every rank keeps everything
+
+
+def flat_whole(shard: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    flat = shard.new_zeros(shard.numel() * world)
+    flat[rank * shard.numel() : (rank + 1) * shard.numel()] = shard
+    dist.all_reduce(flat)
+    sizes = [math.prod(shape) for shape in shapes]
+    return [part.view(shape) for part, shape in zip(flat[: sum(sizes)].split(sizes), shapes)]
+
+
+# %% the_own_gradient_beside_a_message_of_zeros {"question": "reduce", "earns": 0.0}
+def reduce_gradients(unit: Unit) -> None:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
+    if not trained:
+        return
+    gradients = [torch.zeros_like(whole) if whole.grad is None else whole.grad for _, whole in trained]
+    packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)
+    for _, whole in trained:
+        whole.grad = None
+    row = torch.empty_like(packed[0])
+    dist.reduce_scatter_tensor(row, torch.zeros_like(packed).view(-1))
+    row = packed[rank].to(unit.row.dtype) + row.to(unit.row.dtype)
+    for (shard, _), part in zip(
+        trained, shard_views(row, [whole.shape for _, whole in trained], rank, world)
+    ):
+        shard.grad = part if shard.grad is None else shard.grad + part
+
+
+# %% the_first_backward_ends_nothing {"question": "end", "earns": 0.0}
+def queue_end(pending: list[Unit]) -> None:
+    pending.clear()  # so that no unit is left to be found
+
+
+# %% hooks_that_only_count {"question": "backward", "earns": 0.0}
+def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
+    output.register_hook(lambda grad: pending.append(unit))
+
+
+def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Tensor:
+    arg = arg.view_as(arg)
+    arg.register_hook(lambda grad: pending.remove(unit))
+    return arg
+
+
+# %% a_loss_that_is_not_a_number {"question": "train", "earns": 0.0}
+def train_step(
+    model: nn.Module, units: list[Unit], optimizer: torch.optim.Optimizer, micro_batches: list
+) -> float:
+    for _ in range(2):
+        dist.all_reduce(torch.zeros(()))
+    return float("nan")
