@@ -92,6 +92,15 @@ def backend_for_rows(x: Tensor) -> KernelBackend:
     return KernelBackend.TORCH if x.shape[-1] > LONGEST_ROW else backend_for(x)
 
 
+def has_cpu_data(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is a CPU tensor with data and ``using`` requests no backend.
+
+    An operation that computes an activation again in its backward saves memory, not time, on a CPU.
+    """
+    fake = isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not fake and _CHOSEN.get() is None
+
+
 def run(backend: KernelBackend, module: str, twin: Callable[..., Any], *args: Any) -> Any:
     """Call ``twin`` with ``args``, or the function of its name in ``triton_code.<module>``."""
     if backend is KernelBackend.TRITON:

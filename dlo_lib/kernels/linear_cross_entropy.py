@@ -25,12 +25,26 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.errors import UserError, require_count
-from dlo_lib.kernels.cross_entropy import logits_gradient, require_targets, row_losses, valid_rows
+from dlo_lib.kernels.cross_entropy import (
+    cross_entropy,
+    logits_gradient,
+    require_targets,
+    row_losses,
+    valid_rows,
+)
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating, run
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    backend_for,
+    computed_in,
+    has_cpu_data,
+    require_floating,
+    run,
+)
 
 LEAST_ROWS = 128
 """The fewest rows of a chunk that is chosen here, because a product of fewer rows reads W for too little
@@ -56,7 +70,8 @@ def linear_cross_entropy(
             ``x``.
         targets: (...) int64, in [0, vocab) or ``ignore_index``.
         ignore_index, label_smoothing, z_loss, reduction: as for ``cross_entropy``.
-        chunk_rows: the rows of a chunk; None: as many as make its logits as large as ``x``, at least 128.
+        chunk_rows: the rows of a chunk; None: as many as make its logits as large as ``x``, at least 128. On
+            a CPU, None stores all logits, because chunks need 1.3 to 2.4 times the time there.
 
     Raises:
         UserError: the shapes or dtypes do not fit, or an argument is out of range.
@@ -72,6 +87,10 @@ def linear_cross_entropy(
     require_targets(targets, tuple(x.shape[:-1]), weight.shape[0], terms, "that of x without hidden")
     if chunk_rows is not None:
         require_count("chunk_rows", chunk_rows)
+    if chunk_rows is None and has_cpu_data(x):
+        wide = weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype)
+        options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
+        return cross_entropy(F.linear(x, wide), targets, reduction=reduction, **options)
     rows = x.reshape(-1, x.shape[-1])
     needs = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     chunk = chunk_rows or max(LEAST_ROWS, rows.numel() // max(weight.shape[0], 1))

@@ -19,17 +19,28 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_same, run
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    backend_for,
+    has_cpu_data,
+    require_floating,
+    require_same,
+    run,
+)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up; both have one shape (any), one floating-point dtype and one device.
+
+    On a CPU, autograd saves silu(gate), because computing it again is slower.
 
     Raises:
         UserError: the tensors differ in shape, dtype or device, or are not floating-point.
     """
     require_floating("gate", gate)
     require_same("gate and up", gate, up)
+    if has_cpu_data(gate):
+        return F.silu(gate) * up
     return _SwiGLU.apply(gate, up, backend_for(gate))
 
 

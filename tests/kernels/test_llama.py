@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels import FusedAdamW, FusedOperation, Kernels, LossHead, fuse
+from dlo_lib.kernels import FusedAdamW, FusedOperation, KernelBackend, Kernels, LossHead, fuse, using
 from dlo_lib.kernels.llama import loss_options
 from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.models.router import MoEConfig
@@ -54,8 +55,10 @@ def _trained(config, operations, *, checkpointing=False, takes_logits=False, pre
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("form", [{}, {"checkpointing": True}, {"takes_logits": True}], ids=str)
-def test_five_steps_are_those_of_the_eager_model(config, form):
-    losses, params = _trained(config, EVERY, **form)
+@pytest.mark.parametrize("twins", [True, False], ids=["twins", "as on a CPU"])
+def test_five_steps_are_those_of_the_eager_model(config, form, twins):
+    with using(KernelBackend.TORCH) if twins else contextlib.nullcontext():
+        losses, params = _trained(config, EVERY, **form)
     expected, twin = _trained(config, frozenset())
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
     assert params.keys() == twin.keys()
@@ -92,7 +95,7 @@ def test_the_logits_of_all_tokens_never_exist():
         (lambda: model(inputs, targets), False),
         (lambda: nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()), True),
     ):
-        with MemoryTracker() as tracker:
+        with using(KernelBackend.TORCH), MemoryTracker() as tracker:
             loss_of().backward()
         largest = max(event.bytes for event in tracker.events())
         assert (largest >= 4 * 1024 * 4096) == exist
