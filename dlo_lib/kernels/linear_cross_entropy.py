@@ -89,8 +89,14 @@ def linear_cross_entropy(
         require_count("chunk_rows", chunk_rows)
     if chunk_rows is None and has_cpu_data(x):
         wide = weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype)
-        options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
-        return cross_entropy(F.linear(x, wide), targets, reduction=reduction, **options)
+        return cross_entropy(
+            F.linear(x, wide),
+            targets,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            reduction=reduction,
+        )
     rows = x.reshape(-1, x.shape[-1])
     needs = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     chunk = chunk_rows or max(LEAST_ROWS, rows.numel() // max(weight.shape[0], 1))

@@ -106,7 +106,7 @@ def test_the_report_of_a_check_becomes_progress() -> None:
     assert (progress.earned, progress.possible) == ({"mean": 2.0}, {"mean": 3.0})
 
 
-def test_a_notebook_without_an_attempt_is_told_with_what_it_was_compared(course: Path) -> None:
+def test_a_notebook_without_an_attempt_names_the_notebook_that_it_was_compared_with(course: Path) -> None:
     terminal = Console(record=True, width=200, file=io.StringIO())
     assert not show_report(Report("91_small", NO_ATTEMPT, {}), terminal)
     told = " ".join(terminal.export_text().split())
