@@ -17,7 +17,7 @@ from pathlib import Path
 from markupsafe import Markup
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from nbconvert.filters.markdown_mistune import markdown2html_mistune
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 
 from dlo_lib.errors import UserError
@@ -33,6 +33,10 @@ HEADING = re.compile(r"^(#{1,2}) +(.+)$", re.MULTILINE)
 CELL_SECONDS = 600
 WORDS = 130  # of text on one slide
 CAPTION_WORDS = 45  # below a figure
+LEFT_OUT = "\0"
+"""A paragraph in place of a block of code."""
+EFFORT = re.compile(r"\*\*[^*]*[●○]{3}\*\*")
+"""The line below the heading of an exercise: core or optional, minutes, difficulty."""
 
 
 @dataclass
@@ -47,7 +51,12 @@ class Slide:
     @property
     def html(self) -> Markup:
         """The text as HTML, with formulas that need no network."""
-        return Markup(markdown2html_mistune(with_formulas(self.text)))  # the text of a lab, not of a student
+        return _html(self.text)
+
+    @property
+    def heading_html(self) -> Markup:
+        """The heading as HTML of one line."""
+        return Markup(_html(self.heading).strip().removeprefix("<p>").removesuffix("</p>"))
 
 
 @dataclass
@@ -60,7 +69,8 @@ class _Section:
     def slides(self) -> Iterable[Slide]:
         yield Slide(self.heading, shortened(self.paragraphs, WORDS), first=self.first)
         for figure, after in self.figures:
-            yield Slide(self.heading, shortened(after, CAPTION_WORDS), figure)
+            caption = [part for part in after if not EFFORT.fullmatch(part.strip())]
+            yield Slide(self.heading, shortened(caption, CAPTION_WORDS), figure)
 
 
 def write_slides(lab: LabInfo, target: Path, *, reduced: bool = False) -> Path:
@@ -123,7 +133,8 @@ def slides_of(notebook: NotebookNode) -> list[Slide]:
 def shortened(paragraphs: Iterable[str], words: int) -> str:
     """Return whole paragraphs up to a number of words, at least one; a list is one paragraph.
 
-    A paragraph that ends with a colon stays with the next one; without it, it is left out.
+    A paragraph that ends inside a sentence or with a colon stays with the next one. It is left out with a
+    block of code that it announces, and if nothing follows.
     """
     chosen: list[str] = []
     for paragraph in _announced(paragraphs):
@@ -134,14 +145,24 @@ def shortened(paragraphs: Iterable[str], words: int) -> str:
 
 
 def _announced(paragraphs: Iterable[str]) -> list[str]:
-    """Join a paragraph that ends with a colon to the next one; leave it out if none follows."""
+    """Join a paragraph that announces the next one to it, and leave out what announces a block of code."""
     joined: list[str] = []
     for paragraph in paragraphs:
-        if joined and joined[-1].endswith(":"):
+        announced = bool(joined) and _announces(joined[-1], paragraph)
+        if paragraph == LEFT_OUT:
+            del joined[len(joined) - announced :]
+        elif announced:
             joined[-1] += f"\n\n{paragraph}"
         else:
             joined.append(paragraph)
     return joined[:-1] if len(joined) > 1 and joined[-1].endswith(":") else joined
+
+
+def _announces(paragraph: str, following: str) -> bool:
+    """Return whether ``paragraph`` ends with a colon, or inside a sentence that a list or a block of code
+    continues."""
+    continued = following == LEFT_OUT or re.match(r"[-*] |\d+\. ", following) is not None
+    return paragraph.endswith(":") or (continued and paragraph[-1].isalnum())
 
 
 def slides_html(lab: LabInfo, slides: Iterable[Slide]) -> str:
@@ -160,6 +181,12 @@ def _read(text: str, sections: list[_Section]) -> None:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of Markdown, without blocks of code, which may belong to an answer."""
-    without_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [part.strip("\n") for part in re.split(r"\n\s*\n", without_code) if part.strip()]
+    """Return the paragraphs of Markdown. A block of code, which may belong to an answer, is ``LEFT_OUT``."""
+    marked = re.sub(r"^```.*?^```$", f"\n\n{LEFT_OUT}\n\n", text, flags=re.MULTILINE | re.DOTALL)
+    return [part.strip("\n") for part in re.split(r"\n\s*\n", marked) if part.strip()]
+
+
+def _html(markdown: str) -> Markup:
+    """Return the HTML of a text of a lab, which is not from a student."""
+    renderer = IPythonRenderer(escape=False, exclude_anchor_links=True)
+    return Markup(MarkdownWithMath(renderer=renderer).render(with_formulas(markdown)))

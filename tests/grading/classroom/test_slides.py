@@ -12,7 +12,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.classroom.slides import shortened, slides_html, slides_of, write_slides
+from dlo_lib.grading.classroom.slides import Slide, shortened, slides_html, slides_of, write_slides
 from dlo_lib.grading.lab.new_lab import new_lab
 from dlo_lib.grading.lab.source import LabSource, read_lab
 
@@ -81,6 +81,19 @@ def test_a_list_stays_with_the_sentence_that_announces_it():
     assert shortened(["one", "two:", "- a b c d"], 4) == "one"
     assert shortened(["one", "The code:"], 9) == "one"
     assert shortened(["The code:"], 9) == "The code:"
+    assert shortened(["one.", "The table must", "- a\n- b"], 9) == "one.\n\nThe table must\n\n- a\n- b"
+
+
+def test_a_sentence_that_announces_code_is_left_out_with_it():
+    text = "one.\n\nThe loop is\n```python\nsecret()\n```\n\ntwo."
+    cell = new_markdown_cell(f"# Lab\n\n## 1\n\n**Core · 9 min · ●●○**\n\n{text}")
+    assert slides_of(new_notebook(cells=[cell]))[1].text == "**Core · 9 min · ●●○**\n\none.\n\ntwo."
+
+
+def test_a_heading_is_html_without_an_anchor():
+    slide = Slide("The loop in `run`", "### Below\n\nText.")
+    assert slide.heading_html == "The loop in <code>run</code>"
+    assert "¶" not in slide.html
 
 
 @pytest.mark.slow
