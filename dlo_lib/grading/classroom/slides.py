@@ -54,6 +54,11 @@ class Slide:
         return _html(self.text)
 
     @property
+    def long(self) -> bool:
+        """Whether the text needs a smaller font, because one paragraph has more words than a slide."""
+        return not self.figure and len(self.text.split()) > WORDS
+
+    @property
     def heading_html(self) -> Markup:
         """The heading as HTML of one line."""
         return Markup(_html(self.heading).strip().removeprefix("<p>").removesuffix("</p>"))

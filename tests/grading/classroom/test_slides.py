@@ -90,6 +90,11 @@ def test_a_sentence_that_announces_code_is_left_out_with_it():
     assert slides_of(new_notebook(cells=[cell]))[1].text == "**Core · 9 min · ●●○**\n\none.\n\ntwo."
 
 
+def test_a_paragraph_longer_than_a_slide_has_a_smaller_font(lab: LabSource):
+    page = slides_html(lab.info, [Slide("Long", "word " * 131), Slide("Short", "word " * 130)])
+    assert re.findall(r'<section class="(.*?)">', page) == ["words long now", "words"]
+
+
 def test_a_heading_is_html_without_an_anchor():
     slide = Slide("The loop in `run`", "### Below\n\nText.")
     assert slide.heading_html == "The loop in <code>run</code>"
