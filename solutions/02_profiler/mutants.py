@@ -116,6 +116,28 @@ MUTANTS = [
         },
         also=["check_deep"],
     ),
+    Mutant(
+        "One span at most is closed before the next one begins",
+        "check_parents",
+        says="pop while the top has ended",
+        replace={'while stack and spans[stack[-1]]["end"]': 'if stack and spans[stack[-1]]["end"]'},
+        also=["check_tracks", "check_self"],
+    ),
+    Mutant(
+        "Nothing is subtracted from the first span",
+        "check_self",
+        says="takes 0 for false",
+        replace={
+            """
+            if parent is not None:
+                own[parent] -= span["end"] - span["begin"]
+            """: """
+            if parent:
+                own[parent] -= span["end"] - span["begin"]
+            """
+        },
+        also=["check_deep"],
+    ),
     # -- phases
     Mutant(
         "The sums of all steps",
@@ -191,6 +213,37 @@ MUTANTS = [
         replace={'elif above in (None, "conversion", "read"):': 'elif above in ("conversion", "read"):'},
         also=["check_all_kinds"],
     ),
+    Mutant(
+        "The durations of each kind",
+        "check_kinds",
+        says="the time of a span is its self time",
+        replace={"parents(spans), self_times(spans)):": 'parents(spans), [span["end"] - span["begin"] for span in spans]):'},
+        also=["check_inherited", "check_kinds_outside", "check_all_kinds"],
+    ),
+    Mutant(
+        "Operators pass their kind on, too",
+        "check_inherited",
+        says="only conversions and reads pass their kind on",
+        replace={'elif above in (None, "conversion", "read"):': 'elif above in (None, "conversion", "read", "operator"):'},
+        also=["check_all_kinds"],
+    ),
+    Mutant(
+        "A kind is passed on by the parent's name only",
+        "check_inherited",
+        says="go on, what that calls belongs to it",
+        replace={
+            """
+            elif above in (None, "conversion", "read"):
+                kind = above
+            """: """
+            elif above is None:
+                kind = None
+            elif spans[parent]["name"] in kinds:
+                kind = kinds[spans[parent]["name"]]
+            """
+        },
+        also=["check_all_kinds"],
+    ),
     # -- amdahl
     Mutant(
         "Only the parts that become faster remain",
@@ -227,6 +280,18 @@ MUTANTS = [
         "check_removed",
         says="without forward the step takes",
         replace={"value / faster.get(name, 1)": "value / (1 if math.isinf(faster.get(name, 1)) else faster.get(name, 1))"},
+    ),
+    Mutant(
+        "The times that are given are changed",
+        "check_divided",
+        says="has changed the dict `times`",
+        replace={
+            "return sum(value / faster.get(name, 1) for name, value in times.items())": """
+            for name, factor in faster.items():
+                times[name] /= factor
+            return sum(times.values())
+            """
+        },
     ),
     # -- batches
     Mutant(
@@ -270,6 +335,35 @@ MUTANTS = [
             self.images = (self.raw - self.raw.mean(0)) / self.raw.std(0)
             for chosen in order.split(self.size):
             """,
+        },
+        also=["check_own_images"],
+    ),
+    Mutant(
+        "The statistics are kept, and all images are standardised in each epoch",
+        "check_own_images",
+        says="again in each epoch",
+        replace={
+            "self.images = (images - images.mean(0)) / images.std(0)": "self.raw = self.images = images; self.mean, self.std = images.mean(0), images.std(0)",
+            "for chosen in order.split(self.size):": """
+            self.images = (self.raw - self.mean) / self.std
+            for chosen in order.split(self.size):
+            """,
+        },
+    ),
+    Mutant(
+        "One mean and one standard deviation for all numbers",
+        "check_same_batches",
+        says="each position has its own",
+        replace={"(images - images.mean(0)) / images.std(0)": "(images - images.mean()) / images.std()"},
+        also=["check_once", "check_own_images"],
+    ),
+    Mutant(
+        "The generator goes on in the next epoch",
+        "check_same_batches",
+        says="make the generator, with its seed, in __iter__",
+        replace={
+            "self.labels, self.size, self.seed = labels, size, seed": "self.labels, self.size, self.generator = labels, size, torch.Generator().manual_seed(seed)",
+            "torch.Generator().manual_seed(self.seed)": "self.generator",
         },
     ),
     Mutant(
@@ -334,6 +428,14 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "Conversions that convert nothing are kept",
+        "check_float32",
+        says="has nothing to convert",
+        replace={
+            "self.linear(x * self.gain)": "(lambda x: F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype)).float())(x * self.gain)"
+        },
+    ),
+    Mutant(
         "The gain is an attribute",
         "check_buffer",
         says="stays on the CPU when the model moves",
@@ -381,6 +483,18 @@ MUTANTS = [
             once[1, labels] = 1
             once[0] = torch.zeros_like(once[0]).index_add_(0, labels, right.long()).clamp(max=1)
             self.counted += once
+            """
+        },
+        also=["check_no_loop", "check_no_reads"],
+    ),
+    Mutant(
+        "The last image of each label counts",
+        "check_counts",
+        says="keeps the last value of each place",
+        replace={
+            "self.counted.index_add_(1, labels, torch.stack([right.long(), torch.ones_like(labels)]))": """
+            self.counted[0, labels] += right.long()
+            self.counted[1, labels] += 1
             """
         },
         also=["check_no_loop", "check_no_reads"],
@@ -480,6 +594,45 @@ MUTANTS = [
         also=["check_overlap"],
     ),
     Mutant(
+        "The intervals are not sorted",
+        "check_covered",
+        says="sort them by their begin first",
+        replace={"in sorted(intervals):": "in intervals:"},
+        also=["check_overlap"],
+    ),
+    Mutant(
+        "The last run is forgotten",
+        "check_covered",
+        says="add it after the loop",
+        replace={
+            """
+            for begin, end in sorted(intervals):
+                total += max(0.0, end - max(begin, reached))
+                reached = max(reached, end)
+            """: """
+            first = -math.inf
+            for begin, end in sorted(intervals):
+                if begin > reached:
+                    total += reached - first if reached > first else 0.0
+                    first = begin
+                reached = max(reached, end)
+            """
+        },
+        also=["check_overlap"],
+    ),
+    Mutant(
+        "A list that is given is changed",
+        "check_overlap",
+        says="works in place",
+        replace={
+            "return covered(a) + covered(b) - covered([*a, *b])": """
+            lengths = covered(a) + covered(b)
+            a += b
+            return lengths - covered(a)
+            """
+        },
+    ),
+    Mutant(
         "The overlaps of all pairs",
         "check_overlap",
         says="The overlaps of all pairs are added",
@@ -528,6 +681,19 @@ MUTANTS = [
         "check_mfu",
         says="This is the rate in FLOP/s",
         replace={"flops / seconds / peak": "flops / seconds"},
+    ),
+    Mutant(
+        "The batch is forgotten",
+        "check_flops",
+        says="a row for each image",
+        replace={"2 * batch * inputs * outputs": "2 * inputs * outputs"},
+        also=["check_single_layer"],
+    ),
+    Mutant(
+        "The FLOPs are multiplied by the seconds",
+        "check_mfu",
+        says="FLOPs divided by seconds",
+        replace={"flops / seconds / peak": "flops * seconds / peak"},
     ),
     # -- roofline
     Mutant(

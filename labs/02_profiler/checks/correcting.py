@@ -18,6 +18,7 @@ from .scenarios import (
     block_buffers,
     block_step,
     counted,
+    epoch_operations,
     first_batch,
     recorded_block,
     recorded_counts,
@@ -74,9 +75,13 @@ def batches_case(t) -> dict[str, Any]:
 
 def right_batches(case: dict[str, Any]) -> list[list[Tensor]]:
     order = torch.randperm(len(case["images"]), generator=torch.Generator().manual_seed(case["seed"]))
-    double = case["images"].double()
+    return [[standardised(case["images"])[chosen], case["labels"][chosen]] for chosen in order.split(case["size"])]
+
+
+def standardised(images: Tensor) -> Tensor:
+    double = images.double()
     whole = ((double - double.mean(0)) / (double - double.mean(0)).square().sum(0).div(len(double) - 1).sqrt()).float()
-    return [[whole[chosen], case["labels"][chosen]] for chosen in order.split(case["size"])]
+    return whole
 
 
 @check("batches", points=1)
@@ -85,16 +90,23 @@ def check_same_batches(student, t):
     case = batches_case(t)
     epochs, _ = t.items(student.run(all_batches, **case), 2, "the result")
     right = right_batches(case)
+    generator = torch.Generator().manual_seed(case["seed"])
+    first, second = (torch.randperm(len(case["images"]), generator=generator).split(case["size"]) for _ in range(2))
+    every = case["images"]
     for number, epoch in enumerate(t.items(epochs, 2, "the epochs"), 1):
         for place, (batch, want) in enumerate(zip(t.items(epoch, len(right), "the batches of an epoch"), right), 1):
             images, labels = t.items(batch, 2, "a batch")
-            raw = case["images"][
-                torch.randperm(len(case["images"]), generator=torch.Generator().manual_seed(case["seed"])).split(case["size"])[place - 1]
-            ]
+            raw = every[first[place - 1]]
             within = (raw - raw.mean(0)) / raw.std(0)
             mistakes = {
                 "The images are not standardised.": raw,
                 "The images are standardised with the statistics of their batch: use those of all images.": within,
+                "All numbers have the same mean and standard deviation: each position has its own, mean(0) and std(0).": (
+                    (raw - every.mean()) / every.std()
+                ),
+                "Each epoch continues with the random numbers of the epoch before: make the generator, with its seed, in __iter__.": (
+                    standardised(every)[second[place - 1]] if number == 2 else raw
+                ),
             }
             wrong_if(t, images, want[0], mistakes, rtol=1e-4, atol=1e-4)
             t.close(images, want[0], "the images of batch {place} of epoch {number}", rtol=1e-4, atol=1e-4, place=place, number=number)
@@ -129,6 +141,11 @@ def check_own_images(student, t):
     _, operations = run_again(t, graph, [case["images"], case["labels"]])
     for name, elements, _ in operations:
         message = "The operation {name} reads {elements} numbers, those of all images, for one batch: do it once, in __init__, or for the chosen images only."
+        t.that(elements < case["images"].numel() or name in PICKS, message, name=name, elements=elements)
+    seen, _ = t.items(student.run(epoch_operations, **case), 2, "the operations of an epoch")
+    for operation in seen:
+        name, elements = t.items(operation, 2, "an operation")
+        message = "The operation {name} reads {elements} numbers, those of all images, again in each epoch: do it once, in __init__, or for the chosen images only."
         t.that(elements < case["images"].numel() or name in PICKS, message, name=name, elements=elements)
     t.close(images, want, "the images of the second batch", rtol=1e-4, atol=1e-4)
 
@@ -184,7 +201,7 @@ def check_same_block(student, t):
 def check_float32(student, t):
     "float32 everywhere, and no conversion in forward"
     case = block_case(t)
-    graph, y = t.items(student.run(recorded_block, **case), 2, "the result")
+    graph, y, called = t.items(student.run(recorded_block, **case), 3, "the result")
     t.tensor(y, "the output of the block", dtype=torch.float32)
     other = block_case(t)
     fresh = {"x": t.normal(5, len(case["gain"])), "weight": t.normal(*case["weight"].shape), "bias": t.normal(len(case["bias"]))}
@@ -196,6 +213,8 @@ def check_float32(student, t):
     t.that(
         not doubles, "The operation {name} computes in float64: convert the gain, once, in __init__.", name=doubles[0] if doubles else ""
     )
+    message = "forward calls .{name}(), which has nothing to convert if the gain is float32: remove it"
+    t.that(type(called) is list and not called, message, name=called[0] if called else "")
     want = scaled_line(gain=case["gain"], **fresh).float()
     lesson = "The output does not come from operations on the input and the weights: stay with tensors in forward."
     t.that(len(other) == len(case) and near(results[0], want, 1e-4, 1e-5), lesson)
@@ -235,6 +254,15 @@ def right_counts(batches: list[tuple[Tensor, Tensor]], classes: int) -> Tensor:
     return counts
 
 
+def last_writes(batch: tuple[Tensor, Tensor], classes: int) -> Tensor:
+    """What `x[0, labels] += right` and `x[1, labels] += 1` add to empty counts."""
+    logits, labels = batch
+    counts = torch.zeros(2, classes, dtype=torch.int64)
+    for row, label in zip(logits.tolist(), labels.tolist()):
+        counts[1, label], counts[0, label] = 1, int(row.index(max(row)) == label)
+    return counts
+
+
 @check("accuracy", points=1)
 def check_counts(student, t):
     "The counts after several batches"
@@ -254,6 +282,9 @@ def check_counts(student, t):
         "The images are counted under the class that the model predicts: count them under their label.": predicted,
         "A label that occurs several times in a batch counts once: x[index] += 1 writes each place once. Use index_add_.": torch.stack(
             [sum(right_counts([b], classes)[row].clamp(max=1) for b in batches) for row in range(2)]
+        ),
+        "A label that occurs several times in a batch counts once: x[index] += values keeps the last value of each place. Use index_add_.": sum(
+            last_writes(batch, classes) for batch in batches
         ),
     }
     wrong_if(t, got, want, mistakes)

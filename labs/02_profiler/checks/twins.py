@@ -100,6 +100,20 @@ def parents_of(spans: list[Span], mistake: str = "") -> list[int | None]:
 
 
 @twin
+def popped_once(spans: list[Span]) -> list[int | None]:
+    """The parents that a stack finds if at most one span is closed before the next one begins."""
+    found: list[int | None] = []
+    stacks: dict[Any, list[int]] = {}
+    for number, span in enumerate(spans):
+        stack = stacks.setdefault(span["track"], [])
+        if stack and spans[stack[-1]]["end"] <= span["begin"]:
+            stack.pop()
+        found.append(stack[-1] if stack else None)
+        stack.append(number)
+    return found
+
+
+@twin
 def own_times(spans: list[Span], mistake: str = "") -> list[float]:
     """The self times; with the mistake "all" each span subtracts itself from all spans around it."""
     if mistake == "all":
@@ -141,17 +155,32 @@ def times_of(spans: list[Span], phases: tuple[str, ...], mistake: str = "") -> d
 
 @twin
 def kinds_of(spans: list[Span], kinds: dict[str, str], mistake: str = "") -> dict[str, float]:
-    """The mean ms of each kind. Mistakes: "by name" (no span inherits), "anywhere" (also outside of steps), "sum" (of all steps)."""
+    """The mean ms of each kind. Mistakes: "by name" (no span inherits), "direct" (only from the parent), "operators" (pass their kind on, too),
+    "durations" (not self times), "anywhere" (also outside of steps), "sum" (of all steps)."""
     steps, own = steps_of(spans), own_times(spans)
+    if mistake == "durations":
+        own = [float(span["end"] - span["begin"]) for span in spans]
     found = dict.fromkeys(KIND_NAMES, 0.0)
     for span, value in zip(spans, own):
         chain = [spans[number] for number in around(spans, span)] + [span]
         if mistake != "anywhere" and not steps_of(chain):
             continue
-        names = [span["name"]] if mistake == "by name" else [each["name"] for each in chain]
+        names = [each["name"] for each in chain][{"by name": -1, "direct": -2}.get(mistake, 0) :]
+        if mistake == "operators":
+            names = [name for name in names if name in kinds or name.startswith("aten::")][:1]
         special = next((kinds[name] for name in names if name in kinds), None)
         found[special or ("operator" if span["name"].startswith("aten::") else "python")] += value
     return {kind: value / (1 if mistake == "sum" else len(steps)) for kind, value in found.items()}
+
+
+def runs_of(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The separate runs that intervals cover together."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            begin, end = found[-1][0], max(found.pop()[1], end)
+        found.append((begin, end))
+    return found
 
 
 @twin

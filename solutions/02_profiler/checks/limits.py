@@ -5,7 +5,8 @@ from __future__ import annotations
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near, wrong_if
 
-from .twins import flops_of, ticks
+from .scenarios import overlap_of, predicted_of
+from .twins import flops_of, runs_of, ticks
 
 # -- 5 · amdahl
 
@@ -22,7 +23,8 @@ def predicted(student, t, times: dict[str, float], faster: dict[str, float]) -> 
 def check_divided(student, t):
     "Each part is divided by its factor"
     times, factors = amdahl_case(t), {"load": t.uniform(2.0, 6.0), "backward": t.uniform(1.5, 3.0)}
-    got, total = predicted(student, t, times, factors), sum(times.values())
+    found, after = t.items(student.run(predicted_of, times=times, faster=factors), 2, "the result")
+    got, total = t.number(found, "predicted_step(...)"), sum(times.values())
     want = total - sum(times[name] - times[name] / factor for name, factor in factors.items())
     mistakes = {
         "The parts that are not in `faster` are missing: they stay as they are.": sum(times[name] / factors[name] for name in factors),
@@ -33,6 +35,8 @@ def check_divided(student, t):
     }
     wrong_if(t, got, want, mistakes)
     t.that(near(got, want), "the new step takes {got:.3f} ms, expected {want:.3f}", got=got, want=want)
+    message = "predicted_step has changed the dict `times` that it was given, and the caller still uses it: divide without an assignment to times[name]"
+    t.that(after == times, message)
 
 
 @check("amdahl", points=1)
@@ -70,6 +74,15 @@ def length(*lists: list[tuple[float, float]]) -> float:
     return len(both) / 4
 
 
+def in_order(case: list[tuple[float, float]]) -> float:
+    """What the loop over the intervals finds if they are not sorted."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in case:
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
 @check("overlap", points=2)
 def check_covered(student, t):
     "The length of a union"
@@ -81,7 +94,8 @@ def check_covered(student, t):
         for begin, end in sorted(case):
             last += max(0.0, end - max(begin, reached))
             reached = end
-        return len({lengths, last, length(case), max(e for _, e in case) - min(b for b, _ in case)}) == 4
+        others = {lengths, last, in_order(case), max(e for _, e in case) - min(b for b, _ in case)}
+        return len({lengths, last, length(case)}) == 3 and length(case) not in others
 
     for _ in range(2):
         case = t.draw_until(lambda: intervals(t, t.integer(6, 9)), tells)
@@ -90,7 +104,10 @@ def check_covered(student, t):
         for begin, end in sorted(case):
             last += max(0.0, end - max(begin, reached))
             reached = end
+        begin, end = runs_of(case)[-1]
         mistakes = {
+            "The intervals are taken in the order of the list: sort them by their begin first.": in_order(case),
+            "The last run of intervals is missing: add it after the loop.": want - (end - begin),
             "The lengths are added: where intervals overlap, the time counts once.": sum(end - begin for begin, end in case),
             "This is the time from the first begin to the last end: the gaps do not count.": max(e for _, e in case)
             - min(b for b, _ in case),
@@ -111,7 +128,8 @@ def check_overlap(student, t):
 
     for _ in range(2):
         a, b = t.draw_until(lambda: (intervals(t, t.integer(3, 5)), intervals(t, t.integer(3, 5), start=4)), tells)
-        got, want = t.number(student.overlap(a, b), "overlap(...)"), length(a, b)
+        found, *after = t.items(student.run(overlap_of, a=a, b=b), 3, "the result")
+        got, want = t.number(found, "overlap(...)"), length(a, b)
         mistakes = {
             "The overlaps of all pairs are added: where two intervals of the same list overlap, the time counts once.": sum(
                 max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in a for two in b
@@ -124,6 +142,10 @@ def check_overlap(student, t):
         }
         wrong_if(t, got, want, mistakes)
         t.that(near(got, want), "both are active for {got} ms, expected {want}", got=got, want=want)
+        message = (
+            "overlap has changed a list that it was given, and the caller still uses it: `a += b` works in place, [*a, *b] is a new list"
+        )
+        t.that(all(near(mine, given) for mine, given in zip(after, (a, b))), message)
 
 
 # -- 10 · flops, 11 · roofline
@@ -142,6 +164,7 @@ def check_flops(student, t):
                 sizes, batch, (1, 2)
             ),
             "A multiplication and an addition are two FLOPs: a product takes 2·m·k·n.": flops_of(sizes, batch) // 2,
+            "The batch is missing: the first matrix of each product has a row for each image.": flops_of(sizes, 1),
             "The last layer has fewer products, not the first one.": flops_of(sizes[::-1], batch),
         }
         wrong_if(t, got, flops_of(sizes, batch), mistakes, rtol=0, atol=0)
@@ -158,6 +181,7 @@ def check_mfu(student, t):
     mistakes = {
         "This is the inverse: the share of the peak is at most 1.": 1 / want,
         "This is a percentage: return the share, at most 1.": 100 * want,
+        "The FLOPs are multiplied by the seconds: the rate is FLOPs divided by seconds.": flops * seconds / peak,
         "This is the rate in FLOP/s: divide it by the peak.": flops / seconds,
     }
     wrong_if(t, got, want, mistakes)

@@ -20,6 +20,7 @@ from .twins import (
     ordered,
     own_times,
     parents_of,
+    popped_once,
     ticks,
     times_of,
     trace_of,
@@ -123,6 +124,8 @@ def nested(t, two_tracks: bool) -> list[Span]:
             any(place is not None and right[place] is not None for place in right)
             and any(parents_of(spans, "neighbour")[n] != place for n, place in enumerate(right))
             and own_times(spans, "all") != own_times(spans)
+            and popped_once(spans) != right
+            and 0 in right
         )
 
     return t.draw_until(draw, tells)
@@ -131,6 +134,9 @@ def nested(t, two_tracks: bool) -> list[Span]:
 def same_parents(student, t, spans: list[Span]) -> None:
     right = parents_of(spans)
     got = t.items(student.parents(spans), len(spans), "parents(...)")
+    once = popped_once(spans)
+    message = "Only one span is closed before the next one begins: several may have ended, so pop while the top has ended, not if."
+    t.that(once == right or list(got) != once, message)
     for number, (mine, want) in enumerate(zip(got, right)):
         span = spans[number]
         if type(mine) is int and mine != want and 0 <= mine < len(spans):
@@ -175,6 +181,10 @@ def check_self(student, t):
             "A span is subtracted from all spans around it: subtract it only from the one that directly contains it.": own_times(
                 spans, "all"
             ),
+            "Nothing is subtracted from span 0: its index is 0, and `if parent:` takes 0 for false. Ask `is not None`.": [
+                float(spans[0]["end"] - spans[0]["begin"]),
+                *right[1:],
+            ],
         }
         wrong_if(t, got, right, mistakes)
         for number, (mine, want) in enumerate(zip(got, right)):
@@ -251,7 +261,7 @@ KINDS = {"aten::to": "conversion", "aten::item": "read"}
 
 
 def kinds_case(t, nested_kinds: bool, extra: bool) -> list[Span]:
-    """Draw steps with conversions and reads; with `nested_kinds` they call other operators, with `extra` there are some outside of the steps."""
+    """Draw steps with conversions and reads; with `nested_kinds` they call other operators and operators call them, with `extra` there are some outside of the steps."""
     plain, steps = ("aten::mul", "aten::addmm"), []
 
     def calls(place: int, name: str, callee: str, length: int) -> list[Span]:
@@ -274,6 +284,8 @@ def kinds_case(t, nested_kinds: bool, extra: bool) -> list[Span]:
                 now += length
                 length = t.integer(2, 5)
                 steps.append({"name": t.choice(plain), "track": MAIN, "begin": now, "end": now + length})
+                if nested_kinds:
+                    steps.append({"name": special, "track": MAIN, "begin": now, "end": now + 1})
                 now += length + t.integer(0, 1)
             now += 1
             steps.append({"name": name, "track": MAIN, "begin": phase, "end": now})
@@ -298,7 +310,10 @@ def same_kinds(student, t, spans: list[Span], mistakes: dict[str, str]) -> None:
 @check("kinds", points=1)
 def check_kinds(student, t):
     "The four kinds add up to a step"
-    mistakes = {"These are the sums of all steps: divide by the number of steps.": "sum"}
+    mistakes = {
+        "These are the sums of all steps: divide by the number of steps.": "sum",
+        "The durations are added: the time of a span is its self time.": "durations",
+    }
     same_kinds(student, t, kinds_case(t, nested_kinds=False, extra=False), mistakes)
 
 
@@ -306,7 +321,12 @@ def check_kinds(student, t):
 def check_inherited(student, t):
     "What a conversion or a read calls belongs to it"
     lesson = "Each span has the kind that its name says: what is within a conversion or a read belongs to it, so ask first for the kind of its parent."
-    same_kinds(student, t, kinds_case(t, nested_kinds=True, extra=False), {lesson: "by name"})
+    mistakes = {
+        lesson: "by name",
+        "Only what a conversion or a read calls directly belongs to it: go on, what that calls belongs to it, too.": "direct",
+        "A conversion or a read that an operator calls counts as operator: only conversions and reads pass their kind on.": "operators",
+    }
+    same_kinds(student, t, kinds_case(t, nested_kinds=True, extra=False), mistakes)
 
 
 @check("kinds", points=1)

@@ -36,6 +36,29 @@ def second_batch(student, images, labels, size, seed):
 
 
 @scenario
+def epoch_operations(student, images, labels, size, seed):
+    """For each operation of an epoch: its name, and the most numbers of an input."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return False  # the wrapper that skips the compiler imports it, which takes two seconds
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            sizes = [value.numel() for value in args if isinstance(value, torch.Tensor)]  # noqa: F821
+            seen.append([func.__name__.split(".")[0], max(sizes, default=0)])
+            return func(*args, **(kwargs or {}))
+
+    batches = student.Batches(images.clone(), labels, size, seed)
+    with Seen():
+        count = sum(1 for _ in batches)
+    return [seen, count]
+
+
+@scenario
 def block_step(student, weight, bias, gain, x, grad):
     """The output of a block, and the gradients of its input and its weights."""
     block = student.Block(weight.shape[1], weight.shape[0], gain.numpy())
@@ -57,18 +80,29 @@ def block_buffers(student, weight, gain):
 
 @scenario
 def recorded_block(student, weight, bias, gain, x):
-    """The operations of the second forward of a block, as data, and its output."""
+    """The operations of the second forward of a block, as data, its output, and the conversions that it calls."""
+    from torch.overrides import TorchFunctionMode
+
     from dlo_lib.profiling.operation_capture import OperationRecorder
+
+    called = []
+
+    class Called(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if getattr(func, "__name__", "") in ("to", "float", "double", "half", "bfloat16", "type", "type_as"):
+                called.append(func.__name__)
+            return func(*args, **(kwargs or {}))
 
     block = student.Block(weight.shape[1], weight.shape[0], gain.numpy())
     with torch.no_grad():  # noqa: F821
         block.linear.weight.copy_(weight)
         block.linear.bias.copy_(bias)
-        block(x)
+        with Called():  # also a call that converts nothing, and so starts no operation
+            block(x)
         recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
         with recorder:
             y = block(x)
-    return [recorder.graph([y]), y]
+    return [recorder.graph([y]), y, called]
 
 
 @scenario
@@ -95,3 +129,17 @@ def recorded_counts(student, classes, cases):
             counts = meter.counts()
         found.append([recorder.graph([counts]), counts])
     return found
+
+
+@scenario
+def predicted_of(student, times, faster):
+    """The predicted step, and the times after the call."""
+    given = dict(times)
+    return [student.predicted_step(given, dict(faster)), given]
+
+
+@scenario
+def overlap_of(student, a, b):
+    """The overlap, and both lists after the call."""
+    given = [[tuple(interval) for interval in each] for each in (a, b)]
+    return [student.overlap(*given), *given]
