@@ -34,6 +34,7 @@ def timeline(spans: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> Figur
     """Draw one step of a trace: time from left to right, and below each span the spans that it calls; the colour is that of the phase."""
     (axes,) = panels(width=10, height=3.4)
     first, stack = spans[0]["begin"], []
+    least = (max(span["end"] for span in spans) - first) / 900  # about a pixel: thinner bars would vanish
     bars: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for span in spans:
         while stack and stack[-1][0] <= span["begin"]:
@@ -43,8 +44,11 @@ def timeline(spans: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> Figur
             bars.setdefault((len(stack), phase), []).append((span["begin"] - first, span["end"] - span["begin"]))
         stack.append((span["end"], phase))
     for (depth, phase), row in bars.items():
-        axes.broken_barh(row, (depth - 0.43, 0.86), facecolor=PHASES[phase], edgecolor="white", linewidth=0.3)
-    axes.set_yticks(range(ROWS), ["step", "phase", "operator", "calls", "calls"])
+        place, colour = (depth - 0.43, 0.86), PHASES[phase]
+        thin = [(begin, max(length, least)) for begin, length in row if length < 4 * least]  # an edge would cover these
+        axes.broken_barh(thin, place, facecolor=colour, linewidth=0)
+        axes.broken_barh([bar for bar in row if bar[1] >= 4 * least], place, facecolor=colour, edgecolor="white", linewidth=0.3)
+    axes.set_yticks(range(ROWS), ["step", "phase", "operator", "it calls", "they call"])
     legend(axes, "right", handles=[Patch(color=PHASES[phase], label=phase) for phase in phases])
     return finish(axes, "x", xlabel="time (ms)", ylim=(ROWS - 0.4, -0.6))
 

@@ -141,16 +141,19 @@ def program(batches=SlowBatches, block=SlowBlock, accuracy=SlowAccuracy, size=BA
     return step
 
 
-def measured(step):
-    """Return the median ms of each phase of a step, by the clock, and the last loss."""
-    chronometer = Chronometer(DEVICE)
+def measured(programs):
+    """Train steps of the programs in turns; return the median ms of each phase, by the clock, and the last loss, of each program."""
+    clocks, losses = {name: Chronometer(DEVICE) for name in programs}, {}
     for _ in range(STEPS):
-        with chronometer.step(samples=BATCH):
-            loss = step(chronometer)
-    return {name: 1e3 * found.median for name, found in chronometer.phases().items()}, loss.item()
+        for name, step in programs.items():
+            with clocks[name].step(samples=BATCH):
+                losses[name] = step(clocks[name])
+    times = {name: {phase: 1e3 * found.median for phase, found in clock.phases().items()} for name, clock in clocks.items()}
+    return times, {name: loss.item() for name, loss in losses.items()}
 
 
-before, loss_before = measured(program())
+times, losses = measured({"before": program()})
+before, loss_before = times["before"], losses["before"]
 print(f"a step takes {sum(before.values()):.1f} ms: {1e3 * BATCH / sum(before.values()):.0f} images/s; loss {loss_before:.4f}")
 
 # %% [markdown] id="why_after"
@@ -501,9 +504,9 @@ class Batches:
 lab.check("batches")
 
 # %% id="show_batches" tags=["demo"]
-after, losses = {}, {"before": loss_before}
-after["load"], losses["load"] = measured(program(Batches))
-print(f"load: {before['load']:.2f} ms -> {after['load']['load']:.2f} ms; the step: {sum(before.values()):.1f} -> {sum(after['load'].values()):.1f} ms")
+times, _ = measured({"before": program(), "now": program(Batches)})  # in turns, because other programs use the machine, too
+print(f"load: {times['before']['load']:.2f} ms -> {times['now']['load']:.2f} ms", end="; ")
+print(f"the step: {sum(times['before'].values()):.1f} -> {sum(times['now'].values()):.1f} ms")
 
 # %% [markdown] id="block_text"
 # ## 7 · Second correction: a dtype that spreads
@@ -537,9 +540,9 @@ class Block(nn.Module):
 lab.check("block")
 
 # %% id="show_block" tags=["demo"]
-after["forward, backward"], losses["forward, backward"] = measured(program(Batches, Block))
+times, _ = measured({"before": program(Batches), "now": program(Batches, Block)})
 for name in ("forward", "backward"):
-    print(f"{name}: {after['load'][name]:.2f} ms -> {after['forward, backward'][name]:.2f} ms")
+    print(f"{name}: {times['before'][name]:.2f} ms -> {times['now'][name]:.2f} ms")
 
 # %% [markdown] id="accuracy_text"
 # ## 8 · Third correction: a swarm of small operators, and reads
@@ -550,7 +553,7 @@ for name in ("forward", "backward"):
 #
 # Write `Accuracy`: `update(logits, labels)` counts a batch, and `counts()` returns a tensor (2, classes), int64, on `device`: in row 0 the images of each class that are classified right, in row 1 all images of each class. `update` starts a
 # number of operators that does not depend on the batch, and nothing in it needs a value on the CPU: no `.item()`, `.tolist()` or `if` on a tensor, and no operator whose **size of the result depends on values** (`x[mask]`, `nonzero`, `bincount`, `unique`),
-# because PyTorch has to know this size to allocate the result.
+# because PyTorch has to know this size to allocate the result. `F.one_hot` is not allowed either: on a CPU it reads values, to check the labels.
 #
 # `counts.index_add_(0, index, values)` adds `values[i]` at the place `index[i]`.
 
@@ -581,11 +584,15 @@ class Accuracy:
 lab.check("accuracy")
 
 # %% [markdown] id="show_accuracy_text"
-# Now the whole: each row of the figure is a step of the program after one more correction, by the clock, with your predictions.
+# Now the whole: each row of the figure is a step of the program after one more correction, by the clock, with your predictions. The four programs run
+# in turns, a step of each, so that what else happens on the machine slows all of them.
 
 # %% id="show_accuracy" tags=["demo"]
 require_numbers(predicted_steps)
-after["metrics"], losses["metrics"] = measured(program(Batches, Block, Accuracy))
+after, losses = measured(
+    {"before": program(), "load": program(Batches), "forward, backward": program(Batches, Block), "metrics": program(Batches, Block, Accuracy)}
+)
+before = after.pop("before")
 totals = {name: sum(times.values()) for name, times in after.items()}
 print(compared(predicted_steps, totals, "{:.1f} ms".format))
 print("last loss:", ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
@@ -638,10 +645,11 @@ def overlap(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float
 lab.check("overlap")
 
 # %% [markdown] id="show_overlap_text"
-# The cell loads in a second thread: a step only waits for what is not ready. It does so for `Batches` with an augmentation (noise is added to each batch), and for `SlowBatches`. (`profile_all_threads` is an experimental
+# The cell takes the **corrected** program, with `Block` and `Accuracy`, and loads in a second thread: a step only waits for what is not ready. It does so for `Batches` with an augmentation (noise is added to each batch), and for `SlowBatches`. (`profile_all_threads` is an experimental
 # option: without it the profiler records only the thread that starts it.)
 #
-# **Predict.** Which share of the loading, in percent, is hidden behind the training: with `Batches` and the noise, and with `SlowBatches`?
+# **Predict.** Which share of the loading, in percent, is hidden behind the training: with `Batches` and the noise, and with `SlowBatches`? The figure of section 8 shows how long
+# `SlowBatches` loads (first row), and what it can hide behind: the other phases of the corrected program (last row).
 
 # %% id="predict_hidden" tags=["prediction"]
 predicted_hidden = {"Batches and noise": None, "SlowBatches": None}
@@ -817,8 +825,8 @@ for name, point in points.items():
 figures.roofline(ceilings, points)
 
 # %% [markdown] id="roofline_after"
-# The large product is near the roof; `x * gain` and `relu` are far below the peak, and **nothing is wrong with them**: memory limits them. (They are measured on tensors that do not fit in a cache. The ceilings are measurements, too: if a point lies above its
-# ceiling, other programs used the machine meanwhile.) Only fewer bytes make them faster, which means to fuse them with a neighbour: labs 04 and 05. The step has risen towards the roof. What is left between it and the roof are such operators, the optimiser, and Python.
+# The large product is near the roof; `x * gain` and `relu` are far below the peak, and **nothing is wrong with them**: memory limits them. (They are measured on tensors that do not fit in a cache. Those of
+# `product of block 3` and of the step do. A cache delivers faster than the memory whose bandwidth the figure shows, so such a point may lie **above** the slope. The ceilings are measurements, too, and change if other programs use the machine.) Only fewer bytes make them faster, which means to fuse them with a neighbour: labs 04 and 05. The step has risen towards the roof. What is left between it and the roof are such operators, the optimiser, and Python.
 
 # %% [markdown] id="page_text"
 # ## 12 · The technical check
@@ -916,7 +924,8 @@ lab.check("phases", instead={"phase_times": library_phase_times})
 lab.check("overlap", instead={"covered": profiling.covered, "overlap": profiling.overlap})
 
 # %% [markdown] id="sentence_text"
-# `profile_steps` does sections 1 to 4 in one call and ends with a sentence: the bottleneck, its evidence, and a cure. Below it, what you wrote for the trace beside what the library and PyTorch need from you.
+# `profile_steps` does sections 1 to 4 in one call and ends with a sentence: the kind of work with the most time, the longest phase, and where to look next. Compare the longest phase from program
+# to program. The sentence does not name the three causes that you found: an operator that repeats its work, or computes in float64, is an operator like the others. The table of section 2 shows them. Below the sentences, what you wrote for the trace beside what the library and PyTorch need from you.
 
 # %% id="sentence" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
