@@ -153,6 +153,23 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "Each worker has a block of ceil(n / workers) items",
+        "check_even_workers",
+        says="leave too few for the last worker",
+        replace={
+            "for place in own[worker::workers]:": """
+            part = math.ceil(len(own) / workers)
+            for place in own[worker * part : (worker + 1) * part]:
+            """
+        },
+    ),
+    Mutant(
+        "What is left over between workers is dropped too",
+        "check_equal_ranks",
+        says="Its workers need no equal shares",
+        replace={"// self.world * self.world": "// (self.world * workers) * self.world * workers"},
+    ),
+    Mutant(
         "There is always a worker",
         "check_without_workers",
         says="NoneType",
@@ -254,6 +271,12 @@ MUTANTS = [
         replace={"kept = 1 - box.to(lam.dtype).mean((1, 2))": "kept = box.to(lam.dtype).mean((1, 2))"},
     ),
     Mutant(
+        "The targets of CutMix are always float32",
+        "check_true_area",
+        says="torch.float64",
+        replace={"kept = 1 - box.to(lam.dtype).mean((1, 2))": "kept = 1 - box.float().mean((1, 2))"},
+    ),
+    Mutant(
         "The boxes are pasted into the images that were given",
         "check_cutmix_arguments",
         says="has changed its argument images",
@@ -349,7 +372,10 @@ MUTANTS = [
         "The sum of the squares, minus n times the square of the mean",
         "check_large_mean",
         says="loses its digits",
-        replace={"(values - mean).square().sum(0)": "values.square().sum(0) - len(values) * mean.square()"},
+        replace={
+            "(values - mean).square().sum(0)": "values.square().sum(0) - len(values) * mean.square()",
+            "std > 1e-10 * mean.abs()": "std > 1e-6 * mean.abs()",
+        },
     ),
     Mutant(
         "The test set is scaled with its own statistics",
@@ -359,7 +385,7 @@ MUTANTS = [
             "count, mean, squares = total": "count, mean, squares = statistics(test)",
             "std > 1e-10 * mean.abs()": "(total[2] / total[0]).sqrt() > 1e-10 * total[1].abs()",
         },
-        also=["check_constant"],
+        also=["check_constant", "check_threshold"],
     ),
     Mutant(
         "The test set is in the statistics",
@@ -369,14 +395,14 @@ MUTANTS = [
             "count, mean, squares = total": "count, mean, squares = merged(total, statistics(test))",
             "std > 1e-10 * mean.abs()": "(total[2] / total[0]).sqrt() > 1e-10 * total[1].abs()",
         },
-        also=["check_constant"],
+        also=["check_constant", "check_threshold"],
     ),
     Mutant(
         "The variance is divided by n - 1",
         "check_training_only",
         says="divided by n - 1",
         replace={"(squares / count).sqrt()": "(squares / (count - 1)).sqrt()"},
-        also=["check_constant"],
+        also=["check_constant", "check_threshold"],
     ),
     Mutant(
         "A constant feature is divided by its standard deviation",
@@ -385,6 +411,19 @@ MUTANTS = [
         replace={
             "torch.where(std > 1e-10 * mean.abs(), (test.double() - mean) / std, 0.0)": "((test.double() - mean) / std.clamp(min=1e-12))"
         },
+        also=["check_threshold"],
+    ),
+    Mutant(
+        "Only a standard deviation of exactly 0 is constant",
+        "check_threshold",
+        says="not with 0",
+        replace={"std > 1e-10 * mean.abs()": "std > 0"},
+    ),
+    Mutant(
+        "The threshold does not depend on the mean",
+        "check_threshold",
+        says="not with a fixed number",
+        replace={"std > 1e-10 * mean.abs()": "std > 1e-10"},
     ),
     # -- stopping
     Mutant(
@@ -405,6 +444,30 @@ MUTANTS = [
         says="expected True",
         replace={"self.since >= self.patience": "self.since > self.patience"},
         also=["check_min_delta", "check_nan"],
+    ),
+    Mutant(
+        "It stops only with the loss that reaches the patience",
+        "check_patience",
+        says="The answer stays True",
+        replace={"self.since >= self.patience": "self.since == self.patience"},
+    ),
+    Mutant(
+        "The count begins again after True",
+        "check_patience",
+        says="The answer stays True",
+        replace={
+            "return self.since >= self.patience": """
+            stop = self.since >= self.patience
+            self.since = 0 if stop else self.since
+            return stop
+            """
+        },
+    ),
+    Mutant(
+        "An equal loss counts as better",
+        "check_min_delta",
+        says="one that is equal to it is not better",
+        replace={"loss < self.best - self.min_delta": "loss + self.min_delta <= self.best"},
     ),
     Mutant(
         "min_delta is ignored",
@@ -456,21 +519,21 @@ MUTANTS = [
         "check_resumed",
         says="the order depends on more than seed and epoch",
         replace={"torch.randperm(self.size, generator=of_epoch)": "torch.randperm(self.size)"},
-        also=["check_prefetched", "check_first_epoch"],
+        also=["check_prefetched", "check_end_of_epoch", "check_first_epoch"],
     ),
     Mutant(
         "The position is not restored",
         "check_resumed",
         says="begins the epoch again",
         replace={'self.epoch, self.used = state["epoch"], state["used"]': 'self.epoch = state["epoch"]'},
-        also=["check_prefetched", "check_first_epoch"],
+        also=["check_prefetched", "check_end_of_epoch", "check_first_epoch"],
     ),
     Mutant(
         "The epoch is not restored",
         "check_resumed",
         says="sees other images from step",
         replace={'self.epoch, self.used = state["epoch"], state["used"]': 'self.used = state["used"]'},
-        also=["check_prefetched", "check_first_epoch"],
+        also=["check_prefetched", "check_end_of_epoch", "check_first_epoch"],
     ),
     Mutant(
         "The position counts the batches that the sampler has given out",
@@ -493,7 +556,32 @@ MUTANTS = [
             'return {"epoch": self.epoch,': 'return {"steps": getattr(self, "steps", 0), "epoch": self.epoch,',
             'self.epoch, self.used = state["epoch"], state["used"]': 'self.epoch, self.used, self.steps = state["epoch"], state["used"], state["steps"]',
         },
-        also=["check_first_epoch"],
+        also=["check_end_of_epoch", "check_first_epoch"],
+    ),
+    Mutant(
+        "The next epoch begins when the iterator ends",
+        "check_end_of_epoch",
+        says="Begin the next epoch in step_done",
+        replace={
+            """
+            for indices in order.split(self.batch)[self.used :]:
+                yield indices.tolist()
+            """: """
+            for indices in order.split(self.batch)[self.used :]:
+                yield indices.tolist()
+            self.epoch, self.used = self.epoch + 1, 0
+            """,
+            """
+            if self.used == math.ceil(self.size / self.batch):
+                self.epoch, self.used = self.epoch + 1, 0
+            """: "",
+        },
+    ),
+    Mutant(
+        "The generator has no seed",
+        "check_augmentation",
+        says="another seed or none",
+        replace={"self.generator = torch.Generator().manual_seed(seed)": "self.generator = torch.Generator()"},
     ),
     Mutant(
         "The state of the generator is not restored",

@@ -1,4 +1,4 @@
-"""The visible checks of what the data do to a training: weights, scaling, early stopping, and the resume within an epoch."""
+"""The visible checks of what the data do to a training: scaling, early stopping, and the resume within an epoch."""
 
 from __future__ import annotations
 
@@ -13,67 +13,6 @@ from dlo_lib.labkit.compare import wrong_if
 
 from .scenarios import trained, watched
 from .twins import stopped
-
-# -- 7 · weights
-
-
-@check("weights", points=2)
-def check_weights(student, t):
-    "Every class has the same total weight"
-    for classes in ([0, 1, 2], [1, 4, 7]):
-        counts = [t.integer(2, 4), t.integer(6, 9), t.integer(12, 20)]
-        labels = torch.tensor(t.shuffled([label for label, count in zip(classes, counts) for _ in range(count)]))
-        got = student.sample_weights(labels)
-        one_each = isinstance(got, Tensor) and got.dim() == 1 and len(got) < len(labels)
-        t.that(not one_each, "sample_weights returns a weight for each class: a sampler needs one for each sample, weights[labels]")
-        t.tensor(got, "sample_weights(labels)", shape=(len(labels),), dtype=torch.float64)
-        t.that(bool((got > 0).all() and got.isfinite().all()), "a weight is not positive, or not finite")
-        share = got / got.sum()
-        frequency = torch.tensor([dict(zip(classes, counts))[label] for label in labels.tolist()]).double()
-        right = 1 / frequency / len(classes)
-        mistakes = {
-            "The weights grow with the size of the class: a sample of a rare class needs the larger one.": frequency / frequency.sum(),
-            "All weights are equal: this is the sampling of the data as they are.": torch.full_like(right, 1 / len(labels)),
-        }
-        wrong_if(t, share, right, mistakes)
-        for label in classes:
-            total = float(share[labels == label].sum())
-            message = "the samples of class {label} have {got:.3g} of the weight, expected {want:.3g}: the same for each class that occurs"
-            t.that(bool(abs(total - 1 / len(classes)) < 1e-9), message, label=label, got=total, want=1 / len(classes))
-        t.close(share, right, "the weights, divided by their sum,")
-
-
-@check("weights", points=1)
-def check_recall(student, t):
-    "The recall"
-
-    def draw() -> tuple[Tensor, Tensor, int]:
-        labels = t.integers(0, 3, t.integer(20, 40))
-        predicted = torch.where(t.integers(0, 2, len(labels)) > 0, labels, t.integers(0, 3, len(labels)))
-        return predicted, labels, t.integer(0, 3)
-
-    def values(case: tuple[Tensor, Tensor, int]) -> list[float]:
-        predicted, labels, label = case
-        hits = float(((predicted == label) & (labels == label)).sum())
-        return [
-            hits / max(1, int((labels == label).sum())),
-            hits / max(1, int((predicted == label).sum())),
-            float((predicted == labels).float().mean()),
-            hits / len(labels),
-        ]
-
-    for _ in range(2):
-        case = t.draw_until(draw, lambda case: len({round(value, 3) for value in values(case)}) == 4 and bool((case[1] == case[2]).any()))
-        right, precision, accuracy, of_all = values(case)
-        got = t.number(student.recall(*case), "recall(...)")
-        mistakes = {
-            "This is the precision, the share of the predictions of the class that are right: divide by the samples of the class.": precision,
-            "This is the accuracy, over all classes: look at the samples of one class only.": accuracy,
-            "The hits are divided by all samples: divide by the samples of the class.": of_all,
-        }
-        wrong_if(t, got, right, mistakes)
-        t.close(got, right, "recall(...)")
-
 
 # -- 8 · scaling
 
@@ -185,6 +124,27 @@ def check_constant(student, t):
     t.that(bool((got[:, 1] == 0).all()), lesson, got=float(got[0, 1]))
 
 
+@check("scaling", points=1)
+def check_threshold(student, t):
+    "Constant means s <= 1e-10 |m|, in every unit"
+    # the mean of seven times 0.1 is not 0.1 in float64, and then the means of chunks of other lengths differ from it
+    chunks = [t.normal(size, 3, dtype=torch.float64) for size in (7, t.integer(3, 5), 7, 11)]
+    for chunk in chunks:
+        chunk[:, 1] = 0.1
+        chunk[:, 2] *= 1e-13
+    test = t.normal(4, 3, dtype=torch.float64)
+    test[:, 2] *= 1e-13
+    got, right = scaled(student, t, chunks, test), by(torch.cat(chunks), test)
+    t.close(got[:, 0], right[:, 0], "a feature that is not constant")
+    lesson = (
+        "a feature that is 0.1 in every row becomes {got:.3g}: rounding leaves an s that is not 0. Compare s with 1e-10 |m|, not with 0"
+    )
+    t.that(bool((got[:, 1] == 0).all()), lesson, got=float(got[0, 1]))
+    lesson = "a feature in a unit in which its values are about 1e-13 becomes 0, but it is not constant. Compare s with 1e-10 |m|, not with a fixed number"
+    t.that(bool((got[:, 2] != 0).any()), lesson)
+    t.close(got[:, 2], right[:, 2], "a feature of small numbers")
+
+
 # -- 9 · stopping
 
 
@@ -219,11 +179,17 @@ def check_patience(student, t):
             t, losses, got, want,
             "With patience {patience}, count the losses in a row that are not below the *best* one; a better one begins a new count.", patience=patience,
         )  # fmt: skip
+        losses = [low, *rising, low + 0.05, low + 0.2, low + 0.1, low - 0.1]
+        got, *_, want, _ = answers(student, t, losses, patience, 0.0)
+        same_answers(
+            t, losses, got, want,
+            "The answer stays True until a loss is better: with patience {patience}, that many losses in a row *or more* were not.", patience=patience,
+        )  # fmt: skip
 
 
 @check("stopping", points=1)
 def check_min_delta(student, t):
-    "An improvement below min_delta does not count"
+    "An improvement of min_delta or less does not count"
     patience, delta, low = t.integer(2, 4), t.uniform(0.1, 0.2), t.uniform(1.0, 2.0)
     creeping: list[float | None] = [low - 0.6 * delta * k for k in range(2)] + [
         low - 1.2 * delta - 0.6 * delta * k for k in range(patience)
@@ -234,6 +200,12 @@ def check_min_delta(student, t):
     flat: list[float | None] = [low] + [low - 0.5 * delta] * patience
     got, *_, want, _ = answers(student, t, flat, patience, delta)
     same_answers(t, flat, got, want, lesson, delta=delta)
+    equal = "A loss is better if it is *below* best - min_delta (here {best:.3g} - {delta:.3g}); one that is equal to it is not better."
+    for delta in (0.0, t.integer(1, 8) / 64):  # multiples of 1/64, so the difference is exact
+        low = t.integer(64, 128) / 64
+        losses: list[float | None] = [low] + [low - delta] * patience
+        got, *_, want, _ = answers(student, t, losses, patience, delta)
+        same_answers(t, losses, got, want, equal, best=low, delta=delta)
 
 
 @check("stopping", points=1)
@@ -271,12 +243,12 @@ def check_best_weights(student, t):
 # -- 10 · resume
 
 
-def run_of(student, t, stop_in: int, ahead: int) -> dict[str, Any]:
-    """Run three epochs, and again with a stop in epoch ``stop_in``; return the steps of both runs."""
+def run_of(student, t, stop_in: int, ahead: int, at_end: bool = False) -> dict[str, Any]:
+    """Run three epochs, and again with a stop in epoch ``stop_in``, ``at_end`` before its last step; return the steps of both runs."""
     batch, full = t.integer(3, 5), t.integer(4, 6)
     size, seed = batch * full + t.integer(1, batch - 1), t.integer(1, 10**6)
     per_epoch = full + 1
-    stop = stop_in * per_epoch + t.integer(1, per_epoch - 2 - ahead)
+    stop = (stop_in + 1) * per_epoch - 1 if at_end else stop_in * per_epoch + t.integer(1, per_epoch - 2 - ahead)
     case = {"size": size, "batch": batch, "seed": seed, "steps": 3 * per_epoch, "stop": stop, "ahead": ahead}
     whole, before, after = t.items(student.run(trained, **case), 3, "the result")
     message = "three epochs of {size} images in batches of {batch} have {want} steps, not {got}: is there an epoch after the first one, with an incomplete last batch?"
@@ -362,12 +334,32 @@ def check_prefetched(student, t):
 
 
 @check("resume", points=1)
+def check_end_of_epoch(student, t):
+    "An epoch ends with its last step, not with its last batch"
+    found = run_of(student, t, 1, 2, at_end=True)
+    lesson = (
+        "a run that stops after step {stop}, one step before the end of an epoch, sees other images from step {step} on. The iterator had ended, because {ahead} batches "
+        "were in the queue of the workers, and the training had not: begin the next epoch in step_done, after the last step"
+    )
+    want, size, per_epoch = found["whole"], found["size"], found["per_epoch"]
+    for epoch in range(3):
+        flat = list(itertools.chain(*images(want[epoch * per_epoch : (epoch + 1) * per_epoch])))
+        message = "with {ahead} batches in the queue of the workers, epoch {epoch} lacks {missing} of {size} images. Begin the next epoch in step_done, after the last step"
+        missing = size - len(set(flat))
+        t.that(sorted(flat) == list(range(size)), message, ahead=2, epoch=epoch, missing=missing, size=size)
+    same_images(t, found, lesson)
+
+
+@check("resume", points=1)
 def check_augmentation(student, t):
     "A resumed run draws the random numbers that it would have drawn"
     found = run_of(student, t, 1, 0)
     numbers = [step[1] for step in found["whole"]]
     again = [step[1] for step in found["after"]]
     t.that(len({str(pair) for pair in numbers}) == len(numbers), "not tested yet: the generator draws the same numbers in every step")
+    seeded = torch.rand(2, generator=torch.Generator().manual_seed(found["seed"])).tolist()
+    message = "the first random numbers are not those of torch.Generator().manual_seed({seed}): the generator has another seed or none, or the order draws from it"
+    t.that(numbers[0] == seeded, message, seed=found["seed"])
     message = "the resumed run draws the random numbers of the first steps again: the state lacks that of the generator (get_state), or does not restore it"
     t.that(again[:1] != numbers[:1], message)
     t.that(again == numbers[found["stop"] :], "the resumed run draws other random numbers than the uninterrupted one")

@@ -1,4 +1,7 @@
-"""The visible checks of the augmentations of a batch. That there is no loop is proved by the operations of two batches, run again here."""
+"""The visible checks of what a batch holds: its augmentations, and the weights of its classes.
+
+That there is no loop is proved by the operations of two batches, run again here.
+"""
 
 from __future__ import annotations
 
@@ -182,21 +185,21 @@ def check_boxes(student, t):
 @check("cutmix", points=2)
 def check_true_area(student, t):
     "The weight of a label is the share of the pixels that are really kept"
-    for _ in range(2):
-        case = pairs(t, t.integer(6, 9), t.integer(6, 8), t.integer(6, 8))
+    for dtype in (torch.float32, torch.float64):
+        case = pairs(t, t.integer(6, 9), t.integer(6, 8), t.integer(6, 8), dtype)
         for number, image in enumerate(case["images"]):
             image.fill_(number)  # a pixel tells from which image it comes
         got, targets = cut(student, t, case)
         own = torch.stack([(image == number).double().mean() for number, image in enumerate(got)])
         t.that(bool((own < 1).any()), "not tested yet: cutmix replaces no pixel")
         labels, partner, lam = case["labels"], case["partner"], case["lam"]
-        right = targets_of(labels, partner, own.float(), CLASSES)
+        right = targets_of(labels, partner, own.to(dtype), CLASSES)
         mistakes = {
             "The weight is lam, as if the border cut nothing off: use the share of the pixels that the image keeps.": targets_of(
                 labels, partner, lam, CLASSES
             ),
             "The weights of the two labels are exchanged: the own label has the share of the pixels that the image keeps.": targets_of(
-                labels, partner, 1 - own.float(), CLASSES
+                labels, partner, 1 - own.to(dtype), CLASSES
             ),
         }
         wrong_if(t, targets, right, mistakes, rtol=1e-5, atol=1e-6)
@@ -213,6 +216,67 @@ def check_cutmix_arguments(student, t):
 def check_cutmix_loop(student, t):
     "No loop over the images"
     without_a_loop(student, t, "cutmix", recorded_cutmix)
+
+
+# -- 7 · weights
+
+
+@check("weights", points=2)
+def check_weights(student, t):
+    "Every class has the same total weight"
+    for classes in ([0, 1, 2], [1, 4, 7]):
+        counts = [t.integer(2, 4), t.integer(6, 9), t.integer(12, 20)]
+        labels = torch.tensor(t.shuffled([label for label, count in zip(classes, counts) for _ in range(count)]))
+        got = student.sample_weights(labels)
+        one_each = isinstance(got, Tensor) and got.dim() == 1 and len(got) < len(labels)
+        t.that(not one_each, "sample_weights returns a weight for each class: a sampler needs one for each sample, weights[labels]")
+        t.tensor(got, "sample_weights(labels)", shape=(len(labels),), dtype=torch.float64)
+        t.that(bool((got > 0).all() and got.isfinite().all()), "a weight is not positive, or not finite")
+        share = got / got.sum()
+        frequency = torch.tensor([dict(zip(classes, counts))[label] for label in labels.tolist()]).double()
+        right = 1 / frequency / len(classes)
+        mistakes = {
+            "The weights grow with the size of the class: a sample of a rare class needs the larger one.": frequency / frequency.sum(),
+            "All weights are equal: this is the sampling of the data as they are.": torch.full_like(right, 1 / len(labels)),
+        }
+        wrong_if(t, share, right, mistakes)
+        for label in classes:
+            total = float(share[labels == label].sum())
+            message = "the samples of class {label} have {got:.3g} of the weight, expected {want:.3g}: the same for each class that occurs"
+            t.that(bool(abs(total - 1 / len(classes)) < 1e-9), message, label=label, got=total, want=1 / len(classes))
+        t.close(share, right, "the weights, divided by their sum,")
+
+
+@check("weights", points=1)
+def check_recall(student, t):
+    "The recall"
+
+    def draw() -> tuple[Tensor, Tensor, int]:
+        labels = t.integers(0, 3, t.integer(20, 40))
+        predicted = torch.where(t.integers(0, 2, len(labels)) > 0, labels, t.integers(0, 3, len(labels)))
+        return predicted, labels, t.integer(0, 3)
+
+    def values(case: tuple[Tensor, Tensor, int]) -> list[float]:
+        predicted, labels, label = case
+        hits = float(((predicted == label) & (labels == label)).sum())
+        return [
+            hits / max(1, int((labels == label).sum())),
+            hits / max(1, int((predicted == label).sum())),
+            float((predicted == labels).float().mean()),
+            hits / len(labels),
+        ]
+
+    for _ in range(2):
+        case = t.draw_until(draw, lambda case: len({round(value, 3) for value in values(case)}) == 4 and bool((case[1] == case[2]).any()))
+        right, precision, accuracy, of_all = values(case)
+        got = t.number(student.recall(*case), "recall(...)")
+        mistakes = {
+            "This is the precision, the share of the predictions of the class that are right: divide by the samples of the class.": precision,
+            "This is the accuracy, over all classes: look at the samples of one class only.": accuracy,
+            "The hits are divided by all samples: divide by the samples of the class.": of_all,
+        }
+        wrong_if(t, got, right, mistakes)
+        t.close(got, right, "recall(...)")
 
 
 # -- 12 · rand_augment

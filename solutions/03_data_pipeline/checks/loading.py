@@ -216,10 +216,12 @@ def check_once(student, t):
 def check_equal_ranks(student, t):
     "Every rank yields the same number of items"
     for world in (2, t.integer(3, 5)):
-        own = t.integer(6, 9)
+        own = 2 * t.integer(3, 4) + 1  # not a multiple of the workers
         count = own * world + t.integer(1, world - 1)
         for rank, rows in enumerate(streams(student, t, world, 2, count)):
             got = len(set().union(*rows))
+            lesson = "{count} items on {world} ranks: rank {rank} with 2 workers yields {got}, expected {want}. Its workers need no equal shares, so drop only what is left over between ranks"
+            t.that(got != count // (2 * world) * 2, lesson, count=count, world=world, rank=rank, got=got, want=own)
             message = "{count} items on {world} ranks: rank {rank} yields {got}, expected {want} on every rank. What is left over is dropped, or a rank waits forever"
             t.that(got == own, message, count=count, world=world, rank=rank, got=got, want=own)
 
@@ -228,10 +230,16 @@ def check_equal_ranks(student, t):
 def check_even_workers(student, t):
     "The workers of a rank have equal shares, within one item"
     workers = t.integer(3, 4)
-    for rows in streams(student, t, 2, workers, 2 * (workers * t.integer(3, 5) + workers - 1)):
-        sizes = [len(row) for row in rows]
-        message = "the workers of a rank have {sizes} items: the largest and the smallest number may differ by one"
-        t.that(max(sizes) - min(sizes) <= 1, message, sizes=sizes)
+    for own in (workers * t.integer(3, 5) + workers - 1, 2 * workers + 1):
+        for rows in streams(student, t, 2, workers, 2 * own):
+            sizes = [len(row) for row in rows]
+            message = "the workers of a rank have {sizes} items: the largest and the smallest number may differ by one"
+            lesson = message + ". Blocks of ceil(n / workers) items leave too few for the last worker"
+            most = math.ceil(own / workers)
+            t.that(
+                sizes != [max(0, min(most, own - most * k)) for k in range(workers)] or max(sizes) - min(sizes) <= 1, lesson, sizes=sizes
+            )
+            t.that(max(sizes) - min(sizes) <= 1, message, sizes=sizes)
 
 
 @check("split", points=1)
