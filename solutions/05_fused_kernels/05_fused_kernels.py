@@ -527,7 +527,7 @@ explore(tiles, blocks=[4, 6, 8], causal=[True, False])
 #   that no query of the program sees are not read.
 # - If there is no key at all (`keys` is 0), o is 0 and lse is -inf, without NaN.
 # - Inputs may be float16. `tl.dot` wants two tiles of one dtype, and gives float32: convert the weights with `.to(v.dtype)`, and keep acc, m and l in float32.
-# - No tile is larger than BLOCK_M × BLOCK_N or BLOCK_M × D. Queries are read once.
+# - No tile is larger than BLOCK_M × BLOCK_N, BLOCK_M × D or BLOCK_N × D. The two block sizes may differ. Queries are read once.
 
 # %% nbgrader={"grade_id": "attention", "solution": true}
 @triton.jit

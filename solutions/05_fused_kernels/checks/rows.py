@@ -1,4 +1,4 @@
-"""The visible checks of kernels that hold a block or a whole row: vector add, softmax, RMSNorm."""
+"""The visible checks of kernels whose programs have a block or a row: vector add, softmax, RMSNorm, cross-entropy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,32 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check
 
-from .launches import Launched, empty, launched, moves, right
-from .scenarios import text_of_add, text_of_norm, text_of_norm_backward, text_of_softmax
-from .twins import block_of, rms_norm, rms_norm_gradients, softmax, softmax_with_lanes
+from .launches import Launched, empty, holds_small_tiles, launched, moves, right
+from .scenarios import (
+    text_of_add,
+    text_of_loss,
+    text_of_loss_backward,
+    text_of_norm,
+    text_of_norm_backward,
+    text_of_softmax,
+)
+from .twins import (
+    block_of,
+    cross_entropy,
+    cross_entropy_gradient,
+    not_rescaled,
+    rms_norm,
+    rms_norm_gradients,
+    softmax,
+    softmax_with_lanes,
+)
 
 EPS = 1e-3
+OVERFLOW = "exp overflows, or the maximum is missing in the result: subtract the largest logit so far, and add it to the logarithm"
+NOT_RESCALED = "the sum of the earlier blocks is not rescaled: when the maximum grows from m to m', multiply the sum by exp(m - m')"
+BEGINS_AT_MINUS_INF = (
+    'the result is infinite, because each exponential is 0: all numbers of a row can be far below 0, so the maximum begins at float("-inf")'
+)
 
 # -- add
 
@@ -228,3 +249,102 @@ def check_norm_backward_traffic(student, t):
     run = norm_backward_run(student, t, rows, 16, each)
     for name in ("grad_ptr", "x_ptr"):
         moves(t, run, name, run.args[name].nbytes, "both gradients come from one pass over the row")
+
+
+# -- loss
+
+
+def growing(t, rows: int, vocab: int, block: int) -> Tensor:
+    """Logits whose maximum grows with each block."""
+    return t.normal(rows, vocab) + 2 * (torch.arange(vocab) // block)
+
+
+def loss_run(student, t, logits: Tensor, block: int, mistakes: bool = False, overflow: str = "") -> Launched:
+    """The loss and the log-sum-exp of each row, compared."""
+    rows, vocab = logits.shape
+    targets = t.integers(0, vocab - 1, rows)
+    args = {"logits_ptr": logits, "targets_ptr": targets, "loss_ptr": empty(rows), "lse_ptr": empty(rows), "vocab": vocab, "BLOCK": block}
+    run = launched(student, t, text_of_loss, (rows,), args)
+    loss, lse = cross_entropy(logits, targets)
+    known = {NOT_RESCALED: not_rescaled(logits, block)} if mistakes else {}
+    right(t, run, "lse_ptr", lse, "the log-sum-exp of each row", known, overflow)
+    right(t, run, "loss_ptr", loss, "the loss of each row", {"the loss has the wrong sign: it is lse - the logit of the target": -loss})
+    return run
+
+
+@check("loss", points=2)
+def check_loss(student, t):
+    "Loss and log-sum-exp, over several blocks"
+    block = 16
+    loss_run(student, t, growing(t, t.integer(2, 4), block * t.integer(3, 5), block), block, mistakes=True)
+
+
+@check("loss", points=1)
+def check_loss_sizes(student, t):
+    "Any size of the vocabulary"
+    for vocab in (t.integer(33, 47), t.integer(5, 15)):
+        loss_run(student, t, growing(t, 3, vocab, 16) - 8, 16)
+
+
+@check("loss", points=1)
+def check_loss_large(student, t):
+    "Large logits do not overflow, and a row can be far below 0"
+    loss_run(student, t, 100 + 10 * growing(t, 3, 48, 16).abs(), 16, overflow=OVERFLOW)
+    loss_run(student, t, growing(t, 3, 48, 16) - t.integer(200, 300), 16, overflow=BEGINS_AT_MINUS_INF)
+
+
+@check("loss", points=1)
+def check_loss_traffic(student, t):
+    "The logits are read once; small blocks are enough"
+    block, rows = 16, t.integer(2, 4)
+    logits = growing(t, rows, block * t.integer(3, 5), block)
+    run = loss_run(student, t, logits, block)
+    moves(t, run, "logits_ptr", logits.nbytes + 4 * rows, "maximum and sum come from one pass, and the logit of the target is one element")
+    holds_small_tiles(t, run, block, "a row of the vocabulary does not fit into the registers of a program")
+
+
+# -- loss_backward
+
+
+def loss_backward_run(student, t, rows: int, vocab: int, block: int, dtype: torch.dtype = torch.float32, known: bool = False) -> Launched:
+    """The gradient of the logits, written over them, compared."""
+    logits = (2 * t.normal(rows, vocab)).to(dtype)
+    targets, grad = t.integers(0, vocab - 1, rows), 0.25 + t.normal(rows).abs()
+    want = cross_entropy_gradient(grad, logits, targets)
+    mistakes = {}
+    if known:
+        ones = torch.ones(rows)
+        mistakes = {
+            "the gradient is the softmax: subtract 1 at the target": grad[:, None] * torch.softmax(logits, 1),
+            "grad is ignored: multiply by the gradient of the loss of this row": cross_entropy_gradient(ones, logits, targets),
+            "the gradient has the wrong sign: it is softmax - 1 at the target": -want,
+            "1 is subtracted after the product with grad: it belongs to the softmax": want
+            + (grad[:, None] - 1) * torch.nn.functional.one_hot(targets, vocab),
+        }
+    args = {"grad_ptr": grad, "logits_ptr": logits, "targets_ptr": targets}
+    args |= {"lse_ptr": cross_entropy(logits, targets)[1], "vocab": vocab, "BLOCK": block}
+    run = launched(student, t, text_of_loss_backward, (rows,), args)
+    right(t, run, "logits_ptr", want, "the gradient of the logits", mistakes)
+    return run
+
+
+@check("loss_backward", points=2)
+def check_loss_gradient(student, t):
+    "The gradient of the logits replaces them"
+    loss_backward_run(student, t, t.integer(2, 4), 16 * t.integer(2, 3), 16, known=True)
+
+
+@check("loss_backward", points=1)
+def check_loss_gradient_sizes(student, t):
+    "Any size of the vocabulary, and 16-bit logits"
+    for dtype in t.shuffled([torch.float32, torch.bfloat16]):
+        loss_backward_run(student, t, 3, t.integer(17, 31), 16, dtype)
+
+
+@check("loss_backward", points=1)
+def check_loss_gradient_traffic(student, t):
+    "The logits are read once and written once"
+    rows, vocab = t.integer(2, 4), 48
+    run = loss_backward_run(student, t, rows, vocab, 16)
+    nbytes = run.args["logits_ptr"].nbytes
+    moves(t, run, "logits_ptr", 2 * nbytes, "lse is known, so one pass is enough")
