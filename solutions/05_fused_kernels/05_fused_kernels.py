@@ -9,7 +9,7 @@
 # programs of a kernel one after another, counts bytes, and stops at an access outside of a tensor. It says nothing about speed. The same text
 # runs on a GPU with Triton.
 #
-# Builds on lab 04 (what fusion saves). The core exercises, predictions and the quiz take about 95 minutes; with the text and the demos plan 115. One optional
+# Builds on lab 04 (what fusion saves). The core exercises, predictions and the quiz take about 99 minutes; with the text and the demos plan 120. One optional
 # exercise takes 20 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
 # Words: block of a kernel (*bloc*), arithmetic intensity (*intensité arithmétique*), lane (*voie*), online softmax (*softmax en ligne*),
@@ -49,7 +49,7 @@ import figures
 
 from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling.compile_code import moved_eagerly
-from dlo_lib.profiling.roofline import MeasuredOperation, measure_ceilings
+from dlo_lib.profiling.roofline import Ceilings, MeasuredOperation, measure_ceilings
 
 require_numbers(chain_guess)
 
@@ -78,19 +78,27 @@ print(compared(chain_guess, {"chain, bytes for each byte of x": moved, "one kern
 print(f"chain {1e3 * seconds['chain']:.1f} ms, one kernel {1e3 * seconds['one kernel']:.1f} ms: {seconds['chain'] / seconds['one kernel']:.1f} times")
 
 # %% [markdown] id="roofline_text"
+# The chain has five operations. The maximum and the sum read x and write one number for each row, which is nearly nothing. The difference, the
+# exponential and the quotient read and write a tensor of the size of x. So 5 reads and 3 writes give 8.
+#
 # Is memory the limit? The **arithmetic intensity** of an operation is its number of floating-point operations for each byte that it moves. A device
 # that computes F operations in a second and moves B bytes reaches at most min(F, intensity · B): the *roofline*. The next cell measures both
-# ceilings of this machine, and places the chain, the single kernel and a matrix product below them.
+# ceilings of this machine, and places the chain, the single kernel and a matrix product below them. A ceiling is the best value of all measurements of
+# the cell: a shared machine is slower for a while, and a tensor that stays in the cache moves faster than one that does not.
 
 # %% id="show_roofline" tags=["demo"]
 size = min(1024, ROWS)
-ceilings = measure_ceilings(size=size, repeats=3)
+measured = measure_ceilings(size=size, repeats=3)
 a = torch.randn(size, size)
 operations = {
     "chain": MeasuredOperation(5 * x.numel(), int(moved * x.nbytes), seconds["chain"]),
     "one kernel": MeasuredOperation(5 * x.numel(), int(once * x.nbytes), seconds["one kernel"]),
     "matrix product": MeasuredOperation(2 * size**3, 3 * a.nbytes, fastest(torch.mm, a, a)),
 }
+ceilings = Ceilings(
+    max(measured.flops, *(each.rate for each in operations.values())),
+    max(measured.bandwidth, *(each.bytes / each.seconds for each in operations.values())),
+)
 print(f"{ceilings.flops / 1e9:.0f} GFLOP/s, {ceilings.bandwidth / 1e9:.0f} GB/s: below {ceilings.ridge:.0f} operations a byte, memory is the limit")
 figures.roofline(ceilings, operations)
 
@@ -140,7 +148,7 @@ if not triton.has_triton():
 # %% [markdown] id="add_text"
 # ## 1 · Vector add
 #
-# **Core · 7 min · ●○○**
+# **Core · 6 min · ●○○**
 #
 # Write `add_kernel`: out = x + y, for any number n of elements. Each element of x and y is read once.
 
@@ -166,7 +174,7 @@ lab.check("add")
 #
 # ## 2 · Softmax of a row
 #
-# **Core · 10 min · ●●○**
+# **Core · 9 min · ●●○**
 #
 # Write `softmax_kernel`: program i computes the softmax of row i, which fits into one block of BLOCK lanes.
 #
@@ -199,7 +207,7 @@ lab.check("softmax")
 # **Core · 7 min · ●●○**
 #
 # Write `rms_norm_kernel`: rstd = 1 / √(mean(x²) + eps) of the row, y = x · rstd · w. Program i has row i; rows are contiguous, so row i begins at
-# `i * columns`. Store rstd too, one float32 for each row: backward needs it, and it is much smaller than the row. Compute in float32, because
+# `i * columns`. Store rstd too, one float32 for each row (`tl.store(pointer + row, number)` writes one number, and `tl.load(pointer + row)` reads one): backward needs it, and it is much smaller than the row. Compute in float32, because
 # float16 ends at 65504: the square of 256 is already too large.
 
 # %% nbgrader={"grade_id": "norm", "solution": true}
@@ -231,7 +239,7 @@ lab.check("norm")
 # The second term of dx is there because rstd depends on x. The sum of dw runs over *all rows*, and so over all programs. Two programs must not
 # write the same element. So each program adds up its rows, and writes one row of partial sums; PyTorch adds these afterwards.
 #
-# **Core · 12 min · ●●●**
+# **Core · 14 min · ●●●**
 #
 # Write `rms_norm_backward_kernel`. Program i has the rows from i · ROWS on, at most ROWS of them and none after the last one: a loop,
 # `for row in range(first, end)`. It writes dx of each row, and row i of `dw_ptr`. g and x are read once. (`tl.minimum(a, b)` is the smaller of two numbers.
@@ -330,7 +338,7 @@ for name, function in (("chain", norm_chain), ("yours", lambda x, w: RMSNorm.app
 figures.online([1.0, 3.0, 2.0, 5.0, 4.0, 4.5, 9.0, 6.0], block=2)
 
 # %% [markdown] id="loss_exercise"
-# **Core · 12 min · ●●○**
+# **Core · 11 min · ●●○**
 #
 # Write `loss_kernel`: program i reads row i of the logits (rows, vocab), contiguous, in blocks of BLOCK words, and writes its loss and its lse. The logits
 # are read once, apart from the logit of the target, which `tl.load` can read by itself. Begin with the maximum `float("-inf")` and the sum `0.0`.
@@ -362,7 +370,7 @@ lab.check("loss")
 # %% [markdown] id="loss_backward_text"
 # ## 6 · Its gradient, in the memory of the logits
 #
-# **Core · 8 min · ●●○**
+# **Core · 7 min · ●●○**
 #
 # The gradient of the logits is grad · (softmax(x) - 1 at the target). The softmax need not be kept: with lse it is exp(x - lse), element by element. And
 # nothing else needs the logits after backward. So write the gradient **over them**: no tensor of their size is allocated at all.
@@ -391,9 +399,15 @@ def loss_backward_kernel(grad_ptr, logits_ptr, targets_ptr, lse_ptr, vocab, BLOC
 lab.check("loss_backward")
 
 # %% [markdown] id="true_size_text"
-# **Predict, then measure.** The last layer of Llama 3.2 3B: 8192 tokens, hidden 3072, 128,256 words, all in bf16. How many GiB does the step from x to the
-# gradients of x and W need at its peak, W, x and all gradients included, if the loss is computed in fp32 as in most training loops? And how many without logits, if their rows are
-# processed in chunks? The cell measures it on fake tensors, which have shapes and no memory.
+# **Predict, then measure.** The last layer of Llama 3.2 3B: 8192 tokens, hidden 3072, 128,256 words, with x and W in bf16. How many GiB does the step
+# from x to the gradients of x and W need at its peak, with x and W?
+#
+# - *Logits in fp32*, as in most training loops. The peak is in the backward of the loss. Forward keeps the log-softmax. Backward makes its gradient, and from
+#   both the gradient of the logits. These are three tensors of tokens × words. The gradient of W does not exist yet.
+# - *In chunks of rows*. The library's form computes the logits of 196 rows, so that they are as large as x, and adds the gradient of W of each chunk
+#   (in bf16) to a sum in fp32. x has a gradient of its own size.
+#
+# The cell measures both on fake tensors, which have shapes and no memory.
 
 # %% id="predict_logits" tags=["prediction"]
 logits_guess = {"logits in fp32": None, "in chunks of rows": None}  # GiB
@@ -407,16 +421,19 @@ from dlo_lib.profiling.tracker import MemoryTracker
 require_numbers(logits_guess)
 
 
-def peak(function, *shapes: tuple[int, ...]) -> float:
-    """GiB at the peak of forward and backward of function(*tensors, targets) with bf16 tensors of these shapes."""
+def peak(function, *shapes: tuple[int, ...]) -> list[float]:
+    """GiB of each tensor that exists at the peak of forward and backward of function(*tensors, targets), largest first.
+
+    The tensors are in bf16 and have these shapes.
+    """
     with FakeTensorMode() as fake, MemoryTracker(fake) as tracker:
         tensors = [torch.empty(shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
         function(*tensors, torch.zeros(shapes[0][0], dtype=torch.int64)).sum().backward()
-    held = highest = 0
+    held, highest = [], []
     for event in tracker.events():
-        held += event.bytes
-        highest = max(highest, held)
-    return highest / 2**30
+        held.append(event.bytes) if event.bytes > 0 else held.remove(-event.bytes)
+        highest = max(highest, held.copy(), key=sum)
+    return [nbytes / 2**30 for nbytes in sorted(highest, reverse=True)]
 
 
 def with_logits(x, w, targets):
@@ -424,20 +441,25 @@ def with_logits(x, w, targets):
 
 
 shapes = (TOKENS, 3072), (128_256, 3072)
-peaks = {"logits in fp32": peak(with_logits, *shapes), "in chunks of rows": peak(linear_cross_entropy, *shapes)}
-print(compared(logits_guess, peaks))
-figures.peaks(peaks, logits_guess)
+parts = {"logits in fp32": peak(with_logits, *shapes), "in chunks of rows": peak(linear_cross_entropy, *shapes)}
+print(compared(logits_guess, {name: sum(each) for name, each in parts.items()}))
+for name, each in parts.items():
+    print(f"{name}: {' + '.join(f'{gib:.2f}' for gib in each if gib >= 0.005)} GiB")
+figures.peaks(parts, logits_guess)
 
 # %% [markdown] id="linear_loss_text"
 # ## 7 · Linear layer and cross-entropy, without logits
 #
+# The parts of the first peak are three tensors of tokens × words in fp32, then W and x. Those of the second one are the sum of the gradients of W in
+# fp32, the gradient of W of one chunk, W, and three small tensors: x, its gradient and the logits of a chunk.
+#
 # The library's form still stores the logits of a chunk of rows. A kernel can do better: it computes a **tile** of logits, 16 rows by 32 words, uses
 # it for the online softmax, and forgets it. `tl.dot(a, b)` multiplies tiles (m, k) and (k, n), and gives float32; all three sizes are at least 16.
 #
-# **Core · 13 min · ●●●**
+# **Core · 18 min · ●●●**
 #
 # Write `linear_loss_kernel`: loss and lse of the logits x Wᵀ. Program i has the rows from i · BLOCK_M on. It loops over blocks of BLOCK_V words, and inside
-# of it over blocks of BLOCK_K columns, whose products it adds up.
+# of it over blocks of BLOCK_K columns, whose products it adds up. The first lines are given.
 #
 # - Offsets of a tile: `row[:, None] * hidden + column[None, :]`. `tl.trans` transposes a tile.
 # - No size is a multiple of its block. Which lanes of x and W count as 0? Words after the end of the vocabulary need -inf *after* the product.
@@ -451,10 +473,10 @@ def linear_loss_kernel(
     x_ptr, w_ptr, targets_ptr, loss_ptr, lse_ptr, rows, hidden, vocab, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr
 ):
     """loss (rows) and lse (rows) of the logits of x (rows, hidden) and W (vocab, hidden), contiguous."""
-    ### BEGIN SOLUTION
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = row < rows
     target = tl.load(targets_ptr + row, mask=inside, other=0)
+    ### BEGIN SOLUTION
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     own = tl.zeros((BLOCK_M,), tl.float32)
@@ -517,9 +539,10 @@ def tiles(blocks: int = 6, causal: bool = True):
 explore(tiles, blocks=[4, 6, 8], causal=[True, False])
 
 # %% [markdown] id="attention_exercise"
-# **Core · 18 min · ●●●**
+# **Core · 20 min · ●●●**
 #
-# Write `attention_kernel`. Program (i, h) has the queries from i · BLOCK_M on of head h: `tl.program_id(0)` and `tl.program_id(1)`.
+# Write `attention_kernel`. Program (i, h) has the queries from i · BLOCK_M on of head h: `tl.program_id(0)` and `tl.program_id(1)`. The lines that
+# read the queries are given.
 #
 # - Query row r of head h begins at `h * q_head + r * q_row`. Query head h uses head h // group of k and v, whose row c begins at
 #   `(h // group) * kv_head + c * kv_row`. The D numbers of a row are neighbours. o (heads, queries, D) and lse (heads, queries) are contiguous.
@@ -536,12 +559,12 @@ def attention_kernel(
     CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """o (heads, queries, D) and lse (heads, queries) of q (heads, queries, D), k and v (heads / group, keys, D)."""
-    ### BEGIN SOLUTION
     head = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)
     inside = row < queries
     q = tl.load(q_ptr + head * q_head + row[:, None] * q_row + d[None, :], mask=inside[:, None], other=0.0)
+    ### BEGIN SOLUTION
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
@@ -574,8 +597,8 @@ def attention_kernel(
 lab.check("attention")
 
 # %% [markdown] id="bytes_text"
-# **Predict, then measure.** One causal head with 256 tokens and D = 16 in fp32. How many KiB are written for it by your kernel, and how many by separate operations (scores, mask,
-# softmax, product)?
+# **Predict, then measure.** One causal head with 256 tokens and D = 16 in fp32. How many KiB are written for it by your kernel, and how many by separate operations (q kᵀ, scale,
+# mask, softmax, and the product with v)? Each of them writes its whole result.
 
 # %% id="predict_scores" tags=["prediction"]
 scores_guess = {"yours": None, "separate operations": None}  # KiB written
@@ -606,7 +629,7 @@ o, lse, traffic = flash(q, k, v, causal=True)
 print("largest difference from PyTorch:", float((o - F.scaled_dot_product_attention(q, k, v, is_causal=True)).abs().max()))
 scores = 256 * 256 * 4
 found = {"yours": sum(traffic.written.values()) / 2**10, "separate operations": (4 * scores + o.nbytes) / 2**10}  # product, scale, mask, softmax
-print(compared(scores_guess, found))
+print(compared(scores_guess, found, "{:.0f}".format))
 print(f"operations a byte: yours {traffic.intensity:.1f}, separate {traffic.flops / moved_eagerly(separate, q, k, v).bytes:.1f}")
 
 # %% [markdown] id="keys_backward_text"
@@ -671,7 +694,8 @@ lab.check("keys_backward")
 # | cross-entropy, linear + cross-entropy | Liger-Kernel's `LigerCrossEntropyLoss`, `LigerFusedLinearCrossEntropyLoss` (Triton) |
 # | attention | `F.scaled_dot_product_attention`, which chooses FlashAttention where it can |
 #
-# The table compares them: time on this machine (the interpreter has none that means anything), the bytes that are kept for backward, and lines of code.
+# The table compares them: time on this machine (the interpreter has none that means anything), the bytes that are kept for backward, and lines of code. The cell compiles a function, which takes
+# about half a minute the first time.
 
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
@@ -739,7 +763,7 @@ print(table(forms, measured="forward"))
 # %% [markdown] id="quiz_text"
 # ## Quiz
 #
-# **Core · 5 min · ●○○**
+# **Core · 4 min · ●○○**
 #
 # Answer with the letter, for example `{"q1": "a", ...}`. The check here tests only that every question has an
 # answer; grading counts the right ones.

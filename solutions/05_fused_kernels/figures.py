@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from dlo_lib.labkit.figures import (
+    BACKGROUND,
     BLUE,
     GREEN,
     KIB,
@@ -82,15 +83,19 @@ def online(row: Sequence[float], block: int) -> Figure:
 
 
 @styled
-def peaks(found: Mapping[str, float], predicted: Predicted) -> Figure:
-    """Plot the memory at the peak of both forms of the loss."""
+def peaks(parts: Mapping[str, Sequence[float]], predicted: Predicted) -> Figure:
+    """Plot the memory at the peak of both forms of the loss as a stack of its tensors, largest first, in GiB."""
     (axes,) = panels(width=7, height=3.2)
-    bars = axes.bar(list(found), list(found.values()), width=0.5, color=[MUTED, BLUE])
-    axes.bar_label(bars, fmt="%.2f GiB", padding=3)
-    mark_predicted(axes, {name: place for place, name in enumerate(found)}, predicted)
+    for place, ((name, sizes), fill) in enumerate(zip(parts.items(), (MUTED, BLUE))):
+        below = 0.0
+        for size in sizes:
+            axes.bar([name], [size], bottom=[below], width=0.5, color=fill, edgecolor=BACKGROUND, linewidth=0.8)
+            below += size
+        axes.annotate(f"{below:.2f} GiB", (place, below), (0, 3), textcoords="offset points", ha="center")
+    mark_predicted(axes, {name: place for place, name in enumerate(parts)}, predicted)
     if axes.get_legend_handles_labels()[0]:
         legend(axes, "right")
-    return finish(axes, ylabel="GiB at the peak", ylim=(0, 1.2 * max(found.values())))
+    return finish(axes, ylabel="GiB at the peak", ylim=(0, 1.2 * max(sum(sizes) for sizes in parts.values())))
 
 
 @styled
