@@ -124,7 +124,10 @@ def step_times(step, synchronize, clock, warmup: int, repeats: int) -> list[floa
 lab.check("timed")
 
 # %% [markdown] id="predict_first_text"
-# **Predict.** How many times as long as the median step does the first step take on this machine, and how many times as
+# The next cell trains a new model with a new optimiser. But the **process** is warm now: the cell at the top has already
+# loaded the libraries and allocated memory.
+#
+# **Predict.** How many times as long as the median step does the first step of the new model take, and how many times as
 # long does the slowest of the steps after the warm-up take? Replace each `None` that you want to predict by a number.
 # Predictions are not graded; the next cell shows them beside the measurement.
 
@@ -155,10 +158,15 @@ cold = step_times(stepper(fp32_step), synchronize, time.perf_counter, 0, REPEATS
 warm = step_times(stepper(fp32_step), synchronize, time.perf_counter, 5, REPEATS)
 ratios = {"first": cold[0] / median(warm), "slowest after warm-up": max(warm) / median(warm)}
 print(f"median step {1e3 * median(warm):.1f} ms")
+print(f"in the first figure, in a new process, the first step took {naive[0] / median(naive):.1f} times as long as the median one")
 print(compared(predicted_times, ratios))
 figures.ratio_bars(ratios, predicted_times)
 
 # %% [markdown] id="first_after"
+# Most of what makes a first step slow belongs to the process, not to the model: compare the printed ratio of the new process
+# with yours. A warm-up is needed in every process, and again for every new shape of the tensors if a library chooses its
+# algorithm by shape.
+#
 # On a machine that other programs use too, single steps take much longer for no reason of yours. Therefore a benchmark
 # gives the **median** and the spread of many steps, or the minimum if only the work itself is of interest, and it
 # compares two variants **in turns**. `dlo_lib.profiling.Chronometer` does this with named phases; lab 02 uses it.
@@ -217,7 +225,7 @@ for name in ("fp32", "tf32", "fp16", "bf16", "e5m2"):
 #
 # **Predict.** The next cell computes the gradients of the activations of the ResNet after some steps of training. Each is
 # a mean over all pixels and micro-batches, so it is small in a large run. The cell divides by 1024: that is the size for
-# images with 16 times as many pixels as these digits and 64 micro-batches in a step. Which share of those that are not
+# images with 16 times as many pixels as these digits and 64 micro-batches in a step. Which share, **in percent**, of those that are not
 # 0 becomes 0 in fp16, without scaling, and if the loss was multiplied by 2^16 before `backward`?
 
 # %% id="predict_lost" tags=["prediction"]
@@ -254,14 +262,14 @@ for batch in batches(STEPS):
 (batch,) = batches(1, 256)
 gradients = gradients_of_activations(model, batch) / SHRINK
 gradients = gradients[gradients != 0]
-lost = {f"scale {scale}": ((scale * gradients).half() == 0).double().mean().item() for scale in (1, 65536)}
+lost = {f"scale {scale}": 100 * ((scale * gradients).half() == 0).double().mean().item() for scale in (1, 65536)}
 overflows = (65536 * gradients).half().isinf().double().mean().item()
-print(compared(predicted_lost, lost))
+print(compared(predicted_lost, lost, "{:.3g} %".format))
 print(f"overflow with scale 65536: {overflows:.2%} of the gradients")
 plot_range({"gradients": gradients, "times 65536": 65536 * gradients}, [FORMATS["fp16"], FORMATS["bf16"]])
 
 # %% [markdown] id="lost_after"
-# The gradients fill the lower end of the range of fp16, and leave its upper half empty. In bf16 none is lost. So fp16
+# Most of the gradients are below the smallest number of fp16, and the upper half of its range is empty. In bf16 none is lost. So fp16
 # needs help, and the help is cheap: multiply the **loss** by a factor. By the chain rule every gradient is multiplied
 # by it. Divide the gradients of the weights by the same factor before the optimiser uses them.
 
@@ -442,7 +450,8 @@ print(compared(predicted_skips, {"skipped": skipped}))
 figures.scaled_runs({name: losses for name, (losses, _) in runs.items()}, scales, predicted_skips["skipped"])
 
 # %% [markdown] id="scale_after"
-# Half of the gradients lost (loss / 1024) does no harm here: it is the smaller half. With loss / 65536 nearly all become
+# With loss / 1024 most of the gradients are lost, the share that you measured in section 2. It does no harm here, because the
+# largest ones remain. With loss / 65536 nearly all become
 # 0. Then only the last layer learns, whose gradient passes no block, and there is no error. The scaler gives up some steps at the start,
 # then it stays near the largest factor that works, and tries a larger one again and again. bf16 needs none of
 # this, because its range is that of fp32. That is why bf16 has replaced fp16 in training where the hardware has

@@ -9,7 +9,7 @@ from dlo_lib.grading.checks.quiz import Answer
 from dlo_lib.labkit.compare import near
 
 from .checks.measuring import on_line, search_of, times_of
-from .checks.precision import mastered, masters_case
+from .checks.mixed import mastered, masters_case
 from .checks.twins import descent16, queue_times
 
 

@@ -35,6 +35,28 @@ MUTANTS = [
         replace={"for _ in range(warmup):": "for _ in range(0):"},
         also=("check_times",),
     ),
+    Mutant(
+        "The clock is read before the wait",
+        "check_times",
+        says="read the clock after synchronize()",
+        replace={
+            """
+            synchronize()
+            begin = clock()
+            """: """
+            begin = clock()
+            synchronize()
+            """
+        },
+        also=("check_no_warmup",),
+    ),
+    Mutant(
+        "The mean of the steps is returned",
+        "check_times",
+        says="return the time of each step",
+        replace={"return times": "return [sum(times) / len(times)] * len(times)"},
+        also=("check_no_warmup",),
+    ),
     # -- limits
     Mutant(
         "The largest number has the field of infinity",
@@ -47,6 +69,19 @@ MUTANTS = [
         "check_largest",
         says="the mantissa of the largest number has all bits 1",
         replace={"(2 - eps) * 2.0**bias": "2.0**bias"},
+    ),
+    Mutant(
+        "The largest mantissa has no leading 1",
+        "check_largest",
+        says="not 1 - eps",
+        replace={"(2 - eps) * 2.0**bias": "(1 - eps) * 2.0**bias"},
+    ),
+    Mutant(
+        "The bias is one too large",
+        "check_smallest",
+        says="(The bias is 2 ** (e - 1) - 1.)",
+        replace={"bias = 2 ** (exponent_bits - 1) - 1": "bias = 2 ** (exponent_bits - 1)"},
+        also=("check_largest",),
     ),
     Mutant(
         "The smallest normal number has the field 0",
@@ -88,7 +123,7 @@ MUTANTS = [
     Mutant(
         "Only NaN is found",
         "check_finite",
-        says="return False",
+        says="torch.isfinite tests both",
         replace={"torch.isfinite(parameter.grad).all()": "not torch.isnan(parameter.grad).any()"},
     ),
     Mutant(
@@ -111,7 +146,7 @@ MUTANTS = [
     Mutant(
         "The iterator is read twice",
         "check_finite",
-        says="return False",
+        says="an iterator can be read once",
         answer="""
         def unscale(parameters, scale):
             for parameter in parameters:
@@ -131,6 +166,43 @@ MUTANTS = [
                 self.unscale_(optimizer)
             """: "self.unscale_(optimizer)"
         },
+    ),
+    Mutant(
+        "Only the first param group is unscaled",
+        "check_true_steps",
+        says="unscale the gradients of all groups",
+        replace={"for group in optimizer.param_groups for": "for group in optimizer.param_groups[:1] for"},
+    ),
+    Mutant(
+        "The loss is scaled in place",
+        "check_true_steps",
+        says="has changed the loss itself",
+        replace={"return loss * self._scale": "return loss.mul_(self._scale)"},
+    ),
+    Mutant(
+        "update does not forget that the gradients are unscaled",
+        "check_true_steps",
+        says="Forget it in update()",
+        replace={
+            """
+            else:
+                self._scale *= self._backoff
+                self._good = 0
+            self._finite = None
+            """: """
+            else:
+                self._scale *= self._backoff
+                self._good = 0
+            """
+        },
+        also=("check_skipped", "check_scales", "check_resume"),
+    ),
+    Mutant(
+        "An attribute hides the method scale",
+        "check_true_steps",
+        says="hides the method of the same name",
+        replace={"self._scale, self._good = init_scale, 0": "self.scale, self._scale, self._good = init_scale, init_scale, 0"},
+        also=("check_skipped", "check_scales", "check_resume"),
     ),
     Mutant(
         "The optimiser uses the scaled gradients",
@@ -236,6 +308,27 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The loss is computed outside of autocast",
+        "check_autocast",
+        says="F.cross_entropy belongs inside",
+        replace={
+            """
+            with torch.autocast(images.device.type, dtype=dtype):
+                loss = F.cross_entropy(model(images), labels)
+            """: """
+            with torch.autocast(images.device.type, dtype=dtype):
+                logits = model(images)
+            loss = F.cross_entropy(logits, labels)
+            """
+        },
+    ),
+    Mutant(
+        "autocast gets no dtype",
+        "check_mixed_weights",
+        says="pass `dtype` to torch.autocast",
+        replace={"torch.autocast(images.device.type, dtype=dtype)": "torch.autocast(images.device.type)"},
+    ),
+    Mutant(
         "Backward runs inside of autocast",
         "check_autocast",
         says="backward ran inside of autocast",
@@ -281,6 +374,13 @@ MUTANTS = [
         also=("check_fp16", "check_product"),
     ),
     Mutant(
+        "The name of the weight gets another tensor",
+        "check_masters",
+        says="Use weight.copy_(master)",
+        replace={"weight.copy_(master)": "weight = master.to(weight.dtype)"},
+        also=("check_fp16",),
+    ),
+    Mutant(
         "The master is made anew in each step",
         "check_masters",
         says="never make it anew from the weight",
@@ -316,6 +416,13 @@ MUTANTS = [
         also=("check_line_edges",),
     ),
     Mutant(
+        "The smaller measurement is the fixed part",
+        "check_line",
+        says="is taken for the fixed part",
+        replace={"fixed = less - per_sample * small": "fixed = less"},
+        also=("check_line_edges",),
+    ),
+    Mutant(
         "The result is rounded up",
         "check_line",
         says="rounded up",
@@ -344,6 +451,13 @@ MUTANTS = [
         says="the last of the doubled sizes",
         replace={"while bad - good > 1:": "while False:"},
         also=("check_search_edges", "check_limit"),
+    ),
+    Mutant(
+        "The bisection does not end",
+        "check_search",
+        says="the search does not end",
+        replace={"while bad - good > 1:": "while bad > good:"},
+        also=("check_search_edges", "check_limit", "check_tries"),
     ),
     Mutant(
         "Every batch is tried in turn",

@@ -230,7 +230,7 @@ MUTANTS = [
     Mutant(
         "A kind is passed on by the parent's name only",
         "check_inherited",
-        says="go on, what that calls belongs to it",
+        says="what that calls belongs to it, too",
         replace={
             """
             elif above in (None, "conversion", "read"):
@@ -358,7 +358,7 @@ MUTANTS = [
         also=["check_once", "check_own_images"],
     ),
     Mutant(
-        "The generator goes on in the next epoch",
+        "The generator continues in the next epoch",
         "check_same_batches",
         says="make the generator, with its seed, in __iter__",
         replace={

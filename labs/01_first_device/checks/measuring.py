@@ -56,6 +56,14 @@ def check_times(student, t):
             "The device is never waited for: the times are those to fill the queue.": queue_times(**case, before=False, after=False),
         }
         want = queue_times(**case, before=True, after=True)
+        late = queue_times(**case, before=False, after=True)
+        mistakes |= {
+            "The first time contains the work of the warm-up that was still in the queue: read the clock after synchronize(), not before it.": [
+                late[0] + LAUNCH,
+                *late[1:],
+            ],
+            "All times are the mean of the steps: return the time of each step.": [sum(want) / len(want)] * len(want),
+        }
         if len(case["costs"]) == case["warmup"] + case["repeats"]:
             wrong_if(t, found, want, mistakes)
         cold = queue_times(case["costs"], 0.0, 0, case["repeats"], before=True, after=True)
@@ -101,8 +109,11 @@ def same_limit(student, t, key: str, want, mistakes) -> None:
 def check_largest(student, t):
     "The largest finite number"
     mistakes = {
-        "This uses the exponent of infinity: if all exponent bits are 1, the number is infinity or NaN.": lambda f: 2 * f.max,
+        "This uses the exponent of infinity: if all exponent bits are 1, the number is infinity or NaN. (The bias is 2 ** (e - 1) - 1.)": lambda f: (
+            2 * f.max
+        ),
         "This is the power of two alone: the mantissa of the largest number has all bits 1.": lambda f: 2.0**f.bias,
+        "The largest mantissa is 1.111...: with the leading 1 that is 2 - eps, not 1 - eps.": lambda f: f.max - 2.0**f.bias,
         "A mantissa with all bits 1 is 2 - eps, a little less than 2.": lambda f: 2.0 ** (f.bias + 1),
     }
     same_limit(student, t, "largest", lambda f: f.max, mistakes)
@@ -112,7 +123,7 @@ def check_largest(student, t):
 def check_smallest(student, t):
     "The smallest normal and the smallest subnormal number"
     mistakes = {
-        "This is 2 ** -bias: the field 0 is that of the subnormal numbers, so the smallest normal number has the field 1.": lambda f: (
+        "This is 2 ** -bias: the field 0 is that of the subnormal numbers, so the smallest normal number has the field 1. (The bias is 2 ** (e - 1) - 1.)": lambda f: (
             2.0**-f.bias
         ),
         "This is the smallest subnormal number.": lambda f: f.smallest_subnormal,
@@ -189,9 +200,12 @@ def check_line(student, t):
             "This is the memory of one measurement divided by its batch: that counts the fixed part once for each sample.": math.floor(
                 capacity * small / measured[small]
             ),
+            "The smaller measurement is taken for the fixed part: it contains {small} samples, subtract them first.": math.floor(
+                (capacity - measured[small]) * (max(measured) - small) / (measured[max(measured)] - measured[small])
+            ),
             "The result is rounded up: that batch does not fit.": want + 1,
         }
-        wrong_if(t, got, want, mistakes)
+        wrong_if(t, got, want, mistakes, small=small)
         t.that(got == want, "batch_on_line(...) is {got}, expected {want}", got=got, want=want)
 
 
@@ -201,8 +215,9 @@ def searched(student, threshold, limit):
     tried = []
 
     def fits(batch):
-        if len(tried) < 1000:
-            tried.append(int(batch))
+        if len(tried) == 5000:  # more than any limit here
+            raise RuntimeError("5000 batches were tried: the search does not end. Each try has to make the interval smaller.")
+        tried.append(int(batch))
         return batch <= threshold
 
     return [student.largest_batch(fits, limit), tried]

@@ -323,7 +323,7 @@ def check_inherited(student, t):
     lesson = "Each span has the kind that its name says: what is within a conversion or a read belongs to it, so ask first for the kind of its parent."
     mistakes = {
         lesson: "by name",
-        "Only what a conversion or a read calls directly belongs to it: go on, what that calls belongs to it, too.": "direct",
+        "Only what a conversion or a read calls directly belongs to it: what that calls belongs to it, too.": "direct",
         "A conversion or a read that an operator calls counts as operator: only conversions and reads pass their kind on.": "operators",
     }
     same_kinds(student, t, kinds_case(t, nested_kinds=True, extra=False), mistakes)

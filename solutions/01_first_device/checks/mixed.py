@@ -1,0 +1,245 @@
+"""The visible checks of the mixed step and of master weights."""
+
+from __future__ import annotations
+
+import torch
+
+from dlo_lib.grading.checks.contract import check, scenario
+from dlo_lib.labkit.compare import near, wrong_if
+
+from .twins import descent16
+
+# -- 4 · mixed
+
+
+@scenario
+def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, overflow_at):
+    """The losses, the weights after each step, the scales, what a layer saw: its dtype, and autocast in its backward, and autocast at the loss."""
+    import warnings
+
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype")
+    seen, backward, at_loss = [], [], []
+
+    class Losses(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if getattr(func, "__name__", "") in ("cross_entropy", "cross_entropy_loss", "nll_loss"):
+                at_loss.append(torch.is_autocast_enabled("cpu"))
+            return func(*args, **(kwargs or {}))
+
+    class Watched(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = torch.nn.Linear(seed_weights[0].shape[1], seed_weights[0].shape[0], bias=False)
+            self.second = torch.nn.Linear(seed_weights[1].shape[1], seed_weights[1].shape[0], bias=False)
+            self.number = 0
+
+        def forward(self, x):
+            hidden = self.first(x)
+            seen.append(str(hidden.dtype))
+            if hidden.requires_grad:
+                hidden.register_hook(lambda grad: backward.append(torch.is_autocast_enabled("cpu")))
+            hidden = torch.tanh(hidden)
+            if self.number == overflow_at:
+                hidden = hidden * float("inf")
+            self.number += 1
+            return self.second(hidden)
+
+    model = Watched()
+    with torch.no_grad():
+        model.first.weight.copy_(seed_weights[0])
+        model.second.weight.copy_(seed_weights[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
+    losses, weights, scales = [], [], []
+    for images, labels in batches:
+        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[low]
+        with Losses():
+            loss = student.mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm)
+        losses.append(loss if isinstance(loss, (int, float)) else str(type(loss).__name__))
+        weights.append([model.first.weight.detach().clone(), model.second.weight.detach().clone()])
+        scales.append(float(scaler.get_scale()))
+    return [losses, weights, scales, seen, backward, at_loss]
+
+
+def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict:
+    inside, hidden, classes = t.integer(3, 5), t.integer(4, 6), t.integer(3, 4)
+    batches = [[t.normal(6, inside), torch.tensor([t.integer(0, classes - 1) for _ in range(6)])] for _ in range(steps)]
+    return {
+        "seed_weights": [t.normal(hidden, inside), t.normal(classes, hidden)],
+        "batches": batches,
+        "low": low,
+        "max_norm": t.uniform(0.05, 0.1),  # below the norm of the gradients here
+        "rate": 4.0,  # so that a small wrong part of a gradient moves the weights visibly
+        "scale": 2.0 ** t.integer(1, 2),
+        "interval": 1000,
+        "overflow_at": overflow_at,
+    }
+
+
+def fp32_twin(case: dict, mistake: str = "") -> tuple[list[float], list[list[torch.Tensor]]]:
+    """The losses and weights of the same steps in fp32, or those of a mistake."""
+    first, second = (weight.clone() for weight in case["seed_weights"])
+    total = [torch.zeros_like(first), torch.zeros_like(second)]
+    losses, weights = [], []
+    for images, labels in case["batches"]:
+        leaves = [first.clone().requires_grad_(), second.clone().requires_grad_()]
+        loss = torch.nn.functional.cross_entropy(torch.tanh(images @ leaves[0].T) @ leaves[1].T, labels)
+        grads = list(torch.autograd.grad(loss, leaves))
+        if mistake == "accumulated":  # what is left of the step before is no longer scaled, so the division makes it small
+            grads = [old / case["scale"] + new for old, new in zip(total, grads)]
+        norm = float(torch.cat([grad.flatten() for grad in grads]).norm())
+        factor = min(1.0, case["max_norm"] / (norm + 1e-6))
+        if mistake == "scaled clip":
+            factor = min(1.0, case["max_norm"] / (norm * case["scale"] + 1e-6))
+        if mistake == "no clip":
+            factor = 1.0
+        total = [factor * grad for grad in grads]
+        first, second = (weight - case["rate"] * step for weight, step in zip((first, second), total))
+        losses.append(float(loss.detach()))
+        weights.append([first, second])
+    return losses, weights
+
+
+def mixed_of(student, t, case: dict):
+    losses, weights, scales, seen, backward, at_loss = t.items(student.run(mixed, **case), 6, "the result")
+    count = len(case["batches"])
+    t.that(
+        type(seen) is list and len(seen) == count,
+        "the model was called {got} times in {count} steps: once a step",
+        got=len(seen),
+        count=count,
+    )
+    return t.items(losses, count, "the losses"), t.items(weights, count, "the weights"), scales, seen, backward, at_loss
+
+
+@check("mixed", points=3, seconds=30)
+def check_mixed_weights(student, t):
+    "The weights move by the true, clipped gradients"
+    case = mixed_case(t, "fp32")
+    _, weights, _, seen, *_ = mixed_of(student, t, case)
+    message = "the layers ran in {dtype} with dtype=torch.float32: pass `dtype` to torch.autocast"
+    t.that(all(dtype == "torch.float32" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch."))
+    _, want = fp32_twin(case)
+    clipped_scaled = "The scaled gradients were clipped, and divided by the scale afterwards: call scaler.unscale_ before clipping."
+    mistakes = {
+        clipped_scaled: fp32_twin(case, "scaled clip")[1],
+        "The gradients are not clipped.": fp32_twin(case, "no clip")[1],
+        "The gradients of the step before are still there: clear them first.": fp32_twin(case, "accumulated")[1],
+        "The weights do not change.": [case["seed_weights"]] * len(want),
+    }
+    flat = [value for row in weights for value in row]
+    wrong_if(
+        t,
+        flat,
+        [value for row in want for value in row],
+        {text: [v for row in wrong for v in row] for text, wrong in mistakes.items()},
+        rtol=1e-3,
+        atol=1e-5,
+    )
+    for step, (got, right) in enumerate(zip(weights, want), 1):
+        for name, mine, twin in zip(("first", "second"), got, right):
+            t.close(mine, twin, "the {name} weight after step {step}", rtol=1e-3, atol=1e-5, name=name, step=step)
+
+
+@check("mixed", points=2, seconds=30)
+def check_autocast(student, t):
+    "Forward runs in the low precision, backward outside of autocast"
+    case = mixed_case(t, "bf16")
+    losses, _, _, seen, backward, at_loss = mixed_of(student, t, case)
+    message = "the layers ran in {dtype}, expected bfloat16: the forward belongs inside of torch.autocast(..., dtype=dtype)"
+    t.that(all(dtype == "torch.bfloat16" for dtype in seen), message, dtype=seen[0].removeprefix("torch."))
+    t.that(all(at_loss), "the loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` block, too")
+    t.that(len(backward) == len(seen), "there were {got} backwards in {want} steps", got=len(backward), want=len(seen))
+    t.that(not any(backward), "backward ran inside of autocast: end the `with` block before it")
+    want, _ = fp32_twin(case)
+    value, right = t.number(losses[0], "the loss of the first step"), want[0]
+    t.that(abs(value / right / case["scale"] - 1) > 0.2, "the loss that is returned is the scaled one")
+    t.close(value, right, "the loss of the first step", rtol=0.1, atol=0.05)
+
+
+@check("mixed", points=1, seconds=30)
+def check_updated(student, t):
+    "After an overflow the scale falls and the weights stay"
+    case = mixed_case(t, "fp32", steps=3, overflow_at=1)
+    _, weights, scales, *_ = mixed_of(student, t, case)
+    t.that(not near(weights[0], case["seed_weights"]), "not tested yet: the first step changes no weight, see the first check")
+    t.that(near(weights[1], weights[0], rtol=0, atol=0), "an overflow in step 2 changed the weights: use scaler.step(optimizer)")
+    message = "after an overflow the scale is {got:.4g}, expected {want:.4g}: call scaler.update() at the end of the step"
+    t.that(scales[1] == case["scale"] / 2, message, got=scales[1], want=case["scale"] / 2)
+
+
+# -- 5 · masters
+
+
+@scenario
+def mastered(student, starts, gradients, rate):
+    """The weights and the masters after all steps, and whether they are the same tensors as before."""
+    import torch
+
+    weights = [torch.nn.Parameter(start.clone()) for start in starts]
+    masters = [start.float() for start in starts]
+    places = [value.data_ptr() for value in [*weights, *masters]]
+    for row in gradients:
+        for weight, grad in zip(weights, row):
+            weight.grad = None if grad is None else grad.clone()
+        student.master_step(weights, masters, rate)
+    same = [value.data_ptr() for value in [*weights, *masters]] == places
+    return [[weight.detach() for weight in weights], masters, same]
+
+
+def masters_case(t, dtype: torch.dtype = torch.bfloat16) -> dict:
+    """Updates that are smaller than the resolution of the weights; the second weight has no gradient in some steps."""
+    steps = t.integer(30, 50)
+    starts = [(1 + t.normal(4).abs()).to(dtype), (1 + t.normal(3).abs()).to(dtype)]
+    frozen = {t.integer(1, steps - 1) for _ in range(5)}
+    gradients = [
+        [(1 + 0.3 * t.normal(4)).to(dtype), None if step in frozen else (1 + 0.3 * t.normal(3)).to(dtype)] for step in range(steps)
+    ]
+    return {"starts": starts, "gradients": gradients, "rate": 0.0013}
+
+
+ROUNDED_AWAY = (
+    "Each update is below the resolution of bf16 and is rounded away: update the master itself, and never make it anew from the weight."
+)
+
+
+@check("masters", points=2, seconds=30)
+def check_masters(student, t):
+    "Small updates are kept"
+    case = masters_case(t)
+    weights, masters, _ = t.items(student.run(mastered, **case), 3, "the result")
+    found = t.items(weights, 2, "the weights")
+    want = descent16(**case)
+    right = descent16([start.float() for start in case["starts"]], case["gradients"], case["rate"])
+    message = "The masters move, and the weights do not: `weight = ...` gives the name to another tensor. Use weight.copy_(master)."
+    kept = near(t.items(masters, 2, "the masters"), right, rtol=1e-4) and near(found, case["starts"])
+    t.that(not kept, message)
+    for index, (got, right) in enumerate(zip(found, want)):
+        mistakes = {
+            ROUNDED_AWAY: descent16(**case, way="no master")[index],
+            ROUNDED_AWAY + " It is lost again in each step.": descent16(**case, way="new master")[index],
+            "The weight is that of the start: round the master into it.": case["starts"][index],
+        }
+        wrong_if(t, got, right, mistakes)
+        t.close(got, right, "weight {index} after {steps} steps", index=index, steps=len(case["gradients"]))
+
+
+@check("masters", points=1, seconds=30)
+def check_product(student, t):
+    "The masters are updated in fp32"
+    case = masters_case(t)
+    _, masters, same = t.items(student.run(mastered, **case), 3, "the result")
+    masters = t.items(masters, 2, "the masters")
+    want = descent16([start.float() for start in case["starts"]], case["gradients"], case["rate"])
+    rounded = descent16([start.float() for start in case["starts"]], case["gradients"], case["rate"], way="product in 16 bits")
+    for index, (got, right) in enumerate(zip(masters, want)):
+        t.that(not near(got, case["starts"][index].float()), "not tested yet: the masters do not change, see the first check")
+        message = "The product of rate and gradient was rounded to bf16: convert the gradient to fp32 first."
+        wrong_if(t, got, right, {message: rounded[index]}, rtol=2e-6, atol=0)
+        t.close(got, right, "master {index}", rtol=2e-6, atol=0, index=index)
+    t.that(
+        same is True, "weights or masters are new tensors: change them in place (sub_, copy_), because a model and a checkpoint hold them"
+    )
