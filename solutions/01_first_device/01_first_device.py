@@ -163,7 +163,7 @@ print(compared(predicted_times, ratios))
 figures.ratio_bars(ratios, predicted_times)
 
 # %% [markdown] id="first_after"
-# Most of what makes a first step slow belongs to the process, not to the model: compare the printed ratio of the new process
+# A part of what makes a first step slow belongs to the process, not to the model: compare the printed ratio of the new process
 # with yours. A warm-up is needed in every process, and again for every new shape of the tensors if a library chooses its
 # algorithm by shape.
 #
