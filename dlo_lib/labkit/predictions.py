@@ -63,7 +63,7 @@ def mark_predicted(
     Args:
         positions: the x coordinate of each measured value, with ``horizontal`` the y coordinate.
         horizontal: the values are along the x axis, as in a figure of horizontal bars.
-        options: arguments of ``Axes.plot``.
+        options: arguments of ``Axes.plot``, such as another ``label``.
 
     Raises:
         UserError: as for :func:`compared`.
@@ -75,9 +75,10 @@ def mark_predicted(
         return
     diamond: dict[str, Any] = {"linestyle": "", "marker": "D", "markersize": 8, "markeredgecolor": BLACK}
     diamond |= {"markerfacecolor": BACKGROUND, "markeredgewidth": 1.6, "zorder": 5}
+    diamond["label"] = tr("your prediction")
     places, values = [positions[name] for name in guesses], list(guesses.values())
     points = (values, places) if horizontal else (places, values)
-    axes.plot(*points, label=tr("your prediction"), **diamond | options)
+    axes.plot(*points, **diamond | options)
 
 
 def scaled(predicted: Predicted, factor: float) -> dict[str, float | None]:

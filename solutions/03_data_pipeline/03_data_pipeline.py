@@ -8,7 +8,7 @@
 #
 # You should have trained a small model with PyTorch before. You need no GPU and no download: the images are generated, or part of scikit-learn.
 #
-# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan two hours and ten minutes. Two optional exercises (shards, RandAugment) take 21
+# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan two hours and ten minutes. Two optional exercises (shards, RandAugment) take 17
 # minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without the points of that step.
 #
@@ -166,7 +166,7 @@ figures.waiting(waits, steps)
 # %% [markdown] id="steady_text"
 # ## 2 · How many workers?
 #
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # With `num_workers=W`, W processes load batches while the model computes. Each worker loads whole batches, so W batches are in preparation at the same time.
 # Let L be the seconds that one process needs for a batch, and S the seconds of a step.
@@ -221,10 +221,10 @@ predicted_speed = {"waits for files": None, "computes": None}
 
 # %% id="show_workers" tags=["demo"]
 require_numbers(predicted_speed)
-COUNTS = (0, 1, 2, 4)
-speeds = {name: {workers: images_per_second(dataset, workers) for workers in COUNTS} for name, dataset in DATASETS.items()}
+COUNTS = (1, 2, 4)
+speeds = {name: {0: ALONE[name]} | {workers: images_per_second(dataset, workers) for workers in COUNTS} for name, dataset in DATASETS.items()}
 print(compared(predicted_speed, {name: found[4] for name, found in speeds.items()}))
-formula = {name: {workers: BATCH / steady_step(BATCH / found[0], 0.0, workers) for workers in COUNTS} for name, found in speeds.items()}
+formula = {name: {workers: BATCH / steady_step(BATCH / found[0], 0.0, workers) for workers in found} for name, found in speeds.items()}
 figures.throughput(speeds, formula, predicted_speed, CORES)
 
 # %% [markdown] id="workers_after"
@@ -296,7 +296,7 @@ figures.prefetched(uneven)
 # %% [markdown] id="seed_text"
 # ## 3 · Workers that draw the same numbers
 #
-# **Core · 9 min · ●●○**
+# **Core · 8 min · ●●○**
 #
 # An augmentation draws random numbers in `__getitem__`, so in a worker. A worker begins as a **copy** of the process, with a copy of each random generator. This
 # data set returns the number that it draws; three workers read it in two epochs:
@@ -498,6 +498,9 @@ def cutmix(images: torch.Tensor, labels: torch.Tensor, partner: torch.Tensor, la
 # %% nbgrader={"grade_id": "test_cutmix", "grade": true}
 lab.check("cutmix")
 
+# %% [markdown] id="show_mixed_text"
+# The same six digits, unchanged and mixed. Below each image are its labels with their weights, its own one first; the frame is the box of CutMix.
+
 # %% id="show_mixed" tags=["demo"]
 from dlo_lib.data import digits
 
@@ -513,7 +516,9 @@ def random_pairs(images, labels, alpha, seed):
 
 images, labels, partner, lam, centres = random_pairs(DIGITS.train.images[:6], DIGITS.train.labels[:6], 1.0, 3)
 figures.mixed(
-    {"original": (images, F.one_hot(labels, 10).float()), "mixup": mixup(images, labels, partner, lam, 10), "CutMix": cutmix(images, labels, partner, lam, centres, 10)}
+    {"original": (images, F.one_hot(labels, 10).float()), "mixup": mixup(images, labels, partner, lam, 10), "CutMix": cutmix(images, labels, partner, lam, centres, 10)},
+    labels,
+    {"CutMix": figures.boxes(lam, centres, *images.shape[-2:])},
 )
 
 # %% [markdown] id="loop_text"
@@ -571,7 +576,7 @@ figures.loop_or_batch(loop_times, batch_times)
 # %% [markdown] id="weights_text"
 # ## 7 · A rare class
 #
-# **Core · 7 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # One faulty part in a hundred, one ill patient in a thousand: a model that never predicts the rare class is right nearly always. Its accuracy hides it; the **recall** of the class shows it: the share of
 # the samples *of this class* that the model finds. (The precision is the other question: which share of its predictions of the class is right?)
@@ -649,7 +654,7 @@ figures.rare(results, RARE)
 # %% [markdown] id="rare_after"
 # Weighted sampling raises the recall, because the gradient of the rare class is no longer lost among the others. It does not create information: the same few images are repeated, so augment them. And as it draws with replacement, it leaves
 # out images of the large classes by chance. The library's `balanced_order` repeats each class in whole passes instead: all classes occur equally often, and no image twice more often than another one of its class.
-# Never weight the **test** set: the accuracy would be that of a world in which every eighth digit is rare no longer.
+# Never weight the **test** set: its accuracy would describe data in which class 8 is as frequent as the others, and not the data of the use.
 
 # %% [markdown] id="scaling_text"
 # ## 8 · Feature scaling, from a stream
@@ -819,7 +824,7 @@ figures.stopping(curves, stopped)
 # %% [markdown] id="resume_text"
 # ## 10 · Resume in the middle of an epoch
 #
-# **Core · 13 min · ●●●**
+# **Core · 17 min · ●●●**
 #
 # A job on a cluster ends at its time limit, rarely at the end of an epoch. A checkpoint with the model alone begins the epoch again: some images are seen twice, others not at all. Two more things belong into it: the **position** in the order of the
 # epoch, and the state of the **random numbers** of the augmentation.
@@ -827,7 +832,7 @@ figures.stopping(curves, stopped)
 # Write `ResumableOrder`, a batch sampler:
 #
 # - Iterating yields the batches of the current epoch, lists of indices, from the first batch that the training has not used yet. Each epoch has all indices from 0 to `size − 1` once, in an order that depends only on the seed and the number of the
-#   epoch, and that differs from epoch to epoch. The last batch may be smaller. The next iteration after a complete epoch is the next epoch.
+#   epoch, and that differs from epoch to epoch. `seed + epoch` is no seed for it: epoch 1 of seed 0 would have the order of epoch 0 of seed 1. The last batch may be smaller. The next iteration after a complete epoch is the next epoch.
 # - `generator` is a `torch.Generator` with the seed `seed`; the training draws its augmentations from it. The order must not use it.
 # - `step_done()` is called by the training after each step. **Count steps here, not batches in `__iter__`**: workers prefetch, so the iterator is some batches ahead of the training, and what only waits in their queue is lost with the job.
 # - `state_dict()` and `load_state_dict(state)`: a dict of integers and tensors, so that `torch.load` reads it safely. A new object that has loaded the state continues exactly as the old one would have.
@@ -952,7 +957,7 @@ lab.check("ranges")
 # %% [markdown] id="rand_augment_text"
 # ## 12 · RandAugment
 #
-# **Optional · 12 min · ●●○**
+# **Optional · 8 min · ●●○**
 #
 # Which augmentations help? Instead of a search over policies, **RandAugment** (Cubuk et al., 2019) has two numbers: each image passes N random operations, all with the same magnitude M. Every image draws its own operations, so a batch needs several. Loop over the few
 # operations, not over the many images: each operation computes the group of images that drew it.
@@ -978,14 +983,23 @@ def rand_augment(images: torch.Tensor, operations: list, drawn: torch.Tensor, ma
 lab.check("rand_augment")
 
 # %% [markdown] id="show_augment_text"
-# The library's `RandAugment` has the fourteen operations of the paper. The figure shows its images, with two operations each and three magnitudes:
+# The library's `RandAugment` has the fourteen operations of the paper. The figure shows generated images with three magnitudes. Below each column are its two operations:
 
 # %% id="show_augment" tags=["demo"]
 from dlo_lib.data.augment import RandAugment
+from dlo_lib.data.augment.rand_augment import OPERATIONS
 
-natural = (IMAGES.train.images[:8] + 2).clamp(0, 4) / 4
-augmented = {f"magnitude {magnitude}": RandAugment(2, magnitude, generator=torch.Generator().manual_seed(2))(natural) for magnitude in (5, 15, 28)}
-figures.rows_of_images({"original": natural, **augmented})
+originals = (IMAGES.train.images[:8] + 2).clamp(0, 4) / 4
+generator = torch.Generator().manual_seed(2)
+operation_of = torch.randint(len(OPERATIONS), (2, len(originals)), generator=generator)  # (round, image)
+sign_of = torch.randint(2, (2, len(originals)), generator=generator) * 2 - 1
+augmented = {"original": originals}
+for magnitude in (5, 15, 28):
+    images = originals
+    for chosen, signs in zip(operation_of, sign_of):
+        images = RandAugment(magnitude=magnitude).augment(images, chosen, signs)
+    augmented[f"magnitude {magnitude}"] = images
+figures.rows_of_images(augmented, [[OPERATIONS[number] for number in column] for column in operation_of.T.tolist()])
 
 # %% [markdown] id="scale_text"
 # ## 13 · At scale

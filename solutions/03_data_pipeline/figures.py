@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from dlo_lib.labkit.figures import (
@@ -54,7 +55,10 @@ def throughput(
             list(formula[name]), list(formula[name].values()), color=style.colour, linestyle=":", linewidth=1.3, label=f"{name}, formula"
         )
     axes.axvline(cores, color=MUTED, linestyle="--", linewidth=1, label=f"cores: {cores}")
-    mark_predicted(axes, dict.fromkeys(speeds, 4), predicted)
+    for name, style in zip(speeds, METHODS):
+        own = {name: predicted.get(name)}
+        look = {"marker": style.marker, "markersize": 10, "markeredgecolor": style.colour, "label": f"{name}, your prediction"}
+        mark_predicted(axes, {name: 4}, own, **look)
     legend(axes, "right")
     return finish(axes, "both", xlabel="workers", ylabel="images per second", ylim=(0, None), xticks=sorted(next(iter(speeds.values()))))
 
@@ -94,21 +98,44 @@ def _grid(rows: Mapping[str, Sequence[np.ndarray]], below: Mapping[str, Sequence
     return figure
 
 
+def boxes(lam: Tensor, centres: Tensor, height: int, width: int) -> list[tuple[float, float, float, float]]:
+    """Return the box of CutMix of each image, (left, top, width, height) in pixels, as far as it lies in the image."""
+    found = []
+    for half, (y, x) in zip(((1 - lam).sqrt() / 2).tolist(), centres.tolist()):
+        top, bottom = (min(height, max(0, round((y + side) * height))) for side in (-half, half))
+        left, right = (min(width, max(0, round((x + side) * width))) for side in (-half, half))
+        found.append((left, top, right - left, bottom - top))
+    return found
+
+
+def _weights(row: Tensor, own: int) -> str:
+    """Return the labels with a weight, the own one first."""
+    named = [(label, weight) for label, weight in enumerate(row.tolist()) if weight > 0.005]
+    return ", ".join(f"{label}: {weight:.2f}" for label, weight in sorted(named, key=lambda pair: pair[0] != own))
+
+
 @styled
-def mixed(batches: Mapping[str, tuple[Tensor, Tensor]]) -> Figure:
-    """Show an unchanged batch of digits, then the same with mixup and with CutMix; below each image its labels and their weights."""
+def mixed(
+    batches: Mapping[str, tuple[Tensor, Tensor]], labels: Tensor, frames: Mapping[str, Sequence[tuple[float, float, float, float]]]
+) -> Figure:
+    """Show an unchanged batch of digits, then the same with mixup and with CutMix; below each image its labels and their weights, the own one first.
+    The frames are the boxes of CutMix.
+    """
     rows = {name: [_shown(image) for image in images] for name, (images, _) in batches.items()}
-    below = {
-        name: [", ".join(f"{label}: {weight:.2f}" for label, weight in enumerate(row.tolist()) if weight > 0.005) for row in targets]
-        for name, (_, targets) in batches.items()
-    }
-    return _grid(rows, below, 1.75)
+    below = {name: [_weights(row, own) for row, own in zip(targets, labels.tolist())] for name, (_, targets) in batches.items()}
+    figure = _grid(rows, below, 1.75)
+    for place, name in enumerate(batches):
+        for column, (left, top, width, height) in enumerate(frames.get(name, ())):
+            frame = Rectangle((left - 0.5, top - 0.5), width, height, fill=False, edgecolor=VERMILLION, linewidth=2)
+            figure.axes[place * len(labels) + column].add_patch(frame)
+    return figure
 
 
 @styled
-def rows_of_images(batches: Mapping[str, Tensor]) -> Figure:
-    """Show several versions of the same images, a row for each version."""
-    return _grid({name: [_shown(image) for image in images] for name, images in batches.items()}, {}, 1.5)
+def rows_of_images(batches: Mapping[str, Tensor], operations: Sequence[Sequence[str]]) -> Figure:
+    """Show several versions of the same images, a row for each version; below each column are the operations of its image."""
+    below = {list(batches)[-1]: ["\n".join(names) for names in operations]}
+    return _grid({name: [_shown(image) for image in images] for name, images in batches.items()}, below, 1.5)
 
 
 @styled

@@ -19,6 +19,30 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The clock is read in the loop only",
+        "check_waits",
+        says="Every wait is 0",
+        replace={"arrived = clock()": "before = arrived = clock()"},
+    ),
+    Mutant(
+        "Each wait begins with the first one",
+        "check_waits",
+        says="Each wait begins when the first one does",
+        replace={
+            """
+            before = clock()
+            steps.append(before - arrived)
+            """: "steps.append(clock() - arrived)"
+        },
+    ),
+    Mutant(
+        "Another clock than the one that is given",
+        "check_waits",
+        says="and no other clock",
+        replace={"waits, steps = [], []": "waits, steps, clock = [], [], time.perf_counter"},
+        also=["check_steps"],
+    ),
+    Mutant(
         "The iteration begins before the clock is read",
         "check_waits",
         says="lacks the start of the loader",
@@ -257,6 +281,54 @@ MUTANTS = [
         says="one pixel too many",
         replace={"position < last[:, None]": "position <= last[:, None]"},
         also=["check_wide"],
+    ),
+    Mutant(
+        "The edges are rounded down",
+        "check_boxes",
+        says="round them to the nearest pixel",
+        replace={"(centre - half).round(), (centre + half).round()": "(centre - half).floor(), (centre + half).floor()"},
+        also=["check_wide"],
+    ),
+    Mutant(
+        "The whole side lies on each side of the centre",
+        "check_boxes",
+        says="half of its side lies on each side",
+        replace={"side * size / 2": "side * size"},
+        also=["check_wide"],
+    ),
+    Mutant(
+        "The box has the share lam",
+        "check_boxes",
+        says="The box has the share lam of the area",
+        replace={"(1 - lam).sqrt(), []": "lam.sqrt(), []"},
+        also=["check_wide"],
+    ),
+    Mutant(
+        "The box ends before the last pixel of the image",
+        "check_boxes",
+        says="never in a box",
+        replace={"(centre + half).round()\n": "(centre + half).round().clamp(max=size - 1)\n"},
+        also=["check_wide"],
+    ),
+    Mutant(
+        "The image and its partner are exchanged",
+        "check_boxes",
+        says="The images are exchanged",
+        replace={
+            "mixed = torch.where(box[:, None], images[partner], images)": "mixed = torch.where(box[:, None], images, images[partner])"
+        },
+        also=["check_true_area", "check_wide"],
+    ),
+    Mutant(
+        "An index with a mask",
+        "check_cutmix_loop",
+        says="An index with a mask",
+        replace={
+            "mixed = torch.where(box[:, None], images[partner], images)": """
+            mixed, chosen = images.clone(), box[:, None].expand_as(images)
+            mixed[chosen] = images[partner][chosen]
+            """
+        },
     ),
     Mutant(
         "The weight is lam, although the border cuts the box off",

@@ -45,6 +45,14 @@ def check_waits(student, t):
                 *[0.0] * (len(loads) - 1),
             ],
         }
+        since = itertools.accumulate([right[0], *(step + load for load, step in zip(loads[1:], durations))])
+        mistakes |= {
+            "Every wait is 0: no time passes between the two readings of the clock. The loader works before each turn of the loop, so read the clock before the loop "
+            "and after each step, and do not load all batches before.": [0.0] * len(loads),
+            "Each wait begins when the first one does: read the clock again after each step.": list(since),
+        }
+        other = all(wait * 64 % 1 > 0 for wait in waits)
+        t.that(not other, "the waits are {waits}, but `clock` moved by multiples of 1/64 s: call clock(), and no other clock", waits=waits)
         wrong_if(t, waits, right, mistakes)
         for number, (got, want) in enumerate(zip(waits, right)):
             t.close(got, want, "the wait for batch {number}", number=number)

@@ -12,12 +12,28 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Scenario, check
 from dlo_lib.grading.checks.graphs import replay
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import explaining, near, wrong_if
 
 from .scenarios import augmented, cutmix_in_place, mixup_in_place, recorded_cutmix, recorded_mixup
-from .twins import EXCHANGED, INCLUSIVE, NO_ROOT, SHARED, averaged, boxed, clear, in_rounds, targets_of
+from .twins import (
+    DOWN,
+    EXCHANGED,
+    INCLUSIVE,
+    NO_HALF,
+    NO_ROOT,
+    OF_LAM,
+    OUTSIDE,
+    SHARED,
+    SHORT,
+    averaged,
+    boxed,
+    clear,
+    in_rounds,
+    targets_of,
+)
 
 CLASSES = 6
+IMAGES_EXCHANGED = "The images are exchanged: the box shows the partner, and the rest is the own image."
 
 
 def pairs(t, batch: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
@@ -129,7 +145,9 @@ def without_a_loop(student, t, name: str, recorded: Scenario) -> None:
         name=name, less=less, few=few, more=more, many=many,
     )  # fmt: skip
     tensors = [value for value in cases[2].values() if isinstance(value, Tensor)]
-    replayed = replay(large, tensors)
+    masked = "An index with a mask has a result whose size depends on the values, and a GPU would have to wait for it: use torch.where"
+    with explaining({"nonzero": masked}):
+        replayed = replay(large, tensors)
     lesson = (
         "Some values of {name} do not come from operations on its tensors (.item(), .tolist(), NumPy, a choice by `if`): "
         "a GPU would wait for each of them. Stay with tensors."
@@ -170,6 +188,13 @@ def boxes_case(student, t, batch: int, height: int, width: int, dtype: torch.dty
             *inputs, NO_ROOT
         ),
         "The box has one pixel too many along each axis: it ends before `last`.": boxed(*inputs, INCLUSIVE),
+        "The edges are rounded down (int, floor): round them to the nearest pixel.": boxed(*inputs, DOWN),
+        "The box is twice as high and wide: half of its side lies on each side of the centre.": boxed(*inputs, NO_HALF),
+        "The box has the share lam of the area: it has 1 - lam, and the rest is the own image.": boxed(*inputs, OF_LAM),
+        "The last row and the last column are never in a box: `last` may be the size, because the box ends before it.": boxed(
+            *inputs, SHORT
+        ),
+        IMAGES_EXCHANGED: boxed(*inputs, OUTSIDE),
     }
     wrong_if(t, got, boxed(*inputs), mistakes)
     t.close(got, boxed(*inputs), "the images of cutmix")
@@ -192,6 +217,8 @@ def check_true_area(student, t):
         got, targets = cut(student, t, case)
         own = torch.stack([(image == number).double().mean() for number, image in enumerate(got)])
         t.that(bool((own < 1).any()), "not tested yet: cutmix replaces no pixel")
+        inputs = (case["images"], case["partner"], case["lam"], case["centres"])
+        wrong_if(t, got, boxed(*inputs), {IMAGES_EXCHANGED: boxed(*inputs, OUTSIDE)})
         labels, partner, lam = case["labels"], case["partner"], case["lam"]
         right = targets_of(labels, partner, own.to(dtype), CLASSES)
         mistakes = {

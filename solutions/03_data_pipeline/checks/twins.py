@@ -10,6 +10,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.twins import twin
 
 RIGHT, SHARED, EXCHANGED, NO_ROOT, INCLUSIVE = "right", "one box", "axes exchanged", "no root", "last pixel"
+DOWN, NO_HALF, OF_LAM, SHORT, OUTSIDE = "rounded down", "whole side", "share lam", "clamped", "outside of the box"
 
 
 @twin
@@ -33,7 +34,8 @@ def edges(images: Tensor, lam: Tensor, centres: Tensor, kind: str) -> list[list[
     """The unrounded edges (first, last) of the box of each image, along y and x."""
     found = []
     for part, centre in zip(lam.double().tolist(), centres.double().tolist()):
-        side = 1 - part if kind == NO_ROOT else math.sqrt(1 - part)
+        share = part if kind == OF_LAM else 1 - part
+        side = (share if kind == NO_ROOT else math.sqrt(share)) * (2 if kind == NO_HALF else 1)
         places = centre[::-1] if kind == EXCHANGED else centre
         found.append([(place * size - side * size / 2, place * size + side * size / 2) for place, size in zip(places, images.shape[-2:])])
     return [found[0]] * len(found) if kind == SHARED else found
@@ -48,11 +50,14 @@ def clear(images: Tensor, lam: Tensor, centres: Tensor) -> bool:
 @twin
 def boxed(images: Tensor, partner: Tensor, lam: Tensor, centres: Tensor, kind: str = RIGHT) -> Tensor:
     """CutMix, image by image with slices; ``kind`` is a mistake."""
-    mixed = images.clone()
-    more = int(kind == INCLUSIVE)
+    outer, inner = (images[partner], images) if kind == OUTSIDE else (images, images[partner])
+    mixed = outer.clone()
+    more, whole = int(kind == INCLUSIVE), math.floor if kind == DOWN else round
     for number, box in enumerate(edges(images, lam, centres, kind)):
-        (top, bottom), (left, right) = ((max(0, round(low)), max(0, round(high) + more)) for low, high in box)
-        mixed[number, :, top:bottom, left:right] = images[partner[number], :, top:bottom, left:right]
+        (top, bottom), (left, right) = ((max(0, whole(low)), max(0, whole(high) + more)) for low, high in box)
+        if kind == SHORT:
+            bottom, right = min(bottom, images.shape[-2] - 1), min(right, images.shape[-1] - 1)
+        mixed[number, :, top:bottom, left:right] = inner[number, :, top:bottom, left:right]
     return mixed
 
 
