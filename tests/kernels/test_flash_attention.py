@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import math
 
 import pytest
 import torch
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels import FlashAttention, flash_attention, using
-from tests.kernels.parity import BACKENDS, check, close, dtypes_of, random
+from dlo_lib.kernels import FlashAttention, KernelBackend, flash_attention, using
+from dlo_lib.kernels.dispatch import has_triton
+from tests.kernels.parity import BACKENDS, NO_TRITON, check, close, dtypes_of, random
 
 MODULE = importlib.import_module("dlo_lib.kernels.flash_attention")  # the package has a function of this name
 SHAPES = [  # batch, query heads, key heads, queries, keys, head_dim
@@ -118,3 +120,19 @@ def test_wrong_input_is_refused(shapes, message):
         flash_attention(*map(torch.ones, shapes))
     with pytest.raises(UserError, match="different dtypes"):
         flash_attention(*(torch.ones(1, 1, 2, 4, dtype=d) for d in (torch.half, torch.float, torch.float)))
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_more_heads_than_a_grid_has_in_its_second_dimension():
+    from dlo_lib.kernels.triton_code.launch import recorded
+
+    q, k, v = (
+        torch.empty(2048, heads, 256, 64, device="meta", dtype=torch.bfloat16).requires_grad_()
+        for heads in (64, 32, 32)
+    )
+    with using(KernelBackend.TRITON), recorded() as launches:
+        FlashAttention.apply(q, k, v, True).backward(torch.empty_like(q))
+    assert len(launches) == 3
+    for launch in launches:
+        assert math.prod(launch.grid) >= 2048 * 32
+        assert all(programs <= 65_535 for programs in launch.grid[1:])
