@@ -139,7 +139,70 @@ MUTANTS = [
         says="another storage than before",
         replace={"whole.data.copy_(value)": "whole.data = value.clone()"},
     ),
+    Mutant(
+        "A unit is gathered once, and filled from a copy later",
+        "check_one_gather",
+        says="old weights",
+        question="unshard",
+        replace={
+            "dist.all_gather_into_tensor(packed.view(-1), row)": """
+            if hasattr(unit, "first"):
+                packed = unit.first
+            else:
+                dist.all_gather_into_tensor(packed.view(-1), row)
+                unit.first = packed
+            """,
+        },
+    ),
+    Mutant(
+        "The row is rounded to what is computed with",
+        "check_compute_dtype",
+        says="unshard has changed unit.row",
+        question="unshard",
+        replace={
+            "packed = row.new_empty(dist.get_world_size(), row.numel())": """
+            unit.row.copy_(row)
+            packed = row.new_empty(dist.get_world_size(), row.numel())
+            """,
+        },
+    ),
     # -- reshard
+    Mutant(
+        "The whole parameters are replaced by empty ones",
+        "check_shards_back",
+        says="unit.wholes has other tensors",
+        replace={
+            "whole.untyped_storage().resize_(0)": "pass",
+            "put(unit, False)": """
+            unit.wholes = [nn.Parameter(torch.empty_like(whole), whole.requires_grad) for whole in unit.wholes]
+            for whole in unit.wholes:
+                whole.untyped_storage().resize_(0)
+            put(unit, False)
+            """,
+        },
+    ),
+    Mutant(
+        "The whole parameters get another storage, which is empty",
+        "check_shards_back",
+        says="another storage after reshard",
+        replace={
+            "whole.untyped_storage().resize_(0)": """
+            whole.data = torch.empty_like(whole)
+            whole.untyped_storage().resize_(0)
+            """,
+        },
+    ),
+    Mutant(
+        "Small whole parameters keep their memory",
+        "check_shards_back",
+        says="never freed",
+        replace={
+            "whole.untyped_storage().resize_(0)": """
+            if whole.numel() > 2**20:
+                whole.untyped_storage().resize_(0)
+            """,
+        },
+    ),
     Mutant(
         "Only trained parameters are freed",
         "check_freed",
@@ -204,6 +267,7 @@ MUTANTS = [
     Mutant(
         "The whole gradients are kept until the next backward",
         "check_gradients_freed",
+        also=("check_accumulates",),
         says="a whole gradient is still in memory",
         replace={
             """
@@ -245,6 +309,37 @@ MUTANTS = [
         "check_accumulates",
         says="only the last micro-batch",
         replace={"shard.grad = part if shard.grad is None else shard.grad + part": "shard.grad = part"},
+    ),
+    Mutant(
+        "The weights are the buffer that receives the gradients",
+        "check_accumulates",
+        says="reduce_gradients has changed unit.row",
+        replace={
+            "row = packed.new_empty(packed.shape[1])": """
+            fits = unit.row.dtype == packed.dtype
+            row = unit.row.detach()[: packed.shape[1]] if fits else packed.new_empty(packed.shape[1])
+            """,
+        },
+    ),
+    Mutant(
+        "Small whole gradients stay",
+        "check_accumulates",
+        says="still has its gradient",
+        replace={
+            """
+            for _, whole in trained:
+                whole.grad = None
+            """: """
+            for _, whole in trained:
+                whole.grad = None if whole.numel() > 2**20 else whole.grad
+            """,
+        },
+    ),
+    Mutant(
+        "Gradients are summed in fp32, whatever reduce_dtype is",
+        "check_reduce_dtype",
+        says="in float64, the reduce_dtype",
+        replace={"gradient.to(unit.reduce_dtype)": "gradient.float()"},
     ),
     # -- units
     Mutant(

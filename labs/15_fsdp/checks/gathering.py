@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Nudge, check
-from dlo_lib.labkit.compare import near
+from dlo_lib.labkit.compare import near, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import passes_exactly, passes_only, sends_one_of, uses_what_arrives
 
@@ -53,12 +53,29 @@ def copies_of(t, world: int, even: bool = False) -> list[list[Tensor]]:
     return [[t.normal(*shape) for shape in shapes] for _ in range(world)]
 
 
-def gather_run(student, t, copies: list[list[Tensor]], compute: str | None = None, times: int = 1, nudge: Nudge | None = None):
-    """``unshard`` on ranks with these copies, each compared with the rows of all."""
+OLD = (
+    "old weights: the unit was freed, its row has changed since, and unshard filled it with the values of the first gather. Gather the "
+    "row of a unit that is not whole each time, and keep no copy"
+)
+
+
+def gather_run(
+    student,
+    t,
+    copies: list[list[Tensor]],
+    compute: str | None = None,
+    times: int = 1,
+    nudge: Nudge | None = None,
+    factor: float | None = None,
+):
+    """``unshard`` on ranks with these copies, each compared with the rows of all; with ``factor`` once more, with changed rows."""
     world = len(copies)
-    run = student.ranks(gathered, [{"tensors": own, "compute": compute, "times": times} for own in copies], nudge=nudge)
-    want = [whole if compute is None else whole.to(getattr(torch, compute)) for whole in from_ranks(copies)]
+    case = [{"tensors": own, "compute": compute, "times": times, "factor": factor} for own in copies]
+    run = student.ranks(gathered, case, nudge=nudge)
+    first = [whole if compute is None else whole.to(getattr(torch, compute)) for whole in from_ranks(copies)]
+    want = [whole * (factor or 1) for whole in first]
     for rank, got in enumerate(run.results):
+        got, row = t.items(got, 2, "parameters and row")
         got = t.items(got, len(want), "the parameters in their modules")
         own = [rows_of(tensor, rank, world) for tensor in copies[rank]]
         t.that(world == 1 or not near(got, own), "after unshard the modules still have the shards: call put(unit, True)")
@@ -67,8 +84,13 @@ def gather_run(student, t, copies: list[list[Tensor]], compute: str | None = Non
             shift = shifted(copies, nudge)
         for i, (mine, right) in enumerate(zip(got, want)):
             moved = right + shift[i] if len(shift) else right
+            if factor is not None:
+                wrong_if(t, mine, moved, {OLD: first[i]})
             t.close(mine, moved, "parameter {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-7, rtol=1e-6)
-    sends_one_of(t, run, Kind.ALL_GATHER, [[packed_row(own, rank, world)] for rank, own in enumerate(copies)], ROWS)
+        same = type(row) is torch.Tensor and torch.equal(row, packed_row(copies[rank], rank, world) * (factor or 1))
+        t.that(compute is None or bool(same), "unshard has changed unit.row on rank {rank}: send a copy of it, in compute_dtype", rank=rank)
+    rows = [packed_row(own, rank, world) for rank, own in enumerate(copies)]
+    sends_one_of(t, run, Kind.ALL_GATHER, [[row, row * (factor or 1)] for row in rows], ROWS)
     return run
 
 
@@ -99,15 +121,18 @@ def check_whole_values(student, t):
 def check_one_gather(student, t):
     "One all-gather, and none for a unit that is whole"
     copies = copies_of(t, 2)
-    run = gather_run(student, t, copies, times=2)
+    run = gather_run(student, t, copies, times=2, factor=2.0)  # twice while it is whole, and again after it was freed
     want = packed_bytes([tensor.shape for tensor in copies[0]], 2, 4)
     for rank in range(run.world):
         message = "gathered twice: unshard was called for a unit that was already whole, and gathered it again"
-        t.that(run.bytes(rank) != 2 * want, message)
+        t.that(run.bytes(rank) != 3 * want, message)
     message = "rank {rank} used {kinds}: one all-gather of the rows is enough"
     passes_only(t, run, [Kind.ALL_GATHER], message)
-    message = "rank {rank} passed {got} bytes (all-gathers: {count}); the packed unit is one message of {want}, padding included"
-    passes_exactly(t, run, want, message, calls=1)
+    message = (
+        "rank {rank} passed {got} bytes (all-gathers: {count}) for a unit that became whole, was freed and became whole again; twice one "
+        "message of the packed unit, padding included, makes {want}"
+    )
+    passes_exactly(t, run, 2 * want, message, calls=2)
 
 
 @check("unshard", points=2, seconds=20)
@@ -207,7 +232,15 @@ def check_shards_back(student, t):
     "The modules have their shards again"
     tensors = copies_of(t, 1)[0]
     for rank, got in enumerate(student.ranks(freed, [{"tensors": tensors, "compute": None}] * 2).results):
-        held, _, shapes = t.items(got, 3, "parameters, row and shapes")
+        held, _, shapes, word, sizes = t.items(got, 5, "parameters, row, shapes and storages")
+        message = (
+            "unit.wholes has other tensors after reshard: it keeps the same ones, which autograd may have saved, and frees their storages"
+        )
+        t.that(word != "tensor", message)
+        t.that(word != "storage", "a whole parameter has another storage after reshard: resize its own to 0; a view of it may be saved")
+        for i, size in enumerate(t.items(sizes, len(tensors), "the sizes")):
+            message = "never freed: after reshard the storage of whole parameter {i} on rank {rank} has {size} bytes; resize it to 0"
+            t.that(not size, message, i=i, rank=rank, size=size)
         for shape, whole in zip(t.items(shapes, len(tensors), "the shapes"), tensors):
             message = "a whole parameter of shape {want} has shape {shape} after reshard: it keeps its shape, only its storage is freed"
             t.that(shape == list(whole.shape), message, want=list(whole.shape), shape=shape)
@@ -221,7 +254,7 @@ def check_row_untouched(student, t):
     "The row is unchanged, in its precision"
     tensors = copies_of(t, 1)[0]
     for rank, got in enumerate(student.ranks(freed, [{"tensors": tensors, "compute": "bfloat16"}] * 2).results):
-        held, row, _ = t.items(got, 3, "parameters, row and shapes")
+        held, row, *_ = t.items(got, 5, "parameters, row, shapes and storages")
         after = zip(t.items(held, len(tensors), "the parameters"), tensors)
         changed = any(mine is None or mine.shape != whole.shape for mine, whole in after)
         t.that(changed, "not tested yet: reshard does nothing, the modules still have the whole parameters and their memory")
@@ -251,7 +284,10 @@ def reduce_run(
     trained_ones = [i for i in range(len(shapes)) if i not in frozen]
     kept = [[[own[i] for i in trained_ones] for own in ranks] for ranks in grads]
     for rank, got in enumerate(run.results):
+        got, row, left = t.items(got, 3, "gradients, row and what is left")
         got = t.items(got, len(shapes), "the gradients of the shards")
+        same = passes == 1 or (type(row) is torch.Tensor and torch.equal(row, packed_row(tensors, rank, world)))
+        t.that(bool(same), "reduce_gradients has changed unit.row on rank {rank}, which holds the weights: receive in a new row", rank=rank)
         mine = [got[i] for i in trained_ones]
         want = mean_rows(kept, [list(shapes[i]) for i in trained_ones], rank)
         t.that(all(got[i] is None for i in frozen), "the shard of a frozen parameter has a gradient on rank {rank}", rank=rank)
@@ -268,6 +304,8 @@ def reduce_run(
             if nudge is not None and nudge.rank == rank and i == trained_ones[0]:
                 right = nudged(own, right, nudge, world)
             t.close(own, right, "the gradient of shard {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-6, rtol=1e-5)
+        message = "whole parameter {i} still has its gradient on rank {rank}: set whole.grad to None; the next micro-batch would add to it"
+        t.that(passes == 1 or not left, message, i=left[0] if left else 0, rank=rank)
     if not frozen:
         zero = [torch.zeros(shape) for shape in shapes]
         sent = [[[zero[i] if ranks[rank][i] is None else ranks[rank][i] for i in trained_ones] for ranks in grads] for rank in range(world)]
@@ -325,10 +363,10 @@ def check_frozen_and_unused(student, t):
 @check("reduce", points=1, seconds=20)
 def check_reduce_dtype(student, t):
     "bf16 gradients are summed in fp32 with reduce_dtype fp32"
-    run, shapes = reduce_run(student, t, 4, dtypes=("bfloat16", "float32"))
-    want = packed_bytes(shapes, 4, 4)
-    message = "rank {rank} passed {got} bytes; in fp32, the reduce_dtype of this unit, the message has {want}"
-    passes_exactly(t, run, want, message)
+    for world, dtypes, name, size in ((4, ("bfloat16", "float32"), "fp32", 4), (2, (None, "float64"), "float64", 8)):
+        run, shapes = reduce_run(student, t, world, dtypes=dtypes)
+        message = f"rank {{rank}} passed {{got}} bytes; in {name}, the reduce_dtype of this unit, the message has {{want}}"
+        passes_exactly(t, run, packed_bytes(shapes, world, size), message)
 
 
 @check("reduce", points=2, seconds=30)

@@ -22,14 +22,24 @@ def kept_by_a_piece(student, rank, world, tensors):
 
 
 @scenario
-def gathered(student, rank, world, tensors, compute, times):
-    """The parameters in their modules after ``unshard``, called ``times`` times."""
+def gathered(student, rank, world, tensors, compute, times, factor):
+    """The parameters in their modules after ``unshard``, called ``times`` times, and the row.
+
+    With ``factor``: the unit is freed then, its row is multiplied, as a step of the optimiser changes it, and it is gathered again.
+    """
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
     names = [[str(i)] for i in range(len(tensors))]
     unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
     for _ in range(times):
         student.unshard(unit)
-    return [parameter.detach() for parameter in module.parameters()]
+    if factor is not None:
+        for whole in unit.wholes:
+            whole.untyped_storage().resize_(0)
+        student.put(unit, False)
+        with torch.no_grad():
+            unit.row.mul_(factor)
+        student.unshard(unit)
+    return [parameter.detach() for parameter in module.parameters()], unit.row.detach()
 
 
 @scenario
@@ -77,14 +87,20 @@ def kept_for_backward(student, rank, world, weight, x):
 
 @scenario
 def freed(student, rank, world, tensors, compute):
-    """The parameters in their modules after ``unshard`` and ``reshard``, None for one without memory; the row; the shapes of the whole ones."""
+    """The parameters in their modules after ``unshard`` and ``reshard``, None for one without memory; the row; the shapes of the whole ones;
+    a word if a whole one or its storage is another than before; and the bytes of the storages that forward used.
+    """
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor) for tensor in tensors])
     names = [[str(i)] for i in range(len(tensors))]
     unit = student.make_unit(module, module, names, None if compute is None else getattr(torch, compute))
     student.unshard(unit)
+    wholes, storages = list(unit.wholes), [whole.untyped_storage() for whole in unit.wholes]
     student.reshard(unit)
+    word = "tensor" if any(now is not whole for now, whole in zip(unit.wholes, wholes)) else ""
+    if not word and any(whole.untyped_storage()._cdata != storage._cdata for whole, storage in zip(wholes, storages)):
+        word = "storage"
     held = [parameter.detach() if parameter.untyped_storage().nbytes() else None for parameter in module.parameters()]
-    return held, unit.row.detach(), [list(whole.shape) for whole in unit.wholes]
+    return held, unit.row.detach(), [list(whole.shape) for whole in unit.wholes], word, [storage.nbytes() for storage in storages]
 
 
 @scenario
@@ -103,7 +119,7 @@ def large_freed(student, rank, world, seed, width):
 
 @scenario
 def reduced(student, rank, world, tensors, passes, frozen, compute, reduce):
-    """The gradients of the shards after each pass was reduced."""
+    """The gradients of the shards after each pass was reduced, the row, and which whole parameters still have a gradient."""
     module = torch.nn.ParameterList([torch.nn.Parameter(tensor, requires_grad=i not in frozen) for i, tensor in enumerate(tensors)])
     names = [[str(i)] for i in range(len(tensors))]
     dtypes = [None if name is None else getattr(torch, name) for name in (compute, reduce)]
@@ -119,7 +135,8 @@ def reduced(student, rank, world, tensors, passes, frozen, compute, reduce):
                     f"{error}: the gradient of a trained parameter is None, because this rank did not use it; it counts as zeros"
                 ) from None
             raise
-    return [shard.grad for shard in unit.shards]
+    left = [i for i, whole in enumerate(unit.wholes) if whole.grad is not None]
+    return [shard.grad for shard in unit.shards], unit.row.detach(), left
 
 
 @scenario
