@@ -1,6 +1,6 @@
 # Answers that do not do what the exercise asks, each with the points that it still earns.
 
-# %% pages_dropped_without_a_resize {"question": "reshard", "earns": 2.0}
+# %% pages_dropped_without_a_resize {"question": "reshard", "earns": 1.0}
 import ctypes as _ctypes
 
 _libc = _ctypes.CDLL(None, use_errno=True)
@@ -16,7 +16,7 @@ def reshard(unit: Unit) -> None:
     put(unit, False)
 
 
-# %% freed_only_while_it_is_measured {"question": "reshard", "earns": 2.0}
+# %% freed_only_while_it_is_measured {"question": "reshard", "earns": 1.0}
 import sys as _sys
 
 
