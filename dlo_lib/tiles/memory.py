@@ -12,6 +12,14 @@ from dlo_lib.tiles.faults import TileError
 
 NOT_USED, SEVERAL = -1, -2
 UNDEFINED_INT = -(2**31)
+NO_MASK = "a mask must exclude the lanes after the end"
+INCOMPLETE_MASK = (
+    "the mask lets this lane pass. Its condition is incomplete, or the offset has a wrong row, head or stride"
+)
+AFTER_THE_END = (
+    "all lanes of this access are after the end, so the row, the head or the block is wrong, "
+    "or a loop ends too late"
+)
 
 
 @dataclass
@@ -46,7 +54,7 @@ class Buffer:
     ) -> Tensor:
         """Return the elements at ``offsets``; where ``mask`` is False ``other``, or an undefined value."""
         active = offsets.reshape(-1) if mask is None else offsets[mask]
-        self._require_elements(active, "reads")
+        self._require_elements(active, "reads", mask is not None)
         self.read += active.numel()
         self._note_reading(active, program)
         if mask is None:
@@ -66,7 +74,7 @@ class Buffer:
         """Write ``value`` at ``offsets`` where ``mask`` is True; ``atomic`` adds it."""
         active = offsets.reshape(-1) if mask is None else offsets[mask]
         chosen = (value.reshape(-1) if mask is None else value[mask]).to(self.flat.dtype)
-        self._require_elements(active, "writes")
+        self._require_elements(active, "writes", mask is not None)
         self.written += active.numel()
         if atomic:
             self.flat.index_put_((active,), chosen, accumulate=True)
@@ -74,7 +82,7 @@ class Buffer:
         self._note_writing(active, program)
         self.flat[active] = chosen
 
-    def _require_elements(self, active: Tensor, does: str) -> None:
+    def _require_elements(self, active: Tensor, does: str, masked: bool) -> None:
         if not active.numel():
             return
         low, high = (int(each) for each in active.aminmax())
@@ -83,10 +91,11 @@ class Buffer:
             message = "{does} {name} at offset {at}, before its first element"
             raise TileError(message, at=low, **values)
         if high >= len(self.flat):
-            message = (
-                "{does} {name} at offset {at}, and the last element of its shape {shape} is at {last}: "
-                "a mask must exclude the lanes after the end"
-            )
+            message = "{does} {name} at offset {at}, and the last element of its shape {shape} is at {last}: "
+            if low >= len(self.flat):
+                message += AFTER_THE_END
+            else:
+                message += INCOMPLETE_MASK if masked else NO_MASK
             raise TileError(message, at=high, last=len(self.flat) - 1, **values)
         if self.gaps is not None and bool(self.gaps[active].any()):
             at = int(active[self.gaps[active]][0])

@@ -15,6 +15,7 @@ from typing import Any
 
 from dlo_lib.errors import UserError
 from dlo_lib.tiles import language
+from dlo_lib.tiles.cures import dtype_cure, instead_of
 from dlo_lib.tiles.faults import TileError
 from dlo_lib.tiles.functions import FUNCTIONS, subscript, to, trans
 from dlo_lib.tiles.memory import Pointer
@@ -220,7 +221,8 @@ class _Reader:
                 kind = type(op).__name__
                 if kind in ("MatMult", "Pow", "LShift", "RShift"):
                     raise TileError(
-                        "this operator is not supported: tl.dot multiplies tiles, and x * x is a square"
+                        "this operator is not supported: x * x is a square, tl.sqrt(x) is x ** 0.5, "
+                        "tl.rsqrt(x) is x ** -0.5, and tl.dot(a, b) is a @ b"
                     )
                 a, b = self.expression(left), self.expression(right)
                 return lambda machine: binary(machine, kind, a(machine), b(machine))
@@ -304,7 +306,8 @@ class _Reader:
                 return lambda machine: trans(machine, inner(machine))
             case ast.Attribute(value=owner, attr="dtype"):
                 return self._element_type(self.expression(owner))
-        raise TileError("{name} is not supported", name=ast.unparse(node)[:60])
+        name = ast.unparse(node)[:60]
+        raise TileError("{name} is not supported: {cure}", name=name, cure=dtype_cure(name))
 
     def _element_type(self, owner: Evaluate) -> Evaluate:
         names = {dtype: name for name, dtype in DTYPES.items()}
@@ -331,9 +334,9 @@ class _Reader:
             case ast.Attribute(value=ast.Name(id="tl"), attr=name) if name in FUNCTIONS:
                 function = FUNCTIONS[name]
             case _:
-                known = ", ".join(sorted(FUNCTIONS))
-                message = "a kernel cannot call {name}: supported are x.to(dtype) and tl.* of {known}"
-                raise TileError(message, name=ast.unparse(node.func)[:60], known=known)
+                called = ast.unparse(node.func)[:60]
+                message = "a kernel cannot call {name}: {cure}"
+                raise TileError(message, name=called, cure=instead_of(called))
         if any(isinstance(each, ast.Starred) for each in node.args) or any(
             each.arg is None for each in node.keywords
         ):

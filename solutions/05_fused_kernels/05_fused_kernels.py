@@ -405,7 +405,7 @@ lab.check("loss_backward")
 # - *Logits in fp32*, as in most training loops. The peak is in the backward of the loss. Forward keeps the log-softmax. Backward makes its gradient, and from
 #   both the gradient of the logits. These are three tensors of tokens × words. The gradient of W does not exist yet.
 # - *In chunks of rows*. The library's form computes the logits of 196 rows, so that they are as large as x, and adds the gradient of W of each chunk
-#   (in bf16) to a sum in fp32. x has a gradient of its own size.
+#   (in bf16) to a sum in fp32. The gradient of x is as large as x.
 #
 # The cell measures both on fake tensors, which have shapes and no memory.
 

@@ -5,6 +5,14 @@ from dlo_lib.grading.lab.mutants import Mutant
 MUTANTS = [
     # -- add
     Mutant(
+        "The decorator is lost",
+        "check_whole_blocks",
+        says="a function with the decorator @triton.jit",
+        question="add",
+        replace={"@triton.jit": ""},
+        also=("check_last_block", "check_add_traffic"),
+    ),
+    Mutant(
         "The mask is forgotten",
         "check_last_block",
         says="a mask must exclude the lanes after the end",
@@ -231,7 +239,7 @@ MUTANTS = [
     Mutant(
         "Lanes after the end count as zeros, of the loss",
         "check_loss_sizes",
-        says="the log-sum-exp of each row",
+        says="count as logits of 0",
         question="loss",
         replace={'other=float("-inf")).to(tl.float32)': "other=0.0).to(tl.float32)"},
         also=("check_other_blocks",),
@@ -265,6 +273,30 @@ MUTANTS = [
         says="the maximum begins at float",
         question="loss",
         replace={'largest = float("-inf")': "largest = 0.0"},
+    ),
+    Mutant(
+        "The factor of the old sum is reversed",
+        "check_loss",
+        says="The factor of the earlier sum is exp(m - m')",
+        question="loss",
+        replace={"tl.exp(largest - new)": "tl.exp(new - largest)"},
+        also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
+    ),
+    Mutant(
+        "The maximum is not kept",
+        "check_loss",
+        says="m is still -inf after the loop",
+        question="loss",
+        replace={"largest = new": ""},
+        also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
+    ),
+    Mutant(
+        "The maximum is missing in the log-sum-exp",
+        "check_loss",
+        says="add the maximum, lse = m + log l",
+        question="loss",
+        replace={"lse = largest + tl.log(total)": "lse = tl.log(total)"},
+        also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
     ),
     # -- loss_backward
     Mutant(
@@ -335,7 +367,7 @@ MUTANTS = [
     Mutant(
         "Columns after the end are read",
         "check_linear_loss_sizes",
-        says="a mask must exclude the lanes after the end",
+        says="Its condition is incomplete",
         question="linear_loss",
         replace={"mask=(word < vocab)[:, None] & exists[None, :], other=0.0": "mask=(word < vocab)[:, None], other=0.0"},
         also=("check_few_rows",),
@@ -619,6 +651,14 @@ MUTANTS = [
             "check_attention_memory",
             "check_causal_groups",
         ),
+    ),
+    Mutant(
+        "The heads of the keys are not shared",
+        "check_attention_groups",
+        says="the row, the head or the block is wrong",
+        question="attention",
+        replace={"place = head // group * kv_head": "place = head * kv_head"},
+        also=("check_causal_groups",),
     ),
     # -- keys_backward
     Mutant(

@@ -28,6 +28,9 @@ from .twins import (
 )
 
 EPS = 1e-3
+SIGN = "the log-sum-exp is NaN: in the first block m is -inf, so exp(m' - m) is infinite. The factor of the earlier sum is exp(m - m'), the old maximum first"
+STAYS = "the log-sum-exp is -inf: m is still -inf after the loop. Set m to m' at the end of each block"
+WITHOUT_MAXIMUM = "the log-sum-exp is the logarithm of the sum only: add the maximum, lse = m + log l"
 OVERFLOW = "exp overflows, or the maximum is missing in the result: subtract the largest logit so far, and add it to the logarithm"
 NOT_RESCALED = "the sum of the earlier blocks is not rescaled: when the maximum grows from m to m', multiply the sum by exp(m - m')"
 BEGINS_AT_MINUS_INF = (
@@ -259,6 +262,14 @@ def growing(t, rows: int, vocab: int, block: int) -> Tensor:
     return t.normal(rows, vocab) + 2 * (torch.arange(vocab) // block)
 
 
+def keeps_a_sum(t, run: Launched) -> None:
+    """The log-sum-exp of moderate numbers is finite; if it is not, the online softmax is wrong."""
+    lse = run.args["lse_ptr"]
+    if run.traffic.written.get("lse_ptr", 0) == lse.nbytes and not run.traffic.undefined:
+        t.that(not bool(lse.isnan().any()), SIGN)
+        t.that(not bool((lse == -torch.inf).any()), STAYS)
+
+
 def loss_run(student, t, logits: Tensor, block: int, mistakes: bool = False, overflow: str = "") -> Launched:
     """The loss and the log-sum-exp of each row, compared."""
     rows, vocab = logits.shape
@@ -266,7 +277,13 @@ def loss_run(student, t, logits: Tensor, block: int, mistakes: bool = False, ove
     args = {"logits_ptr": logits, "targets_ptr": targets, "loss_ptr": empty(rows), "lse_ptr": empty(rows), "vocab": vocab, "BLOCK": block}
     run = launched(student, t, text_of_loss, (rows,), args)
     loss, lse = cross_entropy(logits, targets)
-    known = {NOT_RESCALED: not_rescaled(logits, block)} if mistakes else {}
+    known = {}
+    if mistakes:
+        keeps_a_sum(t, run)
+        known = {NOT_RESCALED: not_rescaled(logits, block), WITHOUT_MAXIMUM: lse - logits.amax(1)}
+    if vocab % block:
+        lanes = torch.cat([logits, logits.new_zeros(rows, -vocab % block)], 1)
+        known["lanes after the end of the row count as logits of 0: load them with other=float('-inf')"] = torch.logsumexp(lanes, 1)
     right(t, run, "lse_ptr", lse, "the log-sum-exp of each row", known, overflow)
     right(t, run, "loss_ptr", loss, "the loss of each row", {"the loss has the wrong sign: it is lse - the logit of the target": -loss})
     return run

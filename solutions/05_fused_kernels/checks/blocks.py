@@ -8,7 +8,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check
 
 from .launches import CLOSE, Launched, empty, holds_small_tiles, launched, moves, right
-from .rows import BEGINS_AT_MINUS_INF, NOT_RESCALED
+from .rows import BEGINS_AT_MINUS_INF, NOT_RESCALED, WITHOUT_MAXIMUM, keeps_a_sum
 from .scenarios import text_of_attention, text_of_keys_backward, text_of_linear_loss
 from .twins import attention, attention_gradients, cross_entropy, not_rescaled
 
@@ -49,6 +49,9 @@ def linear_loss_run(
     run = launched(student, t, text_of_linear_loss, (-(-rows // 16),), args)
     lanes = torch.cat([logits, logits.new_zeros(rows, -vocab % 32)], 1)
     known = {NOT_RESCALED: not_rescaled(logits, 32)} if vocab > 32 and not overflow else {}
+    if not overflow:
+        keeps_a_sum(t, run)
+        known[WITHOUT_MAXIMUM] = lse - logits.amax(1).float()
     if vocab % 32:
         words = "words after the end of the vocabulary count as logits of 0: set them to -inf before the maximum"
         known = {words: torch.logsumexp(lanes, 1).float()} | known
@@ -145,6 +148,8 @@ def attention_run(
     known_out: dict[str, Tensor] = {}
     known_lse: dict[str, Tensor] = {}
     if mistakes:
+        keeps_a_sum(t, run)
+        known_lse[WITHOUT_MAXIMUM] = lse - _largest(q, k, scale)
         known_lse["the scores are not multiplied by scale"] = attention(q, k, v, 1.0, causal)[1]
         grouped = "lse_ptr has the sum, or the maximum: it is the maximum + log of the sum"
         known_lse[grouped] = torch.exp(lse)
@@ -168,7 +173,7 @@ def attention_run(
     if causal:
         hidden_rows = (
             "the result holds NaN: a row whose keys are all masked so far has the maximum -inf, and -inf - (-inf) is NaN. "
-            "Query r sees key r, so the causal mask is wrong"
+            "If the first check passes, the causal mask is wrong: query r sees key r"
         )
     close = LOW_CLOSE if low else CLOSE["atol"]
     right(t, run, "lse_ptr", lse, "the log-sum-exp of each query", known_lse, hidden_rows, close)
@@ -180,6 +185,10 @@ def attention_run(
     else:
         right(t, run, "o_ptr", out, "the output", known_out, overflow, close)
     return run
+
+
+def _largest(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return (q @ k.repeat_interleave(len(q) // len(k), 0).mT * scale).amax(-1)
 
 
 def _total(q: Tensor, k: Tensor, scale: float) -> Tensor:
