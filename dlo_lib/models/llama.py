@@ -92,11 +92,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * normed.to(x.dtype)
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) * up, both (..., intermediate)."""
-    return F.silu(gate) * up
-
-
 class RMSNorm(nn.Module):
     """Compute x / rms(x) * weight over the last dimension, in fp32 or wider."""
 
@@ -183,8 +178,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    activate: Callable[[Tensor, Tensor], Tensor] = staticmethod(swiglu)
-    """The product of the activated gate and ``up``. ``kernels.fuse`` replaces it in an instance."""
+    activate: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Returns silu(gate) * up as one operation; None for two. ``kernels.fuse`` sets it in an instance."""
 
     def __init__(self, config: LlamaConfig, intermediate: int | None = None, **factory: Any) -> None:
         super().__init__()
@@ -194,7 +189,10 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(width, config.hidden, bias=False, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activate(self.gate_proj(x), self.up_proj(x)))
+        if self.activate is not None:
+            return self.down_proj(self.activate(self.gate_proj(x), self.up_proj(x)))
+        # One expression, because without gradients the gate is then freed before up exists.
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def make_mlp(config: LlamaConfig, layer: int, **factory: Any) -> nn.Module:
