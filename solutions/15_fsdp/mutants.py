@@ -433,7 +433,62 @@ MUTANTS = [
         },
         question="forward",
     ),
+    Mutant(
+        "The blocks are freed at the end of the forward of the root",
+        "check_freed_after_forward",
+        says="freed too late: in the forward",
+        question="forward",
+        replace={
+            """
+            if not is_root or not output.requires_grad:
+                reshard(unit)
+            """: """
+            if not is_root:
+                put(unit, False)
+                blocks.append(unit)
+            else:
+                while blocks:
+                    reshard(blocks.pop())
+                if not output.requires_grad:
+                    reshard(unit)
+            """,
+            "def after_forward(": """
+            blocks = []
+
+
+            def after_forward(
+            """,
+        },
+    ),
     # -- backward
+    Mutant(
+        "The blocks are freed at the end of backward",
+        "check_blocks_at_rest",
+        says="freed too late: in the backward",
+        question="backward",
+        replace={
+            """
+            reduce_gradients(unit)
+            reshard(unit)
+            """: """
+            reduce_gradients(unit)
+            put(unit, False)
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: reshard(unit))
+            """,
+        },
+    ),
+    Mutant(
+        "Blocks are not in pending",
+        "check_order",
+        says="pending has ['root'], not the root and this block",
+        replace={
+            "pending.append(unit)": """
+            if hasattr(unit.module, "layers"):
+                pending.append(unit)
+            """,
+            "pending.remove(unit)": "pass",
+        },
+    ),
     Mutant(
         "The next block of backward is gathered before this one is freed",
         "check_order",
@@ -550,6 +605,40 @@ MUTANTS = [
             reduce_gradients(unit)
             if unit.row.numel() < 2**16:
                 reshard(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "What is left is reduced by a changed Tensor.backward",
+        "check_same_gradients",
+        also=("check_frozen_first", "check_four_ranks"),
+        says="is missing after torch.autograd.backward(loss)",
+        replace={
+            "def queue_end(": """
+            left, backward = [], torch.Tensor.backward
+
+
+            def changed(loss, *args, **kwargs):
+                backward(loss, *args, **kwargs)
+                while left:
+                    unit = left.pop()
+                    reduce_gradients(unit)
+                    reshard(unit)
+
+
+            torch.Tensor.backward = changed
+
+
+            def queue_end(
+            """,
+            """
+            while pending:
+                unit = pending.pop()
+                reduce_gradients(unit)
+                reshard(unit)
+            """: """
+            left.extend(pending)
+            pending.clear()
             """,
         },
     ),

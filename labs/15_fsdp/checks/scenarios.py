@@ -180,7 +180,7 @@ def backward_of_llama(student, rank, world, sizes, state, frozen, batches):
     for tokens, targets in batches:
         logits = model(tokens)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-        loss.backward()
+        torch.autograd.backward(loss)
         losses.append(loss.item())
     return losses, {names[0]: shard.grad for unit in units for names, shard in zip(unit.names, unit.shards)}
 
@@ -196,7 +196,8 @@ def prepared(student, rank, world, weight, x, tokens):
 
 @scenario
 def layers_in_order(student, rank, world, first, weights, x, compute, reduce, times, factor, parts):
-    """A root and tanh layers, each with an all-reduce while it computes: outputs, and the gradients of the shards.
+    """A root and tanh layers, each with an all-reduce while it computes: outputs, the gradients of the shards, and with hooks of backward the
+    numbers of the units that ``pending`` has in the backward of each layer.
 
     ``parts``: of the hooks, or None for ``shard_model``. With "forward" only, there is no backward, and the root is asked for once more.
     With ``factor``: no backward; the outputs of ``times`` forwards, before each of which the rows are multiplied.
@@ -211,6 +212,8 @@ def layers_in_order(student, rank, world, first, weights, x, compute, reduce, ti
         @staticmethod
         def backward(ctx, grad):
             dist.all_reduce(torch.zeros(1))
+            if parts is not None and "backward" in parts:
+                begun.append(sorted(units.index(unit) for unit in pending))
             return grad
 
     class Layer(torch.nn.Module):
@@ -233,7 +236,7 @@ def layers_in_order(student, rank, world, first, weights, x, compute, reduce, ti
                 y = layer(y)
             return y
 
-    model, outputs, pending = Layers(), [], []
+    model, outputs, pending, begun = Layers(), [], [], []
     dtypes = [None if name is None else getattr(torch, name) for name in (compute, reduce)]
     if parts is None:
         units = student.shard_model(model, Layer, *dtypes)
@@ -267,12 +270,13 @@ def layers_in_order(student, rank, world, first, weights, x, compute, reduce, ti
                     unit.row.mul_(factor)
                 y = model(x)
         outputs.append(y.detach())
-    return outputs, [unit.shards[0].grad for unit in units]
+    return outputs, [unit.shards[0].grad for unit in units], begun
 
 
 @scenario
 def large_at_rest(student, rank, world, seed, width, count, parts):
-    """Memory after forward and after backward of a large root and large layers; the loss, and the sum of the gradient of each shard.
+    """Memory of a large root and large layers in the forward of the last layer and in the backward of the first one, after forward and after
+    backward; the loss, and the sum of the gradient of each shard.
 
     ``parts``: as in ``layers_in_order``.
     """
@@ -283,7 +287,12 @@ def large_at_rest(student, rank, world, seed, width, count, parts):
             self.weight = torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5)
 
         def forward(self, y):
-            return torch.tanh(y @ self.weight)
+            y = y @ self.weight
+            if self is model.layers[-1]:
+                mark("in forward")
+            if self is model.layers[0] and y.requires_grad:
+                y.register_hook(lambda grad: mark("in backward"))
+            return torch.tanh(y)
 
     class Layers(torch.nn.Module):
         def __init__(self):

@@ -140,7 +140,8 @@ def same_llama(student, t, world: int, frozen: list[str], batches: int = 1) -> N
             t.close(mine, right, "the loss of rank {rank} of {world}", rank=rank, world=world, rtol=1e-9, atol=1e-10)
         for name, right in grads.items():
             what = "the gradient of {name} on rank {rank} of {world}"
-            t.that(name in shards and shards[name] is not None, what + " is missing", name=name, rank=rank, world=world)
+            message = what + " is missing after torch.autograd.backward(loss): the function that queue_end queues must reduce what is left"
+            t.that(name in shards and shards[name] is not None, message, name=name, rank=rank, world=world)
             rows = rows_of(batches * right, rank, world)
             t.close(shards[name], rows, what, name=name, rank=rank, world=world, rtol=1e-9, atol=1e-10)
         t.that(all(shards.get(name) is None for name in frozen), "a frozen parameter has a gradient on rank {rank}", rank=rank)
@@ -171,7 +172,7 @@ def order_run(student, t, world: int, blocks: int, parts: list[str] | None, time
     first, weights, xs = layers_case(t, world, blocks)
     run = student.ranks(layers_in_order, [{**layers_args(first, weights, parts, times=times), "x": x} for x in xs])
     outputs, grads = layered(first, weights, xs)
-    for rank, (got, shards) in enumerate(run.results):
+    for rank, (got, shards, _) in enumerate(run.results):
         t.close(t.items(got, times, "the outputs")[-1], outputs[rank], "the output of rank {rank}", rank=rank, rtol=1e-9)
         for i, (mine, right) in enumerate(zip(t.items(shards, blocks + 1, "the gradients"), grads)):
             if parts != ["forward"]:
@@ -208,13 +209,20 @@ def check_forward_order(student, t):
 @check("forward", points=1, seconds=30)
 def check_freed_after_forward(student, t):
     "After forward only the root is whole: the memory of each process"
-    forward, _, row, whole = rest_run(student, t, 2, ["forward"])
-    for rank, held in enumerate(forward):
+    run, row, whole = rest_run(student, t, 2, ["forward"])
+    for rank in range(run.world):
+        late = (
+            "freed too late: in the forward of block 2 rank {rank} holds {held:.0f} MiB, but its rows and two whole units, the root and this "
+            "block, have {want:.0f}: after_forward of block 1 must free its memory at once"
+        )
         message = (
             "never freed: after forward rank {rank} holds {held:.0f} MiB, but its rows and the whole root have {want:.0f}: after_forward "
             "must free each block"
         )
-        t.that(held < row + whole + 6 * MIB, message, rank=rank, held=held / MIB, want=(row + whole) / MIB)
+        held, most = run.memory(rank, "after forward"), row + whole
+        t.that(held < most + 6 * MIB, message, rank=rank, held=held / MIB, want=most / MIB)
+        held, most = run.memory(rank, "in forward"), row + 2 * whole
+        t.that(held < most + 6 * MIB, late, rank=rank, held=held / MIB, want=most / MIB)
 
 
 @check("forward", points=1, seconds=40)
@@ -227,7 +235,7 @@ def check_inference(student, t):
     for times in (1, 2):
         want, _ = layered(first * factor**times, [weight * factor**times for weight in weights], xs)
         stale, _ = layered(first * factor, [weight * factor**times for weight in weights], xs)
-        for right, wrong, (got, _) in zip(want, stale, results):
+        for right, wrong, (got, *_) in zip(want, stale, results):
             mine = t.tensor(t.items(got, 2, "the outputs")[times - 1], "the output")
             message = (
                 "The second forward used old weights of the root: without gradients there is no backward that frees it, so "
@@ -262,6 +270,12 @@ def check_order(student, t):
     for rank in range(world):
         got = described(run.calls(rank), sizes)
         t.that(got == want, explain(got, want, blocks))
+        for number, begun in zip(range(blocks, 0, -1), t.items(run.results[rank][2], blocks, "the lists of pending")):
+            message = (
+                "in the backward of block {number}, pending has {begun}, not the root and this block: the hook of watch_output appends each "
+                "unit, and that of watch_input removes it"
+            )
+            t.that(begun == [0, number], message, number=number, begun=[_unit(unit) for unit in begun])
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=t.integer(1 + blocks, 2 * blocks))
 
 
@@ -281,7 +295,7 @@ def check_blocks_at_rest(student, t):
 
 
 def rest_run(student, t, count: int, parts: list[str] | None):
-    """Bytes of each rank after forward and after backward, of its rows, and of a whole unit."""
+    """The run, and the bytes of a rank's rows and of a whole unit."""
     seed, width, world = t.integer(0, 999), 1448 if count > 1 else 2048, 2
     run = student.ranks(large_at_rest, [{"seed": seed, "width": width, "count": count, "parts": parts}] * world)
     loss, sums, first, grads = large_layers(seed, width, count + 1)
@@ -296,19 +310,26 @@ def rest_run(student, t, count: int, parts: list[str] | None):
     sends_one_of(t, run, Kind.REDUCE_SCATTER, [[grad / by for grad in grads for by in (1, world)]] * world, GRADIENTS, rtol=1e-2)
     # Of the gathers for backward the last; a unit may also be gathered too often, which another check is for
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=0 if parts == ["forward"] else 2 * count)
-    backward = [] if parts == ["forward"] else [run.memory(rank, "after backward") for rank in range(world)]
     whole = 4 * width**2
-    return [run.memory(rank, "after forward") for rank in range(world)], backward, (count + 1) * whole / world, whole
+    return run, (count + 1) * whole / world, whole
 
 
 def at_rest(student, t, count: int, parts: list[str] | None, cure: str) -> None:
     """After backward a rank holds its rows and their gradients."""
-    _, backward, row, _ = rest_run(student, t, count, parts)
-    for rank, held in enumerate(backward):
+    run, row, whole = rest_run(student, t, count, parts)
+    for rank in range(run.world):
+        most = row + 2 * whole + (count - 1) * whole / 2  # the root, block 1, and the shards' gradients of the blocks after it
+        late = (
+            "freed too late: in the backward of block 1 rank {rank} holds {held:.0f} MiB, but its rows, two whole units and the gradients of "
+            "its shards have {want:.0f}: the hook of watch_input must free the memory of each block at once"
+        )
+        held = run.memory(rank, "after backward")
         message = (
             "never freed: after backward rank {rank} holds {held:.0f} MiB, but rows and their gradients have twice {row:.0f} MiB: {cure}"
         )
         t.that(held < 2 * row + 6 * MIB, message, rank=rank, held=held / MIB, row=row / MIB, cure=cure)
+        held = run.memory(rank, "in backward")
+        t.that(parts is None or held < most + 6 * MIB, late, rank=rank, held=held / MIB, want=most / MIB)
 
 
 # -- the end of backward
@@ -334,7 +355,7 @@ def check_mixed_precision(student, t):
     first, weights, xs = layers_case(t, 2, 2, torch.float32)
     run = student.ranks(layers_in_order, [{**layers_args(first, weights, compute="bfloat16", reduce="float32"), "x": x} for x in xs])
     outputs, grads = layered(first, weights, xs, torch.bfloat16)
-    for rank, (got, shards) in enumerate(run.results):
+    for rank, (got, shards, _) in enumerate(run.results):
         t.close(t.items(got, 1, "the outputs")[0], outputs[rank], "the output in bf16 on rank {rank}", rank=rank, rtol=3e-2, atol=3e-2)
         for i, (mine, right) in enumerate(zip(t.items(shards, 3, "the gradients"), grads)):
             what = "the gradient of {unit} on rank {rank}, in the dtype of its shard"
