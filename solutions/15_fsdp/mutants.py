@@ -33,6 +33,12 @@ MUTANTS = [
         says="without dimensions, are not restored",
         replace={".view(shape) for": ".view(shape or (1,)) for"},
     ),
+    Mutant(
+        "All numbers become float32",
+        "check_flat_shards",
+        says="the pieces of all ranks together",
+        replace={"tensor.detach().reshape(-1)": "tensor.detach().float().reshape(-1)"},
+    ),
     # -- padding
     Mutant(
         "A row of padding is taken for one number",
@@ -47,6 +53,12 @@ MUTANTS = [
         "check_padding_of_scalars",
         says="one row of one number",
         replace={".prod(shape[1:]) for shape in shapes": ".prod(shape[1:]) for shape in shapes if shape"},
+    ),
+    Mutant(
+        "A row of three dimensions counts the second one only",
+        "check_padding",
+        says="a row has many numbers",
+        replace={"math.prod(shape[1:]) for": "math.prod(shape[1:2]) for"},
     ),
     # -- rows
     Mutant(
@@ -71,6 +83,12 @@ MUTANTS = [
         "check_ranks_without_rows",
         says="for a rank without rows",
         replace={"min(rank * rows, length)": "rank * rows"},
+    ),
+    Mutant(
+        "Rows after the first thousand are left out",
+        "check_own_rows",
+        says="thousands of rows",
+        replace={"rows = -(-length // world)": "rows = -(-min(length, 1000) // world)"},
     ),
     # -- unshard
     Mutant(
@@ -372,6 +390,12 @@ MUTANTS = [
         says="there should be",
         replace={"for block in blocks:": 'for block in (block for block in blocks if block.count(".") == 1):'},
     ),
+    Mutant(
+        "Only the first and the last name of a parameter are looked at",
+        "check_tied_unit_of",
+        says="needed in several places",
+        replace={"for name in names)": "for name in (names[0], names[-1]))"},
+    ),
     # -- forward
     Mutant(
         "The root is freed after every forward, and gathered again at once",
@@ -415,6 +439,12 @@ MUTANTS = [
         "check_cast",
         says="the input in compute_dtype",
         replace={"return cast(args, unit.compute_dtype)": "return args"},
+    ),
+    Mutant(
+        "Only the first input is cast",
+        "check_cast",
+        says="a later input in compute_dtype",
+        replace={"return cast(args, unit.compute_dtype)": "return (*cast(args[:1], unit.compute_dtype), *args[1:])"},
     ),
     Mutant(
         "Mixed precision is left to torch's fully_shard",
@@ -696,6 +726,44 @@ MUTANTS = [
         says="registered with persistent=False",
         replace={" if name in persistent": ""},
     ),
+    Mutant(
+        "The state is computed once",
+        "check_tied_and_buffers",
+        says="is that before the shards changed",
+        question="state",
+        replace={
+            "return state": """
+            model.first_state = getattr(model, "first_state", state)
+            return model.first_state
+            """,
+        },
+    ),
+    Mutant(
+        "Frozen parameters are left out",
+        "check_tied_and_buffers",
+        says="frozen parameters belong to it",
+        replace={
+            "for names, value in zip(unit.names, unpack(packed, unit.shapes)):": """
+            for names, value, shard in zip(unit.names, unpack(packed, unit.shapes), unit.shards):
+                if not shard.requires_grad:
+                    continue
+            """,
+        },
+        question="state",
+    ),
+    Mutant(
+        "All units stay whole",
+        "check_unit_by_unit",
+        says="leaves units whole",
+        question="state",
+        replace={
+            "return state": """
+            for unit in units:
+                put(unit, True)
+            return state
+            """,
+        },
+    ),
     # -- train
     Mutant(
         "Gradients are set to None before a step instead of after it",
@@ -774,6 +842,17 @@ MUTANTS = [
                 unit.row.copy_(unit.row.to(unit.compute_dtype))
             for unit in units:
                 for shard in unit.shards:
+            """,
+        },
+    ),
+    Mutant(
+        "The parameters are updated by another optimiser than the given one",
+        "check_micro_batches",
+        says="the given optimizer, SGD",
+        replace={
+            "optimizer.step()": """
+            lr = optimizer.param_groups[0]["lr"]
+            vars(model).setdefault("adam", torch.optim.AdamW(trained_shards(units), lr=lr)).step()
             """,
         },
     ),

@@ -190,7 +190,7 @@ def prepared(student, rank, world, weight, x, tokens):
     """What ``before_forward`` makes of the inputs of a unit that computes in bf16."""
     module = torch.nn.ParameterList([torch.nn.Parameter(weight)])
     unit = student.make_unit(module, module, [["0"]], torch.bfloat16)
-    args = student.before_forward(unit, (x, tokens, None))
+    args = student.before_forward(unit, (x, tokens, None, 2 * x))
     return args if type(args) is tuple else (type(args).__name__,)
 
 
@@ -334,8 +334,10 @@ def large_at_rest(student, rank, world, seed, width, count, parts):
 
 
 @scenario
-def whole_state(student, rank, world, sizes, state, compute, buffer, scale):
-    """``full_state`` of a sharded Llama whose shards were multiplied by ``scale``, as a step changes them."""
+def whole_state(student, rank, world, sizes, state, frozen, compute, buffer, scale):
+    """``full_state`` of a sharded Llama whose shards were multiplied by ``scale``, as a step changes them, and the numbers of the units that
+    it leaves whole. With frozen parameters, it was called before the shards changed too.
+    """
     from dlo_lib.models.llama import Block, Llama, LlamaConfig
 
     model = Llama(LlamaConfig(**sizes))
@@ -343,16 +345,21 @@ def whole_state(student, rank, world, sizes, state, compute, buffer, scale):
     if buffer is not None:
         model.layers[0].register_buffer("seen", buffer)
         model.layers[0].register_buffer("scratch", buffer.clone(), persistent=False)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     units = student.shard_model(model, Block, None if compute is None else getattr(torch, compute))
+    if frozen:
+        student.full_state(model, units)
     with torch.no_grad():
         for unit in units:
             for shard in unit.shards:
                 shard.mul_(scale)
-    return student.full_state(model, units)
+    found = student.full_state(model, units)
+    return found, [i for i, unit in enumerate(units) if unit.is_whole or any(whole.untyped_storage().nbytes() for whole in unit.wholes)]
 
 
 @scenario
-def trained(student, rank, world, sizes, state, frozen, steps, lr, dtype, compute, reduce):
+def trained(student, rank, world, sizes, state, frozen, steps, lr, dtype, compute, reduce, optimizer="AdamW"):
     """The losses of the steps, this rank's rows of the parameters after the last step, and whether a step left a gradient."""
     from dlo_lib.models.llama import Block, Llama, LlamaConfig
 
@@ -361,7 +368,7 @@ def trained(student, rank, world, sizes, state, frozen, steps, lr, dtype, comput
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     units = student.shard_model(model, Block, *(None if name is None else getattr(torch, name) for name in (compute, reduce)))
-    optimizer = torch.optim.AdamW(student.trained_shards(units), lr=lr)
+    optimizer = getattr(torch.optim, optimizer)(student.trained_shards(units), lr=lr)
     losses, left = [], False
     for micro_batches in steps:
         losses.append(student.train_step(model, units, optimizer, micro_batches))

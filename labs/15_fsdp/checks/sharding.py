@@ -22,10 +22,12 @@ from .twins import expected_units, packed_row, padded_size, rows_of
 
 
 def tensors_of(t, world: int) -> list[Tensor]:
-    """Two matrices and a vector, which need padding on several ranks."""
+    """Two matrices and a vector, which need padding on several ranks; in float64 on two ranks."""
+    dtype = torch.float64 if world == 2 else torch.float32
 
     def draw() -> list[Tensor]:
-        return [*(t.normal(t.integer(2, 6), t.integer(2, 5)) for _ in range(2)), t.normal(t.integer(3, 7))]
+        matrices = [t.normal(t.integer(2, 6), t.integer(2, 5), dtype=dtype) for _ in range(2)]
+        return [*matrices, t.normal(t.integer(3, 7), dtype=dtype)]
 
     return t.draw_until(draw, lambda tensors: world == 1 or sum(tensor.numel() for tensor in tensors) % world > 0)
 
@@ -107,7 +109,7 @@ def same_padding(student, t, shapes: list[torch.Size], world: int, message: str)
 def check_padding(student, t):
     "The padding of all ranks"
     for world in (1, 2, 3, 5, 8):
-        shapes = [torch.Size((t.integer(2, 12), t.integer(2, 5))) for _ in range(3)]
+        shapes = [torch.Size((t.integer(2, 12), t.integer(2, 5), *more)) for more in ((), (), (t.integer(2, 3),))]
         same_padding(student, t, shapes, world, "The rows of each parameter are padded separately, and a row has many numbers.")
 
 
@@ -124,7 +126,7 @@ def check_padding_of_scalars(student, t):
 @check("rows", points=2)
 def check_own_rows(student, t):
     "Every rank has ceil(length / N) rows, as far as they exist"
-    for world, length in [(4, 10), *((world, t.integer(4, 13)) for world in (1, 2, 3, 4))]:
+    for world, length in [(4, 10), *((world, t.integer(4, 13)) for world in (1, 2, 3, 4)), (5, t.integer(1001, 9999))]:
         for rank in range(world):
             want = rows_of(torch.arange(length), rank, world)
             start, stop = t.items(student.own_rows(length, rank, world), 2, "own_rows(length, rank, world)")
@@ -136,6 +138,9 @@ def check_own_rows(student, t):
                 "numpy.array_split makes them. Here every rank has ceil(length / N) rows, and the last ones have what is left"
             )
             t.that(got == want.tolist() or got != even, message, rank=rank, world=world, mine=len(got), length=length, right=len(want))
+            message = "own_rows({length}, {rank}, {world}) is {got}, not {want}: a parameter may have thousands of rows"
+            ends = (int(want[0]), int(want[-1]) + 1) if length > 1000 else (start, stop)
+            t.that((start, stop) == ends, message, length=length, rank=rank, world=world, got=(start, stop), want=ends)
             t.equal(got, want.tolist(), "the rows of rank {rank} of {world}, of {length}", rank=rank, world=world, length=length)
 
 
@@ -202,6 +207,7 @@ def check_tied_unit_of(student, t):
     why = "a parameter that is needed in several places belongs to the root"
     for other in (f"{second}.mlp.up_proj.weight", "lm_head.weight"):
         same_unit(student, t, [names[0], other], blocks, None, why)
+        same_unit(student, t, [names[0], other, names[1]], blocks, None, why)
     same_unit(student, t, ["embed_tokens.weight", names[0]], blocks, None, why)
 
 

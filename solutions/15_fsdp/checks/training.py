@@ -250,12 +250,13 @@ def check_cast(student, t):
     "Floating-point inputs get the dtype in which the unit computes"
     x, tokens = t.normal(2, 3), t.integers(0, 9, 4)
     for got in student.ranks(prepared, [{"weight": t.normal(4, 3), "x": x, "tokens": tokens}] * 2).results:
-        args = t.items(got, 3, "what before_forward returns, a tuple,")
+        args = t.items(got, 4, "what before_forward returns, a tuple,")
         message = "before_forward has cast the tokens, which are integers: cast floating-point tensors only"
         t.that(type(args[1]) is not Tensor or args[1].dtype == tokens.dtype, message)
         t.close(args[0], x.bfloat16(), "the input in compute_dtype (bf16)", atol=0, rtol=0)
         t.equal(t.tensor(args[1], "the tokens").tolist(), tokens.tolist(), "the tokens")
         t.that(args[2] is None, "an argument that is no tensor should be unchanged")
+        t.close(args[3], (2 * x).bfloat16(), "a later input in compute_dtype (bf16)", atol=0, rtol=0)
 
 
 # -- backward
@@ -398,34 +399,33 @@ def check_at_rest(student, t):
 # -- the state dict
 
 
-def state_run(student, t, world: int, compute: str | None = None, tied: bool = False, buffer: Tensor | None = None, only: str = ""):
+def state_run(student, t, world: int, compute: str | None = None, tied: bool = False, buffer: Tensor | None = None, frozen: str = ""):
     """``full_state`` is the state of the shards, which change after sharding; the run, and the sizes.
-    ``only``: compare this name only."""
+    With the name of a frozen parameter: in the second call."""
     sizes = {**TINY, "tied_embeddings": tied}
     state, first = whole_state_of(t, sizes, torch.float32), t.integer(0, 2)
     scales = [2.0 ** (1 + (first + rank) % 3) for rank in range(world)]  # no rank knows the rows of the others
-    inputs = {"sizes": sizes, "state": state, "compute": compute, "buffer": buffer}
+    inputs = {"sizes": sizes, "state": state, "frozen": [frozen] if frozen else [], "compute": compute, "buffer": buffer}
     run = student.ranks(whole_state, [{**inputs, "scale": scale} for scale in scales])
     want = {name: from_ranks([[scale * weight] for scale in scales])[0] for name, weight in state.items()}
     want |= {} if buffer is None else {"layers.0.seen": buffer}
-    for rank, got in enumerate(run.results):
+    for rank, (got, _) in enumerate(run.results):
         t.that(type(got) is dict, "full_state should return a dict")
+        t.that(not frozen or frozen in got, "the state of rank {rank} lacks {name}: frozen parameters belong to it", rank=rank, name=frozen)
         for name, right in want.items():
-            if name == only or not only:
-                t.that(name in got, "the state of rank {rank} of {world} lacks {name}", rank=rank, world=world, name=name)
-                before = "{name} on rank {rank} of {world} is that before the shards changed: gather the rows when full_state is called"
-                if name in state:
-                    wrong_if(t, got[name], right, {before: state[name]}, name=name, rank=rank, world=world)
-                t.close(
-                    got[name], right, "{name} in the state of rank {rank} of {world}", name=name, rank=rank, world=world, atol=0, rtol=0
-                )
+            t.that(name in got, "the state of rank {rank} of {world} lacks {name}", rank=rank, world=world, name=name)
+            before = "{name} on rank {rank} of {world} is that before the shards changed: gather the rows when full_state is called"
+            if name in state:
+                wrong_if(t, got[name], right, {before: state[name]}, name=name, rank=rank, world=world)
+            t.close(got[name], right, "{name} in the state of rank {rank} of {world}", name=name, rank=rank, world=world, atol=0, rtol=0)
         message = "the state has layers.0.scratch, a buffer registered with persistent=False: model.state_dict() does not have it"
         t.that("layers.0.scratch" not in got, message)
         t.that(set(got) <= set(want), "the state has names that the model lacks: {names}", names=sorted(set(map(str, got)) - set(want))[:3])
-    units = [[want[same[0]] for same in names] for _, names in expected_units(sizes, [], Block)]
-    at_once = [tensor for unit in units for tensor in unit]  # another check is for this
+    names = [held for _, held in expected_units(sizes, [], Block)]
+    units = [[values[same[0]] for same in held] for values in ([want, state] if frozen else [want]) for held in names]
+    at_once = [[values[same[0]] for held in names for same in held] for values in (want, state)]  # another check is for this
     for kind in (Kind.ALL_GATHER, Kind.BROADCAST):
-        gathers_rows(t, run, [*units, at_once], kind)
+        gathers_rows(t, run, [*units, *at_once], kind)
     return run, sizes
 
 
@@ -448,7 +448,7 @@ def check_state_is_exact(student, t):
 @check("state", points=1, seconds=30)
 def check_tied_and_buffers(student, t):
     "Tied parameters under all their names, and the persistent buffers"
-    state_run(student, t, 2, tied=True, buffer=t.normal(3))
+    state_run(student, t, 2, tied=True, buffer=t.normal(3), frozen=f"layers.{t.integer(0, 1)}.self_attn.o_proj.weight")
 
 
 @check("state", points=1, seconds=30)
@@ -462,27 +462,31 @@ def check_unit_by_unit(student, t):
     for rank in range(2):
         message = "full_state gathers everything at once: one gather has {got} bytes, the largest unit {most}. Gather one unit at a time"
         t.that(run.max_unsharded(rank) <= most, message, got=run.max_unsharded(rank), most=most)
+        whole = t.items(run.results[rank], 2, "the state and the whole units")[1]
+        message = "full_state leaves units whole: {units}. It needs the packed rows of one unit at a time, and no whole parameters"
+        t.that(not whole, message, units=[_unit(number) for number in whole])
 
 
 # -- training
 
 
-def train_run(student, t, own: list[list[list[tuple[Tensor, Tensor]]]], frozen: list[str], tied: bool):
+def train_run(student, t, own: list[list[list[tuple[Tensor, Tensor]]]], frozen: list[str], tied: bool, kind: str = "AdamW"):
     """Losses and parameters are those of one process, for micro-batches by rank, step and number; the run, and the shapes by name."""
     world, steps = len(own), len(own[0])
     sizes = {**TINY, "tied_embeddings": tied}
     state, lr = whole_state_of(t, sizes), 0.01
     fixed = {"sizes": sizes, "state": state, "frozen": frozen, "lr": lr, "dtype": "float64", "compute": None, "reduce": None}
+    fixed["optimizer"] = kind
     run = student.ranks(trained, [{**fixed, "steps": mine} for mine in own])
     at_once = [[batch for mine in own for batch in mine[step]] for step in range(steps)]
-    losses, values = whole_training(sizes, state, frozen, at_once, lr)
+    losses, values = whole_training(sizes, state, frozen, at_once, lr, kind)
     for rank, (got, shards, _) in enumerate(run.results):
         for step, (mine, right) in enumerate(zip(t.items(got, steps, "the losses"), losses)):
             what = "the loss of step {step} on rank {rank} of {world}"
             t.close(mine, right, what, step=step, rank=rank, world=world, rtol=1e-8, atol=1e-9)
         for name, right in values.items():
-            rows, what = rows_of(right, rank, world), "{name} on rank {rank} of {world} after the last step"
-            t.close(shards.get(name), rows, what, name=name, rank=rank, world=world, rtol=1e-7, atol=1e-8)
+            rows, what = rows_of(right, rank, world), "{name} on rank {rank} of {world} after the last step of the given optimizer, {kind}"
+            t.close(shards.get(name), rows, what, name=name, rank=rank, world=world, kind=kind, rtol=1e-7, atol=1e-8)
     if len(own[0][0]) == 1:  # micro-batches of the first step
         units = [names for _, names in expected_units(sizes, [], Block)]
         gathers_rows(t, run, [[state[same[0]] for same in names] for names in units], first=len(units))
@@ -539,7 +543,7 @@ def check_training_traffic(student, t):
 def check_micro_batches(student, t):
     "Micro-batches with unequal numbers of targets"
     own = [[[batch_of(t, TINY, 2, 32, 45), batch_of(t, TINY, 2, 32, 0)]] for _ in range(2)]
-    train_run(student, t, own, [], tied=False)
+    train_run(student, t, own, [], tied=False, kind="SGD")
 
 
 @check("train", points=2, seconds=40)

@@ -96,14 +96,14 @@ def whole_gradients(sizes: dict, state: dict[str, Tensor], frozen: list[str], ba
 
 @twin
 def whole_training(
-    sizes: dict, state: dict[str, Tensor], frozen: list[str], steps: list[list[Batch]], lr: float
+    sizes: dict, state: dict[str, Tensor], frozen: list[str], steps: list[list[Batch]], lr: float, kind: str = "AdamW"
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Losses and final parameters of one process that takes all batches of a step at once."""
     model = llama(sizes)
     model.load_state_dict(state)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
+    optimizer = getattr(torch.optim, kind)([parameter for parameter in model.parameters() if parameter.requires_grad], lr=lr)
     losses = []
     for batches in steps:
         count = sum(int((targets != -100).sum()) for _, targets in batches)
