@@ -115,7 +115,7 @@ def around_twins(context: Callable[[], AbstractContextManager[Any]]) -> Iterator
     """Enter ``context()`` around each call of a twin inside the context.
 
     A twin represents its kernel where Triton cannot compute, such as on fake tensors. It stores temporary
-    tensors that the kernel keeps in registers, so who measures memory takes the call as one operation.
+    tensors that the kernel keeps in registers, so a measurement of memory takes the call as one operation.
     """
     before = _AROUND.set(context)
     try:

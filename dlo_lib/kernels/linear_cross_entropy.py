@@ -88,9 +88,9 @@ def linear_cross_entropy(
     if chunk_rows is not None:
         require_count("chunk_rows", chunk_rows)
     if chunk_rows is None and has_cpu_data(x):
-        wide = weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype)
+        cast = weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype)
         return cross_entropy(
-            F.linear(x, wide),
+            F.linear(x, cast),
             targets,
             ignore_index=ignore_index,
             label_smoothing=label_smoothing,

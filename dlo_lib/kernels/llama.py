@@ -69,7 +69,11 @@ class LossHead(nn.Linear):
         return linear_cross_entropy(x, self.weight, targets, reduction=LossReduction.SUM)
 
 
-def fuse(model: Llama, operations: Iterable[FusedOperation] = tuple(FusedOperation)) -> Llama:
+def fuse(
+    model: Llama,
+    operations: Iterable[FusedOperation] = tuple(FusedOperation),
+    takes_logits: bool = False,
+) -> Llama:
     """Replace operations of ``model`` by their fused form, in place, and return the model.
 
     Call it before the model is wrapped. With ``FusedOperation.LOSS``, ``model(tokens, targets)`` returns the
@@ -78,6 +82,8 @@ def fuse(model: Llama, operations: Iterable[FusedOperation] = tuple(FusedOperati
     Args:
         model: on any device, also on the meta device.
         operations: the operations to replace.
+        takes_logits: whether the loss is computed outside of the model (``ParallelPlan.takes_logits``). The
+            output projection then stays.
 
     Raises:
         UserError: the output projection has a bias.
@@ -93,7 +99,7 @@ def fuse(model: Llama, operations: Iterable[FusedOperation] = tuple(FusedOperati
                 module.attend = _attend
         elif isinstance(module, MLP) and FusedOperation.SWIGLU in chosen:
             module.activate = swiglu
-    if FusedOperation.LOSS in chosen and not isinstance(model.lm_head, LossHead):
+    if FusedOperation.LOSS in chosen and not takes_logits and not isinstance(model.lm_head, LossHead):
         if model.lm_head.bias is not None:
             raise UserError("the output projection has a bias: fuse the other operations only")
         model.lm_head = LossHead(model.lm_head)
@@ -110,8 +116,7 @@ def loss_options(operations: Collection[FusedOperation], takes_logits: bool) -> 
     """Return the arguments of ``train_step`` that choose the loss.
 
     Args:
-        operations: those of ``fuse``.
-        takes_logits: whether the loss is computed outside of the model (``ParallelPlan.takes_logits``).
+        operations, takes_logits: those of ``fuse``.
     """
     if FusedOperation.LOSS not in operations:
         return {}

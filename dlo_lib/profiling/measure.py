@@ -153,9 +153,8 @@ def _cut_model(
     """Return the model of a plan with ``pp`` or ``tp`` and its wrapper. The model is built on the meta
     device, so that only the parts of this rank have memory."""
     plan, config = chosen.plan, chosen.config
-    llama = fuse(
-        Llama(config, checkpointing=chosen.checkpointing, device="meta"), chosen.fused - {FusedOperation.LOSS}
-    )
+    llama = Llama(config, checkpointing=chosen.checkpointing, device="meta")
+    fuse(llama, chosen.fused, plan.takes_logits)
     cpu = torch.device("cpu")
     wrapped = parallelize(
         llama,

@@ -16,6 +16,7 @@ import torch
 from dlo_lib import progress
 from dlo_lib.data import batches
 from dlo_lib.errors import UserError
+from dlo_lib.kernels.llama import loss_options
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.parallelize import local_tokens
@@ -85,6 +86,7 @@ def _run(
     stream = batches(prepared.dataset, state.sampler.endless(), here.device)
     tokens = torch.tensor(state.tokens, device=here.device)
     verdict, failure, loss = Decision.CONTINUE, None, None
+    which_loss = loss_options(config.kernels.operations, prepared.plan.takes_logits)
 
     with control.together():
         report = reporter(config, here, state)
@@ -111,7 +113,7 @@ def _run(
                         max_norm=config.clip or None,
                         group=state.group,
                         sync_each=prepared.plan.stage >= ZeroStage.GRADIENTS,
-                        **prepared.loss_options,
+                        **which_loss,
                         on_phase=clock.on_phase,
                     )
             except torch.OutOfMemoryError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +14,7 @@ from torch import nn
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
-from dlo_lib.kernels import FusedAdamW, FusedOperation, Kernels, fuse
-from dlo_lib.kernels.llama import loss_options
+from dlo_lib.kernels import FusedAdamW, Kernels, fuse
 from dlo_lib.launch import Place
 from dlo_lib.models import Llama, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, read_config
@@ -43,8 +41,7 @@ class Prepared:
     """The inputs of the loop.
 
     ``checkpoint`` is the checkpoint to resume from, or None. ``values`` gives the values of a model without
-    storage. ``mesh`` is None in a process that trains alone. ``fused`` are the operations of the model that
-    are fused.
+    storage. ``mesh`` is None in a process that trains alone.
     """
 
     model: Llama
@@ -54,12 +51,6 @@ class Prepared:
     checkpoint: Checkpoint | None
     plan: ParallelPlan
     mesh: ParallelMesh | None
-    fused: frozenset[FusedOperation]
-
-    @property
-    def loss_options(self) -> dict[str, Any]:
-        """The arguments of ``train_step`` that choose the loss."""
-        return loss_options(self.fused, self.plan.takes_logits)
 
     def spread(self, config: TrainConfig, place: Place) -> TrainState:
         """Distribute the model over the mesh and create the optimiser of this rank; this communicates.
@@ -117,15 +108,14 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
             f"seq is {config.seq}: {config.model} has {model.config.max_positions} positions; "
             "use at most that"
         )
-    fused = config.kernels.operations
-    fuse(model, fused - {FusedOperation.LOSS} if plan.takes_logits else fused)
+    fuse(model, config.kernels.operations, plan.takes_logits)
     # The ranks of a pipeline, of cp and of tp read the same sequences.
     mine, readers = (mesh.coordinate(*SEQUENCES), mesh.size(*SEQUENCES)) if mesh is not None else (0, 1)
     sampler = RankSampler(len(dataset), config.batch, mine, readers, seed=config.seed)
     # From here on, ranks draw different numbers. The ranks of tp, the innermost dimension, hold the same
     # activations and need the same dropout.
     seed_everything(config.seed + 1 + place.rank // plan.tp)
-    return Prepared(model, values, sampler, dataset, checkpoint, plan, mesh, fused)
+    return Prepared(model, values, sampler, dataset, checkpoint, plan, mesh)
 
 
 def open_out(config: TrainConfig, resumed: bool) -> None:

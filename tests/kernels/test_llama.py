@@ -43,7 +43,7 @@ def _trained(config, operations, *, checkpointing=False, takes_logits=False, pre
     torch.manual_seed(0)
     wide = torch.float64 if precision is Precision.FP32 else torch.float32
     model = Llama(config, checkpointing=checkpointing).to(wide)
-    fuse(model, operations - {FusedOperation.LOSS} if takes_logits else operations)
+    fuse(model, operations, takes_logits)
     optimizer = (FusedAdamW if operations else torch.optim.AdamW)(model.parameters(), lr=1e-2)
     options = loss_options(operations, takes_logits)
     losses = [

@@ -26,6 +26,7 @@ from dlo_lib.grading.classroom.formulas import with_formulas
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import source_folder, source_notebook
+from dlo_lib.grading.lab.text_rules import EXERCISE
 from dlo_lib.markup import render
 from dlo_lib.text import language, tr
 
@@ -35,8 +36,6 @@ WORDS = 130  # of text on one slide
 CAPTION_WORDS = 45  # below a figure
 LEFT_OUT = "\0"
 """A paragraph in place of a block of code."""
-EFFORT = re.compile(r"\*\*[^*]*[●○]{3}\*\*")
-"""The line below the heading of an exercise: core or optional, minutes, difficulty."""
 
 
 @dataclass
@@ -74,7 +73,7 @@ class _Section:
     def slides(self) -> Iterable[Slide]:
         yield Slide(self.heading, shortened(self.paragraphs, WORDS), first=self.first)
         for figure, after in self.figures:
-            caption = [part for part in after if not EFFORT.fullmatch(part.strip())]
+            caption = [part for part in after if not EXERCISE.match(part.strip())]
             yield Slide(self.heading, shortened(caption, CAPTION_WORDS), figure)
 
 
