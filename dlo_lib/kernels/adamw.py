@@ -191,6 +191,13 @@ class BackwardAdamW:
         optimizer.step()
         param.grad = None
 
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """The state of each parameter that a backward has reached: step, exp_avg and exp_avg_sq."""
+        return {
+            param: optimizer.state[param] for param, optimizer in self._optimizers.items() if optimizer.state
+        }
+
     def remove(self) -> None:
         """Remove the hooks. The moments remain."""
         for hook in self._hooks:

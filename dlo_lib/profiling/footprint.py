@@ -140,7 +140,10 @@ def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes
         Part.CAST_WEIGHTS: cast + weights.cast_head,
         Part.ACTIVATIONS: layers * kept + sizes.last_norm_kept,
     }
-    tied = chosen.config.tied_embeddings
+    tied, freed = chosen.config.tied_embeddings, chosen.optimizer.in_backward
+    # A tied matrix has its gradient at the end of the backward, so that it cannot be freed before.
+    after_head = 0 if freed and not tied else weights.vocabulary
+    after_block = 0 if freed else weights.block
     # The gradient exists twice while it is copied into its bucket.
     copying = weights.vocabulary if not chosen.alone and chosen.plan.bucket_view else 0
     # The gradient of the output projection exists in low precision and in fp32. The gradient of a tied matrix
@@ -154,7 +157,7 @@ def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes
             "last norm",
             Phase.BACKWARD,
             {
-                Part.GRADIENTS: weights.vocabulary,
+                Part.GRADIENTS: after_head,
                 Part.CAST_WEIGHTS: cast,
                 Part.ACTIVATIONS: layers * kept + 6 * sizes.residual,  # the input, and five temporary tensors
             },
@@ -164,7 +167,7 @@ def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes
     # therefore largest at the first or at the last block.
     for name, before in (("last block", layers - 1), ("first block", 0)):
         held = {
-            Part.GRADIENTS: weights.vocabulary + (layers - 1 - before) * weights.block,
+            Part.GRADIENTS: after_head + (layers - 1 - before) * after_block,
             Part.CAST_WEIGHTS: weights.cast_block * (1 if chosen.checkpointing else before + 1),
         }
         changes += [
@@ -176,7 +179,8 @@ def _backward(chosen: StepSettings, weights: WeightSizes, sizes: ActivationSizes
         ]
     # A tied matrix has one gradient for each of its two uses, and their sum.
     additional = 2 * weights.vocabulary if tied else copying
-    at_end = {Part.GRADIENTS: weights.all + additional, Part.ACTIVATIONS: sizes.residual}
+    complete = weights.vocabulary if freed else weights.all
+    at_end = {Part.GRADIENTS: complete + additional, Part.ACTIVATIONS: sizes.residual}
     changes.append(("embedding", Phase.BACKWARD, at_end))
     return changes
 
@@ -218,7 +222,8 @@ def _update(chosen: StepSettings, weights: WeightSizes) -> list[_Change]:
         OptimizerStep.FOR_LOOP: max(2 * weights.vocabulary, 3 * FP32 * c.hidden * c.intermediate),
     }
     temporaries = denominators[chosen.step] if chosen.optimizer.denominator else 0
+    gradients = 0 if chosen.optimizer.in_backward else weights.all
     return [
-        ("step", Phase.OPTIMIZER, {Part.GRADIENTS: weights.all, Part.STEP_TEMPORARIES: temporaries}),
+        ("step", Phase.OPTIMIZER, {Part.GRADIENTS: gradients, Part.STEP_TEMPORARIES: temporaries}),
         ("end", Phase.END, {}),
     ]

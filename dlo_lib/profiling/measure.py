@@ -64,7 +64,9 @@ def measure_memory(
         seq: the number of tokens per sequence, of which a rank has 1/cp.
         precision: the precision of matrix products, by autocast over fp32 weights.
         checkpointing: whether only the input of each block is saved for backward.
-        optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd or sgd-momentum.
+        optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd, sgd-momentum or adamw-in-backward. The last
+            one updates a parameter as soon as its gradient is complete (``kernels.BackwardAdamW``), and needs
+            ``parallel="none"``.
         fused: ``True`` for the fused step, ``False`` for foreach, or an ``OptimizerStep``.
         parallel: "none", "ddp", "zero1", "zero2", "fsdp" (also called "zero3"), "hsdp" with one copy of the
             model for each 8 ranks, or a ``ParallelPlan``. Sharded parameters are gathered in ``precision``,

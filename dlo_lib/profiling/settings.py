@@ -4,14 +4,15 @@ share them."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from dlo_lib.errors import UserError, require_count, unknown_name
-from dlo_lib.kernels import FusedOperation, Kernels
+from dlo_lib.kernels import BackwardAdamW, FusedOperation, Kernels
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
@@ -32,6 +33,24 @@ class OptimizerStep(enum.Enum):
     """A loop over the parameters. A temporary tensor has the size of one parameter."""
 
 
+class UpdateInBackward(torch.optim.Optimizer):
+    """``BackwardAdamW`` in the place of an optimiser: the backward updates the parameters and frees their
+    gradients, so that ``step`` and ``zero_grad`` find no gradient.
+
+    Args:
+        params: the parameters.
+        options: those of ``BackwardAdamW``.
+    """
+
+    def __init__(self, params: Iterable[Tensor], **options: Any) -> None:
+        self._updates = BackwardAdamW(params, **options)
+        super().__init__(self._updates.params, options)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take over the state of the updates."""
+        self.state.update(self._updates.state)
+
+
 @dataclass(frozen=True)
 class OptimizerKind:
     """An optimiser and its memory.
@@ -41,15 +60,20 @@ class OptimizerKind:
         options: the hyper-parameters that affect the memory.
         states: the number of state tensors with the shape of the parameter.
         denominator: whether a step computes sqrt(v) + eps, which has the size of the parameters.
+        in_backward: whether the backward updates each parameter and frees its gradient. ``OptimizerStep``
+            has no effect on it.
     """
 
     cls: Callable[..., torch.optim.Optimizer]
     options: dict[str, float]
     states: int
     denominator: bool
+    in_backward: bool = False
 
     def arguments(self, step: OptimizerStep) -> dict[str, float]:
         """Return the keyword arguments of ``cls``."""
+        if self.in_backward:
+            return self.options
         return {
             "fused": step is OptimizerStep.FUSED,
             "foreach": step is OptimizerStep.FOREACH,
@@ -61,6 +85,7 @@ OPTIMIZERS = {
     "adamw": OptimizerKind(torch.optim.AdamW, {}, states=2, denominator=True),
     "sgd": OptimizerKind(torch.optim.SGD, {}, states=0, denominator=False),
     "sgd-momentum": OptimizerKind(torch.optim.SGD, {"momentum": 0.9}, states=1, denominator=False),
+    "adamw-in-backward": OptimizerKind(UpdateInBackward, {}, states=2, denominator=False, in_backward=True),
 }
 
 
@@ -124,6 +149,11 @@ class StepSettings:
             raise unknown_name("optimizer", optimizer, OPTIMIZERS)
         kind = named(Precision, "precision", precision)
         plan, alone = _plan(parallel, kind, bucket_view, world_size)
+        if OPTIMIZERS[optimizer].in_backward and not alone:
+            raise UserError(
+                f"{optimizer} updates each parameter before its gradient is averaged over ranks: "
+                'use parallel="none", or optimizer="adamw"'
+            )
         whole = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
         step = fused if isinstance(fused, OptimizerStep) else whole
         operations = frozenset(

@@ -31,6 +31,7 @@ STATE_ABOVE_ALL = [
     {"model": "llama-3.1-8b", "batch": 2, "fused": OptimizerStep.FOR_LOOP, "parallel": "none"},
     {"model": LLAMA_1B, "optimizer": "sgd-momentum", "fused": False},
     {"model": BLOCKS_3B, "batch": 4, "checkpointing": True},
+    {"model": LLAMA_1B, "optimizer": "adamw-in-backward", "parallel": "none"},
     {"model": UNTIED_1B, "batch": 8, "checkpointing": True, "precision": "fp32", "seq": 512},
     {"model": replace(LLAMA_8B, num_layers=2), "seq": 512, "bucket_view": False},
 ]
@@ -47,6 +48,7 @@ ACTIVATIONS_ABOVE_HALF = [
     {"model": NOT_GROUPED, "batch": 16, "precision": "fp32"},
     {"model": WIDE_MLP, "batch": 16, "checkpointing": True, "optimizer": "sgd"},
     {"model": WIDE_MLP, "batch": 16, "fused": OptimizerStep.FOR_LOOP},
+    {"model": UNTIED_1B, "batch": 8, "optimizer": "adamw-in-backward", "parallel": "none"},
 ]
 
 

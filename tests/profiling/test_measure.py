@@ -124,7 +124,7 @@ def test_the_state_is_a_multiple_of_the_weights(optimizer: str, states: int):
 
 
 @pytest.mark.parametrize("step", list(OptimizerStep), ids=lambda step: step.value)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [name for name, kind in OPTIMIZERS.items() if not kind.in_backward])
 def test_every_step_of_every_optimizer_runs_on_fake_tensors_and_frees_its_temporaries(
     optimizer: str,
     step: OptimizerStep,
@@ -132,6 +132,29 @@ def test_every_step_of_every_optimizer_runs_on_fake_tensors_and_frees_its_tempor
     report = measure_memory("tiny", seq=64, optimizer=optimizer, fused=step)
     assert Phase.OPTIMIZER in report.peak_by_phase
     assert report.timeline[Part.STEP_TEMPORARIES][-1] == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adamw_in_the_backward_never_holds_all_gradients(tied: bool):
+    config = replace(SMALL, num_layers=4, tied_embeddings=tied)
+    usual, freed = (
+        measure_memory(config, seq=64, parallel="none", optimizer=name)
+        for name in ("adamw", "adamw-in-backward")
+    )
+    assert freed.peak_by_part[Part.OPTIMIZER_STATE] == usual.peak_by_part[Part.OPTIMIZER_STATE]
+    # The largest gradient is that of the embedding, which a tied matrix has twice, and their sum.
+    embedding = 4 * config.vocab_size * config.hidden
+    block = 4 * config.hidden * config.intermediate
+    largest = (3 if tied else 1) * embedding + block
+    assert freed.peak_by_part[Part.GRADIENTS] <= 1.1 * largest
+    assert usual.peak_by_part[Part.GRADIENTS] > 2 * largest
+    assert freed.timeline[Part.GRADIENTS][-1] == 0
+    assert Phase.OPTIMIZER not in freed.peak_by_phase  # a step without an allocation
+
+
+def test_adamw_in_the_backward_of_several_ranks_is_refused():
+    with pytest.raises(UserError, match="before its gradient is averaged over ranks"):
+        measure_memory("tiny", seq=64, optimizer="adamw-in-backward", world_size=2)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
