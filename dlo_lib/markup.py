@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
 def render(template: str, **values: object) -> str:
     """Return the HTML of ``template`` (``table`` for ``table.html.j2``) with ``values``.
 
@@ -22,15 +26,23 @@ def render(template: str, **values: object) -> str:
     return environment("dlo_lib").get_template(f"{template}.html.j2").render(**values)
 
 
-def message_html(message: str, inline: Callable[[str], str] = str) -> Markup:
+def message_html(message: str, inline: Callable[[str], str] | None = None) -> Markup:
     """Return a message as HTML, with its tables as tables.
 
     Args:
-        inline: formats the texts between the tables; the result is escaped unless it is ``Markup``.
+        inline: formats the texts between the tables; the result is escaped unless it is ``Markup``. None for
+            ``code_html``.
     """
     from markupsafe import Markup
 
-    return Markup(render("message", blocks=blocks(message), inline=inline))
+    return Markup(render("message", blocks=blocks(message), inline=inline or code_html))
+
+
+def code_html(text: str) -> Markup:
+    """Return escaped text as HTML, with `code` between backquotes as ``<code>``."""
+    from markupsafe import Markup, escape
+
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))
 
 
 @cache
@@ -47,4 +59,5 @@ def environment(package: str) -> Environment:
         lstrip_blocks=True,
     )
     made.globals["tr"] = tr
+    made.filters["code"] = code_html
     return made

@@ -15,6 +15,9 @@ from dlo_lib.text import tr
 if TYPE_CHECKING:
     from dlo_lib.grading.checks.outcome import Outcome
 
+SHORT = 40
+"""A message of at most this number of characters is repeated for each check that has it."""
+
 MARKS = {True: "✓", False: "✗"}
 
 
@@ -133,12 +136,25 @@ class QuestionVerdict:
 
     def shown(self) -> Shown:
         """Return the table."""
-        lines = [self.heading]
-        width = max((len(title) for _, title, _, _ in self.rows()), default=0)
-        for passed, title, points, message in self.rows():
+        lines, rows = [self.heading], once(self.rows())
+        width = max((len(title) for _, title, _, _ in rows), default=0)
+        for passed, title, points, message in rows:
             lines.append(f"  {MARKS[passed]} {title:<{width}}  {points:>7}  {message}".rstrip())
-        page = table_html(self.heading, self.rows(), self.advice)
+        page = table_html(self.heading, rows, self.advice)
         return Shown("\n".join([*lines, self.advice]), page)
+
+
+def once(rows: Iterable[tuple[bool, str, str, str]]) -> list[tuple[bool, str, str, str]]:
+    """Return the rows, where a long message that an earlier row has is replaced by a reference to it. One
+    mistake often fails several checks with the same words."""
+    seen: dict[str, str] = {}
+    result = []
+    for passed, title, points, message in rows:
+        first = seen.setdefault(message, title)
+        if len(message) > SHORT and first != title:
+            message = tr("the same as for “{title}”", title=first)
+        result.append((passed, title, points, message))
+    return result
 
 
 def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: str) -> str:

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from jinja2 import Environment
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from dlo_lib.grading.classroom.comment import comment_html
 from dlo_lib.grading.classroom.pictures import Plots
 from dlo_lib.grading.judge.report import GRADED, GRADED_WARN, GRADER_ERROR, NO_ATTEMPT
-from dlo_lib.markup import environment, message_html
+from dlo_lib.markup import code_html, environment, message_html
 from dlo_lib.text import language, tr
 
-CODE = re.compile(r"`([^`\n]+)`")
 UNREADABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 LONGEST_TEXT = 4_000
 
@@ -159,7 +158,7 @@ def to_markup(text: str) -> Markup:
     """Escape plain text for the page, remove control and direction characters, and mark up `code`."""
     plain = UNREADABLE.sub("", text)
     short = plain if len(plain) <= LONGEST_TEXT else plain[:LONGEST_TEXT] + " …"
-    return Markup(CODE.sub(r"<code>\1</code>", str(escape(short))))
+    return code_html(short)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import re
 
-from dlo_lib.grading.checks.verdict import table_html
+from dlo_lib.grading.checks.verdict import once, table_html
 
 
 def test_the_table_of_a_dead_lock_is_a_table():
@@ -31,3 +31,21 @@ def test_a_message_of_one_line_is_plain_text():
     assert "<pre" not in table_html(
         "exchange: 0 of 2 points", [(False, "A ring", "0/2", "off by 1")], "a hint"
     )
+
+
+def test_code_in_a_message_and_a_title_is_set_as_code():
+    page = table_html("", [(False, "`f` works", "0/2", "`x < y` is wrong")], 'run `lab.hint("f")`')
+    assert "<code>f</code> works" in page
+    assert "<code>x &lt; y</code> is wrong" in page
+    assert "run <code>lab.hint(&#34;f&#34;)</code>" in page
+
+
+def test_a_long_message_that_two_checks_have_is_shown_once():
+    long = "Your function returned None: a `return` is missing at its end.\n  line 3"
+    rows = [(False, "Sum", "0/1", long), (True, "Shape", "1/1", ""), (False, "Any size", "0/1", long)]
+    assert [message for *_, message in once(rows)] == [long, "", "the same as for “Sum”"]
+
+
+def test_short_messages_are_repeated():
+    rows = [(False, "Sum", "0/1", "not written yet"), (False, "Any size", "0/1", "not written yet")]
+    assert once(rows) == rows
