@@ -761,7 +761,7 @@ lab.check("quiz")
 # - A *shared expert* computes every token. It can compute while the rows are on their way: start the all-to-all with `async_op=True`, and wait for it afterwards.
 # - Tokens are sent k times, also if several of their experts are on one rank. How would you send them once for each *rank*?
 # - Clip the norm of the gradients under expert parallelism: which squares are summed over which group?
-# - Read `dlo_lib/parallel/expert/` and `dlo_lib/models/experts.py`: how do they avoid the copy of step 4?
+# - Read `dlo_lib/parallel/expert/` and `dlo_lib/models/experts.py`: which copy replaces that of step 4, and how much memory does it need?
 #
 # ## References
 #

@@ -17,6 +17,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.models import GateWeights, Llama, MoEConfig, MoELayer, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, save_checkpoint
 from dlo_lib.models.counts import active_parameters, flops_per_token, parameters
+from dlo_lib.models.experts import Experts
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf
 from dlo_lib.models.llama import MLP
 from dlo_lib.models.moe import moe_layers, scale_auxiliary_losses, update_balance_bias
@@ -351,3 +352,43 @@ def test_the_step_averages_the_losses_of_its_micro_batches():
         )
     (torch.stack(auxiliary).mean()).backward()
     torch.testing.assert_close(seen[0], layer.router.weight.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [[3, 0, 5]],
+        [[3, 0, 5], [0, 0, 0], [1, 0, 2]],
+        [[0, 4, 0], [0, 1, 0]],
+        [[0, 0], [0, 0]],
+        [[2], [3], [1]],
+        [[0, 2], [3, 0], [1, 4], [0, 1]],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("frozen", ["", "gate_up", "down", "rows"])
+def test_experts_of_rows_from_several_sources(segments, frozen):
+    """Rows are sorted by source, then by expert. The twin computes each row by itself."""
+    torch.manual_seed(0)
+    experts = Experts(len(segments[0]), 6, 5, dtype=torch.float64)
+    owners = [expert for counts in segments for expert, count in enumerate(counts) for _ in range(count)]
+    rows = torch.randn(len(owners), 6, dtype=torch.float64, requires_grad=True)
+    leaves = {"rows": rows, "gate_up": experts.gate_up, "down": experts.down}
+    if frozen:
+        leaves.pop(frozen).requires_grad_(False)
+
+    def of_one(row, expert):
+        gate, up = (row @ experts.gate_up[expert]).chunk(2)
+        return (F.silu(gate) * up) @ experts.down[expert]
+
+    out = experts(rows, segments)
+    # Without any row, the twin has the right shape and depends on a leaf.
+    twin = torch.stack([*map(of_one, rows, owners)]) if owners else rows * leaves[min(leaves)].sum()
+    torch.testing.assert_close(out, twin, rtol=1e-12, atol=1e-14)
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, list(leaves.values()), grad)
+    expected = torch.autograd.grad(twin, list(leaves.values()), grad, allow_unused=True)
+    for leaf, ours, its in zip(leaves.values(), found, expected):
+        torch.testing.assert_close(
+            ours, torch.zeros_like(leaf) if its is None else its, rtol=1e-10, atol=1e-12
+        )

@@ -20,8 +20,8 @@ one exchange of forward and one of backward; in the two others it sends the rows
 Activation checkpointing repeats the 2 of forward. In addition, E int64 counts in forward, and an all-reduce
 of E int64 with a balance loss.
 
-The received rows are sorted by source, then by expert. ``Experts`` computes these segments as they are,
-without a copy that sorts them by expert alone.
+The received rows are sorted by source, then by expert. ``Experts`` copies the rows of one expert at a time,
+and needs no copy that sorts all of them by expert.
 
 Papers: GShard (arXiv:2006.16668), section 3.2; Tutel (arXiv:2206.03382); DeepSeek-V3 (arXiv:2412.19437),
 section 3.2, for the overlap.
