@@ -11,8 +11,8 @@ activation, (R, 2 ffn), and compute the activation again in backward; autograd w
 before that of ``gate_up`` exists. The gradient of stacked weights is written expert by expert into one
 tensor, without the zeros and the sum that indexing creates. Temporary tensors have the rows of one expert.
 
-On the CPU the loop over experts is as fast as ``torch._grouped_mm`` and supports float64. On a GPU with bf16 rows, ``torch._grouped_mm`` computes all segments in one
-kernel, where the installed PyTorch has it.
+On the CPU the loop over experts is as fast as ``torch._grouped_mm`` and supports float64. On a GPU with bf16
+rows, ``torch._grouped_mm`` computes all experts in one kernel, where the installed PyTorch has it.
 
 Paper: MegaBlocks (arXiv:2211.15841), section 4; SwiGLU (arXiv:2002.05202).
 """
