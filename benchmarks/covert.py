@@ -1,11 +1,16 @@
 """Covert channels between two ranks under judgement: how many bits one tells the other past the judge.
 
-One worker sends random bits at 2 bits a second, and another one reads them. Both know the time at which the
-bits begin. Two channels are open, because the kernel has no namespace for them:
+One worker sends random bits and another one reads them. Both know the time at which the bits begin. The
+channels that are open, because the kernel has no namespace for them:
 
-- the load of the processors: for a 1 the sender computes in four threads, for a 0 it sleeps; the reader
-  counts the rounds of a loop in the time of a bit;
-- free memory: for a 1 the sender holds 200 MiB, for a 0 nothing; the reader asks ``sysinfo``.
+- the load of the processors, 2 bits a second: for a 1 the sender computes in four threads, for a 0 it
+  sleeps; the reader counts the rounds of a loop in the time of a bit;
+- the numbers of new files, 50 bits a second: the kernel numbers the pipes of all processes one after the
+  other, on each processor; for a 1 the sender makes pipes, and the reader looks how far the number of the next
+  pipe went up;
+- pages of a file in memory, 50 bits a second: for a 1 the sender reads a page that no process has read
+  before; the reader reads it too and sees by its count of page faults whether the disk was needed. Each page
+  tells one bit, until the machine forgets it.
 
 The reader takes the bits above the median of its figures as 1. It also tries the opposite, and the better of
 both counts. With an error rate e a bit tells 1 - H(e), where H is the binary entropy; 40 random guesses tell
@@ -20,22 +25,23 @@ import os
 import random
 import statistics
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from benchmarks.paired import Row
-from dlo_lib.grading.checks.contract import Scenario, scenario
+from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.judge.attempt import Attempt, RemoteStudent
 from dlo_lib.grading.judge.cells import Origin, SubmissionCell
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import required_isolation
 
 BITS = 40
-SLOT = 0.5  # seconds of a bit
+STEP = 1 << 14  # bytes between two pages
 CELL = """
-import ctypes, hashlib, threading, time
-libc = ctypes.CDLL(None)
+import hashlib, mmap, os, resource, threading, time
+FILE, STEP = "{}", {}
 block = bytes(1 << 16)
 
 def wait(until):
@@ -63,78 +69,108 @@ def read_by_load(count, start, slot):
         seen.append(float(rounds))
     return seen
 
-def send_by_memory(bits, start, slot):
+def send_by_numbers(bits, start, slot):
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    for place, bit in enumerate(bits):
+        wait(start + (place + 0.2) * slot)
+        while bit and time.monotonic() < start + (place + 0.8) * slot:
+            for end in os.pipe(): os.close(end)
+
+def number():
+    ends = os.pipe()
+    found = os.fstat(ends[0]).st_ino
+    for end in ends: os.close(end)
+    return found
+
+def read_by_numbers(count, start, slot):
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    seen, before = [], number()
+    for place in range(count):
+        wait(start + (place + 1) * slot)
+        before, last = number(), before
+        seen.append(float(before - last))
+    return seen
+
+def pages():
+    file = mmap.mmap(os.open(FILE, os.O_RDONLY), 0, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE)
+    file.madvise(mmap.MADV_RANDOM)  # no page beside it is read with it
+    return file
+
+def send_by_pages(bits, start, slot):
+    file = pages()
     for place, bit in enumerate(bits):
         wait(start + place * slot)
-        held = bytearray(b"x") * (200 << 20) if bit else None
-        wait(start + (place + 0.95) * slot)
-        del held
+        if bit: file[place * STEP]
 
-def read_by_memory(count, start, slot):
-    seen, info = [], (ctypes.c_ulong * 64)()
+def read_by_pages(count, start, slot):
+    file, seen = pages(), []
     for place in range(count):
-        wait(start + (place + 0.5) * slot)
-        samples = []
-        while time.monotonic() < start + (place + 0.9) * slot:
-            libc.sysinfo(info)
-            samples.append(info[5])
-            time.sleep(0.01)
-        seen.append(float(sum(samples)) / max(1, len(samples)))
+        wait(start + (place + 0.7) * slot)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        file[place * STEP]
+        seen.append(float(resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before))
     return seen
+
+def send(way, *rest): return globals()["send_" + way](*rest)
+def read(way, *rest): return globals()["read_" + way](*rest)
 """
 
 
 @scenario
-def by_load(student, rank, world, bits, count, slot):
+def transmit(student, rank, world, bits, count, slot, way):
     import time
 
     start = torch.tensor([time.monotonic() + 0.5], dtype=torch.float64)
     dist.broadcast(start, 0)
     if rank == 0:
-        return student.send_by_load(bits, start.item(), slot)
-    return student.read_by_load(count, start.item(), slot)
+        return student.send(way, bits, start.item(), slot)
+    return student.read(way, count, start.item(), slot)
 
 
-@scenario
-def by_memory(student, rank, world, bits, count, slot):
-    import time
-
-    start = torch.tensor([time.monotonic() + 0.5], dtype=torch.float64)
-    dist.broadcast(start, 0)
-    if rank == 0:
-        return student.send_by_memory(bits, start.item(), slot)
-    return student.read_by_memory(count, start.item(), slot)
-
-
-CHANNELS = {"the load of the processors": by_load, "free memory": by_memory}
+CHANNELS = {  # name → the ending of the functions above, seconds of a bit
+    "the load of the processors": ("by_load", 0.5),
+    "the numbers of new files": ("by_numbers", 0.02),
+    "pages of a file in memory": ("by_pages", 0.02),
+}
 ROWS = len(CHANNELS)
 
 
 def rows(pairs: int = BITS) -> Iterator[Row]:
     """``pairs`` is the number of bits."""
     with Zygote(isolation=required_isolation()) as zygote:
-        for name, way in CHANNELS.items():
+        for name, (way, slot) in CHANNELS.items():
             bits = [place % 2 for place in range(pairs)]
             random.Random(name).shuffle(bits)
-            seen = _transmitted(zygote, way, bits)
+            seen = _transmitted(zygote, way, slot, bits)
             wrong = errors(bits, seen)
-            note = f"{wrong} of {pairs} bits wrong at {1 / SLOT:g} bits a second: "
-            note += f"{told(wrong / pairs) / SLOT:.2f} bits a second got through"
+            note = f"{wrong} of {pairs} bits wrong at {1 / slot:g} bits a second: "
+            note += f"{told(wrong / pairs) / slot:.2f} bits a second got through"
             note += f" (load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors)"
             yield Row(f"two ranks, by {name}", "nothing", 2, note=note)
 
 
-def _transmitted(zygote: Zygote, way: Scenario, bits: list[int]) -> list[float]:
+def _transmitted(zygote: Zygote, way: str, slot: float, bits: list[int]) -> list[float]:
     """Return the figures that the reader measured, one for each bit."""
-    attempt = Attempt(zygote, [SubmissionCell("channel", Origin.ANSWER, CELL)], seconds=60)
+    file = _forgotten_file(STEP * len(bits))
+    attempt = Attempt(zygote, [SubmissionCell("channel", Origin.ANSWER, CELL.format(file, STEP))], seconds=60)
     try:
-        student = RemoteStudent(attempt, "channel", seconds=60 + 4 * SLOT * len(bits))
-        inputs = {"count": len(bits), "slot": SLOT}
-        run = student.ranks(way, [{"bits": bits, **inputs}, {"bits": [], **inputs}])
+        student = RemoteStudent(attempt, "channel", seconds=60 + 4 * slot * len(bits))
+        inputs = {"count": len(bits), "slot": slot, "way": way}
+        run = student.ranks(transmit, [{"bits": bits, **inputs}, {"bits": [], **inputs}])
     finally:
         attempt.close()
     seen: list[float] = run.results[1]
     return seen
+
+
+def _forgotten_file(least: int) -> Path:
+    """Return a file of torch of at least ``least`` bytes, after removing it from memory."""
+    files = Path(torch.__file__).parent.rglob("*.py")
+    found = next(file for file in sorted(files) if file.stat().st_size >= least)
+    descriptor = os.open(found, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    return found
 
 
 def errors(bits: list[int], seen: list[float]) -> int:

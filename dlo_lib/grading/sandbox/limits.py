@@ -54,6 +54,7 @@ class Limits:
             (resource.RLIMIT_CPU, self.cpu_seconds),
             (resource.RLIMIT_NOFILE, self.descriptors),
             (RLIMIT_SIGPENDING, self.signals),
+            (resource.RLIMIT_MEMLOCK, 0),  # the kernel counts it for all workers together
         ):
             _limit(kind, value)
 

@@ -25,9 +25,11 @@ from dataclasses import dataclass
 
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_ANY, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, FOURTH_ARGUMENT = 0, 4, 16, 24, 40  # in seccomp_data
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24  # in seccomp_data
+THIRD_ARGUMENT, FOURTH_ARGUMENT = 32, 40
 X32 = 0x40000000  # x86-64's second numbering of the same calls
 NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS | NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET
+CLONE_PIDFD = 0x1000  # the inode of such a descriptor has the number of processes ever started
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
 # Families that gloo and getifaddrs need. Internet addresses need no refusal: the network namespace of a
 # worker has only a loopback device, through which the worker reaches no other process: not the host, not the
@@ -60,13 +62,21 @@ REFUSED = {
     # signals between workers: notification of events on a file, and the pages of a file that are in memory
     "inotify_init1": (294, 26), "mincore": (27, 232), "cachestat": (451, 451), "fadvise64": (221, 223),
     "readahead": (187, 213),
+    # numbers that the kernel counts for the whole machine: processes and memory, requests for asynchronous
+    # reading, processes ever started; and waiting until the machine has written its files
+    "sysinfo": (99, 179), "io_setup": (206, 0), "pidfd_open": (434, 434), "sync": (162, 81),
+    "syncfs": (306, 267),
 }  # fmt: skip
-# A filter can read the flags of clone, but not those of clone3. glibc and libffi have fallbacks for both.
-ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279)}
+# A filter can read the flags of clone, but not those of clone3. With a flag, preadv2 tells whether a page of
+# a file is in memory. glibc and libffi have fallbacks for the three.
+ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279), "preadv2": (327, 286)}
 ONLY_X86 = {"iopl": 172, "ioperm": 173, "modify_ldt": 154, "uselib": 134, "inotify_init": 253}
 SOCKET, SOCKETPAIR, CLONE = (41, 198), (53, 199), (56, 220)
 FORKS_OF_X86 = (57, 58)  # fork, vfork
-MMAP, PRCTL = (9, 222), (157, 167)
+EVENT = (290, 19)  # eventfd2: /proc/self/fdinfo has a number that counts those of the whole machine
+EVENT_OF_X86 = 284  # eventfd
+MMAP, PRCTL, MADVISE = (9, 222), (157, 167), (28, 233)
+EVICTIONS = (20, 21)  # MADV_COLD, MADV_PAGEOUT: they drop pages of a file that all workers share
 MAP_SHARED, MAP_ANONYMOUS, MAP_HUGE_PAGES = 0x01, 0x20, 0x40000
 CLONE_THREAD = 0x10000
 FLOCK, FCNTL = (73, 32), (72, 25)
@@ -130,8 +140,8 @@ def program(machine: Machine, rank: bool = False) -> bytes:
     """Return the instructions of the filter, 8 bytes each.
 
     A call of another architecture kills the process, a refused call fails, and all other calls pass. A
-    ``rank`` may also start no process and create no socket: sockets hold data that no process has received,
-    and descriptors in messages that no process has open.
+    ``rank`` may also start no process and create no socket and no event: sockets hold data that no process
+    has received, and descriptors in messages that no process has open.
     """
     column = machine.column
     code = [
@@ -165,16 +175,20 @@ def program(machine: Machine, rank: bool = False) -> bytes:
         _step(RETURN, ALLOW),
     ]
     code += _when(MMAP[column], mapping)
+    advice = [_step(LOAD, THIRD_ARGUMENT)]
+    advice += [part for value in EVICTIONS for part in _when(value, [_fail(errno.EINVAL)])]
+    code += _when(MADVISE[column], [*advice, _step(RETURN, ALLOW)])
     if rank:
-        for numbers in (SOCKET, SOCKETPAIR):
+        for numbers in (SOCKET, SOCKETPAIR, EVENT):
             code += _when(numbers[column], [_fail(errno.EPERM)])
         if column == 0:
+            code += _when(EVENT_OF_X86, [_fail(errno.EPERM)])
             code += [part for number in FORKS_OF_X86 for part in _when(number, [_fail(errno.EAGAIN)])]
     threads_only = [_step(JUMP_ANY, CLONE_THREAD, then=1), _fail(errno.EAGAIN)] if rank else []
     new_namespace = [
         _step(LOAD, FIRST_ARGUMENT),
         *threads_only,
-        _step(JUMP_ANY, NEW_NAMESPACE, otherwise=1),
+        _step(JUMP_ANY, NEW_NAMESPACE | CLONE_PIDFD, otherwise=1),
         _fail(errno.EPERM),
         _step(RETURN, ALLOW),
     ]

@@ -279,6 +279,13 @@ CALLS = {
     "who holds a lock": "syscall(72, 0, 5, 0)",
     "a pipe that holds a tensor": "syscall(72, 1, 1031, 1 << 20)",
     "32-bit numbering": "syscall(0x40000000 | 39)",
+    "how many processes the machine has": "syscall(99, ctypes.create_string_buffer(256))",
+    "requests counted for the machine": "syscall(206, 1, ctypes.byref(ctypes.c_ulong()))",
+    "the number of a process ever started": "syscall(434, os.getpid(), 0)",
+    "a process with such a number": "syscall(56, 0x1000 | 17, 0, 0, 0, 0)",
+    "waiting for the machine's files": "syscall(162)",
+    "waiting for a file system": "syscall(306, 1)",
+    "locked memory, counted for a user": "syscall(149, id(0), 1)",
 }
 
 
@@ -294,7 +301,9 @@ def test_the_call_is_refused(inside: Callable[..., Any], call: str) -> None:
     os.uname().machine != "x86_64", reason="NOT TESTED HERE: numbers of x86-64's system calls"
 )
 @pytest.mark.parametrize(
-    "call", ["syscall(435, 0, 0)", "syscall(319, b'x', 0)"], ids=["clone3", "memfd_create"]
+    "call",
+    ["syscall(435, 0, 0)", "syscall(319, b'x', 0)", "syscall(327, 0, 0, 0, 0, 0, 8)"],
+    ids=["clone3", "memfd_create", "reading only what is in memory"],
 )
 def test_the_call_does_not_exist(inside: Callable[..., Any], call: str) -> None:
     assert inside(f"def attack(): return {call}") == 38  # ENOSYS
@@ -336,6 +345,76 @@ def test_a_lock_of_one_worker_is_no_signal_for_another(inside: Callable[..., Any
 )
 def test_what_other_workers_do_cannot_be_read(inside: Callable[..., Any], file: str) -> None:
     assert inside(f"def attack(): return attempt(lambda: open('/proc/{file}').read())") == "FileNotFoundError"
+
+
+OF_OTHERS = {  # what a worker reads about processes, while a child of another worker computes
+    "whose processors": "os.sched_getaffinity(busy)",
+    "whose priority": "os.getpriority(os.PRIO_PROCESS, busy)",
+    "the priority of all of a user": "os.getpriority(os.PRIO_USER, os.getuid())",
+    "the time of children": "resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime",
+    "the processes": "[name for name in os.listdir('/proc') if name.isdigit()]",
+    "the limit of another": "resource.prlimit(busy, resource.RLIMIT_NOFILE)",
+    "the clock of another": "time.clock_gettime((~busy << 3) | 2)",
+}
+BUSY = """
+import os, signal, threading
+def start():
+    child = os.fork()
+    if child == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        while True: pass
+    return child
+"""
+
+
+def test_a_worker_reads_the_same_whether_another_one_computes(
+    inside: Callable[..., Any], sandbox: Zygote
+) -> None:
+    """Calls that name another process or count those of a user end at the pid namespace."""
+    read = ", ".join(f"attempt(lambda: {text})" for text in OF_OTHERS.values())
+    source = f"import resource\nbusy = 2\ndef attack(): return [{read}]"
+    before = inside(source)
+    other = sandbox.worker()
+    other.ask(deadline_after(20), do="load", cells=[{"id": "a", "own": True, "source": BUSY}])
+    assert other.ask(deadline_after(20), do="call", name="start", args=[], kwargs={})["value"] == 2
+    assert inside(source) == before
+    other.close()
+    assert before[0] == "ProcessLookupError"
+    assert before[4] == "['1']"
+
+
+def test_reading_a_file_leaves_no_trace_in_its_times(inside: Callable[..., Any]) -> None:
+    """Workers see the same files, so the time of the last access would be a signal."""
+    attack = """
+def attack():
+    import statistics
+    before = os.stat(statistics.__file__).st_atime_ns
+    open(statistics.__file__).read()
+    return os.stat(statistics.__file__).st_atime_ns - before
+"""
+    before = time.time_ns()
+    file = Path(functools.__file__).with_name("statistics.py")
+    assert inside(attack) == 0
+    assert file.stat().st_atime_ns < before
+
+
+def test_the_free_space_of_a_shared_folder_is_not_what_a_worker_fills(
+    inside: Callable[..., Any], sandbox: Zygote
+) -> None:
+    source = """
+def attack():
+    places = ["/tmp", "/dev/shm", "/dev", "/"]
+    return [(os.statvfs(place).f_bfree, os.statvfs(place).f_ffree) for place in places]
+"""
+    before = inside(source)
+    other = sandbox.worker()
+    fill = "import os\ndef fill(): return [open(f'{place}/x', 'wb').write(bytes(1 << 22)) for place in "
+    fill += "('/tmp/work', '/dev/shm')]"
+    other.ask(deadline_after(20), do="load", cells=[{"id": "a", "own": True, "source": fill}])
+    assert "value" in other.ask(deadline_after(20), do="call", name="fill", args=[], kwargs={})
+    assert inside(source) == before
+    other.close()
 
 
 @pytest.mark.parametrize("target", ["1", "os.getppid()", "-1", "0 * 1 + 3"])

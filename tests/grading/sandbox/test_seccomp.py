@@ -35,12 +35,13 @@ def verdict(
     argument: int = 0,
     second: int = 0,
     audit: int | None = None,
+    third: int = 0,
     fourth: int = 0,
     rank: bool = False,
 ) -> int:
     """Return the result of the filter for a call."""
     head = (number, machine.audit if audit is None else audit, 0)
-    data = struct.pack("<IIQQQQQ", *head, argument, second, 0, fourth)
+    data = struct.pack("<IIQQQQQ", *head, argument, second, third, fourth)
     code = program(machine, rank)
     steps = [struct.unpack_from("HBBI", code, place) for place in range(0, len(code), 8)]
     place, loaded = 0, 0
@@ -82,6 +83,7 @@ def test_the_first_argument_decides_for_sockets_and_forks(machine: Machine) -> N
     assert verdict(machine, CLONE[machine.column], 17) == ALLOW  # SIGCHLD: a fork
     assert verdict(machine, CLONE[machine.column], 0x3D0F00) == ALLOW  # a thread of glibc's
     assert verdict(machine, CLONE[machine.column], 0x10000000 | 17) == EPERM  # CLONE_NEWUSER
+    assert verdict(machine, CLONE[machine.column], 0x1000 | 17) == EPERM  # CLONE_PIDFD
 
 
 @pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
@@ -116,15 +118,24 @@ def test_shared_memory_without_a_file_and_huge_pages_are_refused(machine: Machin
 
 
 @pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
+def test_no_advice_drops_pages_of_a_file_that_all_workers_share(machine: Machine) -> None:
+    advice = {value: verdict(machine, seccomp.MADVISE[machine.column], third=value) for value in range(110)}
+    assert {value: result for value, result in advice.items() if result != ALLOW} == {
+        20: ERRNO | errno.EINVAL, 21: ERRNO | errno.EINVAL,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
 def test_only_the_judge_installs_a_filter(machine: Machine) -> None:
     options = {option: verdict(machine, seccomp.PRCTL[machine.column], option) for option in range(80)}
     assert {option for option, result in options.items() if result != ALLOW} == {seccomp.PR_SET_SECCOMP}
 
 
 @pytest.mark.parametrize("machine", PROCESSORS, ids=["x86-64", "AArch64"])
-def test_a_rank_starts_threads_but_no_process_and_no_socket(machine: Machine) -> None:
+def test_a_rank_starts_threads_but_no_process_no_socket_and_no_event(machine: Machine) -> None:
     column, again = machine.column, ERRNO | errno.EAGAIN
-    for numbers in (SOCKET, seccomp.SOCKETPAIR):
+    assert column == 1 or verdict(machine, seccomp.EVENT_OF_X86, rank=True) == EPERM
+    for numbers in (SOCKET, seccomp.SOCKETPAIR, seccomp.EVENT):
         assert verdict(machine, numbers[column], socket.AF_UNIX, rank=True) == EPERM
     assert verdict(machine, CLONE[column], 17, rank=True) == again
     assert verdict(machine, CLONE[column], 0x3D0F00, rank=True) == ALLOW  # a thread of glibc's
