@@ -1,7 +1,7 @@
 """A process that forks the student's processes, so that torch is imported once and each starts in
 milliseconds.
 
-While it waits for requests, the zygote collapses its memory into huge pages (``huge_pages``), which makes a
+While it has no worker, the zygote collapses its memory into huge pages (``huge_pages``), which makes a
 fork three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
 it imports anything. A request is a datagram with two descriptors: the worker's end of the channel, and the
 end of a socket on which the judge learns how the worker started and ended. When the judge closes its end of
@@ -61,8 +61,11 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     workers.poll.register(woken, select.POLLIN)
     gathering, more = collapse(), True
     while True:
-        ready = dict(workers.poll.poll(0 if more else None))
-        if not ready:
+        # Not while a worker lives: it would be left as the only owner of the small pages, which would count
+        # as pages that it has overwritten.
+        gathers = more and not workers.lines
+        ready = dict(workers.poll.poll(0 if gathers else None))
+        if gathers and not ready:
             more = next(gathering, False)
         if woken in ready:
             with contextlib.suppress(BlockingIOError):

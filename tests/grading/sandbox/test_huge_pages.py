@@ -7,7 +7,10 @@ import textwrap
 
 import pytest
 
+from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.huge_pages import HUGE, MADV_COLLAPSE
+from dlo_lib.grading.sandbox.isolation import find_isolation
+from dlo_lib.grading.sandbox.remote_worker import deadline_after
 
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -68,3 +71,20 @@ def test_a_child_that_writes_changes_only_its_copy():
         print(chr(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), chr(memory[HUGE]))
     """)
     assert said == "c p"
+
+
+def test_a_worker_is_not_charged_for_what_the_zygote_collapses():
+    """A zygote that collapsed pages while a worker lives would leave it as their only owner."""
+    found = find_isolation()
+    if found.isolation is None or not allowed():
+        pytest.skip(f"NOT TESTED HERE: the sandbox {found.reasons}, or huge pages on request")
+    cell = {"id": "a", "own": True, "source": "def f(): pass"}
+    with Zygote(isolation=found.isolation) as zygote:  # it has not collapsed all its memory yet
+        (rank,) = zygote.ranks(1, [])
+        rank.ask(deadline_after(20), do="load", cells=[cell])
+        rank.expect_marks()
+        before = rank.held_bytes()
+        for _ in range(300):  # a collapsed page takes about as long as one of these calls
+            rank.ask(deadline_after(20), do="call", name="f", args=[], kwargs={})
+        assert rank.held_bytes() - before < 4 << 20
+        rank.close()
