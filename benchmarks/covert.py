@@ -6,8 +6,8 @@ channels that are open, because the kernel has no namespace for them:
 - the load of the processors, 2 bits a second: for a 1 the sender computes in four threads, for a 0 it
   sleeps; the reader counts the rounds of a loop in the time of a bit;
 - the numbers of new files, 50 bits a second: the kernel numbers the pipes of all processes one after the
-  other, on each processor; for a 1 the sender makes pipes, and the reader looks how far the number of the next
-  pipe went up;
+  other, on each processor; for a 1 the sender makes pipes, and the reader looks how far the number of
+  the next pipe went up;
 - pages of a file in memory, 50 bits a second: for a 1 the sender reads a page that no process has read
   before; the reader reads it too and sees by its count of page faults whether the disk was needed. Each page
   tells one bit, until the machine forgets it.
