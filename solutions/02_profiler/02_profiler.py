@@ -894,7 +894,7 @@ print(f"usable on {card.title}: {card.usable_bytes / 2**30:.1f} GiB" if card els
 # %% [markdown] id="same_text"
 # ## 14 · The same with PyTorch and the library
 #
-# `key_averages()` is your table of section 2, with one line of code:
+# `key_averages()` is your table of section 2 in one line of code. It has the totals of the recorded steps, not means of a step:
 
 # %% id="averages" tags=["demo"]
 rows = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=8, max_name_column_width=24).split("\nSelf CPU time total")[0]

@@ -76,14 +76,37 @@ MUTANTS = [
         "check_parents",
         says="but not directly",
         replace={"found.append(stack[-1] if stack else None)": "found.append(stack[0] if stack else None)"},
-        also=["check_tracks", "check_self", "check_deep"],
+        also=["check_one_pass", "check_tracks", "check_self", "check_deep"],
     ),
     Mutant(
         "A span that begins at the end of another one is within it",
         "check_parents",
         says="close the spans that end at its begin",
         replace={'spans[stack[-1]]["end"] <= span["begin"]': 'spans[stack[-1]]["end"] < span["begin"]'},
-        also=["check_tracks", "check_self", "check_deep"],
+        also=["check_one_pass", "check_tracks", "check_self", "check_deep"],
+    ),
+    Mutant(
+        "A loop over all pairs",
+        "check_one_pass",
+        says="keep a stack of the open ones",
+        replace={
+            """
+            found, stacks = [], {}
+            for number, span in enumerate(spans):
+                stack = stacks.setdefault(span["track"], [])
+                while stack and spans[stack[-1]]["end"] <= span["begin"]:
+                    stack.pop()
+                found.append(stack[-1] if stack else None)
+                stack.append(number)
+            return found
+            """: """
+            found = []
+            for number, span in enumerate(spans):
+                around = [n for n in range(number) if spans[n]["track"] == span["track"] and spans[n]["end"] >= span["end"]]
+                found.append(around[-1] if around else None)
+            return found
+            """
+        },
     ),
     Mutant(
         "One stack for all tracks",
@@ -121,7 +144,7 @@ MUTANTS = [
         "check_parents",
         says="pop while the top has ended",
         replace={'while stack and spans[stack[-1]]["end"]': 'if stack and spans[stack[-1]]["end"]'},
-        also=["check_tracks", "check_self"],
+        also=["check_one_pass", "check_tracks", "check_self"],
     ),
     Mutant(
         "Nothing is subtracted from the first span",

@@ -7,6 +7,7 @@ from typing import Any
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import entry, near, wrong_if
 
+from .scenarios import reads_of_spans
 from .twins import (
     KIND_NAMES,
     LOADER,
@@ -149,11 +150,26 @@ def same_parents(student, t, spans: list[Span]) -> None:
         t.that(mine == want and type(mine) is type(want), message, number=number, mine=mine, want=want, **values)
 
 
-@check("nesting", points=2)
+@check("nesting", points=1)
 def check_parents(student, t):
     "The direct parent of each span of a track"
     for _ in range(2):
         same_parents(student, t, nested(t, two_tracks=False))
+
+
+READS = 20
+"""A pass with a stack reads a handful of values for each span."""
+
+
+@check("nesting", points=1)
+def check_one_pass(student, t):
+    "One pass: each span is compared with a few others"
+    spans = ordered(within(t, 0, 30 * READS, 2, OPERATORS))
+    found, reads = t.items(student.run(reads_of_spans, spans=spans), 2, "the result")
+    got = t.items(found, len(spans), "parents(...)")
+    t.that(got == parents_of(spans), "not tested yet: the parents are not right")
+    message = "{reads} values of {count} spans are read, because each span is compared with many others: keep a stack of the open ones."
+    t.that(t.number(reads, "the number of reads") <= READS * len(spans), message, reads=reads, count=len(spans))
 
 
 @check("nesting", points=1)

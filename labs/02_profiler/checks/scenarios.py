@@ -4,6 +4,24 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
+def reads_of_spans(student, spans):
+    """The parents, and how often a value of a span was read."""
+    reads = []
+
+    class Read(dict):
+        def __getitem__(self, key):
+            reads.append(key)
+            return dict.__getitem__(self, key)
+
+        def get(self, key, default=None):
+            reads.append(key)
+            return dict.get(self, key, default)
+
+    found = student.parents([Read(span) for span in spans])
+    return [found, len(reads)]
+
+
+@scenario
 def all_batches(student, images, labels, size, seed):
     """The batches of two epochs, and the images that were given."""
     given = images.clone()
