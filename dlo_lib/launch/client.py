@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
@@ -98,11 +100,11 @@ class Server:
         """Whether the server runs and belongs to this process."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def launch(self) -> socket.socket:
-        """Start a launch; return its control socket."""
+    def launch(self, modules: Sequence[str] = ()) -> socket.socket:
+        """Start a launch, for which the server imports ``modules`` first; return its control socket."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._socket, [b"L"], [theirs.fileno()])
+            socket.send_fds(self._socket, [json.dumps(modules).encode()], [theirs.fileno()])
         return ours
 
     def close(self) -> None:
@@ -125,7 +127,7 @@ _server: Server | None = None  # one per process: starting it takes longer than 
 _lock = threading.Lock()
 
 
-def _open_launch() -> socket.socket:
+def _open_launch(modules: Sequence[str]) -> socket.socket:
     global _server
     with _lock:
         if _server is not None and not _server.usable:
@@ -133,15 +135,29 @@ def _open_launch() -> socket.socket:
             _server = None
         if _server is None:
             _server = Server()
-        return _server.launch()
+        return _server.launch(modules)
+
+
+def end_server() -> None:
+    """End the server of this process, and all ranks of this process; the next launch starts a new one."""
+    global _server
+    with _lock:
+        if _server is not None:
+            _server.close()
+            _server = None
 
 
 class Launch:
-    """The ranks of one call. As a context manager, it ends all of them on exit."""
+    """The ranks of one call. As a context manager, it ends all of them on exit.
 
-    def __init__(self, world_size: int, job: bytes) -> None:
+    Args:
+        job: a pickled ``rank.LaunchSpec``.
+        modules: what the server imports before it forks the ranks.
+    """
+
+    def __init__(self, world_size: int, job: bytes, modules: Sequence[str] = ()) -> None:
         self.files: list[RankFiles] = []
-        self.control = _open_launch()
+        self.control = _open_launch(modules)
         self.board = Board(world_size)
         try:
             # The job is written once for all ranks. The listener is for the store that rank 0 serves: its
@@ -153,16 +169,28 @@ class Launch:
                 shared.write(job)
                 shared.flush()
                 for rank in range(world_size):
-                    self._fork(rank, shared.fileno(), listener.fileno())
+                    self.files.append(self._fork(rank, shared.fileno(), listener.fileno()))
         except BaseException:
             self.close()
             raise
 
-    def _fork(self, rank: int, job: int, listener: int) -> None:
+    def replace(self, rank: int, job: bytes, listener: socket.socket) -> None:
+        """Fork a new process for a rank whose process has ended."""
+        with _shared_file() as shared:
+            shared.write(job)
+            shared.flush()
+            files = self._fork(rank, shared.fileno(), listener.fileno())
+        self.files[rank].close()
+        self.files[rank] = files
+
+    def kill(self, rank: int) -> None:
+        """End the process of one rank; ``next_exit`` reports it."""
+        self.control.sendall(REQUEST.pack(ServerRequest.KILL, rank))
+
+    def _fork(self, rank: int, job: int, listener: int) -> RankFiles:
         channel, theirs = socket.socketpair()
         read, write = os.pipe()
         stack_file = _shared_file()
-        self.files.append(RankFiles(channel, read, stack_file))
         os.set_blocking(read, False)
         channel.setblocking(False)
         try:
@@ -171,6 +199,7 @@ class Launch:
         finally:
             theirs.close()
             os.close(write)
+        return RankFiles(channel, read, stack_file)
 
     def next_exit(self) -> tuple[int, int] | None:
         """Wait for the next (rank, wait status) from the server; None if no more will come."""

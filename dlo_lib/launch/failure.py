@@ -100,14 +100,14 @@ def describe_error(error: BaseException) -> tuple[str, str]:
     ('called sys.exit(3)', '')
     """
     error.__traceback__ = strip_library_frames(error.__traceback__)
-    first_line = str(error).split("\n", 1)[0]
+    first_line = str(error.msg if isinstance(error, SyntaxError) else error).split("\n", 1)[0]
     headline = (
         f"called sys.exit({error.code!r})"
         if isinstance(error, SystemExit)
         else f"raised {type(error).__name__}: {first_line}"
     )
     # Not raised in the caller's code: wrong arguments, a result that cannot be sent.
-    if error.__traceback__ is None:
+    if error.__traceback__ is None and not isinstance(error, SyntaxError):
         return (first_line if isinstance(error, UserError) else headline), ""
     return headline, "".join(traceback.format_exception(error))
 

@@ -8,14 +8,19 @@ their source line.
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 _OURS = str(Path(__file__).parent)
 _FUNCTION_OF_A_JOB = str(Path(__file__).parents[1] / "cluster" / "function_rank.py")
+_LIVE_RANKS = str(Path(__file__).parents[1] / "live_ranks")
+_SHELL = os.path.join(sysconfig.get_path("purelib"), "IPython", "core")
+_AROUND_THE_CALLER = (_OURS, _FUNCTION_OF_A_JOB, _LIVE_RANKS, _SHELL)
 _EXPLAINER = str(Path(__file__).parents[1] / "comm")
 _RANK = str(Path(__file__).with_name("rank.py"))
 _STACK_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
@@ -36,7 +41,7 @@ def register_sources(sources: dict[str, tuple[str, ...]]) -> None:
 
 def strip_library_frames(trace: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that starts in the caller's code."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OURS, _FUNCTION_OF_A_JOB)):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_AROUND_THE_CALLER):
         trace = trace.tb_next
     return trace
 

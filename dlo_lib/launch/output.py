@@ -44,10 +44,10 @@ class RankOutput:
 
     def _write(self, lines: list[bytes]) -> None:
         if lines:
-            sys.stdout.write("".join(f"{self._prefix}{_as_shown(line)}\n" for line in lines))
+            sys.stdout.write("".join(f"{self._prefix}{as_shown(line)}\n" for line in lines))
             sys.stdout.flush()
 
 
-def _as_shown(line: bytes) -> str:
+def as_shown(line: bytes) -> str:
     """Return what a terminal shows of a line; a progress bar redraws its line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")

@@ -67,6 +67,21 @@ class LaunchSpec:
     explain: bool
     trace: bool
     call: bytes
+    session: bool = False
+    """The function of ``call`` receives a :class:`SessionRank`, answers requests of the caller until it
+    leaves, and joins the process group itself."""
+
+
+@dataclass(frozen=True)
+class SessionRank:
+    """A rank of a session, with its connection to the caller."""
+
+    rank: int
+    job: LaunchSpec
+    channel: socket.socket
+    listener: socket.socket
+    board: int
+    """The file descriptor of the board."""
 
 
 def run_rank(
@@ -97,24 +112,32 @@ def run_rank(
         _populate_main(fn, *args, *kwargs.values())
         listener = socket.socket(fileno=listener_file)
         call = partial(fn, *args, **kwargs)
+        if job.session:
+            fn(SessionRank(rank, job, channel, listener, board), *args, **kwargs)
+            _end()
         if job.explain:
             result = _explained(call, job, listener, Board(job.world_size, board), rank)
         else:
-            _join(rank, job, listener)
+            join(rank, job, listener)
             result = _traced(call) if job.trace else call()
         kind, answer = RETURNED, pack_result(result)
     except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too, because the caller needs an answer
         _ignore_ends_of_workers()
-        kind, answer = RAISED, _report(error)
+        kind, answer = RAISED, error_report(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    channel.sendall(HEADER.pack(kind, len(answer)))
-    channel.sendall(answer)
+    send_message(channel, kind, answer)
     if names := _imported_since(at_fork):
         with contextlib.suppress(OSError):  # full: the next rank says it again
             say_imports.send(json.dumps(names).encode())
     channel.recv(1)  # all ranks have answered, or the caller has ended
     _end()
+
+
+def send_message(channel: socket.socket, kind: bytes, message: bytes) -> None:
+    """Send a message to the caller."""
+    channel.sendall(HEADER.pack(kind, len(message)))
+    channel.sendall(message)
 
 
 def _redirect_output(pipe: int) -> None:
@@ -169,7 +192,8 @@ def _populate_main(fn: Callable[..., Any], *values: Any) -> None:
     )
 
 
-def _join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
+def join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
+    """Join the process group; ``listener`` is the socket of the store that rank 0 serves."""
     port = listener.getsockname()[1]
     os.environ.update(
         RANK=str(rank),
@@ -206,7 +230,7 @@ def _explained(
     with record_row(row) as recorder:
         try:
             with recorder.joining():
-                _join(row.rank, job, listener)
+                join(row.rank, job, listener)
             with watched_leave(partial(wait_for_other_ranks, recorder, board)):
                 result = _traced(fn) if job.trace else fn()
         except BaseException:
@@ -248,7 +272,8 @@ def _end_of_a_worker() -> str:
     return "a process at the other end of a multiprocessing connection has ended: a DataLoader worker?"
 
 
-def _report(error: BaseException) -> bytes:
+def error_report(error: BaseException) -> bytes:
+    """Return the message for an error of this rank."""
     is_consequence = is_communication_error(error)
     if lost_a_worker(error):
         error = RuntimeError(_end_of_a_worker()).with_traceback(error.__traceback__)

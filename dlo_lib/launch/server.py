@@ -4,8 +4,8 @@ It replaces multiprocessing's ``forkserver``, which runs the caller's ``__main__
 without ``if __name__ == "__main__"`` would start itself again), belongs to the thread that started it, gives
 each rank a file that keeps the server alive when the caller is killed, and hides how a child ended. This
 server is a single-threaded loop over one socket:
-    the caller sends one *control* socket per launch; on it, FORK with a rank's files, or STACKS;
-    the end of the stream stops the launch
+    the caller sends one *control* socket per launch, and modules to import before it forks; on the control
+    socket, FORK with a rank's files, STACKS, or KILL; the end of the stream stops the launch
     the server answers with (rank, wait status) as each rank ends, and closes the socket when all have ended
 
 No process is left behind. The server holds a pidfd of the caller, which becomes readable when the caller ends
@@ -35,7 +35,7 @@ import socket
 import struct
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlo_lib.launch.failure import STACK_SIGNAL
@@ -48,6 +48,8 @@ REQUEST = struct.Struct("!ii")  # request, rank
 REPORT = struct.Struct("!ii")  # rank, wait status or -errno if the fork failed
 _PARENT_POLL_S = 0.5
 _DATAGRAM_BYTES = 1 << 20
+LAUNCH_BYTES = 1 << 16
+"""The most bytes of a message that starts a launch: the modules to import, as JSON."""
 
 
 class ServerRequest(enum.IntEnum):
@@ -55,6 +57,8 @@ class ServerRequest(enum.IntEnum):
 
     FORK = 1
     STACKS = 2
+    KILL = 3
+    """End one rank."""
 
 
 @dataclass
@@ -106,10 +110,12 @@ class _Server:
         self._selector.register(source, selectors.EVENT_READ, call)
 
     def _on_launch(self) -> None:
-        data, files, _, _ = socket.recv_fds(self._client, 1, 1)
+        # One message at a time, because the kernel does not join messages that carry files.
+        data, files, _, _ = socket.recv_fds(self._client, LAUNCH_BYTES, 1)
         if not data:
             self._leave()
         self._import_what_ranks_did()
+        self._import(json.loads(data))
         for file in files:
             launch = _Launch(socket.socket(fileno=file))
             self._launches.append(launch)
@@ -118,12 +124,15 @@ class _Server:
     def _import_what_ranks_did(self) -> None:
         with contextlib.suppress(BlockingIOError):  # no rank has more to say
             while True:
-                for name in json.loads(self._imports.recv(_DATAGRAM_BYTES)):
-                    # The next rank that needs a module which cannot be imported fails by
-                    # itself, where it is seen.
-                    with contextlib.suppress(Exception):
-                        importlib.import_module(name)
-                _settle()
+                self._import(json.loads(self._imports.recv(_DATAGRAM_BYTES)))
+
+    def _import(self, names: Sequence[str]) -> None:
+        for name in names:
+            # The next rank that needs a module which cannot be imported fails by itself, where it is seen.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if names:
+            _settle()
 
     def _on_request(self, launch: _Launch) -> None:
         try:
@@ -139,6 +148,10 @@ class _Server:
         elif what == ServerRequest.STACKS:
             for pid in launch.ranks:
                 os.kill(pid, STACK_SIGNAL)
+        elif what == ServerRequest.KILL:
+            for pid, other in launch.ranks.items():
+                if other == rank:
+                    _signal_group(pid, signal.SIGKILL)
 
     def _fork(self, launch: _Launch, rank: int, files: list[int]) -> None:
         try:

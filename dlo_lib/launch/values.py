@@ -62,6 +62,20 @@ def unpack_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[
     return cloudpickle.loads(data)
 
 
+def pack_variables(values: Mapping[str, Any]) -> bytes:
+    """Return variables with their names as bytes, which ``unpack_result`` reads.
+
+    Raises:
+        UserError: a value cannot be sent to another process; the message names it.
+    """
+    _send_unimportable_modules_as_code()
+    try:
+        return _pickled(dict(values))
+    except Exception as error:
+        culprit = next((name for name, value in values.items() if not _can_be_sent(value)), "a variable")
+        raise UserError(f"{culprit} cannot be sent to the ranks ({_first_line(error)}): {_ADVICE}") from error
+
+
 def pack_result(value: Any) -> bytes:
     """Return a rank's result as bytes.
 

@@ -41,6 +41,8 @@ class RankView:
     last: Call | None = None
     issued: dict[tuple, int] = field(default_factory=lambda: defaultdict(int))
     """Number of calls it issued, by (send, receive or collective, channel)."""
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The members of the groups on which it issued calls."""
 
     @property
     def ended(self) -> bool:
@@ -56,6 +58,7 @@ class RankView:
         """Count a call of this rank."""
         if call.kind is not Kind.JOIN:
             self.last = call
+        self.members[call.group] = call.members
         self.issued[_key(call.kind, call.channel(self.rank))] = call.sequence
 
 
@@ -111,6 +114,29 @@ def missing_partners(view: RankView, views: dict[int, RankView]) -> set[int]:
         for rank in partners
         if rank != me and issued(rank, call.kind, call.channel(rank)) < call.sequence
     }
+
+
+def all_matched(views: dict[int, RankView]) -> bool:
+    """Whether each rank has issued the calls that match all calls of the others, so that the next calls of
+    all ranks meet. Receives from any rank count as not matched, because their senders are not known.
+    """
+    return not any(view.lost for view in views.values()) and all(
+        views[other].issued.get((answer, *channel), 0) == count
+        for view in views.values()
+        for (kind, *channel), count in view.issued.items()
+        for other, answer in _partners(kind, channel, view)
+    )
+
+
+def _partners(kind: Kind | None, channel: list, view: RankView) -> list[tuple[int, Kind | None]]:
+    """Return the ranks that match the calls of ``view`` on a channel, and what they call there."""
+    if kind is Kind.SEND:
+        return [(channel[2], Kind.RECV)]
+    if kind is Kind.RECV:
+        return [(channel[1], Kind.SEND)]
+    if kind is Kind.RECV_ANY:
+        return [(view.rank, None)]  # which it never calls
+    return [(other, None) for other in view.members[channel[0]]]
 
 
 def _tree_neighbours(members: tuple[int, ...], root: int, me: int) -> set[int]:
