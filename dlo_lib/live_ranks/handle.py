@@ -15,7 +15,7 @@ from dlo_lib.errors import UserError, require_count
 from dlo_lib.launch.client import end_server
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.launch.values import pack_variables, unpack_result
-from dlo_lib.live_ranks.messages import ASSIGN, COMPLETE, EVALUATE, RUN, Cell
+from dlo_lib.live_ranks.messages import ASSIGN, COMPLETE, EVALUATE, RUN, RankCell
 from dlo_lib.live_ranks.session import Reply, Session
 from dlo_lib.live_ranks.transcript import Transcript
 from dlo_lib.text import tr
@@ -117,7 +117,7 @@ class Ranks:
 
     def run(
         self,
-        cell: Cell,
+        cell: RankCell,
         rank: int | None = None,
         progress: Callable[[Sequence[Transcript]], None] = lambda _: None,
     ) -> tuple[Reply, list[Transcript]]:

@@ -26,7 +26,7 @@ from IPython.display import display
 
 from dlo_lib.errors import UserError
 from dlo_lib.live_ranks.handle import Ranks
-from dlo_lib.live_ranks.messages import Cell
+from dlo_lib.live_ranks.messages import RankCell
 from dlo_lib.live_ranks.transcript import Transcript
 from dlo_lib.live_ranks.view import bundle, sections
 from dlo_lib.text import tr
@@ -44,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Options:
+class MagicOptions:
     """The line of a magic."""
 
     number: int | None = None
@@ -52,11 +52,11 @@ class Options:
     merge: bool = True
 
 
-def parse(magic: str, line: str) -> Options:
+def parse(magic: str, line: str) -> MagicOptions:
     """Return the options of a line.
 
     >>> parse("ranks", "4 --tabs")
-    Options(number=4, tabs=True, merge=True)
+    MagicOptions(number=4, tabs=True, merge=True)
 
     Raises:
         UserError: the line has something else.
@@ -75,7 +75,7 @@ def parse(magic: str, line: str) -> Options:
     if wrong:
         usage = "%%ranks 4, with --tabs or --stacked" if magic == "ranks" else "%%rank 2"
         raise UserError(f'"%%{magic} {line}" is not understood: write {usage}')
-    return Options(int(numbers[0]) if numbers else None, "--tabs" in flags, "--stacked" not in flags)
+    return MagicOptions(int(numbers[0]) if numbers else None, "--tabs" in flags, "--stacked" not in flags)
 
 
 @magics_class
@@ -84,6 +84,7 @@ class LiveMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
+        self._shell = shell
         self.ranks = Ranks(shell.user_ns)
 
         @context_matcher(identifier="dlo_lib.live_ranks")
@@ -92,7 +93,7 @@ class LiveMagics(Magics):
 
         self.matcher = matcher
 
-    @cell_magic("ranks")
+    @cell_magic("ranks")  # type: ignore[arg-type]
     def run_on_all(self, line: str, cell: str) -> None:
         """Run the cell on all ranks: `%%ranks 4`. The variables of the ranks stay."""
         options = self._options("ranks", line)
@@ -105,7 +106,7 @@ class LiveMagics(Magics):
         except UserError as error:
             raise UsageError(str(error)) from None
 
-    @cell_magic("rank")
+    @cell_magic("rank")  # type: ignore[arg-type]
     def run_on_one(self, line: str, cell: str) -> None:
         """Run the cell on one rank: `%%rank 2`."""
         options = self._options("rank", line)
@@ -114,14 +115,14 @@ class LiveMagics(Magics):
         except UserError as error:
             raise UsageError(str(error)) from None
 
-    def _options(self, magic: str, line: str) -> Options:
+    def _options(self, magic: str, line: str) -> MagicOptions:
         try:
             return parse(magic, line)
         except UserError as error:
             raise UsageError(str(error)) from None
 
-    def _run(self, magic: str, code: str, rank: int | None, options: Options) -> None:
-        view = _View(options, live=hasattr(self.shell, "kernel"))
+    def _run(self, magic: str, code: str, rank: int | None, options: MagicOptions) -> None:
+        view = _View(options, live=hasattr(self._shell, "kernel"))
         reply = transcripts = None
         try:
             reply, transcripts = self.ranks.run(self._cell(magic, code), rank, view.progress)
@@ -133,15 +134,16 @@ class LiveMagics(Magics):
         if reply.failure is not None:
             raise reply.failure
 
-    def _cell(self, magic: str, code: str) -> Cell:
+    def _cell(self, magic: str, code: str) -> RankCell:
         source = f"{magic}\n{code}"
-        shell = self.shell
+        shell = self._shell
         # execution_count is that of the next cell, or of this one, depending on the version of IPython.
+        assert shell.history_manager is not None
         number = len(shell.history_manager.input_hist_raw) - 1
         file = shell.compile.cache(source, number, raw_code=source)
         # The first line keeps the numbers of the lines. A magic of the whole cell must come first.
         numbered = code if code.startswith("%%") else f"#{magic}\n{code}"
-        return Cell(numbered, source, file)
+        return RankCell(numbered, source, file)
 
     def _complete(self, context: CompletionContext) -> SimpleMatcherResult:
         """Complete a name of a cell that runs on ranks, there."""
@@ -167,7 +169,7 @@ class LiveMagics(Magics):
 class _View:
     """The output of the cell in the notebook, which is updated while the ranks work."""
 
-    def __init__(self, options: Options, live: bool) -> None:
+    def __init__(self, options: MagicOptions, live: bool) -> None:
         self._options = options
         self._live = live  # a terminal cannot change what it has shown
         self._handle: Any = None

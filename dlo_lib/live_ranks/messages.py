@@ -34,7 +34,7 @@ def mark(number: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Request:
+class RankRequest:
     """A request as a rank receives it, with the file descriptors that came with it."""
 
     kind: bytes
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RankCell:
     """A cell that ranks run.
 
     Attributes:
@@ -69,7 +69,7 @@ def send_request(
         channel.setblocking(False)
 
 
-def receive_request(channel: socket.socket) -> Request | None:
+def receive_request(channel: socket.socket) -> RankRequest | None:
     """Wait for the next request; None if there will be none."""
     header, files, _, _ = socket.recv_fds(channel, HEADER.size, _FILES)
     header += _read(channel, HEADER.size - len(header)) if header else b""
@@ -77,7 +77,7 @@ def receive_request(channel: socket.socket) -> Request | None:
         return None
     kind, size = HEADER.unpack(header)
     content = _read(channel, size)
-    return Request(kind, content, tuple(files)) if len(content) == size else None
+    return RankRequest(kind, content, tuple(files)) if len(content) == size else None
 
 
 def _read(channel: socket.socket, size: int) -> bytes:

@@ -42,7 +42,7 @@ from dlo_lib.live_ranks.messages import (
     JOIN,
     RUN,
     SIGNAL,
-    Request,
+    RankRequest,
     receive_request,
 )
 from dlo_lib.live_ranks.rank_shell import start_shell
@@ -73,7 +73,7 @@ class LiveRank:
         self._shell = start_shell(here.channel, names)
         self._interruptible = False
         self._main = threading.get_ident()
-        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[RankRequest | None] = queue.SimpleQueue()
         signal.signal(signal.SIGINT, self._on_signal)
         threading.Thread(target=self._read_requests, name="dlo-requests", daemon=True).start()
 
@@ -87,7 +87,7 @@ class LiveRank:
             gc.collect()  # closes the sockets of the old group and its board, which are in cycles
             listener, board = socket.socket(fileno=request.files[0]), request.files[1]
 
-    def _as_member(self, listener: socket.socket, board_file: int) -> Request | None:
+    def _as_member(self, listener: socket.socket, board_file: int) -> RankRequest | None:
         """Join a process group, and answer requests; return the one that asks to join another group."""
         rank, job = self._here.rank, self._here.job
         board = Board(job.world_size, board_file)
@@ -105,7 +105,7 @@ class LiveRank:
             dist.destroy_process_group()
         return request
 
-    def _answer_requests(self, recorder: RankRecorder) -> Request | None:
+    def _answer_requests(self, recorder: RankRecorder) -> RankRequest | None:
         answers: dict[bytes, Callable[[bytes], bytes]] = {
             RUN: self._run,
             EVALUATE: self._evaluate,

@@ -24,13 +24,12 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
 from dlo_lib.launch.frames import register_sources
 from dlo_lib.launch.rank import send_message
-from dlo_lib.live_ranks.messages import OUTPUT, Cell, mark
+from dlo_lib.live_ranks.messages import OUTPUT, RankCell, mark
 
 INLINE = "module://matplotlib_inline.backend_inline"
 
@@ -60,7 +59,7 @@ class OutputSender:
 class RankDisplayPublisher(DisplayPublisher):
     """Receives what ``display`` shows."""
 
-    sender: OutputSender = AnyTrait()
+    sender: OutputSender
 
     def publish(  # type: ignore[override]
         self,
@@ -87,6 +86,7 @@ class RankDisplayHook(DisplayHook):
 
     def write_format_data(self, format_dict: dict, md_dict: dict | None = None) -> None:
         """Send the value."""
+        assert self.shell is not None
         self.shell.display_pub.sender.send("show", format_dict)
 
     def finish_displayhook(self) -> None:
@@ -97,7 +97,7 @@ class RankDisplayHook(DisplayHook):
 class NamedCompiler(CachingCompiler):
     """Compiles a cell under the file name that it has in the notebook, so that tracebacks lead there."""
 
-    cell: Cell | None = None
+    cell: RankCell | None = None
 
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         """Return the name."""
@@ -112,8 +112,10 @@ class RankShell(InteractiveShell):
     display_pub_class = Type(RankDisplayPublisher)
     displayhook_class = Type(RankDisplayHook)
     compiler_class = Type(NamedCompiler)
+    compile: NamedCompiler
+    display_pub: RankDisplayPublisher
 
-    def run(self, cell: Cell) -> None:
+    def run(self, cell: RankCell) -> None:
         """Run a cell.
 
         Raises:
@@ -128,9 +130,9 @@ class RankShell(InteractiveShell):
         if error is not None:
             raise error
 
-    def completions(self, text: str, cursor: int) -> list[tuple[int, int, str, str]]:
+    def completions(self, text: str, cursor: int) -> list[tuple[int, int, str, str | None]]:
         """Return the completions of ``text`` at ``cursor``: begin, end, text and type of each."""
-        self.Completer.use_jedi = False  # which looks at source code; here the objects are at hand
+        self.Completer.use_jedi = False  # which reads source code; here the objects exist
         with provisionalcompleter():
             found = self.Completer.completions(text, cursor)
             return [(one.start, one.end, one.text, one.type) for one in found]

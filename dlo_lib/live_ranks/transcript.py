@@ -48,7 +48,7 @@ class Text:
 
 
 @dataclass
-class Shown:
+class RichOutput:
     """An output with rich content: ``data`` by MIME type."""
 
     data: dict[str, Any]
@@ -64,7 +64,7 @@ class Transcript:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending: dict[int, dict[str, Any]] = {}
         """Outputs whose marks have not been read yet, by number."""
-        self._items: list[Text | Shown] = []
+        self._items: list[Text | RichOutput] = []
         self._left_out = 0
         self.changed = False
         """Something has been added since this was set to False."""
@@ -73,10 +73,10 @@ class Transcript:
         """Read from another pipe from now on, because the rank has a new process."""
         self._pipe = pipe
 
-    def items(self) -> Iterator[str | Shown]:
+    def items(self) -> Iterator[str | RichOutput]:
         """Yield texts and outputs in their order."""
         for item in self._items:
-            if isinstance(item, Shown):
+            if isinstance(item, RichOutput):
                 yield item
             elif text := str(item).removesuffix("\n"):
                 yield text
@@ -136,9 +136,9 @@ class Transcript:
             self._items.clear()
         elif output["action"] == "update":
             for item in self._items:
-                if isinstance(item, Shown) and item.display_id == output["display_id"]:
+                if isinstance(item, RichOutput) and item.display_id == output["display_id"]:
                     item.data = output["data"]
-        elif sum(isinstance(item, Shown) for item in self._items) < _SHOWN:
-            self._items.append(Shown(output["data"], output["display_id"]))
+        elif sum(isinstance(item, RichOutput) for item in self._items) < _SHOWN:
+            self._items.append(RichOutput(output["data"], output["display_id"]))
         else:
             self._left_out += 1

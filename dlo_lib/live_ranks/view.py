@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlo_lib.comm.deadlock.vocabulary import ranks_in_words
-from dlo_lib.live_ranks.transcript import Shown, Transcript
+from dlo_lib.live_ranks.transcript import RichOutput, Transcript
 from dlo_lib.markup import render
 from dlo_lib.text import tr
 
@@ -36,7 +36,7 @@ class Section:
     """The output of some ranks, which is the same: texts and outputs in their order."""
 
     label: str
-    items: tuple[str | Shown, ...]
+    items: tuple[str | RichOutput, ...]
 
     def parts(self) -> list[tuple[str, Any]]:
         """Return each item as (how it is shown, content): markup, an image's MIME type, or text."""
@@ -56,7 +56,7 @@ class Section:
 def sections(transcripts: Sequence[Transcript], merge: bool = True) -> list[Section]:
     """Return the sections of all ranks that have put out something, in the order of ranks."""
     outputs = [tuple(transcript.items()) for transcript in transcripts]
-    ranks_of: list[tuple[tuple[str | Shown, ...], list[int]]] = []
+    ranks_of: list[tuple[tuple[str | RichOutput, ...], list[int]]] = []
     for rank, items in enumerate(outputs):
         same = next((ranks for other, ranks in ranks_of if merge and other == items), None)
         if same is not None:
@@ -93,7 +93,7 @@ def _label(ranks: Sequence[int], world_size: int) -> str:
     return ranks_in_words(ranks)
 
 
-def _part(item: str | Shown) -> tuple[str, Any]:
+def _part(item: str | RichOutput) -> tuple[str, Any]:
     if isinstance(item, str):
         return "text", _ANSI.sub("", item)
     kind = next((kind for kind in _KINDS if kind in item.data), None)

@@ -98,6 +98,24 @@ def own_number() -> str:
 
 print("\n".join(run_ranks(own_number, 4)))
 
+# %% [markdown] id="live_text"
+# `run_ranks` ends its ranks. Ranks of `%%ranks 4` live as long as the notebook: they run a whole cell, and their
+# variables are there in the next one. The number of each rank is in `rank`. Run the next three cells, then change the
+# second one and run it again: multiply instead of adding (`dist.all_reduce(x, op=dist.ReduceOp.PRODUCT)`), or use eight ranks.
+
+# %% id="load_live" tags=["demo"]
+# %load_ext dlo_lib.live_ranks
+
+# %% id="show_live" tags=["demo"]
+# %%ranks 4
+x = torch.tensor([1.0, 10.0]) * (dist.get_rank() + 1)
+print("mine", x.tolist())
+dist.all_reduce(x)
+
+# %% id="show_live_again" tags=["demo"]
+# %%ranks
+x
+
 # %% [markdown] id="lock_text"
 # ## 3 · A deadlock that explains itself
 #

@@ -24,6 +24,18 @@ def parsed(text: str) -> ast.Module:
         return ast.Module([], [])
 
 
+def parsed_cell(source: str) -> ast.Module:
+    """Return the syntax tree of a cell of a lab, without its magics.
+
+    Raises:
+        SyntaxError: the rest is no Python.
+    """
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.parse(LINE_OF_IPYTHON.sub("", source))
+
+
 def imported_modules(sources: Iterable[str]) -> list[str]:
     """Return the modules that these cells import, also in functions, in order. ``from a import b`` names both
     a and a.b, of which the second may be no module. A name with other letters than ASCII, or a very long one,

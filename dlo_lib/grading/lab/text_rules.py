@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource, defined_names
+from dlo_lib.grading.lab.syntax import parsed_cell
 
 EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$")
 SECTION = "## "
@@ -92,9 +93,9 @@ def prediction_faults(lab: LabSource) -> list[str]:
     faults = []
     for cell in lab.cells:
         if cell.kind is CellKind.PREDICTION:
-            known |= set(defined_names(ast.parse(cell.source)))
+            known |= set(defined_names(parsed_cell(cell.source)))
         elif cell.kind is CellKind.DEMO:
-            tree = ast.parse(cell.source)
+            tree = parsed_cell(cell.source)
             first = next((node for node in tree.body if not isinstance(node, NO_WORK)), None)
             late = _names(tree) & known - (set() if first is None else _names(first))
             faults += [

@@ -42,7 +42,8 @@ MAX_OUTPUT = 1 << 20  # characters of one cell; more output is reported as cut
 # Magics that define nothing, and the help of a name. IPython overwrites 3 to 4 MiB of memory for each.
 WITHOUT_EFFECT = re.compile(
     r"^%%time\b.*$|^%(timeit|matplotlib|config|load_ext|autoreload)\b.*$"
-    r"|^\?{1,2}[\w.]+[ \t]*$|^[\w.]+\?{1,2}[ \t]*$",
+    r"|^\?{1,2}[\w.]+[ \t]*$|^[\w.]+\?{1,2}[ \t]*$"
+    r"|\A\s*%%ranks?\b(?s:.*)",  # a cell that runs on ranks of the notebook
     re.MULTILINE,
 )
 
