@@ -213,8 +213,10 @@ class Session:
         """Replace the ranks whose processes have ended since the last request."""
         request = _Request(self._launch, self._watcher, transcripts, (), lambda: None)
         try:
-            while request.wait(time.monotonic() + 0.001, 0):
-                pass
+            seen = -1
+            while seen < len(request.ended):  # each look reads the end of one rank
+                seen = len(request.ended)
+                request.wait(None, 0)
         finally:
             request.close()
         return self._renew(request.ended, tr("A rank has ended")) if request.ended else []

@@ -118,7 +118,25 @@ explore(figures.ring_messages, ranks=[2, 3, 4, 5, 6], step=range(11))
 #
 # **Core · 6 min · ●○○**
 #
-# Before you write collectives, use one. Draw random points in the unit square. The fraction of points with
+# Before you write collectives, use one by hand. `%%ranks 4` runs a cell on four ranks, whose variables stay for
+# the next cell. Run the three cells below, then change the last one: reduce to one rank (`dist.reduce`), or let
+# rank 1 skip the call. The ranks survive a deadlock, so you can try anything.
+
+# %% id="load_live" tags=["demo"]
+# %load_ext dlo_lib.live_ranks
+
+# %% id="play_live" tags=["demo"]
+# %%ranks 4
+x = torch.arange(3.0) + 10 * dist.get_rank()
+x
+
+# %% id="play_live_call" tags=["demo"]
+# %%ranks
+dist.broadcast(x, src=2)
+x
+
+# %% [markdown] id="pi_exercise"
+# Draw random points in the unit square. The fraction of points with
 # *x² + y² ≤ 1* estimates π/4. Each rank has drawn its own points; **all** ranks need the estimate from
 # **all** points.
 #
