@@ -2,9 +2,9 @@
 
 Code becomes tokens. A name is one token for all names, except keywords, built-ins, names after a dot and the
 names that the released notebook defines (``dist``, ``config``, a function of an earlier step): a student
-cannot rename these. Numbers and short strings without a space keep their value, because results depend on
-them; other strings are messages and one token. Comments, layout, docstrings and statements that do nothing
-are dropped. A fingerprint is the hash of
+cannot rename these, unless the cell binds them anew, as a parameter or a variable. Numbers and short strings
+without a space keep their value, because results depend on them; other strings are messages and one token.
+Comments, layout, docstrings and statements that do nothing are dropped. A fingerprint is the hash of
 
 - a *run*, K tokens in a row: it shows copied passages, also in another cell;
 - a *statement* of at least ``LEAST_STATEMENT`` tokens, with the cell that it is in: it is the same after
@@ -42,6 +42,15 @@ TOKEN = re.compile(
       | (?P<operator>\*\*=?|//=?|->|:=|[-+*/%@&|^=<>!]=|<<|>>|.)""",  # noqa: E501 - a pattern without white space
     re.VERBOSE | re.DOTALL,
 )
+# The parameters of a function, the targets of an assignment in a block, those of a loop; bounded, so that a
+# hostile text takes linear time
+BINDING = re.compile(
+    r"\bdef\s{1,9}\w{1,99}\s{0,9}\(([^)]{0,999})\)|\blambda\s{1,9}([^:]{0,200}):"
+    r"|^[ \t]{1,99}\(?(\w[\w \t,]{0,200}?)\)?[ \t]{0,9}(?::[^=\n]{0,100})?=(?!=)"
+    r"|\bfor\s{1,9}\(?([\w \t,]{1,200}?)\)?\s{1,9}in\b",
+    re.MULTILINE,
+)
+TARGET = re.compile(r"[\s*]*(\w+)")
 HOLE, SPACE = re.compile(r"\{[^{}]*\}"), re.compile(r"\s")
 PREFIXES = "rRbBfFuU"
 LONGEST_KEY = 16  # characters of a string that keeps its value
@@ -99,7 +108,9 @@ def size(value: int) -> float:
 
 
 def statements(text: str, names: frozenset[str] = frozenset()) -> Iterator[Statement]:
-    """Yield the statements of ``text``, which may be invalid Python; ``names`` keep their own token."""
+    """Yield the statements of ``text``, which may be invalid Python; ``names`` keep their own token where the
+    text does not bind them."""
+    own = names - _bound(text)
     current: list[str] = []
     line = first = 1
     last, depth, before = 1, 0, ""
@@ -119,10 +130,22 @@ def statements(text: str, names: frozenset[str] = frozenset()) -> Iterator[State
             depth = max(0, depth + (word in "([{") - (word in ")]}"))
             if word in ")]}" and current and current[-1] == ",":
                 current.pop()
-            current.append(_token(str(kind), word, before, names))
+            current.append(_token(str(kind), word, before, own))
         before = word if kind != "skip" else before
     if current:
         yield Statement(tuple(current), first, last)
+
+
+def _bound(text: str) -> frozenset[str]:
+    """Return the names that ``text`` binds in functions: parameters, targets of assignments and of loops."""
+    found: set[str] = set()
+    for line in BINDING.finditer(text):
+        for part in line.groups(default=""):
+            for target in part.split(","):
+                name = TARGET.match(target)
+                if name:
+                    found.add(name[1])
+    return frozenset(found)
 
 
 def _token(kind: str, word: str, before: str, names: frozenset[str]) -> str:

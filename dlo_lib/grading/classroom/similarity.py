@@ -9,9 +9,10 @@ if a fifth of the class has it. Two submissions are compared cell by cell:
   for two equal cells, and also if the whole of one is inside the other. A cell whose fingerprints all weigh
   0 has no score: it tells nothing.
 - the *evidence* of two submissions is the sum over their cells of the shared weight times the square of the
-  score, where a weight of 1 is K tokens in a row. A pair is listed from ``LEAST_EVIDENCE``: at least
-  about 50 equal tokens that no other student has, in cells that are equal as a whole, or more in cells that
-  differ in part.
+  score, where a weight of 1 is K tokens in a row. It counts up to half as much again if a second cell is
+  equal too, because two coincidences are rarer than one of the same size. A pair is listed from
+  ``LEAST_EVIDENCE``: at least about 50 equal tokens that no other student has, in cells that are equal as a
+  whole, or more in cells that differ in part.
 
 The square separates a copied answer from resemblance: students who solve the same exercise alone share a
 little in many cells.
@@ -47,6 +48,7 @@ from dlo_lib.grading.lab.source import CellKind, LabSource, defined_names, read_
 
 LEAST_EVIDENCE = 5.0  # of a pair of students
 LEAST_OF_SOURCE = 3.0  # evidence that a cell comes from the library or from a reference
+SECOND = 0.5  # what an equal second cell with as much evidence as the first adds
 LEAST_SCORE = 0.3  # of the cells that are shown
 MOST_SHARED = (10, 0.2)  # a fingerprint that this number or part of the class has weighs 0
 COMMON = (
@@ -230,7 +232,7 @@ def _pairs(class_: Mapping[str, Document], weights: Mapping[int, float]) -> list
     }
     found = []
     for (one, other), bound in shared.items():
-        if bound < LEAST_EVIDENCE:
+        if bound * (1 + SECOND) < LEAST_EVIDENCE:
             continue
         cells = []
         for name, values in telling[one].items():
@@ -241,7 +243,7 @@ def _pairs(class_: Mapping[str, Document], weights: Mapping[int, float]) -> list
                 which = 0 if part == name else 1
                 score = weight / min(totals[one][name][which], totals[other][part][which])
                 cells.append(CellMatch(name, part, score, weight * score**2))
-        if (match := _match(one, other, cells)).evidence >= LEAST_EVIDENCE:
+        if (match := _match(one, other, cells, of_class=True)).evidence >= LEAST_EVIDENCE:
             found.append(match)
     return found
 
@@ -284,9 +286,12 @@ def _best_parts(cells: Iterable[CellMatch]) -> list[CellMatch]:
     return list(best.values())
 
 
-def _match(one: str, other: str, cells: Iterable[CellMatch]) -> Match:
+def _match(one: str, other: str, cells: Iterable[CellMatch], of_class: bool = False) -> Match:
     every = sorted(cells, key=lambda cell: (-cell.evidence, cell.of_one))
     evidence = math.fsum(cell.evidence for cell in every)
+    if of_class and len(every) > 1 and every[0].evidence:
+        least = min(cell.score for cell in every[:2])
+        evidence *= 1 + SECOND * least**2 * every[1].evidence / every[0].evidence
     shown = tuple(cell for cell in every if cell.score >= LEAST_SCORE)
     return Match(one, other, evidence, shown or tuple(every[:1]))
 

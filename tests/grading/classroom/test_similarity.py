@@ -106,6 +106,26 @@ def test_what_a_result_depends_on_counts() -> None:
     assert list(tokens("dist.f()", frozenset({"dist"}))) != list(tokens("other.f()", frozenset({"dist"})))
 
 
+def test_a_name_of_the_notebook_that_the_cell_binds_can_be_renamed() -> None:
+    """An earlier step is called ``state`` too, and so is a variable of a student."""
+    text = "def f(model, {a}=0):\n    {b} = model.rows({a})\n    for {c}, k in {b}: yield {c} + peak(model)\n"
+    mine, copy = text.format(a="state", b="rank", c="loss"), text.format(a="s", b="r", c="l")
+    names = frozenset({"state", "rank", "loss", "peak", "model"})
+    assert list(tokens(mine, names)) == list(tokens(copy, names))
+    assert "peak" in tokens(mine, names)
+    assert [*tokens("state = 1\nf(rank=2)\n", names)][::5] == ["state", "rank"]
+
+
+def test_two_equal_answers_are_more_than_one_of_the_same_size() -> None:
+    others = {f"s{number}": {"a": frozenset({-number})} for number in range(1, 21)}
+    first, second = frozenset(range(K * 2)), frozenset(range(K * 2, K * 4))
+    one = {student: {"a": first | second} for student in ("ada", "blaise")}
+    two = {student: {"a": first, "b": second} for student in ("ada", "blaise")}
+    assert compare(one | others, {}) == []
+    (match,) = compare(two | others, {})
+    assert match.evidence == pytest.approx(1.5 * 4)
+
+
 def test_text_that_is_not_python_has_tokens_too() -> None:
     assert list(tokens("def f(: 'open\n\\ ∑ %%bash\0\x1b")) != []
 
@@ -255,6 +275,11 @@ def test_the_list_of_a_course_is_written_and_the_same_each_time(course: Path, sm
         "0" * 100_000,
         "(" * 50_000,
         "\0;" * 50_000,
+        " " * 300_000,
+        "\n a" + ", " * 200_000,
+        "def f(" * 20_000,
+        "for " * 30_000,
+        "lambda " * 20_000,
         "a+" * 90_000,
     ],
 )
