@@ -1,14 +1,22 @@
-"""Answers to questions of the labs, with the points that they must earn: those that avoid the work
-(``tricks/``), and right ones that look unlike the solution (``odd/``).
+"""Answers to questions of the labs, with the points that they must earn.
 
-Each is judged alone, with the reference solutions of the other steps. The header of an answer is
-``# %% title {"question": ..., "earns": ...}``; an odd answer earns all.
+- ``tricks/`` and ``odd/``: single answers that avoid the work, and right ones that look unlike the solution.
+  The header of an answer is ``# %% title {"question": ..., "earns": ...}``.
+- ``submissions/hostile/`` and ``submissions/odd/``: submissions of several answers. Each begins with
+  ``# == name: what it tries``; the header of an answer is ``# %% question {"earns": ...}``.
 
-``python -m tests.grading.answers [LAB ...]`` judges them and prints the table of their points.
+An answer without ``earns`` earns all if it is odd, and nothing otherwise. Each is judged alone, with the
+reference solutions of the other steps.
+
+``python -m tests.grading.answers [LAB ...]`` judges them and prints the table of their points. ``--only
+NAME`` takes the answers with this text in their name. The command ends with 1 if an answer earns other points
+than it must. It takes about 15 minutes of CPU time for all, so it is not part of ``make test``.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import re
 import sys
@@ -23,12 +31,15 @@ from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.sandbox.host import Zygote
 
 ROOT = Path(__file__).parents[2]
-HEADER = re.compile(r"^# %% (\w+) (\{[^\n]*\})\n(.*?)(?=^# %% |\Z)", re.MULTILINE | re.DOTALL)
+HERE = Path(__file__).parent
+SUBMISSION = re.compile(r"^# == (\w+): ([^\n]*)\n(.*?)(?=^# == |\Z)", re.MULTILINE | re.DOTALL)
+HEADER = re.compile(r"^# %% (\w+)(?: (\{[^\n]*\}))?\n(.*?)(?=^# %% |\Z)", re.MULTILINE | re.DOTALL)
+ODD = "odd"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. ``earns``: its points; None for all of the question."""
+    """One answer. ``earns``: its points; None for all of an odd one, and for nothing of another."""
 
     lab: str
     kind: str
@@ -36,6 +47,7 @@ class Answer:
     question: str
     text: str
     earns: float | None = None
+    tries: str = ""
 
     @property
     def name(self) -> str:
@@ -44,15 +56,27 @@ class Answer:
 
     def must_earn(self, lab: LabSource) -> float:
         """Return the points that it must earn."""
-        return lab.test(self.question).points if self.earns is None else self.earns
+        if self.earns is None:
+            return lab.test(self.question).points if self.kind == ODD else 0.0
+        return self.earns
 
 
 def answers(kind: str) -> list[Answer]:
-    """Return the answers of ``kind``, which is ``tricks`` or ``odd``, by lab."""
+    """Return the single answers of ``kind``, which is ``tricks`` or ``odd``, by lab."""
     return [
         Answer(file.stem, kind, title, text=text.strip(), **json.loads(header))
-        for file in sorted((Path(__file__).parent / kind).glob("*.py"))
+        for file in sorted((HERE / kind).glob("*.py"))
         for title, header, text in HEADER.findall(file.read_text(encoding="utf-8"))
+    ]
+
+
+def submissions(kind: str) -> list[Answer]:
+    """Return the answers of the submissions of ``kind``, which is ``hostile`` or ``odd``, by lab."""
+    return [
+        Answer(file.stem, kind, name, question, text.strip(), tries=tries, **json.loads(header or "{}"))
+        for file in sorted((HERE / "submissions" / kind).glob("*.py"))
+        for name, tries, body in SUBMISSION.findall(file.read_text(encoding="utf-8"))
+        for question, header, text in HEADER.findall(body)
     ]
 
 
@@ -80,25 +104,76 @@ class OpenLabs:
             zygote.close()
 
 
-def table(chosen: list[str]) -> Iterator[str]:
-    """Yield a line for each answer to one of the ``chosen`` labs, or to all."""
+@dataclass
+class Points:
+    """The points of all answers of one submission."""
+
+    earned: float = 0.0
+    must: float = 0.0
+    most: float = 0.0
+
+    def add(self, earned: float, must: float, most: float) -> None:
+        """Add those of an answer."""
+        self.earned, self.must, self.most = self.earned + earned, self.must + must, self.most + most
+
+    def __str__(self) -> str:
+        return f"{self.earned:g} / {self.must:g} / {self.most:g}"
+
+
+class Table:
+    """The table of the points: earned, deserved, and of the questions that an answer attempts."""
+
+    def __init__(self, labs: OpenLabs, chosen: list[str], only: str) -> None:
+        self._labs, self._chosen, self._only = labs, tuple(chosen), only
+        self.unexpected = 0
+
+    def lines(self) -> Iterator[str]:
+        """Judge the answers and yield the lines of the table."""
+        singles = [answer for kind in ("tricks", ODD) for answer in answers(kind)]
+        several = [answer for kind in ("hostile", ODD) for answer in submissions(kind)]
+        yield "points: earned / deserved / of the questions that it answers"
+        for own in (singles, several):
+            groups = itertools.groupby(filter(self._takes, own), key=lambda answer: answer.name)
+            for _, group in groups:
+                yield from self._submission(list(group))
+        yield f"{self.unexpected} answers earn other points than they deserve"
+
+    def _takes(self, answer: Answer) -> bool:
+        return answer.lab.startswith(self._chosen or ("",)) and self._only in answer.name
+
+    def _submission(self, own: list[Answer]) -> Iterator[str]:
+        points, notes = Points(), []
+        for answer in own:
+            report = self._labs.judged(answer)
+            lab = self._labs.lab(answer.lab)
+            must = answer.must_earn(lab)
+            points.add(report.points, must, lab.test(answer.question).points)
+            if report.points != must:
+                self.unexpected += 1
+                notes.append(f"    {answer.question} earns {report.points:g}, NOT {must:g}: ")
+                notes += [
+                    f"        {check.status}: {check.title}: {check.message}" for check in report.checks
+                ]
+        first = own[0]
+        yield f"{first.lab[:2]}  {first.kind:7}  {first.title:52}  {points!s:16}  {first.tries}".rstrip()
+        yield from notes
+
+
+def main() -> int:
+    """Print the table; return 1 if an answer earns other points than it must."""
+    parser = argparse.ArgumentParser(prog="python -m tests.grading.answers", description=__doc__)
+    parser.add_argument("labs", nargs="*", help="numbers of labs; all without")
+    parser.add_argument("--only", default="", help="answers with this text in their name")
+    chosen = parser.parse_args()
     labs = OpenLabs()
+    table = Table(labs, chosen.labs, chosen.only)
     try:
-        for kind in ("tricks", "odd"):
-            for answer in answers(kind):
-                if chosen and not answer.lab.startswith(tuple(chosen)):
-                    continue
-                report, most = labs.judged(answer), labs.lab(answer.lab).test(answer.question).points
-                must = answer.must_earn(labs.lab(answer.lab))
-                seen = "" if report.points == must else f"  EXPECTED {must:g}"
-                yield (
-                    f"{answer.lab[:2]}  {kind:6}  {answer.title:52}  {answer.question:10}  "
-                    f"{report.points:g} of {most:g}  {report.status}{seen}"
-                )
+        for line in table.lines():
+            print(line, flush=True)
     finally:
         labs.close()
+    return 1 if table.unexpected else 0
 
 
 if __name__ == "__main__":
-    for line in table(sys.argv[1:]):
-        print(line, flush=True)
+    sys.exit(main())
