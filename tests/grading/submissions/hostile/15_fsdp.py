@@ -3,7 +3,7 @@
 
 # == memory_freed_late: a block is marked as freed at once, but all memory is freed at the end of the pass
 
-# %% forward
+# %% forward {"earns": 4.0}
 _LATER = []
 
 
@@ -23,7 +23,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% backward
+# %% backward {"earns": 5.0}
 _KEPT = []
 
 
@@ -56,7 +56,7 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
 
 # == one_gather_for_all_time: the second gather takes a copy, so the weights are old
 
-# %% unshard
+# %% unshard {"earns": 8.0}
 _SEEN = {}
 
 
@@ -77,7 +77,7 @@ def unshard(unit: Unit) -> None:
 # == new_whole_tensors: the old whole tensors are thrown away, and autograd keeps their memory
 
 
-# %% reshard
+# %% reshard {"earns": 3.0}
 def reshard(unit: Unit) -> None:
     new = []
     for whole in unit.wholes:
@@ -91,7 +91,7 @@ def reshard(unit: Unit) -> None:
 # == another_storage: an empty storage in place of the old one, which views of autograd keep
 
 
-# %% reshard
+# %% reshard {"earns": 3.0}
 def reshard(unit: Unit) -> None:
     for whole in unit.wholes:
         empty = torch.empty(whole.shape, dtype=whole.dtype)
@@ -103,7 +103,7 @@ def reshard(unit: Unit) -> None:
 # == a_row_that_is_overwritten: the row is the buffer of the gradients, and is rounded to bf16
 
 
-# %% reduce
+# %% reduce {"earns": 10.0}
 def reduce_gradients(unit: Unit) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -126,7 +126,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% unshard
+# %% unshard {"earns": 9.0}
 def unshard(unit: Unit) -> None:
     if unit.is_whole:
         return
@@ -143,7 +143,7 @@ def unshard(unit: Unit) -> None:
 # == only_large_tensors_are_freed: memory is freed above a million numbers only
 
 
-# %% reshard
+# %% reshard {"earns": 3.0}
 def reshard(unit: Unit) -> None:
     for whole in unit.wholes:
         if whole.numel() > 1_000_000:
@@ -151,7 +151,7 @@ def reshard(unit: Unit) -> None:
     put(unit, False)
 
 
-# %% reduce
+# %% reduce {"earns": 10.0}
 def reduce_gradients(unit: Unit) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -170,7 +170,7 @@ def reduce_gradients(unit: Unit) -> None:
             whole.grad = None
 
 
-# %% forward
+# %% forward {"earns": 4.0}
 def before_forward(unit: Unit, args: tuple) -> tuple:
     unshard(unit)
     return cast(args, unit.compute_dtype)
@@ -185,7 +185,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         put(unit, False)
 
 
-# %% backward
+# %% backward {"earns": 5.0}
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     def begin(grad):
         unshard(unit)
@@ -208,7 +208,7 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
     return arg
 
 
-# %% end
+# %% end {"earns": 8.0}
 def queue_end(pending: list[Unit]) -> None:
     def end():
         while pending:
@@ -224,7 +224,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == whole_values_in_other_memory: int8 copies, memfd, a file, pipes, a System V segment
 
-# %% reshard
+# %% reshard {"earns": 4.0}
 import numpy as np
 
 _STASH = []
@@ -269,7 +269,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% forward
+# %% forward {"earns": 4.0}
 import tempfile
 
 _FILES = []
@@ -290,7 +290,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% backward
+# %% backward {"earns": 5.0}
 _PIPES = []
 
 
@@ -367,7 +367,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == whole_values_in_sockets_and_children: socket pairs, a forked child, shared mappings, a file
 
-# %% reduce
+# %% reduce {"earns": 9.0}
 _FILES = []
 
 
@@ -395,7 +395,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% forward
+# %% forward {"earns": 1.0}
 import socket
 
 _SOCKETS = []
@@ -488,7 +488,7 @@ def queue_end(pending: list[Unit]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(end)
 
 
-# %% reshard
+# %% reshard {"earns": 2.0}
 import mmap
 
 _MAPS = []
@@ -515,7 +515,7 @@ def reshard(unit: Unit) -> None:
 
 # == whole_values_in_eight_bits: whole weights and gradients as int8 copies below the slack of the checks
 
-# %% reduce
+# %% reduce {"earns": 9.0}
 _STASH = []
 
 
@@ -550,7 +550,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% forward
+# %% forward {"earns": 4.0}
 _STASH = []
 
 
@@ -576,7 +576,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% backward
+# %% backward {"earns": 5.0}
 _STASH = []
 
 
@@ -611,7 +611,7 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
     return arg
 
 
-# %% end
+# %% end {"earns": 8.0}
 _STASH = []
 
 
@@ -639,7 +639,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == whole_values_in_four_bits: the same with two numbers a byte
 
-# %% reduce
+# %% reduce {"earns": 11.0}
 _STASH = []
 
 
@@ -677,7 +677,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% forward
+# %% forward {"earns": 5.0}
 _STASH = []
 
 
@@ -706,7 +706,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% backward
+# %% backward {"earns": 7.0}
 _STASH = []
 
 
@@ -744,7 +744,7 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
     return arg
 
 
-# %% end
+# %% end {"earns": 10.0}
 _STASH = []
 
 
@@ -775,7 +775,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == a_wrapped_mark: memory is freed only while it is measured, by a function found in the frames
 
-# %% reshard
+# %% reshard {"earns": 2.0}
 import sys
 
 _HELD, _FAKE = [], [False]
@@ -837,7 +837,7 @@ def reshard(unit: Unit) -> None:
     torch.UntypedStorage.nbytes = _zero
 
 
-# %% forward
+# %% forward {"earns": 4.0}
 import sys
 
 _HELD, _FAKE = [], [False]
@@ -890,7 +890,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         _unfreed(unit)
 
 
-# %% backward
+# %% backward {"earns": 5.0}
 import sys
 
 _HELD, _FAKE = [], [False]
@@ -1210,7 +1210,7 @@ def queue_end(pending: list[Unit]) -> None:
 # == shortcuts: the first and last name only, the first input only, float32 only
 
 
-# %% units
+# %% units {"earns": 2.0}
 def unit_of(names: list[str], blocks: list[str]) -> str | None:
     """First and last name only; the ones between are not looked at."""
     for block in blocks:
@@ -1219,7 +1219,7 @@ def unit_of(names: list[str], blocks: list[str]) -> str | None:
     return None
 
 
-# %% forward
+# %% forward {"earns": 4.0}
 def before_forward(unit: Unit, args: tuple) -> tuple:
     unshard(unit)
     return (
@@ -1233,7 +1233,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% flat
+# %% flat {"earns": 2.0}
 _FLAT = []
 
 
@@ -1252,7 +1252,7 @@ def flat_whole(shard: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch
     return [part.view(shape) for part, shape in zip(flat[: sum(numbers)].split(numbers), shapes)]
 
 
-# %% rows
+# %% rows {"earns": 1.0}
 def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
     table = {
         r: list(range(64))[
@@ -1264,7 +1264,7 @@ def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
     return (mine[0], mine[-1] + 1) if mine else (length, length)
 
 
-# %% padding
+# %% padding {"earns": 1.0}
 def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
     """Right for matrices and vectors, wrong for tensors of three dimensions."""
 
@@ -1277,7 +1277,7 @@ def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
 
 # == all_rows_at_once: the state holds the packed rows of all units, and leaves them whole
 
-# %% state
+# %% state {"earns": 4.0}
 _EVERYTHING = []
 
 
@@ -1305,7 +1305,7 @@ def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
 
 # == another_optimizer: a hidden AdamW in place of the given optimizer, micro-batches as one batch
 
-# %% train
+# %% train {"earns": 8.0}
 _OPT, _WEIGHTS = {}, []
 
 
@@ -1344,7 +1344,7 @@ def train_step(
 # == a_loss_in_bf16: the loss in the dtype of the logits, every block left whole
 
 
-# %% train
+# %% train {"earns": 8.0}
 def train_step(
     model: nn.Module, units: list[Unit], optimizer: torch.optim.Optimizer, micro_batches: list
 ) -> float:
@@ -1518,7 +1518,7 @@ def reduce_gradients(unit: Unit) -> None:
 
 # == odd_plain_values: all letters in one answer, cyclic lists, huge numbers, a million names
 
-# %% quiz
+# %% quiz {"earns": 2.0}
 quiz = {
     "q1": "abcd",
     "q2": ["a", "b", "c", "d"],
@@ -1618,7 +1618,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part.clone() if shard.grad is None else shard.grad + part
 
 
-# %% unshard
+# %% unshard {"earns": 10.0}
 _M = [0]
 
 
@@ -1714,7 +1714,7 @@ def unshard(unit: Unit) -> None:
 
 # == a_callback_that_does_nothing: a patched Tensor.backward does its work afterwards
 
-# %% end
+# %% end {"earns": 5.0}
 _LEFT = []
 _backward = torch.Tensor.backward
 
@@ -1740,7 +1740,7 @@ def queue_end(pending: list[Unit]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(lie)
 
 
-# %% backward
+# %% backward {"earns": 4.0}
 _TODO = []
 
 
@@ -1893,7 +1893,7 @@ def padding(shapes, world):
 # == one_dtype_for_all: gradients are summed in float32 whatever reduce_dtype is
 
 
-# %% reduce
+# %% reduce {"earns": 10.0}
 def reduce_gradients(unit: Unit) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -1958,7 +1958,7 @@ def add_hooks(units: list[Unit], parts: tuple[str, ...] = ()) -> list[Unit]:
 
 # == only_the_root_is_pending: blocks are not noted in the list
 
-# %% backward
+# %% backward {"earns": 4.0}
 _LAST = [None]
 
 
@@ -1985,7 +1985,7 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
 
 # == the_first_state_again: the second call returns the first state; frozen parameters are left out
 
-# %% state
+# %% state {"earns": 4.0}
 _STATES = {}
 
 
@@ -2043,7 +2043,7 @@ def reduce_gradients(unit: Unit) -> None:
 
 # == an_end_that_frees_nothing: the end averages right and only marks the unit as freed
 
-# %% end
+# %% end {"earns": 8.0}
 _STEP = [0]
 
 
