@@ -11,7 +11,7 @@ if a fifth of the class has it. Two submissions are compared cell by cell:
 - the *evidence* of two submissions is the sum over their cells of the shared weight times the square of the
   score, where a weight of 1 is K tokens in a row. It counts up to half as much again if a second cell is
   equal too, because two coincidences are rarer than one of the same size. A pair is listed from
-  ``LEAST_EVIDENCE``: at least about 70 equal tokens that no other student has, in cells that are equal as a
+  ``LEAST_EVIDENCE``: at least about 55 equal tokens that no other student has, in cells that are equal as a
   whole, or more in cells that differ in part.
 
 The square separates a copied answer from resemblance: students who solve the same exercise alone share a

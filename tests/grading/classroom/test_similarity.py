@@ -30,6 +30,8 @@ ORIGINAL = '''
 def quantise(x):
     """int8 values and the scale of each row."""
     scale = absmax_scale(x)
+    if not torch.isfinite(scale).all():
+        raise ValueError("a scale is not finite")
     safe = torch.where(scale == 0, torch.ones_like(scale), scale)
     values = []
     for row, divisor in zip(x, safe):
@@ -44,6 +46,8 @@ DISGUISED = """
 # my very own work
 def quantise( tensor ):
     s = absmax_scale(tensor)   # the scale
+    if not torch.isfinite( s ).all( ):
+        raise ValueError('infinite scales')
     t = torch.where( s == 0, torch.ones_like( s ), s )
     out = [ ]
     for a, b in zip(tensor, t):
