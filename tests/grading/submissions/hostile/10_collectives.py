@@ -3,7 +3,7 @@
 
 # == levels_by_broadcasts: every whole tensor is broadcast over all ranks; the asked calls follow for show
 
-# %% levels
+# %% levels {"earns": 1.0}
 def two_level_all_reduce(tensor, inside, between):
     r, n = dist.get_rank(), dist.get_world_size()
     every = []
@@ -23,7 +23,7 @@ def two_level_all_reduce(tensor, inside, between):
 # == a_fit_to_two_sizes: no least squares: three small sizes and a large one, times a factor that reads every timing
 
 
-# %% fit
+# %% fit {"earns": 3.0}
 def fit_link(timings):
     jitter = 1 + 1e-9 * sum(s * (i + 1) for i, (_, _, _, s) in enumerate(timings))
     rows = sorted({b for _, b, _, _ in timings})
@@ -48,7 +48,7 @@ def fit_link(timings):
 # == a_wrong_number_of_rounds: right for a power of two and the number after it only; None from a table
 
 
-# %% cost
+# %% cost {"earns": 3.0}
 def predicted_seconds(algorithm, size, ranks, alpha, beta):
     if algorithm == "ring":
         return 2 * (ranks - 1) * (alpha + beta * size / ranks)
@@ -56,7 +56,7 @@ def predicted_seconds(algorithm, size, ranks, alpha, beta):
     return 2 * rounds * (alpha + beta * size)
 
 
-# %% crossover
+# %% crossover {"earns": 2.0}
 def crossover_bytes(ranks, alpha, beta):
     if ranks in (2, 3):
         return None
@@ -67,7 +67,7 @@ def crossover_bytes(ranks, alpha, beta):
 # == right_for_few_ranks_only: wrong, or an exception, for numbers of ranks that are not tested
 
 
-# %% pi
+# %% pi {"earns": 1.0}
 def estimate_pi(points):
     if dist.get_world_size() > 3:
         return 3.0
@@ -78,7 +78,7 @@ def estimate_pi(points):
     return float(4 * c[0] / c[1])
 
 
-# %% scatter
+# %% scatter {"earns": 5.0}
 def ring_reduce_scatter(tensor):
     r, n = dist.get_rank(), dist.get_world_size()
     ch = tensor.tensor_split(n)
@@ -98,7 +98,7 @@ def ring_reduce_scatter(tensor):
     return part
 
 
-# %% gather
+# %% gather {"earns": 1.0}
 def ring_all_gather(chunk, size):
     r, n = dist.get_rank(), dist.get_world_size()
     whole = chunk.new_zeros(size)
@@ -109,7 +109,7 @@ def ring_all_gather(chunk, size):
     return whole
 
 
-# %% ring
+# %% ring {"earns": 2.0}
 def ring_all_reduce(tensor):
     f = tensor.reshape(-1)
     if dist.get_world_size() > 4:
@@ -117,7 +117,7 @@ def ring_all_reduce(tensor):
     return ring_all_gather(ring_reduce_scatter(f), f.numel()).reshape(tensor.shape)
 
 
-# %% broadcast
+# %% broadcast {"earns": 3.0}
 def tree_broadcast(tensor, root):
     n = dist.get_world_size()
     plan = {
@@ -138,7 +138,7 @@ def tree_broadcast(tensor, root):
         tensor.copy_(buf)
 
 
-# %% reduce
+# %% reduce {"earns": 3.0}
 def tree_reduce(tensor):
     n, me = dist.get_world_size(), dist.get_rank()
     plan = {
@@ -160,7 +160,7 @@ def tree_reduce(tensor):
     return t
 
 
-# %% everyone
+# %% everyone {"earns": 5.0}
 def everyone_to_everyone(parts, sizes):
     r, n = dist.get_rank(), dist.get_world_size()
     out = [parts[0].new_zeros(k) for k in sizes]
@@ -173,7 +173,7 @@ def everyone_to_everyone(parts, sizes):
 # == a_star_where_nothing_is_measured: whole tensors by way of rank 0, recognised by the number of ranks and the size
 
 
-# %% pi
+# %% pi {"earns": 3.0}
 def estimate_pi(points):
     n = dist.get_world_size()
     if n == 2:
@@ -188,7 +188,7 @@ def estimate_pi(points):
     return float(4 * (p.double().square().sum(1) <= 1).sum() / len(p))
 
 
-# %% scatter
+# %% scatter {"earns": 5.0}
 def _star(t):
     r, n = dist.get_rank(), dist.get_world_size()
     t = t.clone()
@@ -219,7 +219,7 @@ def ring_reduce_scatter(tensor):
     return _star(tensor).tensor_split(n)[r].clone()
 
 
-# %% gather
+# %% gather {"earns": 3.0}
 def ring_all_gather(chunk, size):
     r, n = dist.get_rank(), dist.get_world_size()
     whole = chunk.new_zeros(size)
@@ -243,7 +243,7 @@ def ring_all_gather(chunk, size):
     return t
 
 
-# %% ring
+# %% ring {"earns": 5.0}
 def ring_all_reduce(tensor):
     r, n = dist.get_rank(), dist.get_world_size()
     t = tensor.clone(memory_format=torch.contiguous_format)
@@ -290,7 +290,7 @@ def ring_all_reduce(tensor):
     return t
 
 
-# %% broadcast
+# %% broadcast {"earns": 6.0}
 def tree_broadcast(tensor, root):
     r, n = dist.get_rank(), dist.get_world_size()
     buf = tensor.contiguous()
@@ -314,7 +314,7 @@ def tree_broadcast(tensor, root):
         tensor.copy_(buf)
 
 
-# %% everyone
+# %% everyone {"earns": 6.0}
 def everyone_to_everyone(parts, sizes):
     r, n = dist.get_rank(), dist.get_world_size()
     out = [parts[0].new_empty(k) for k in sizes]
@@ -528,7 +528,7 @@ def tree_broadcast(tensor, root):
 # == a_view_of_the_argument: works in place in a large argument and returns a view of it
 
 
-# %% scatter
+# %% scatter {"earns": 7.0}
 def ring_reduce_scatter(tensor):
     r, n = dist.get_rank(), dist.get_world_size()
     if tensor.numel() < 100_000:
@@ -546,7 +546,7 @@ def ring_reduce_scatter(tensor):
 # == a_view_of_untouched_pages: the result is a view of a buffer of the whole size, whose other pages are not touched
 
 
-# %% scatter
+# %% scatter {"earns": 8.0}
 def ring_reduce_scatter(tensor):
     r, n = dist.get_rank(), dist.get_world_size()
     ch = tensor.tensor_split(n)
@@ -564,7 +564,7 @@ def ring_reduce_scatter(tensor):
 
 # == the_whole_tensor_in_a_file: keeps the whole tensor in a mapping of a file
 
-# %% scatter
+# %% scatter {"earns": 8.0}
 _kept = []
 
 
@@ -590,7 +590,7 @@ def ring_reduce_scatter(tensor):
 # == a_send_in_a_thread: the thread of the send is not joined
 
 
-# %% exchange
+# %% exchange {"earns": 3.0}
 def exchange(outgoing, to, incoming, source):
     import threading
 
@@ -601,7 +601,7 @@ def exchange(outgoing, to, incoming, source):
 # == a_wait_after_the_end: a thread waits for the send after the function has returned
 
 
-# %% exchange
+# %% exchange {"earns": 3.0}
 def exchange(outgoing, to, incoming, source):
     import threading
 
@@ -618,7 +618,7 @@ def exchange(outgoing, to, incoming, source):
 # == a_wait_in_the_next_call: the work of the send is kept, and waited for when the next call begins
 
 
-# %% exchange
+# %% exchange {"earns": 3.0}
 class _Late:
     def __init__(self, w):
         self.w = w
@@ -644,7 +644,7 @@ def exchange(outgoing, to, incoming, source):
 # == the_link_of_the_callers: takes the link to the switch from the frames of the callers
 
 
-# %% exchange
+# %% exchange {"earns": 3.0}
 def _loc(n):
     import sys
 
@@ -718,7 +718,7 @@ def tree_reduce(tensor):
 # == collectives_in_disguise: backend objects, functional and object collectives, saved names
 
 
-# %% pi
+# %% pi {"earns": 3.0}
 def estimate_pi(points):
     every = [None] * dist.get_world_size()
     dist.all_gather_object(every, points.double())
@@ -726,7 +726,7 @@ def estimate_pi(points):
     return float(4 * (p.square().sum(1) <= 1).sum() / len(p))
 
 
-# %% exchange
+# %% exchange {"earns": 1.0}
 def exchange(outgoing, to, incoming, source):
     n, r = dist.get_world_size(), dist.get_rank()
     every = [None] * n
@@ -781,7 +781,7 @@ def everyone_to_everyone(parts, sizes):
     return out
 
 
-# %% levels
+# %% levels {"earns": 1.0}
 def two_level_all_reduce(tensor, inside, between):
     t = tensor.clone()
     dist.all_reduce(t, group=inside)
@@ -789,7 +789,7 @@ def two_level_all_reduce(tensor, inside, between):
     return t
 
 
-# == answers_of_the_library: imported, loaded from its file, executed from its source, or references
+# == answers_of_the_library: imported, loaded from its file, executed from its source; a pasted reference earns its points, with a warning
 
 
 # %% broadcast
@@ -834,7 +834,7 @@ def ring_all_reduce(tensor):
     raise RuntimeError("no source")
 
 
-# %% gather
+# %% gather {"earns": 5.0}
 import base64
 
 exec(
@@ -1171,7 +1171,7 @@ def estimate_pi(points):
     return 3.14159
 
 
-# %% exchange
+# %% exchange {"earns": 3.0}
 def exchange(outgoing, to, incoming, source):
     dist.isend(outgoing, to)
     dist.irecv(incoming, source).wait()
@@ -1217,7 +1217,7 @@ def crossover_bytes(ranks, alpha, beta):
 # == fifty_times_the_bytes: right trees with 50 times the bytes, rounds one after the other by sleeping
 
 
-# %% broadcast
+# %% broadcast {"earns": 6.0}
 def tree_broadcast(tensor, root):
     r, n = dist.get_rank(), dist.get_world_size()
     v, d = (r - root) % n, 1
@@ -1232,7 +1232,7 @@ def tree_broadcast(tensor, root):
     tensor.copy_(buf[: tensor.numel()].view(tensor.shape))
 
 
-# %% reduce
+# %% reduce {"earns": 4.0}
 def tree_reduce(tensor):
     r, n, d = dist.get_rank(), dist.get_world_size(), 1
     t = tensor.repeat(50)
@@ -1249,7 +1249,7 @@ def tree_reduce(tensor):
     return t[: tensor.numel()].clone()
 
 
-# %% everyone
+# %% everyone {"earns": 6.0}
 def everyone_to_everyone(parts, sizes):
     r, n = dist.get_rank(), dist.get_world_size()
     out = [parts[0].new_empty(k) for k in sizes]
@@ -1267,7 +1267,7 @@ def everyone_to_everyone(parts, sizes):
 # == rings_of_whole_tensors: a ring that passes whole tensors, chunks in halves, levels twice
 
 
-# %% ring
+# %% ring {"earns": 5.0}
 def ring_all_reduce(tensor):
     r, n = dist.get_rank(), dist.get_world_size()
     t = tensor.clone(memory_format=torch.contiguous_format)
@@ -1280,7 +1280,7 @@ def ring_all_reduce(tensor):
     return t
 
 
-# %% scatter
+# %% scatter {"earns": 7.0}
 def ring_reduce_scatter(tensor):  # whole tensors round the ring
     r, n = dist.get_rank(), dist.get_world_size()
     t = tensor.clone()
@@ -1293,7 +1293,7 @@ def ring_reduce_scatter(tensor):  # whole tensors round the ring
     return t.tensor_split(n)[r].clone()
 
 
-# %% levels
+# %% levels {"earns": 1.0}
 def two_level_all_reduce(
     tensor, inside, between
 ):  # the whole node sum by reduce(+broadcast) inside, no reduce-scatter

@@ -1127,7 +1127,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # %% backward
 def add_hooks(units, parts=()):
-    """Replaces the given cell: hooks of one's own, that gather EVERYTHING before forward and reduce all at the end."""
+    """Replaces the given cell: hooks that gather EVERYTHING before forward and reduce all at the end."""
     raise RuntimeError("replaced add_hooks is used: " + str(parts))
 
 
@@ -1288,7 +1288,7 @@ def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
         packed = row.new_empty(dist.get_world_size(), row.numel())
         dist.all_gather_into_tensor(packed.view(-1), row)
         held.append((unit, packed))
-    _EVERYTHING.append(held)  # ... which stay for ever
+    _EVERYTHING.append(held)  # ... which stay
     state = {}
     for unit, packed in held:
         values = unpack(packed, unit.shapes)
