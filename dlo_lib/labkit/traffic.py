@@ -109,6 +109,7 @@ def sends_one_of(
     message: str,
     rtol: float = 1e-6,
     first: int | None = None,
+    divided: float = 1.0,
 ) -> None:
     """In each call of ``kind``, every rank sends the numbers of one of ``known[rank]``, or nothing.
 
@@ -118,20 +119,26 @@ def sends_one_of(
     Args:
         rtol: largest norm of the difference, relative to the norm of the right numbers.
         first: compare the first calls of the kind only.
+        divided: the largest number by which a rank may have divided what it sends; 1 or more.
     """
     for rank in range(run.world):
         for sent in run.numbers(rank, kind)[:first]:
-            good = not sent.numel() or any(_same_numbers(sent, want, rtol) for want in known[rank])
+            good = not sent.numel() or any(_same_numbers(sent, want, rtol, divided) for want in known[rank])
             t.that(good, message, **fields(message, rank=rank))
 
 
-def _same_numbers(sent: Tensor, want: Tensor, rtol: float) -> bool:
+def _same_numbers(sent: Tensor, want: Tensor, rtol: float, divided: float) -> bool:
     got, right = sent.double(), want.reshape(-1).to(sent.dtype).double()
     if right.numel() > got.numel() == KEPT_NUMBERS:
         right = right[:KEPT_NUMBERS]
     elif right.numel() == got.numel():
         got, right = got.sort().values, right.sort().values
-    return got.shape == right.shape and bool((got - right).norm() <= rtol * right.norm())
+    if got.shape != right.shape:
+        return False
+    length = right.norm()
+    if divided > 1 and got.norm() > 0:
+        got *= (length / got.norm()).clamp(1, divided)
+    return bool((got - right).norm() <= rtol * length)
 
 
 def plain(result: Any) -> list[Any]:

@@ -917,7 +917,8 @@ figures.padding(worlds, [[100 * count / numbers for count in padding(shapes, wor
 # buffer registered with `persistent=False` does not belong to it: as in `model.state_dict()`, the model computes
 # it again.
 #
-# There are two rules. **One unit at a time**: besides the result, hold the packed rows of at most one unit.
+# There are two rules. **One unit at a time**: besides the result, hold the packed rows of at most one unit. (The check
+# gives memory for the result and four packed units, because copies and messages need some too.)
 # **In the dtype of the row**: with mixed precision the whole parameters are rounded to bf16, and a checkpoint
 # of them loses small updates.
 

@@ -356,8 +356,20 @@ MUTANTS = [
     Mutant(
         "Gradients are summed in fp32, whatever reduce_dtype is",
         "check_reduce_dtype",
-        says="in float64, the reduce_dtype",
+        says="the reduce_dtype of this unit",
         replace={"gradient.to(unit.reduce_dtype)": "gradient.float()"},
+    ),
+    Mutant(
+        "An eighth of the whole gradients is kept",
+        "check_gradients_freed",
+        says="a whole gradient is still in memory",
+        replace={
+            "row = packed.new_empty(packed.shape[1])": """
+            unit.kept = packed[:, ::8].clone()
+            row = packed.new_empty(packed.shape[1])
+            """,
+        },
+        question="reduce",
     ),
     # -- units
     Mutant(
@@ -466,6 +478,7 @@ MUTANTS = [
     Mutant(
         "The blocks are freed at the end of the forward of the root",
         "check_freed_after_forward",
+        also=("check_forward_order",),
         says="freed too late: in the forward",
         question="forward",
         replace={
@@ -490,10 +503,101 @@ MUTANTS = [
             """,
         },
     ),
+    Mutant(
+        "An eighth of each freed block is kept",
+        "check_freed_after_forward",
+        says="never freed: after forward",
+        replace={
+            """
+            if not is_root or not output.requires_grad:
+                reshard(unit)
+            """: """
+            if not is_root or not output.requires_grad:
+                unit.kept = [whole.detach().flatten()[::8].clone() for whole in unit.wholes]
+                reshard(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "Small blocks keep their memory",
+        "check_forward_order",
+        says="the units with memory on rank 0 are ['root', 'block 1', 'block 2']",
+        replace={
+            """
+            if not is_root or not output.requires_grad:
+                reshard(unit)
+            """: """
+            if not is_root or not output.requires_grad:
+                if unit.row.numel() > 2**16:
+                    reshard(unit)
+                put(unit, False)
+            """,
+        },
+    ),
     # -- backward
+    Mutant(
+        "The functions do nothing, and other hooks replace the given ones",
+        "check_order",
+        also=("check_gradients", "check_blocks_at_rest"),
+        says="is not whole: the hook of watch_output must call unshard",
+        answer="""
+        def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
+            pass
+
+
+        def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Tensor:
+            return arg
+
+
+        def add_hooks(units: list[Unit], parts: tuple[str, ...] = ()) -> list[Unit]:
+            pending = []
+
+            def begin(unit):
+                unshard(unit)
+                pending.append(unit)
+
+            def end(unit):
+                pending.remove(unit)
+                reduce_gradients(unit)
+                reshard(unit)
+
+            for unit in units:
+                def before(module, args, unit=unit):
+                    args = before_forward(unit, args)
+                    if "backward" in parts and unit is not units[0]:
+                        args = tuple(arg.view_as(arg) for arg in args)
+                        args[0].register_hook(lambda grad: end(unit))
+                    return args
+
+                def after(module, args, output, unit=unit):
+                    after_forward(unit, output, unit is units[0])
+                    if "backward" in parts:
+                        output.register_hook(lambda grad: begin(unit))
+
+                unit.module.register_forward_pre_hook(before)
+                unit.module.register_forward_hook(after)
+            return pending
+        """,
+    ),
+    Mutant(
+        "From the fourth backward on, blocks are not reduced",
+        "check_gradients",
+        says="the gradient of block",
+        question="backward",
+        replace={
+            "reduce_gradients(unit)": """
+            unit.times = getattr(unit, "times", 0) + 1
+            if unit.times > 3:
+                for whole in unit.wholes:
+                    whole.grad = None
+            reduce_gradients(unit)
+            """,
+        },
+    ),
     Mutant(
         "The blocks are freed at the end of backward",
         "check_blocks_at_rest",
+        also=("check_order",),
         says="freed too late: in the backward",
         question="backward",
         replace={
@@ -641,7 +745,7 @@ MUTANTS = [
     Mutant(
         "What is left is reduced by a changed Tensor.backward",
         "check_same_gradients",
-        also=("check_frozen_first", "check_four_ranks"),
+        also=("check_frozen_first", "check_mixed_precision", "check_step_bytes", "check_at_rest", "check_four_ranks"),
         says="is missing after torch.autograd.backward(loss)",
         replace={
             "def queue_end(": """
@@ -669,6 +773,34 @@ MUTANTS = [
             """: """
             left.extend(pending)
             pending.clear()
+            """,
+        },
+    ),
+    Mutant(
+        "From the fourth backward on, the root is not reduced",
+        "check_step_bytes",
+        says="the gradient of root",
+        question="end",
+        replace={
+            "reduce_gradients(unit)": """
+            unit.times = getattr(unit, "times", 0) + 1
+            if unit.times > 3:
+                for whole in unit.wholes:
+                    whole.grad = None
+            reduce_gradients(unit)
+            """,
+        },
+    ),
+    Mutant(
+        "At the end of backward the whole parameters get other storages",
+        "check_step_bytes",
+        says="has another storage than at the beginning",
+        question="end",
+        replace={
+            "reshard(unit)": """
+            for whole in unit.wholes:
+                whole.data = torch.empty_like(whole)
+            reshard(unit)
             """,
         },
     ),
@@ -764,7 +896,33 @@ MUTANTS = [
             """,
         },
     ),
+    Mutant(
+        "The packed rows of all units are held until the end",
+        "check_unit_by_unit",
+        says="the packed rows of several units",
+        replace={
+            "for names, value in zip(unit.names, unpack(packed, unit.shapes)):": """
+            state.setdefault("held", []).append(packed)
+            for names, value in zip(unit.names, unpack(packed, unit.shapes)):
+            """,
+            "return state": """
+            state.pop("held")
+            return state
+            """,
+        },
+        question="state",
+    ),
     # -- train
+    Mutant(
+        "The loss is computed in the dtype of the logits",
+        "check_masters",
+        says="in bf16 it is rounded",
+        replace={
+            """
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            """: "",
+        },
+    ),
     Mutant(
         "Gradients are set to None before a step instead of after it",
         "check_trains",

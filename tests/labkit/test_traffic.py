@@ -98,3 +98,16 @@ def test_the_order_of_the_numbers_is_free() -> None:
     inputs = [{"value": value, "whole": sum(values)} for value in values]
     run = LocalStudent({"total": all_reduced}, 60).ranks(summed, inputs)
     sends_one_of(Trial(0), run, Kind.ALL_REDUCE, [[value.flip(0)] for value in values], "")
+
+
+@pytest.mark.parametrize(("by", "good"), [(1.0, True), (2.0, True), (1.5, True), (4.0, False), (-1.0, False)])
+def test_a_rank_may_divide_what_it_sends(by: float, good: bool) -> None:
+    values = [torch.arange(3.0) + 1, torch.arange(3.0) + 5]
+    inputs = [{"value": value, "whole": sum(values)} for value in values]
+    run = LocalStudent({"total": all_reduced}, 60).ranks(summed, inputs)
+    known = [[by * value] for value in values]
+    if good:
+        sends_one_of(Trial(0), run, Kind.ALL_REDUCE, known, "", divided=2)
+    else:
+        with pytest.raises(Wrong, match="other numbers"):
+            sends_one_of(Trial(0), run, Kind.ALL_REDUCE, known, "other numbers", divided=2)

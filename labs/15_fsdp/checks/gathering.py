@@ -13,10 +13,12 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Nudge, check
 from dlo_lib.labkit.compare import near, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import passes_exactly, passes_only, sends_one_of, uses_what_arrives
+from dlo_lib.labkit.traffic import passes_exactly, passes_only, sends_one_of
 
 from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced, stored
 from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of
+
+ROOM, ROOM_OF_LIBRARY = MIB, 1.5 * MIB  # a process needs 0.1 to 0.4 MiB besides its tensors, 1.2 MiB with ``fully_shard``
 
 # -- what messages carry
 
@@ -34,9 +36,14 @@ def gathers_rows(t, run, units: Sequence[Sequence[Tensor]], kind: Kind = Kind.AL
 
 def reduces_gradients(t, run, units: Sequence[Sequence[Sequence[Tensor]]], first: int | None = None) -> None:
     """Every reduce-scatter of a rank, or the first ones, carries its gradients of one of its units; ``units[rank]`` are given by the whole
-    gradients of their trained parameters. A rank may divide them by the number of ranks before."""
-    known = [[packed_whole(unit, run.world) / by for unit in own for by in (1, run.world)] for own in units]
-    sends_one_of(t, run, Kind.REDUCE_SCATTER, known, GRADIENTS, first=first)
+    gradients of their trained parameters.
+
+    A rank may divide them before by the number of ranks, or by a part of it: where numbers could become too large, ``fully_shard`` divides by
+    about the square root before and by the rest after the sum.
+    """
+    known = [[packed_whole(unit, run.world) for unit in own] for own in units]
+    rounded = any(sent.dtype == torch.bfloat16 for rank in range(run.world) for sent in run.numbers(rank, Kind.REDUCE_SCATTER))
+    sends_one_of(t, run, Kind.REDUCE_SCATTER, known, GRADIENTS, rtol=1e-2 if rounded else 1e-6, first=first, divided=run.world)
 
 
 def packed_whole(tensors: Sequence[Tensor], world: int) -> Tensor:
@@ -205,23 +212,25 @@ def check_same_tensors(student, t):
 @check("reshard", points=2, seconds=30)
 def check_freed(student, t):
     "The memory of whole parameters is freed"
-    seed, width = t.integer(0, 999), 1448
-    run = student.ranks(large_freed, [{"seed": seed, "width": width}] * 2)
+    seed, width = t.integer(0, 999), 1254
+    nudge = Nudge(Kind.ALL_GATHER, rank=1, element=t.integer(0, 3), by=3.0)  # a number of the first matrix, on its way from rank 0
+    run = student.ranks(large_freed, [{"seed": seed, "width": width}] * 2, nudge=nudge)
     random = torch.Generator().manual_seed(seed)
     wholes = [torch.randn(width, width, generator=random) for _ in range(2)]
     sizes = []
     for rank, got in enumerate(run.results):
         values, of_storages = t.items(got, 2, "parameters and sizes")
         sizes.append(max(t.items(of_storages, 2, "the sizes")))
-        for mine, right in zip(t.items(values, 2, "the whole parameters"), [whole[0, :4] for whole in wholes]):
+        want = [whole[0, :4].clone() for whole in wholes]
+        want[0][nudge.element] += nudge.by if rank == nudge.rank else 0.0
+        for mine, right in zip(t.items(values, 2, "the whole parameters"), want):
             t.close(mine, right, "a whole parameter on rank {rank}", rank=rank)
     gathers_rows(t, run, [wholes])
-    uses_what_arrives(t, run, Kind.ALL_GATHER, rank=1)
     row = 4 * width**2  # half of two matrices
     message = (
         "never freed: rank {rank} holds {held:.0f} MiB after reshard, but its row has {row:.0f}. Free the storage of every whole parameter"
     )
-    holds_at_most(t, run, "after reshard", row + 5 * MIB, message, row=row / MIB)
+    holds_at_most(t, run, "after reshard", row + ROOM, message, row=row / MIB)
     for rank, size in enumerate(sizes):
         message = "after reshard the storage of a whole parameter on rank {rank} has {size} bytes: resize it to 0"
         t.that(not size, message, rank=rank, size=size)
@@ -272,6 +281,7 @@ def reduce_run(
     shapes = [(t.integer(2, 6), t.integer(2, 4)), (t.integer(2, 6),), (2 * t.integer(1, 2), 3)]
     tensors = [t.normal(*shape) for shape in shapes]
     dtype = torch.float32 if dtypes[0] is None else getattr(torch, dtypes[0])
+    rtol, atol = (3e-2, 3e-2) if dtypes[1] == "bfloat16" else (1e-5, 1e-6)
     grads = [[[t.normal(*shape, dtype=dtype) for shape in shapes] for _ in range(world)] for _ in range(passes)]
     for own in (own for ranks in grads for own in ranks):
         for i in (*frozen, *(missing if own is grads[0][0] else ())):
@@ -303,7 +313,7 @@ def reduce_run(
         for i, own, right in zip(trained_ones, mine, want):
             if nudge is not None and nudge.rank == rank and i == trained_ones[0]:
                 right = nudged(own, right, nudge, world)
-            t.close(own, right, "the gradient of shard {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=1e-6, rtol=1e-5)
+            t.close(own, right, "the gradient of shard {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=atol, rtol=rtol)
         message = "whole parameter {i} still has its gradient on rank {rank}: set whole.grad to None; the next micro-batch would add to it"
         t.that(passes == 1 or not left, message, i=left[0] if left else 0, rank=rank)
     if not frozen:
@@ -362,26 +372,29 @@ def check_frozen_and_unused(student, t):
 
 @check("reduce", points=1, seconds=20)
 def check_reduce_dtype(student, t):
-    "bf16 gradients are summed in fp32 with reduce_dtype fp32"
-    for world, dtypes, name, size in ((4, ("bfloat16", "float32"), "fp32", 4), (2, (None, "float64"), "float64", 8)):
+    "Gradients are summed in reduce_dtype, whatever dtype they have"
+    other = t.choice([("float64", 8), ("bfloat16", 2)])  # of fp32 gradients
+    for world, dtypes, size in ((3, ("bfloat16", "float32"), 4), (2, (None, other[0]), other[1])):
         run, shapes = reduce_run(student, t, world, dtypes=dtypes)
-        message = f"rank {{rank}} passed {{got}} bytes; in {name}, the reduce_dtype of this unit, the message has {{want}}"
+        message = "rank {rank} passed {got} bytes; in " + dtypes[1] + ", the reduce_dtype of this unit, the message has {want}"
         passes_exactly(t, run, packed_bytes(shapes, world, size), message)
 
 
 @check("reduce", points=2, seconds=30)
 def check_gradients_freed(student, t):
     "No whole gradient is in memory"
-    seed, width = t.integer(0, 999), 2048
-    run = student.ranks(large_reduced, [{"seed": seed, "width": width}] * 2)
+    seed, width = t.integer(0, 999), 1620
+    nudge = Nudge(Kind.REDUCE_SCATTER, rank=t.integer(0, 1), element=t.integer(0, 999), by=4096.0)  # of the sum, or of the average
+    run = student.ranks(large_reduced, [{"seed": seed, "width": width}] * 2, nudge=nudge)
     random = torch.Generator().manual_seed(seed)
     grad = torch.randn(width, width, generator=random)
-    t.close(sum(run.results), float(grad.double().sum()), "the sum of the gradients of all shards", rtol=1e-3, atol=1e-2)
+    got, total = sum(t.number(own, "the sum of a gradient") for own in run.results), float(grad.double().sum())
+    right = min((total + nudge.by / 2, total + nudge.by), key=lambda right: abs(got - right))
+    t.close(got, right, "the sum of the gradients of all shards, where a received number is changed", rtol=1e-3, atol=1e-2)
     reduces_gradients(t, run, [[[grad]]] * 2)
-    uses_what_arrives(t, run, Kind.REDUCE_SCATTER, t.integer(0, 1))
     own = 2 * 4 * width**2 / 2  # the row and its gradient
     message = (
         "rank {rank} holds {held:.0f} MiB after reduce_gradients, but its row and their gradients have {own:.0f}: a whole gradient is "
         "still in memory. Set whole.grad to None, and keep no reference to it"
     )
-    holds_at_most(t, run, "after reduce", own + 6 * MIB, message, own=own / MIB)
+    holds_at_most(t, run, "after reduce", own + ROOM, message, own=own / MIB)

@@ -144,6 +144,26 @@ def rounded_step(sizes: dict, state: dict[str, Tensor], batches: list[Batch], lr
 
 
 @twin
+@torch.no_grad()
+def rounded_losses(sizes: dict, state: dict[str, Tensor], batches: list[Batch]) -> tuple[float, list[float]]:
+    """The loss of a model in bf16, each rank's part computed in fp32; and the losses of ranks that compute their part in bf16: with the
+    division after, and with it before the result is rounded."""
+    model = llama(sizes, torch.bfloat16)
+    model.load_state_dict(state)
+    count = torch.tensor(sum(int((targets != -100).sum()) for _, targets in batches))
+    loss, wrong = 0.0, [0.0, 0.0, 0.0]
+    for tokens, targets in batches:
+        logits, own = model(tokens).flatten(0, 1), targets.flatten()
+        loss += float(F.cross_entropy(logits.float(), own, ignore_index=-100, reduction="sum") / count)
+        rounded = F.cross_entropy(logits, own, ignore_index=-100, reduction="sum")
+        share = (targets != -100).sum() / count
+        mean = F.cross_entropy(logits, own, ignore_index=-100)
+        parts = rounded.double() / count, (rounded * len(batches) / count).double() / len(batches), mean.double() * share
+        wrong = [total + float(part) for total, part in zip(wrong, parts)]
+    return loss, wrong
+
+
+@twin
 def layered(first: Tensor, weights: list[Tensor], xs: list[Tensor], dtype: torch.dtype | None = None) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs of tanh layers after a matrix, for the input of each rank, and the mean of the gradients of the mean square of an output."""
     outputs, total = [], [torch.zeros_like(tensor) for tensor in (first, *weights)]
@@ -159,18 +179,31 @@ def layered(first: Tensor, weights: list[Tensor], xs: list[Tensor], dtype: torch
 
 
 @twin
-def large_layers(seed: int, width: int, count: int) -> tuple[float, list[float], list[Tensor], list[Tensor]]:
-    """The loss of ``count`` large layers, and of each the sum of the gradient, and the first numbers of the rows of each of two ranks and
-    of the gradient."""
+def large_layers(
+    seed: int, width: int, count: int, rank: int, by: float
+) -> tuple[int, list[float], list[float], list[Tensor], list[list[Tensor]]]:
+    """``count`` large matrices with tanh after each but the first, on two ranks. On ``rank`` one number of the first matrix that comes from the
+    other rank is larger by ``by``: its place in the flat matrix; the losses of the ranks; of each matrix the sum of the mean gradient; the
+    first numbers of the rows of each rank; and by rank the first numbers of the gradients."""
     random = torch.Generator().manual_seed(seed)
-    weights = [(torch.randn(width, width, generator=random) / width**0.5).requires_grad_() for _ in range(count)]
+    weights = [torch.randn(width, width, generator=random) / width**0.5 for _ in range(count)]
     x = torch.randn(2, width, generator=random)
-    for weight in weights:
-        x = torch.tanh(x @ weight)
-    loss = x.square().mean()
-    grads = torch.autograd.grad(loss, weights)
-    first = [torch.stack([rows_of(weight.detach(), rank, 2).flatten()[:KEPT_NUMBERS] for rank in range(2)]) for weight in weights]
-    return float(loss.detach()), [float(grad.sum()) for grad in grads], first, [grad.flatten()[:KEPT_NUMBERS].clone() for grad in grads]
+    half = (1 - rank) * width // 2
+    place = (half + int(x[0, half : half + width // 2].abs().argmax())) * width
+    losses, sums, sent = [], [0.0] * count, []
+    for own in range(2):
+        leaves = [weight.clone() for weight in weights]
+        leaves[0].view(-1)[place] += by if own == rank else 0.0
+        y = x @ leaves[0].requires_grad_()
+        for weight in leaves[1:]:
+            y = torch.tanh(y @ weight.requires_grad_())
+        loss = y.square().mean()
+        grads = torch.autograd.grad(loss, leaves)
+        losses.append(float(loss.detach()))
+        sums = [total + float(grad.sum()) / 2 for total, grad in zip(sums, grads)]
+        sent.append([grad.flatten()[:KEPT_NUMBERS].clone() for grad in grads])
+    first = [torch.stack([rows_of(weight, own, 2).flatten()[:KEPT_NUMBERS] for own in range(2)]) for weight in weights]
+    return place, losses, sums, first, sent
 
 
 def expected_units(sizes: Mapping[str, Any], ties: list[list[str]], kind: type) -> list[tuple[str, list[list[str]]]]:

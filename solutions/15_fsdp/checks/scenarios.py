@@ -113,8 +113,9 @@ def large_freed(student, rank, world, seed, width):
     student.unshard(unit)
     whole = [parameter.detach()[0, :4].clone() for parameter in unit.wholes]
     student.reshard(unit)
+    sizes = [parameter.untyped_storage().nbytes() for parameter in unit.wholes]
     mark("after reshard")
-    return whole, [parameter.untyped_storage().nbytes() for parameter in unit.wholes]
+    return whole, sizes
 
 
 @scenario
@@ -147,8 +148,9 @@ def large_reduced(student, rank, world, seed, width):
     unit = student.make_unit(module, module, [["0"]])
     unit.wholes[0].grad = torch.randn(width, width, generator=random)
     student.reduce_gradients(unit)
+    total = unit.shards[0].grad.double().sum().item()
     mark("after reduce")
-    return unit.shards[0].grad.double().sum().item()
+    return total
 
 
 @scenario
@@ -195,40 +197,51 @@ def prepared(student, rank, world, weight, x, tokens):
 
 
 @scenario
-def layers_in_order(student, rank, world, first, weights, x, compute, reduce, times, factor, parts):
-    """A root and tanh layers, each with an all-reduce while it computes: outputs, the gradients of the shards, and with hooks of backward the
-    numbers of the units that ``pending`` has in the backward of each layer.
+def layers_in_order(student, rank, world, first, weights, x, compute, reduce, times, factor, parts, drawn):
+    """A root and tanh layers, each with an all-reduce while it computes: outputs; the gradients of the shards; with ``parts``, for each
+    layer in forward and in backward and for the end, the numbers of the units with memory; the numbers of the units that ``pending`` has in the
+    backward of each layer; and whether a whole parameter has another storage than at the beginning.
 
-    ``parts``: of the hooks, or None for ``shard_model``. With "forward" only, there is no backward, and the root is asked for once more.
+    ``parts``: of the hooks, which call the functions of the exercises here, so that nothing depends on how a cell has changed ``add_hooks``; or
+    None for ``shard_model``. With "forward" only, there is no backward, and the root is asked for once more.
     With ``factor``: no backward; the outputs of ``times`` forwards, before each of which the rows are multiplied.
+    With ``drawn``, (seed, width, layers): large matrices and x from the seed; of each output and gradient the mean of squares and the sum.
+    Memory is read in the forward of the last layer and in the backward of the first one, after forward and at the end.
     """
 
     class Marked(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, y):
+        def forward(ctx, y, number):
             dist.all_reduce(torch.zeros(1))
+            ctx.number = number
+            look()
+            if drawn and number == len(weights) - 1:
+                mark("in forward")
             return y.view_as(y)
 
         @staticmethod
         def backward(ctx, grad):
             dist.all_reduce(torch.zeros(1))
+            look()
+            if drawn and ctx.number == 0:
+                mark("in backward")
             if parts is not None and "backward" in parts:
                 begun.append(sorted(units.index(unit) for unit in pending))
-            return grad
+            return grad, None
 
     class Layer(torch.nn.Module):
-        def __init__(self, weight):
+        def __init__(self, number, weight):
             super().__init__()
-            self.weight = torch.nn.Parameter(weight)
+            self.number, self.weight = number, torch.nn.Parameter(weight)
 
         def forward(self, y):
-            return torch.tanh(Marked.apply(y @ self.weight))
+            return torch.tanh(Marked.apply(y @ self.weight, self.number))
 
     class Layers(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.first = torch.nn.Parameter(first)
-            self.layers = torch.nn.ModuleList([Layer(weight) for weight in weights])
+            self.layers = torch.nn.ModuleList([Layer(number, weight) for number, weight in enumerate(weights)])
 
         def forward(self, y):
             y = y @ self.first
@@ -236,32 +249,83 @@ def layers_in_order(student, rank, world, first, weights, x, compute, reduce, ti
                 y = layer(y)
             return y
 
-    model, outputs, pending, begun = Layers(), [], [], []
+    def look():
+        if parts is not None:
+            looked.append([i for i, unit in enumerate(units) if any(whole.untyped_storage().nbytes() for whole in unit.wholes)])
+
+    def hook(unit, name):
+        def before(module, args):
+            args = own["before_forward"](unit, args)
+            if not unit.is_whole:
+                raise RuntimeError(f"the forward of {name} begins, but {name} is not whole: before_forward must call unshard(unit)")
+            if "backward" in parts and unit is not units[0] and args[0].requires_grad:
+                args = (own["watch_input"](unit, args[0], pending),)
+                if args[0] is None:
+                    raise RuntimeError("watch_input returns None: it must return the input that it watches")
+            return args
+
+        def begins(grad):
+            if not unit.is_whole:
+                text = f"the backward of {name} begins, but {name} is not whole: the hook of watch_output must call unshard(unit)"
+                raise RuntimeError(text)
+
+        def ends():
+            if pending:
+                text = f"backward has ended, and pending still has {len(pending)} units: queue a function that reduces, frees and "
+                raise RuntimeError(text + "removes each of them at the end of backward (do not remove from a list while you loop over it)")
+
+        def queue(grad):
+            own["queue_end"](pending)
+            torch.autograd.Variable._execution_engine.queue_callback(ends)
+
+        def after(module, args, output):
+            own["after_forward"](unit, output, unit is units[0])
+            if output.requires_grad and "end" in parts and unit is units[0]:
+                output.register_hook(queue)
+            if output.requires_grad and "backward" in parts:
+                own["watch_output"](unit, output, pending)
+                output.register_hook(begins)
+
+        unit.module.register_forward_pre_hook(before)
+        unit.module.register_forward_hook(after)
+
+    if drawn:
+        seed, width, count = drawn
+        random = torch.Generator().manual_seed(seed)
+        first, *weights = (torch.randn(width, width, generator=random) / width**0.5 for _ in range(count + 1))
+        x = torch.randn(2, width, generator=random)
+    model, outputs, pending, begun, looked = Layers(), [], [], [], []
+    first, weights = None, [None] * len(weights)
     dtypes = [None if name is None else getattr(torch, name) for name in (compute, reduce)]
     if parts is None:
         units = student.shard_model(model, Layer, *dtypes)
     else:
+        own = student.add_hooks.__globals__  # where the cells have defined the functions of the exercises
         units = [student.make_unit(model, model, [["first"]], *dtypes)]
         units += [student.make_unit(model, layer, [[f"layers.{i}.weight"]], *dtypes) for i, layer in enumerate(model.layers)]
-        pending = student.add_hooks(units, tuple(parts))
+        for number, unit in enumerate(units):
+            hook(unit, f"block {number}" if number else "the root")
     assert any(getattr(unit, "of_the_library", False) for unit in units) or not any(
         "FSDPModule" in str(type(module).__mro__) for module in model.modules()
     ), "the FSDP of the library was called: in this lab you write it"
+    storages = [whole.untyped_storage()._cdata for unit in units for whole in (unit.wholes if parts is not None else [])]
     for _ in range(times):
         if factor is None:
             y = model(x)
+            mark("after forward")
             if parts == ["forward"]:
                 student.unshard(units[0])
             else:
                 try:
-                    y.square().mean().backward()
+                    torch.autograd.backward(y.square().mean())
                 except RuntimeError as error:
                     if "setStorage" in str(error):
                         raise RuntimeError(
                             "backward needs a weight that is freed already: reduce and free a unit when its backward has ended"
                         ) from None
                     raise
-            for unit in reversed(pending):
+            while pending:
+                unit = pending.pop()
                 student.reduce_gradients(unit)
                 student.reshard(unit)
         else:
@@ -269,68 +333,15 @@ def layers_in_order(student, rank, world, first, weights, x, compute, reduce, ti
                 for unit in units:
                     unit.row.mul_(factor)
                 y = model(x)
-        outputs.append(y.detach())
-    return outputs, [unit.shards[0].grad for unit in units], begun
-
-
-@scenario
-def large_at_rest(student, rank, world, seed, width, count, parts):
-    """Memory of a large root and large layers in the forward of the last layer and in the backward of the first one, after forward and after
-    backward; the loss, and the sum of the gradient of each shard.
-
-    ``parts``: as in ``layers_in_order``.
-    """
-
-    class Layer(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5)
-
-        def forward(self, y):
-            y = y @ self.weight
-            if self is model.layers[-1]:
-                mark("in forward")
-            if self is model.layers[0] and y.requires_grad:
-                y.register_hook(lambda grad: mark("in backward"))
-            return torch.tanh(y)
-
-    class Layers(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5)
-            self.layers = torch.nn.ModuleList([Layer() for _ in range(count)])
-
-        def forward(self, y):
-            y = torch.tanh(y @ self.first)
-            for layer in self.layers:
-                y = layer(y)
-            return y
-
-    random, pending = torch.Generator().manual_seed(seed), []
-    model = Layers()
-    if parts is None:
-        units = student.shard_model(model, Layer)
-    else:
-        units = [student.make_unit(model, model, [["first"]])]
-        units += [student.make_unit(model, layer, [[f"layers.{i}.weight"]]) for i, layer in enumerate(model.layers)]
-        pending = student.add_hooks(units, tuple(parts))
-    loss = model(torch.randn(2, width, generator=random)).square().mean()
-    mark("after forward")
-    if parts == ["forward"]:
-        return loss.item(), []
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        if "setStorage" in str(error):
-            raise RuntimeError(
-                "backward needs a weight that is freed already: reduce and free a unit when its backward has ended"
-            ) from None
-        raise
-    for unit in reversed(pending):
-        student.reduce_gradients(unit)
-        student.reshard(unit)
-    mark("after backward")
-    return loss.item(), [None if unit.shards[0].grad is None else unit.shards[0].grad.sum().item() for unit in units]
+        outputs.append(y.detach().square().mean() if drawn else y.detach())
+    look()
+    moved = storages != [whole.untyped_storage()._cdata for unit in units for whole in (unit.wholes if parts is not None else [])]
+    grads = [unit.shards[0].grad for unit in units]
+    if drawn:
+        grads = [None if grad is None else grad.sum() for grad in grads]
+    y = None
+    mark("at the end")
+    return outputs, grads, looked, begun, moved
 
 
 @scenario
@@ -356,6 +367,31 @@ def whole_state(student, rank, world, sizes, state, frozen, compute, buffer, sca
                 shard.mul_(scale)
     found = student.full_state(model, units)
     return found, [i for i, unit in enumerate(units) if unit.is_whole or any(whole.untyped_storage().nbytes() for whole in unit.wholes)]
+
+
+@scenario
+def large_state(student, rank, world, seed, width, count, units_at_once):
+    """``full_state`` of ``count`` large units, with memory for its result and for ``units_at_once`` packed units: the sum of each weight, or
+    "memory" if it needs more."""
+    import os
+    import resource
+
+    random, model, units = torch.Generator().manual_seed(seed), torch.nn.ParameterList(), []
+    for number in range(count):
+        model.append(torch.nn.Parameter(torch.randn(width, width, generator=random)))
+        units.append(student.make_unit(model, model, [[str(number)]]))
+    if os.path.exists("/proc/self/status"):  # not on macOS
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            now = next(1024 * int(line.split()[1]) for line in file if line.startswith("VmData"))
+        most = now + 4 * width * width * (count + units_at_once)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    try:
+        state = student.full_state(model, units)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return "memory"
+        raise
+    return {name: value.sum() for name, value in state.items()}
 
 
 @scenario

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from dlo_lib.comm.calls import Call
-from dlo_lib.grading.checks.contract import Kind, check
+from dlo_lib.grading.checks.contract import Kind, Nudge, check
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.order import comes_before, first_difference
 from dlo_lib.labkit.traffic import passes_only, sends_one_of, uses_what_arrives
 from dlo_lib.models.llama import Block
 
-from .gathering import GRADIENTS, MIB, ROWS, gathers_rows, reduces_gradients
-from .scenarios import backward_of_llama, large_at_rest, layers_in_order, prepared, trained, whole_state
+from .gathering import GRADIENTS, MIB, ROOM, ROOM_OF_LIBRARY, ROWS, gathers_rows, reduces_gradients
+from .scenarios import backward_of_llama, large_state, layers_in_order, prepared, trained, whole_state
 from .twins import (
     expected_units,
     from_ranks,
@@ -28,6 +28,7 @@ from .twins import (
     llama,
     packed_bytes,
     rank_gradients,
+    rounded_losses,
     rounded_step,
     rows_of,
     whole_gradients,
@@ -167,27 +168,61 @@ def layers_case(t, world: int, blocks: int, dtype: torch.dtype = torch.float64) 
     return tensors[0], tensors[1:], [t.normal(2, 3, dtype=dtype) for _ in range(world)]
 
 
+ALL = ["forward", "backward", "end"]
+
+
 def order_run(student, t, world: int, blocks: int, parts: list[str] | None, times: int = 1):
     """``times`` forwards and backwards of layers on ranks, compared with one process; the run, and the bytes of the packed root and blocks."""
     first, weights, xs = layers_case(t, world, blocks)
     run = student.ranks(layers_in_order, [{**layers_args(first, weights, parts, times=times), "x": x} for x in xs])
     outputs, grads = layered(first, weights, xs)
-    for rank, (got, shards, _) in enumerate(run.results):
+    for rank, (got, shards, *_) in enumerate(run.results):
         t.close(t.items(got, times, "the outputs")[-1], outputs[rank], "the output of rank {rank}", rank=rank, rtol=1e-9)
         for i, (mine, right) in enumerate(zip(t.items(shards, blocks + 1, "the gradients"), grads)):
             if parts != ["forward"]:
-                what = "the gradient of {unit} on rank {rank} of {world}"
-                unit = _unit(i)
-                t.that(mine is not None, what + " is missing", unit=unit, rank=rank, world=world)
-                t.close(mine, rows_of(times * right, rank, world), what, unit=unit, rank=rank, world=world, rtol=1e-9, atol=1e-12)
+                what = "the gradient of {unit} on rank {rank} of {world}, after {times} steps"
+                values = {"unit": _unit(i), "rank": rank, "world": world, "times": times}
+                t.that(mine is not None, what + " is missing", **values)
+                t.close(mine, rows_of(times * right, rank, world), what, **values, rtol=1e-9, atol=1e-12)
     gathers_rows(t, run, [[tensor] for tensor in (first, *weights)])
     reduces_gradients(t, run, [[[grad] for grad in layered(first, weights, [x])[1]] for x in xs])
     return run, [packed_bytes([tensor.shape], world, 8) for tensor in (first, *weights)]
 
 
+def frees_units(t, run, parts: list[str], times: int) -> None:
+    """In forward and in backward only the root and the block that computes have memory, at the end no unit; a storage stays the same."""
+    for rank, (_, grads, looked, _, moved) in enumerate(run.results):
+        blocks = len(grads) - 1
+        forward = [[0, number] for number in range(1, blocks + 1)]
+        *during, last = t.items(looked, times * blocks * (1 if parts == ["forward"] else 2) + 1, "the units with memory")
+        want = forward if parts == ["forward"] else [*forward, *reversed(forward)]
+        for at, held in enumerate(during):
+            values = {"rank": rank, "unit": _unit(want[at % len(want)][1]), "more": [_unit(unit) for unit in held]}
+            values["when"] = "forward" if at % len(want) < blocks else "backward"
+            message = (
+                "never freed: in the {when} of {unit} the units with memory on rank {rank} are {more}, not the root and this block only. "
+                "Free a unit with reshard(unit)"
+            )
+            t.that(held == want[at % len(want)], message, **values)
+        left = [unit for unit in last if unit or parts != ["forward"]]
+        message = "never freed: at the end {left} of rank {rank} still have memory. Free a unit with reshard(unit)"
+        t.that(not left, message, left=[_unit(unit) for unit in left], rank=rank)
+        t.that(not moved, "a whole parameter has another storage than at the beginning: autograd may have saved its own one")
+
+
 def layers_args(first: Tensor, weights: list[Tensor], parts: list[str] | None = None, **others) -> dict:
     """The arguments of ``layers_in_order`` except x."""
-    return {"first": first, "weights": weights, "compute": None, "reduce": None, "times": 1, "factor": None, "parts": parts, **others}
+    return {
+        "first": first,
+        "weights": weights,
+        "compute": None,
+        "reduce": None,
+        "times": 1,
+        "factor": None,
+        "parts": parts,
+        "drawn": None,
+        **others,
+    }
 
 
 # -- forward
@@ -204,25 +239,26 @@ def check_forward_order(student, t):
         message = "the root is freed after a forward that a backward follows, and is gathered again at once: free it only without backward"
         t.that(got != [*want, "gather root"], message)
         t.that(got == want, explain(got, want, blocks))
+    frees_units(t, run, ["forward"], 1)
 
 
 @check("forward", points=1, seconds=30)
 def check_freed_after_forward(student, t):
     "After forward only the root is whole: the memory of each process"
-    run, row, whole = rest_run(student, t, 2, ["forward"])
+    run, row, whole = rest_run(student, t, 3, ["forward"])
     for rank in range(run.world):
         late = (
-            "freed too late: in the forward of block 2 rank {rank} holds {held:.0f} MiB, but its rows and two whole units, the root and this "
-            "block, have {want:.0f}: after_forward of block 1 must free its memory at once"
+            "freed too late: in the forward of block 3 rank {rank} holds {held:.0f} MiB, but its rows and two whole units, the root and this "
+            "block, have {want:.0f}: after_forward of the blocks before must free their memory at once"
         )
         message = (
             "never freed: after forward rank {rank} holds {held:.0f} MiB, but its rows and the whole root have {want:.0f}: after_forward "
             "must free each block"
         )
         held, most = run.memory(rank, "after forward"), row + whole
-        t.that(held < most + 6 * MIB, message, rank=rank, held=held / MIB, want=most / MIB)
+        t.that(held < most + ROOM, message, rank=rank, held=held / MIB, want=most / MIB)
         held, most = run.memory(rank, "in forward"), row + 2 * whole
-        t.that(held < most + 6 * MIB, late, rank=rank, held=held / MIB, want=most / MIB)
+        t.that(held < most + ROOM, late, rank=rank, held=held / MIB, want=most / MIB)
 
 
 @check("forward", points=1, seconds=40)
@@ -271,48 +307,51 @@ def check_order(student, t):
     for rank in range(world):
         got = described(run.calls(rank), sizes)
         t.that(got == want, explain(got, want, blocks))
-        for number, begun in zip(range(blocks, 0, -1), t.items(run.results[rank][2], blocks, "the lists of pending")):
+        for number, begun in zip(range(blocks, 0, -1), t.items(run.results[rank][3], blocks, "the lists of pending")):
             message = (
                 "in the backward of block {number}, pending has {begun}, not the root and this block: the hook of watch_output appends each "
                 "unit, and that of watch_input removes it"
             )
             t.that(begun == [0, number], message, number=number, begun=[_unit(unit) for unit in begun])
+    frees_units(t, run, ["forward", "backward"], 1)
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=t.integer(1 + blocks, 2 * blocks))
 
 
 @check("backward", points=2, seconds=40)
 def check_gradients(student, t):
-    "The shards have the gradients of one process"
-    for world in (1, 3, 2):
-        run, sizes = order_run(student, t, world, t.integer(2, 3), ["forward", "backward"])
+    "The shards have the gradients of one process, also after many steps"
+    for world, times in ((1, 1), (2, t.integer(5, 12)), (3, 1)):
+        run, sizes = order_run(student, t, world, t.integer(2, 3), ["forward", "backward"], times)
     blocks = len(sizes) - 1
-    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=t.integer(1 + blocks, 2 * blocks))
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 2), call=t.integer(1 + blocks, 2 * blocks))
 
 
 @check("backward", points=2, seconds=40)
 def check_blocks_at_rest(student, t):
     "After backward no block is whole: the memory of each process"
-    at_rest(student, t, 2, ["forward", "backward"], "the hook of watch_input must free each block")
+    at_rest(student, t, 3, ["forward", "backward"], "the hook of watch_input must free each block")
 
 
 def rest_run(student, t, count: int, parts: list[str] | None):
-    """The run, and the bytes of a rank's rows and of a whole unit."""
-    seed, width, world = t.integer(0, 999), 1448 if count > 1 else 2048, 2
-    run = student.ranks(large_at_rest, [{"seed": seed, "width": width, "count": count, "parts": parts}] * world)
-    loss, sums, first, grads = large_layers(seed, width, count + 1)
-    for rank, (got, _) in enumerate(run.results):
-        t.close(got, loss, "the loss of rank {rank}", rank=rank, rtol=1e-3)
+    """The run, and the bytes of a rank's rows and of a whole unit. In this run a number of the root is changed on its way to a rank, which shows
+    in the loss and the gradients of this rank: so it computes with what it receives."""
+    seed, width, rank, by = t.integer(0, 999), 1024 if count > 1 else 1448, t.integer(0, 1), 30.0
+    place, losses, sums, first, sent = large_layers(seed, width, count + 1, rank, by)
+    case = {**layers_args(None, [], parts, drawn=[seed, width, count]), "x": None}
+    run = student.ranks(layers_in_order, [case] * 2, nudge=Nudge(Kind.ALL_GATHER, rank, element=place, by=by))
+    for right, (got, *_) in zip(losses, run.results):
+        what = "the loss, where a number of the root is changed on its way to rank {rank}"
+        t.close(t.items(got, 1, "the losses")[0], torch.tensor(right), what, rank=rank, rtol=1e-3)
     if parts != ["forward"]:
         for i, want in enumerate(sums):
-            missing = any(shards[i] is None for _, shards in run.results)
-            t.that(not missing, "the gradient of {unit} is missing", unit=_unit(i))
-            t.close(sum(shards[i] for _, shards in run.results), want, "the sum of gradient {i}", i=i, rtol=2e-2, atol=1e-4)
+            found = [t.items(shards, count + 1, "the gradients")[i] for _, shards, *_ in run.results]
+            t.that(all(own is not None for own in found), "the gradient of {unit} is missing", unit=_unit(i))
+            got = sum(float(t.tensor(own, "the sum of gradient {i}", i=i, shape=())) for own in found)
+            t.close(got, want, "the sum of gradient {i}", i=i, rtol=2e-2, atol=1e-4)
     sends_one_of(t, run, Kind.ALL_GATHER, list(zip(*first)), ROWS)
-    sends_one_of(t, run, Kind.REDUCE_SCATTER, [[grad / by for grad in grads for by in (1, world)]] * world, GRADIENTS, rtol=1e-2)
-    # Of the gathers for backward the last; a unit may also be gathered too often, which another check is for
-    uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=0 if parts == ["forward"] else 2 * count)
+    sends_one_of(t, run, Kind.REDUCE_SCATTER, sent, GRADIENTS, rtol=1e-2, divided=2)
     whole = 4 * width**2
-    return run, (count + 1) * whole / world, whole
+    return run, (count + 1) * whole / 2, whole
 
 
 def at_rest(student, t, count: int, parts: list[str] | None, cure: str) -> None:
@@ -324,13 +363,14 @@ def at_rest(student, t, count: int, parts: list[str] | None, cure: str) -> None:
             "freed too late: in the backward of block 1 rank {rank} holds {held:.0f} MiB, but its rows, two whole units and the gradients of "
             "its shards have {want:.0f}: the hook of watch_input must free the memory of each block at once"
         )
-        held = run.memory(rank, "after backward")
+        held = run.memory(rank, "at the end")
         message = (
             "never freed: after backward rank {rank} holds {held:.0f} MiB, but rows and their gradients have twice {row:.0f} MiB: {cure}"
         )
-        t.that(held < 2 * row + 6 * MIB, message, rank=rank, held=held / MIB, row=row / MIB, cure=cure)
+        room = ROOM_OF_LIBRARY if parts is None else ROOM
+        t.that(held < 2 * row + room, message, rank=rank, held=held / MIB, row=row / MIB, cure=cure)
         held = run.memory(rank, "in backward")
-        t.that(parts is None or held < most + 6 * MIB, late, rank=rank, held=held / MIB, want=most / MIB)
+        t.that(parts is None or held < most + ROOM, late, rank=rank, held=held / MIB, want=most / MIB)
 
 
 # -- the end of backward
@@ -356,7 +396,7 @@ def check_mixed_precision(student, t):
     first, weights, xs = layers_case(t, 2, 2, torch.float32)
     run = student.ranks(layers_in_order, [{**layers_args(first, weights, compute="bfloat16", reduce="float32"), "x": x} for x in xs])
     outputs, grads = layered(first, weights, xs, torch.bfloat16)
-    for rank, (got, shards, _) in enumerate(run.results):
+    for rank, (got, shards, *_) in enumerate(run.results):
         t.close(t.items(got, 1, "the outputs")[0], outputs[rank], "the output in bf16 on rank {rank}", rank=rank, rtol=3e-2, atol=3e-2)
         for i, (mine, right) in enumerate(zip(t.items(shards, 3, "the gradients"), grads)):
             what = "the gradient of {unit} on rank {rank}, in the dtype of its shard"
@@ -368,26 +408,27 @@ def check_mixed_precision(student, t):
 
 @check("end", points=2, seconds=30)
 def check_step_bytes(student, t):
-    "A step sends the bytes of the formula, and so does the next one"
+    "Each step sends the bytes of the formula, and leaves no unit whole"
     world, blocks = 2, t.integer(2, 3)
-    run, (root, *others) = order_run(student, t, world, blocks, None)
-    for rank in range(world):
-        got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
-        message = "rank {rank} gathered {got} bytes; the root once, and each block for forward and for backward, make {want}"
-        t.that(got == root + 2 * sum(others), message, rank=rank, got=got, want=root + 2 * sum(others))
-        message = "rank {rank} reduce-scattered {sent} bytes; each unit once makes {want}"
-        t.that(sent == root + sum(others), message, rank=rank, sent=sent, want=root + sum(others))
+    many = t.integer(5, 12)
+    for parts, times in ((ALL, many), (None, 2)):  # by hooks that call the functions of the exercises, and by shard_model
+        run, (root, *others) = order_run(student, t, world, blocks, parts, times)
+        for rank in range(world):
+            got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
+            message = (
+                "in {times} steps rank {rank} gathered {got} bytes; the root once a step, and each block for forward and for backward, make "
+                "{want}"
+            )
+            want = times * (root + 2 * sum(others))
+            t.that(got == want, message, times=times, rank=rank, got=got, want=want)
+            message = (
+                "In {times} steps rank {rank} reduce-scattered {sent} bytes; each unit once a step makes {want}. Remove each unit that is "
+                "reduced from pending, and no other one"
+            )
+            t.that(sent == times * (root + sum(others)), message, times=times, rank=rank, sent=sent, want=times * (root + sum(others)))
+        if parts == ALL:
+            frees_units(t, run, ALL, times)
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1))
-    run, (root, *others) = order_run(student, t, world, blocks, None, times=2)
-    for rank in range(world):
-        got, sent = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
-        message = (
-            "In two steps rank {rank} reduce-scattered {sent} bytes; each unit once a step makes {want}. The first step is right: in the "
-            "second, pending still has units of the first. Remove each unit that is reduced from the list"
-        )
-        t.that(sent == 2 * (root + sum(others)), message, rank=rank, sent=sent, want=2 * (root + sum(others)))
-        message = "In two steps rank {rank} gathered {got} bytes; twice those of one step are {want}"
-        t.that(got == 2 * (root + 2 * sum(others)), message, rank=rank, got=got, want=2 * (root + 2 * sum(others)))
 
 
 @check("end", points=2, seconds=40)
@@ -465,6 +506,23 @@ def check_unit_by_unit(student, t):
         whole = t.items(run.results[rank], 2, "the state and the whole units")[1]
         message = "full_state leaves units whole: {units}. It needs the packed rows of one unit at a time, and no whole parameters"
         t.that(not whole, message, units=[_unit(number) for number in whole])
+    seed, width, count, units_at_once = (
+        t.integer(0, 999),
+        724,
+        t.integer(8, 12),
+        4,
+    )  # the packed one, a copy, and what sends and receives it
+    (got,) = student.ranks(large_state, [{"seed": seed, "width": width, "count": count, "units_at_once": units_at_once}]).results
+    message = (
+        "full_state holds the packed rows of several units: memory for its result and {some} of {count} units is not enough. Clone the weights "
+        "of a unit, and keep nothing else of it"
+    )
+    t.that(got != "memory", message, some=units_at_once, count=count)
+    random = torch.Generator().manual_seed(seed)
+    t.that(type(got) is dict, "full_state should return a dict")
+    for number in range(count):
+        want = torch.randn(width, width, generator=random).sum()
+        t.close(got.get(str(number)), want, "the sum of weight {number}", number=number, rtol=1e-3, atol=1e-1)
 
 
 # -- training
@@ -507,10 +565,10 @@ def loss_and_count_only(t, run, times: int) -> None:
 
 @check("train", points=4, seconds=60)
 def check_trains(student, t):
-    "Three steps with unequal batches, tied and frozen weights equal those of one process, and leave no gradient"
-    for world in (2, 3):
+    "Several steps with unequal batches, tied and frozen weights equal those of one process, and leave no gradient"
+    for world, steps in ((2, t.integer(4, 8)), (3, 2)):
         frozen = [f"layers.{t.integer(0, 1)}.self_attn.o_proj.weight"]
-        own = [[[batch_of(t, TINY, 1 + rank, 32, t.integer(1, 9))] for _ in range(3)] for rank in range(world)]
+        own = [[[batch_of(t, TINY, 1 + rank, 32, t.integer(1, 9))] for _ in range(steps)] for rank in range(world)]
         run, _ = train_run(student, t, own, frozen, tied=True)
         for rank, (_, _, left) in enumerate(run.results):
             t.that(not left, "after a step rank {rank} still has a gradient: set every grad to None after optimizer.step()", rank=rank)
@@ -548,14 +606,25 @@ def check_micro_batches(student, t):
 
 @check("train", points=2, seconds=40)
 def check_masters(student, t):
-    "With mixed precision small updates are kept"
+    "With mixed precision the loss is computed in fp32, and small updates are kept"
     state, lr = whole_state_of(t, TINY, torch.float32), 1e-4
-    batches = [batch_of(t, TINY, 2, 32, t.integer(0, 9)) for _ in range(2)]
+
+    def draw() -> list[tuple[Tensor, Tensor]]:
+        return [batch_of(t, TINY, 2, 32, t.integer(0, 9)) for _ in range(2)]
+
+    def tells(batches: list[tuple[Tensor, Tensor]]) -> bool:
+        loss, rounded = rounded_losses(TINY, state, batches)
+        return all(abs(wrong - loss) > 8e-4 * loss for wrong in rounded)
+
+    batches = t.draw_until(draw, tells)
     fixed = {"sizes": TINY, "state": state, "frozen": [], "lr": lr, "dtype": "float32", "compute": "bfloat16", "reduce": "float32"}
     run = student.ranks(trained, [{**fixed, "steps": [[batch]]} for batch in batches])
     loss_and_count_only(t, run, 2)
-    want = rounded_step(TINY, state, batches, lr)
-    for rank, (_, shards, _) in enumerate(run.results):
+    want, (loss, _) = rounded_step(TINY, state, batches, lr), rounded_losses(TINY, state, batches)
+    for rank, (losses, shards, _) in enumerate(run.results):
+        got = t.number(t.items(losses, 1, "the losses")[0], "the loss")
+        message = "the loss of rank {rank} is {got}, not {loss}: in bf16 it is rounded. Compute it from logits.float()"
+        t.that(abs(got - loss) <= 3e-4 * loss, message, rank=rank, got=got, loss=loss)
         off = []
         for name, value in want.items():
             rows = rows_of(value, rank, 2)
