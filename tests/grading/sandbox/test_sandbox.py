@@ -619,6 +619,8 @@ def test_magics_without_effect_are_left_out_and_no_ranks_are_started(sandbox: Zy
     try:
         loaded = worker.ask(deadline_after(20), do="load", cells=[{"id": "a", "own": True, "source": MAGICS}])
         assert loaded["value"][0]["fault"] is None
+        live = {"id": "b", "own": True, "source": "%%ranks 4\nx = rank\nattack = 1"}
+        assert worker.ask(deadline_after(20), do="load", cells=[live])["value"][0]["fault"] is None
         answer = worker.ask(deadline_after(20), do="call", name="attack", args=[], kwargs={})
     finally:
         worker.close()
