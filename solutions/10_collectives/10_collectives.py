@@ -208,9 +208,10 @@ except DeadLock as lock:
 # once. Then the program hangs as soon as the tensors are larger. (This course reports the deadlock even
 # where a buffer would hide it.)
 #
-# Some solutions fit one pattern only: "even ranks send first" works in a ring. Write one for **any** pattern:
+# Some solutions fit some patterns only: "even ranks send first" works in a ring. Write one for **any** pattern:
 # any rank may send to any other rank (no rank sends to itself), as long as each message has a sender and a
-# receiver. `dist.isend` and `dist.irecv` return at once, with an object whose `wait()` blocks.
+# receiver. `dist.isend` and `dist.irecv` return at once, with an object whose `wait()` blocks. The function
+# returns when its send *and* its receive are done.
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
@@ -348,7 +349,7 @@ explore(figures.tree, ranks=[2, 3, 4, 6, 8, 12])
 # First the **broadcast**: all ranks receive the tensor of rank `root`, *in place*. It must work for any root,
 # any number of ranks and any strides (messages need contiguous tensors).
 #
-# - No rank receives twice, so there are N - 1 messages in total.
+# - No rank receives twice, so there are N - 1 messages in total, each with the whole tensor.
 # - The number of rounds is the smallest possible: two with four ranks (the root sends two messages, not
 #   three), three with five to eight.
 
@@ -515,7 +516,9 @@ figures.timed(timings, points, predicted_ratio)
 #
 # Links inside a node are fast, links between nodes are slow. So an all-reduce on two levels sends as little as
 # possible between the nodes: first it gives each rank of a node one chunk of the sum of the **node**, then it
-# adds this chunk over the **nodes**, then the ranks of a node exchange their chunks.
+# adds this chunk over the **nodes**, then the ranks of a node exchange their chunks. Use no messages. What a rank
+# sends is counted, whatever the collective: between the nodes an all-reduce of one chunk, inside a node a
+# reduce-scatter and an all-gather of the tensor are enough.
 
 # %% id="groups"
 # Given: run this cell. A later cell uses it.
@@ -685,10 +688,10 @@ lab.check("quiz")
 #
 # **Optional · 12 min · ●●○**
 #
-# Rank 0 receives the sum. In each round, half of the ranks
-# that still have a partial sum send it to the other half and are done, so the number of rounds is again the
-# smallest possible. It must work for any number of ranks. The return values of the other ranks do not matter.
-# The argument stays unchanged.
+# Rank 0 receives the sum. In each round, half of the ranks that still have a partial sum send it to the other
+# half and are done: each rank except rank 0 sends one message, a tensor of this shape, and the number of rounds
+# is again the smallest possible. It must work for any number of ranks. The return values of the other ranks do
+# not matter. The argument stays unchanged.
 
 # %% nbgrader={"grade_id": "reduce", "solution": true}
 def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -721,8 +724,8 @@ lab.check("reduce")
 # because the load of the experts is not known in advance. (The ranks have already exchanged the sizes.)
 #
 # If all ranks send to rank 0 first, rank 0 is the bottleneck and the others wait. Find an order in which, in
-# each step, every rank sends one part and receives one, for *any* number of ranks. A rank sends no message to
-# itself.
+# each step, every rank sends one part and receives one, for *any* number of ranks: that is N - 1 steps. (N steps,
+# in which a rank pauses once, are right too.) A rank sends no message to itself.
 
 # %% nbgrader={"grade_id": "everyone", "solution": true}
 def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:

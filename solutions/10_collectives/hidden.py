@@ -8,7 +8,7 @@ from __future__ import annotations
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
-from .checks.rings import routed, shift
+from .checks.exchange import routed, shift
 
 # -- 2 · exchange
 
@@ -16,7 +16,7 @@ from .checks.rings import routed, shift
 @check("exchange", points=1, seconds=40)
 def check_other_patterns(student, t):
     "Other patterns, with tensors of unequal sizes"
-    for to in ([1, 0, 3, 2], shift(5, 3)):
+    for to in ([1, 0, 3, 2], shift(t.integer(5, 6), 3)):
         values = [t.normal(t.integer(2, 9)) for _ in to]
         for rank, got in enumerate(routed(student, values, to).results):
             t.close(got, values[to.index(rank)], "the tensor that rank {rank} of {world} received", rank=rank, world=len(to))

@@ -28,6 +28,26 @@ MUTANTS = [
             return float(4 * inside / number)
         """,
     ),
+    Mutant(
+        "On more than two ranks the points travel, not their counts",
+        "check_one_all_reduce",
+        says="makes 1 calls (all_gather): put the two counts into one tensor",
+        answer="""
+        def estimate_pi(points):
+            world = dist.get_world_size()
+            if world > 2:
+                everything = points.new_empty(world * 40, 2)
+                padded = points.new_full((40, 2), 2.0)
+                padded[: len(points)] = points
+                dist.all_gather_into_tensor(everything, padded)
+                kept = everything[everything[:, 0] < 2]
+                return float(4 * (kept.square().sum(dim=1) <= 1).double().mean())
+            inside = (points.square().sum(dim=1) <= 1).sum()
+            counts = torch.tensor([inside, len(points)], dtype=torch.float64)
+            dist.all_reduce(counts)
+            return float(4 * counts[0] / counts[1])
+        """,
+    ),
     # -- exchange
     Mutant(
         "Even ranks send first, which deadlocks where even ranks send to each other",
@@ -67,6 +87,18 @@ MUTANTS = [
             dist.recv(incoming, source)
         """,
     ),
+    Mutant(
+        "The send is made by a thread that nobody joins",
+        "check_exchange_waits",
+        says="returns before its send to rank",
+        answer="""
+        def exchange(outgoing, to, incoming, source):
+            import threading
+
+            threading.Thread(target=dist.send, args=(outgoing, to)).start()
+            dist.recv(incoming, source)
+        """,
+    ),
     # -- scatter
     Mutant(
         "The chunk is a view of a copy of the whole tensor, which stays in memory with it",
@@ -87,6 +119,7 @@ MUTANTS = [
     Mutant(
         "All chunks have the same size, so the rest of the division is lost",
         "check_scatter_odd",
+        also=("check_scatter_traffic",),
         says="(cut it with tensor_split) has shape",
         replace={
             "chunks = tensor.tensor_split(world)": """
@@ -123,7 +156,7 @@ MUTANTS = [
     Mutant(
         "Whole tensors travel round the ring, with N times the bytes of a reduce-scatter",
         "check_scatter_traffic",
-        says="it should send two of three chunks",
+        says="it should send 1 of the 2 chunks of each tensor",
         answer="""
         def ring_reduce_scatter(tensor):
             rank, world = dist.get_rank(), dist.get_world_size()
@@ -136,6 +169,56 @@ MUTANTS = [
             return total.tensor_split(world)[rank].clone()
         """,
     ),
+    Mutant(
+        "The chunk is a view of a new tensor of the size of the argument",
+        "check_scatter_memory",
+        says="a view of a whole tensor",
+        replace={
+            "return partial": "return torch.empty_like(tensor).tensor_split(world)[rank].copy_(partial)",
+        },
+    ),
+    Mutant(
+        "The chunk is summed in the argument, and a view of the argument is returned",
+        "check_scatter_memory",
+        also=("check_scatter_input",),
+        says="is a view of the argument",
+        replace={
+            "return partial": "return chunks[rank].copy_(partial)",
+        },
+    ),
+    Mutant(
+        "The loop has the steps of at most four ranks",
+        "check_scatter_ring",
+        also=("check_scatter_traffic",),
+        says="the chunk of rank 0 of",
+        question="scatter",
+        replace={"for step in range(world - 1):": "for step in range(min(world - 1, 3)):"},
+    ),
+    Mutant(
+        "Tensors that the number of ranks does not divide go by way of rank 0",
+        "check_scatter_traffic",
+        says="it should send 1 of the 2 chunks of each tensor",
+        replace={
+            "chunks = tensor.tensor_split(world)": """
+            chunks = tensor.tensor_split(world)
+            if tensor.numel() % world:
+                total = tensor.clone()
+                for other in range(1, world):
+                    if rank == 0:
+                        arriving = torch.empty_like(total)
+                        dist.recv(arriving, other)
+                        total += arriving
+                    elif rank == other:
+                        dist.send(total, 0)
+                for other in range(1, world):
+                    if rank == 0:
+                        dist.send(total, other)
+                    elif rank == other:
+                        dist.recv(total, 0)
+                return total.tensor_split(world)[rank].clone()
+            """,
+        },
+    ),
     # -- gather
     Mutant(
         "The whole tensor has the default dtype, not that of the chunk",
@@ -146,6 +229,7 @@ MUTANTS = [
     Mutant(
         "Chunks are padded to one size, and the padding stays between them",
         "check_gather_odd",
+        also=("check_gather_traffic",),
         says="does not divide",
         replace={
             "whole = chunk.new_empty(size)": "padded = -(-size // world)",
@@ -174,6 +258,16 @@ MUTANTS = [
                 elif rank == other:
                     dist.recv(whole, 0)
             """,
+        },
+    ),
+    Mutant(
+        "The loop of the all-gather has the steps of at most four ranks",
+        "check_gather",
+        also=("check_gather_traffic",),
+        says="the whole tensor on rank 0 of",
+        replace={
+            "whole = chunk.new_empty(size)": "whole = chunk.new_zeros(size)",
+            "for step in range(world - 1):": "for step in range(min(world - 1, 3)):",
         },
     ),
     # -- ring
@@ -275,12 +369,38 @@ MUTANTS = [
     Mutant(
         "A tensor with fewer elements than ranks is not summed",
         "check_all_reduce",
+        also=("check_ring_messages",),
         says="returns its own tensor: nothing was added",
         replace={
             "flat = tensor.reshape(-1)": """
             flat = tensor.reshape(-1)
             if flat.numel() < dist.get_world_size():
                 return tensor.clone()
+            """,
+        },
+    ),
+    Mutant(
+        "A tensor that the number of ranks does not divide is summed on rank 0",
+        "check_ring_messages",
+        says="which is not its neighbour in the ring",
+        replace={
+            "flat = tensor.reshape(-1)": """
+            flat, rank, world = tensor.reshape(-1), dist.get_rank(), dist.get_world_size()
+            if flat.numel() % world:
+                total = flat.clone()
+                for other in range(1, world):
+                    if rank == 0:
+                        arriving = torch.empty_like(total)
+                        dist.recv(arriving, other)
+                        total += arriving
+                    elif rank == other:
+                        dist.send(total, 0)
+                for other in range(1, world):
+                    if rank == 0:
+                        dist.send(total, other)
+                    elif rank == other:
+                        dist.recv(total, 0)
+                return total.view(tensor.shape)
             """,
         },
     ),
@@ -303,7 +423,8 @@ MUTANTS = [
     Mutant(
         "log2 N is rounded down, so ranks beyond the last power of two receive nothing",
         "check_any_root",
-        says="rank 2 of 3 still has its own tensor",
+        also=("check_broadcast_rounds",),
+        says="of 3 still has its own tensor",
         replace={
             "rank, world = dist.get_rank(), dist.get_world_size()": """
             rank, world, distance = dist.get_rank(), dist.get_world_size(), 1
@@ -322,6 +443,7 @@ MUTANTS = [
     Mutant(
         "Ranks are not counted from the root, so all receive rank 0's tensor",
         "check_any_root",
+        also=("check_broadcast_rounds",),
         says="count the ranks from the root",
         answer="""
         def tree_broadcast(tensor, root):
@@ -376,7 +498,7 @@ MUTANTS = [
     Mutant(
         "There are two chains: the root sends to two ranks, and each rank sends to one more",
         "check_broadcast_rounds",
-        says="the broadcast to 8 ranks takes 4 rounds, 3 are enough",
+        says="are enough: in each round every rank that has the tensor sends it on",
         answer="""
         def tree_broadcast(tensor, root):
             rank, world = dist.get_rank(), dist.get_world_size()
@@ -393,11 +515,39 @@ MUTANTS = [
     Mutant(
         "The place of a rank is rank XOR root, which is a place for powers of two only",
         "check_any_root",
+        also=("check_broadcast_rounds",),
         says="IndexError",
         replace={
             "place = (rank - root) % world  # counted from the root": "place = rank ^ root",
             "dist.send(data, (rank + distance) % world)": "dist.send(data, (place + distance) ^ root)",
             "dist.recv(data, (rank - distance) % world)": "dist.recv(data, (place - distance) ^ root)",
+        },
+    ),
+    Mutant(
+        "With more than eight ranks the root sends to all ranks itself",
+        "check_broadcast_rounds",
+        says="messages itself, one after the other",
+        replace={
+            "data = tensor.contiguous()": """
+            data = tensor.contiguous()
+            if world > 8:
+                for other in range(world):
+                    if rank == root and other != root:
+                        dist.send(data, other)
+                    elif rank == other != root:
+                        dist.recv(data, root)
+                tensor.copy_(data)
+                return
+            """,
+        },
+    ),
+    Mutant(
+        "Each message carries the tensor twice",
+        "check_broadcast_rounds",
+        says="each message carries the tensor once",
+        replace={
+            "data = tensor.contiguous()": "data = torch.stack([tensor, tensor])",
+            "tensor.copy_(data)": "tensor.copy_(data[0])",
         },
     ),
     # -- reduce
@@ -439,7 +589,7 @@ MUTANTS = [
     Mutant(
         "There are two chains: each rank receives one partial sum, and rank 0 receives two",
         "check_reduce_rounds",
-        says="the reduce from 8 ranks takes 4 rounds, 3 are enough",
+        says="are enough: in each round half of the ranks that still have a partial sum",
         answer="""
         def tree_reduce(tensor):
             rank, world = dist.get_rank(), dist.get_world_size()
@@ -456,6 +606,7 @@ MUTANTS = [
     Mutant(
         "The ranks beyond the last power of two are not added",
         "check_reduce_three",
+        also=("check_reduce_rounds",),
         says="lacks the tensors of these ranks: 2",
         answer="""
         def tree_reduce(tensor):
@@ -475,10 +626,30 @@ MUTANTS = [
             return total
         """,
     ),
+    Mutant(
+        "With more than eight ranks all ranks send to rank 0",
+        "check_reduce_rounds",
+        says="messages, one after the other: pairs of ranks",
+        question="reduce",
+        replace={
+            "distance = 1": """
+            distance = 1
+            if world > 8:
+                for other in range(1, world):
+                    if rank == other:
+                        dist.send(total, 0)
+                    elif rank == 0:
+                        dist.recv(arriving, other)
+                        total += arriving
+                return total
+            """,
+        },
+    ),
     # -- everyone
     Mutant(
         "Received parts are put into the rows of one matrix, as wide as the largest part",
         "check_unequal_parts",
+        also=("check_everyone_steps", "check_straight"),
         says="with parts of unequal sizes",
         replace={
             "received = [parts[0].new_empty(size) for size in sizes]": """
@@ -512,6 +683,7 @@ MUTANTS = [
     Mutant(
         "All parts go to all ranks, and each rank picks its own",
         "check_straight",
+        also=("check_everyone_steps",),
         says="it should send one message to each other rank",
         answer="""
         def everyone_to_everyone(parts, sizes):
@@ -532,7 +704,8 @@ MUTANTS = [
     Mutant(
         "The partners are rank XOR 1, 2, 3, which works for powers of two only",
         "check_everyone_three",
-        says="an odd number of ranks",
+        also=("check_everyone_steps", "check_straight"),
+        says="of 3, which is not a power of two",
         answer="""
         def everyone_to_everyone(parts, sizes):
             rank, world = dist.get_rank(), dist.get_world_size()
@@ -544,6 +717,25 @@ MUTANTS = [
                     exchange(parts[partner], partner, received[partner], partner)
             return received
         """,
+    ),
+    Mutant(
+        "One rank sends at a time, while the others wait",
+        "check_everyone_steps",
+        says="steps if a rank sends one and receives one in each",
+        replace={
+            """
+            for distance in range(1, world):
+                to, source = (rank + distance) % world, (rank - distance) % world
+                exchange(parts[to], to, received[source], source)
+            """: """
+            for source in range(world):
+                for to in range(world):
+                    if source != to and rank == source:
+                        dist.send(parts[to], to)
+                    elif source != to and rank == to:
+                        dist.recv(received[source], source)
+            """,
+        },
     ),
     # -- levels
     Mutant(
@@ -567,7 +759,7 @@ MUTANTS = [
     Mutant(
         "The chunks are gathered from all ranks, also of the other nodes",
         "check_levels",
-        says="it should be the group of ranks [0, 1]: pass group=inside",
+        says="which has several ranks of one node: pass group=inside",
         replace={
             """
             whole = torch.empty_like(tensor)
@@ -585,6 +777,34 @@ MUTANTS = [
         "check_levels_argument",
         says="the argument of rank",
         replace={"whole = torch.empty_like(tensor)": "whole = tensor"},
+    ),
+    Mutant(
+        "Each rank broadcasts its whole tensor to all ranks",
+        "check_levels",
+        says="calls broadcast on the group of ranks [0, 1, 2, 3], which has several ranks of one node",
+        replace={
+            "dist.reduce_scatter_tensor(chunk, tensor, group=inside)": """
+            node, own = dist.get_process_group_ranks(inside), torch.zeros_like(tensor)
+            for source in range(dist.get_world_size()):
+                data = tensor.clone()
+                dist.broadcast(data, source)
+                own += data * (source in node)
+            chunk.copy_(own.tensor_split(len(node))[dist.get_rank(inside)])
+            """,
+        },
+    ),
+    Mutant(
+        "The sum of the node goes to one rank, which broadcasts it",
+        "check_levels",
+        says="bytes inside its node (reduce, broadcast, all_gather)",
+        replace={
+            "dist.reduce_scatter_tensor(chunk, tensor, group=inside)": """
+            node, own = dist.get_process_group_ranks(inside), tensor.clone()
+            dist.reduce(own, node[0], group=inside)
+            dist.broadcast(own, node[0], group=inside)
+            chunk.copy_(own.tensor_split(len(node))[dist.get_rank(inside)])
+            """,
+        },
     ),
     # -- cost
     Mutant(
@@ -609,10 +829,19 @@ MUTANTS = [
             return 2 * (ranks - 1).bit_length() * (alpha + beta * size)
         """,
     ),
+    Mutant(
+        "log2 N is rounded to the nearest number",
+        "check_tree_rounds",
+        says="round log2 N up",
+        replace={
+            "rounds = (ranks - 1).bit_length()  # log2 N, rounded up": "rounds = round(torch.tensor(float(ranks)).log2().item())",
+        },
+    ),
     # -- fit
     Mutant(
         "The fit minimises absolute errors, so the noise of the largest tensor hides the latency",
         "check_noise",
+        also=("check_all_timings",),
         says="divide each equation by its time",
         answer="""
         def fit_link(timings):
@@ -630,10 +859,25 @@ MUTANTS = [
             return float(unknown[0]), float(unknown[1])
         """,
     ),
+    Mutant(
+        "Only the timings of the tree are fitted",
+        "check_all_timings",
+        says="that of the best fit to all timings is",
+        replace={
+            "for name, size, ranks, seconds in timings:": "for name, size, ranks, seconds in [row for row in timings if row[0] == 'tree']:",
+        },
+    ),
+    Mutant(
+        "The first timing is left out",
+        "check_all_timings",
+        says="the fit is the one without timing 1 of 44",
+        replace={"for name, size, ranks, seconds in timings:": "for name, size, ranks, seconds in timings[1:]:"},
+    ),
     # -- crossover
     Mutant(
         "The crossover is given in bytes of a chunk, not of the tensor",
         "check_crossover",
+        also=("check_no_crossover",),
         says="are a chunk of the tensor at the crossover",
         answer="""
         def crossover_bytes(ranks, alpha, beta):
@@ -652,6 +896,16 @@ MUTANTS = [
         def crossover_bytes(ranks, alpha, beta):
             rounds = (ranks - 1).bit_length()
             return (2 * (ranks - 1) - 2 * rounds) * alpha / ((2 * rounds - 2 * (ranks - 1) / ranks) * beta)
+        """,
+    ),
+    Mutant(
+        "The crossover is the same number for all ranks and links",
+        "check_crossover",
+        also=("check_no_crossover",),
+        says="set the costs equal, solve for B",
+        answer="""
+        def crossover_bytes(ranks, alpha, beta):
+            return 1.0 if ranks > 3 else None
         """,
     ),
 ]

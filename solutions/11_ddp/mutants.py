@@ -78,15 +78,31 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "The sum over three ranks is not divided",
+        "The sum over three ranks or more is not divided",
         "check_mean",
+        also=("check_small_traffic",),
         says="does not divide by the number of ranks",
         replace={
             "parameter.grad /= dist.get_world_size()": "parameter.grad /= min(2, dist.get_world_size())",
             "dist.all_reduce(parameter.grad)": """
             dist.all_reduce(parameter.grad)
-            if dist.get_world_size() == 3:
+            if dist.get_world_size() > 2:
                 parameter.grad *= 2
+            """,
+        },
+    ),
+    Mutant(
+        "With more than two ranks, every rank collects the gradients of all others",
+        "check_small_traffic",
+        says="one all-reduce for each gradient is enough",
+        replace={
+            "dist.all_reduce(parameter.grad)": """
+            if dist.get_world_size() == 2:
+                dist.all_reduce(parameter.grad)
+                continue
+            found = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+            dist.all_gather(found, parameter.grad)
+            parameter.grad = sum(found)
             """,
         },
     ),
@@ -364,6 +380,22 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "Inside no_sync every rank shows its gradients to the others",
+        "check_no_sync",
+        says="inside no_sync(): while self.sync is False, on_gradient should return at once",
+        replace={
+            """
+            if not self.sync:
+                return
+            """: """
+            if not self.sync:
+                found = [torch.empty_like(self.trained[i].grad) for _ in range(dist.get_world_size())]
+                dist.all_gather(found, self.trained[i].grad)
+                return
+            """,
+        },
+    ),
+    Mutant(
         "Arrivals inside no_sync are recorded, so the next pass sends its buckets too early",
         "check_no_sync",
         says="Record no arrival while self.sync is False",
@@ -472,6 +504,19 @@ MUTANTS = [
                 model.finish()
         """,
     ),
+    Mutant(
+        "After each micro-batch the ranks show one another their gradients",
+        "check_accumulated",
+        says="one all-reduce of the bucket is enough, but your code also calls: all_gather",
+        replace={
+            "(loss() / len(losses)).backward()": """
+            (loss() / len(losses)).backward()
+            for parameter in model.module.parameters():
+                found = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
+                dist.all_gather(found, parameter.grad)
+            """,
+        },
+    ),
     # -- sampler
     Mutant(
         "The seed of the global random generator is set",
@@ -571,6 +616,18 @@ MUTANTS = [
             dist.all_reduce(right)
             dist.all_reduce(count)
             return (right / count).item()
+        """,
+    ),
+    Mutant(
+        "With more than two ranks, each count travels alone",
+        "check_one_message",
+        says="into one tensor",
+        answer="""
+        def global_accuracy(logits, labels):
+            counts = torch.tensor([(logits.argmax(1) == labels).sum(), len(labels)])
+            for part in counts.split(2 if dist.get_world_size() <= 2 else 1):
+                dist.all_reduce(part)
+            return (counts[0] / counts[1]).item()
         """,
     ),
     # -- moments

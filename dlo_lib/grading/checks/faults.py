@@ -38,6 +38,7 @@ class Fault:
         text: the exception's message, shortened.
         line, source: the innermost line of the student's code; 0 and "" if there is none.
         cell: the id of the cell, if known.
+        function: the name of the innermost function of the student's code, if known.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Fault:
     line: int = 0
     source: str = ""
     cell: str = ""
+    function: str = ""
 
     @property
     def not_written(self) -> bool:
@@ -58,7 +60,8 @@ class Fault:
         if self.kind == "Missing":
             return tr("`{name}` is not defined: run the cell that defines it", name=self.text)
         if self.not_written:
-            return tr("not written yet")
+            named = self.function.isidentifier()  # an answer may call a step that is not written
+            return tr("`{name}` is not written yet", name=self.function) if named else tr("not written yet")
         if self.kind == "NotPlain":
             return tr("your code returned {what}", what=self.text)
         raised = tr("your code raised {kind}: {text}", kind=self.kind, text=self.text).rstrip(": ")
@@ -117,7 +120,7 @@ def fault_of(error: BaseException) -> Fault:
         return Fault(kind, text)
     last = own[-1]
     source = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()[:MAX_SOURCE]
-    return Fault(kind, text, last.lineno or 0, source, _cell(last.filename))
+    return Fault(kind, text, last.lineno or 0, source, _cell(last.filename), last.name)
 
 
 def fault_from(data: Any) -> Fault:
@@ -135,6 +138,7 @@ def fault_from(data: Any) -> Fault:
         line if type(line) is int else 0,
         text("source"),
         text("cell"),
+        text("function"),
     )
 
 

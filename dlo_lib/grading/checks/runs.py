@@ -73,6 +73,8 @@ class Run:
     """Memory in bytes by mark and rank; None if this machine cannot measure it."""
     issued: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     """The number of calls that a rank had issued when it last passed a mark, by mark and rank."""
+    open: Mapping[str, Mapping[int, tuple[Call, ...]]] = field(default_factory=dict)
+    """The calls of a rank that were not complete when it last passed a mark, by mark and rank."""
     unwaited: tuple[tuple[str, ...], ...] = ()
     """By rank, a description of each asynchronous call for which the rank never waited."""
     sent: tuple[tuple[Tensor, ...], ...] = field(default=(), repr=False, compare=False)
@@ -118,6 +120,16 @@ class Run:
             Wrong: the rank did not pass the mark.
         """
         return self._at(self.issued, rank, mark)
+
+    def open_calls(self, rank: int, mark: str) -> tuple[Call, ...]:
+        """Return the calls of ``rank`` that were not complete when it last passed ``mark("...")``.
+
+        The switch looks, so it does not matter in which thread the rank calls, and whether it waits later.
+
+        Raises:
+            Wrong: the rank did not pass the mark.
+        """
+        return self._at(self.open, rank, mark)
 
     def memory(self, rank: int, mark: str) -> int:
         """Return the bytes that ``rank`` held at ``mark("...")`` of the scenario, beyond those of a new

@@ -31,6 +31,7 @@ from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.text import tr
 
 STACK_OF_RANK = re.compile(r"^rank (\d+) was here:\n((?:.+\n?)+)", re.MULTILINE)
+INNERMOST_FUNCTION = re.compile(r", line \d+, in (\w+)\n(?: {4}.*\n)*NotImplementedError")
 LINE_IN_CELL = re.compile(r'(?:(Cell In\[\d+\])|"<cell ([\w-]+)>"), line (\d+)')
 
 
@@ -156,7 +157,8 @@ def _as_wrong_answer(failure: RankFailure) -> Wrong:
     """Return the failure as a wrong answer: rank, error, and the innermost line of the student's cells."""
     first, _, rest = str(failure).partition("\n")
     if first.rstrip(": ").endswith(" raised NotImplementedError"):
-        return as_wrong(Fault("NotImplementedError", ""))
+        inner = INNERMOST_FUNCTION.search(rest)
+        return as_wrong(Fault("NotImplementedError", "", function=inner[1] if inner else ""))
     # Below a traceback are only names of ranks; below the stack of a dead rank are the stacks of other ranks.
     raised = failure.rank is not None and first.startswith(f"rank {failure.rank} raised")
     places = LINE_IN_CELL.findall(rest if raised else rest.strip().split("\n\n")[0])

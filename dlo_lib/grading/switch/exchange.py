@@ -138,6 +138,10 @@ class Exchange:
 
     # -- state
 
+    def open_calls(self, rank: int) -> tuple[Call, ...]:
+        """Return the calls of ``rank`` that are not complete."""
+        return tuple(call for _, call in self._open[rank].values())
+
     def calls(self, rank: int) -> tuple[Call, ...]:
         """Return the calls of ``rank`` in the order of issue, also those that are not complete."""
         return tuple(self._calls[rank])

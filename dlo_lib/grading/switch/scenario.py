@@ -144,7 +144,7 @@ def finished_run(
     for (name, rank), calls in service.marked.items():
         issued.setdefault(name, {})[rank] = calls
     unwaited = tuple(service.exchange.unwaited(rank) for rank in range(len(results)))
-    return Run(results, traffic, held, issued, unwaited, sent, repeat)
+    return Run(results, traffic, held, issued, service.open, unwaited, sent, repeat)
 
 
 def as_wrong(fault: Fault, own: Mapping[str, Sequence[str]] | None = None) -> Wrong:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from dlo_lib.comm.calls import Call
 from dlo_lib.comm.deadlock.vocabulary import NameFile
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
@@ -87,6 +88,8 @@ class SwitchServer:
         """Memory in bytes by mark and rank; the largest value if a rank passed a mark several times."""
         self.marked: dict[tuple[str, int], int] = {}
         """The number of calls that a rank had made when it last passed a mark, by mark and rank."""
+        self.open: dict[str, dict[int, tuple[Call, ...]]] = {}
+        """The calls of a rank that were not complete when it last passed a mark, by mark and rank."""
         self.at_first_loss: tuple[list[int], str] | None = None
         """The ranks that computed, and a table of all ranks, when the first connection was lost."""
         self._host = host
@@ -197,6 +200,7 @@ class SwitchServer:
             now += self.exchange.unfinished_bytes(rank) + self._connections[rank].unread_bytes()
         self.held[name][rank] = now if known is None or now is None else max(known, now)
         self.marked[name, rank] = self.exchange.issued(rank)
+        self.open.setdefault(name, {})[rank] = self.exchange.open_calls(rank)
 
     def _end(self, connection: _Connection, raised: bool) -> None:
         connection.ended = True

@@ -601,4 +601,6 @@ def test_a_students_own_copy_needs_no_solutions(
     )
     report = visible_report(own)
     assert points(report) == {"scale": 0.0, "quantise": 0.0, "mean": 1.0, "quiz": 1.0}
-    assert messages(report, "scale") == "not written yet | not written yet"
+    assert (
+        messages(report, "scale") == "`absmax_scale` is not written yet | `absmax_scale` is not written yet"
+    )

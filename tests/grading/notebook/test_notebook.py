@@ -118,6 +118,15 @@ def test_an_untouched_cell_is_not_written_yet(
     assert "Error" not in told
 
 
+@pytest.mark.parametrize(("question", "name"), [("scale", "absmax_scale"), ("mean", "all_reduce_mean")])
+def test_an_earlier_step_that_is_not_written_is_named(
+    lab: Lab, run: Run, capsys: pytest.CaptureFixture[str], question: str, name: str
+) -> None:
+    run(f"def earlier(x):\n    raise NotImplementedError()\n\ndef {name}(x):\n    return earlier(x)")
+    assert lab.check(question) == 0
+    assert "`earlier` is not written yet" in capsys.readouterr().out
+
+
 def test_a_cell_that_was_not_run_is_named(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.check("scale")
     assert "`absmax_scale` is not defined: run the cell that defines it" in capsys.readouterr().out

@@ -109,3 +109,109 @@ def fit_link(timings):
         aa, ab, bb, a1, b1 = aa + x * x, ab + x * y, bb + y * y, a1 + x, b1 + y
     det = aa * bb - ab * ab
     return (a1 * bb - b1 * ab) / det, (aa * b1 - ab * a1) / det
+
+
+# %% blocking_calls_in_the_order_of_the_ranks {"question": "exchange"}
+def exchange(outgoing, to, incoming, source):
+    if dist.get_rank() < to:
+        dist.send(outgoing, to)
+        dist.recv(incoming, source)
+    else:
+        dist.recv(incoming, source)
+        dist.send(outgoing, to)
+
+
+# %% a_send_in_a_thread_that_is_joined {"question": "exchange"}
+def exchange(outgoing, to, incoming, source):
+    from threading import Thread
+
+    sender = Thread(target=dist.send, args=(outgoing, to))
+    sender.start()
+    dist.recv(incoming, source)
+    sender.join()
+
+
+# %% pairs_of_ranks_that_pause_once {"question": "everyone"}
+def everyone_to_everyone(parts, sizes):
+    me, n = dist.get_rank(), dist.get_world_size()
+    boxes = [parts[0].new_empty(size) for size in sizes]
+    boxes[me] = parts[me].clone()
+    for total in range(n):  # the partners of a round have this sum
+        partner = (total - me) % n
+        if partner != me:
+            work = dist.isend(parts[partner], partner)
+            dist.recv(boxes[partner], partner)
+            work.wait()
+    return boxes
+
+
+# %% everything_started_at_once {"question": "everyone"}
+def everyone_to_everyone(parts, sizes):
+    me, n = dist.get_rank(), dist.get_world_size()
+    boxes, works = {me: parts[me]}, []
+    for d in range(1, n):
+        boxes[(me - d) % n] = torch.empty(sizes[(me - d) % n], dtype=parts[me].dtype)
+        works += [
+            dist.irecv(boxes[(me - d) % n], (me - d) % n),
+            dist.isend(parts[(me + d) % n], (me + d) % n),
+        ]
+    for work in works:
+        work.wait()
+    return tuple(boxes[r] for r in range(n))
+
+
+# %% the_list_forms_of_the_collectives {"question": "levels"}
+def two_level_all_reduce(tensor, inside, between):
+    local = dist.get_world_size(inside)
+    mine = torch.empty_like(tensor.view(local, -1)[0])
+    dist.reduce_scatter(mine, list(tensor.clone().chunk(local)), group=inside)
+    dist.all_reduce(mine, group=between)
+    pieces = [torch.empty_like(mine) for _ in range(local)]
+    dist.all_gather(pieces, mine, group=inside)
+    return torch.cat(pieces)
+
+
+# %% parts_for_each_rank_that_are_added {"question": "levels"}
+def two_level_all_reduce(tensor, inside, between):
+    local = dist.get_world_size(inside)
+    arrived = torch.empty_like(tensor)
+    dist.all_to_all_single(arrived, tensor, group=inside)
+    mine = arrived.view(local, -1).sum(0)
+    dist.all_reduce(mine, group=between)
+    whole = torch.empty_like(tensor)
+    dist.all_gather_into_tensor(whole, mine, group=inside)
+    return whole
+
+
+# %% the_half_that_sends_is_the_upper_one {"question": "reduce"}
+def tree_reduce(tensor):
+    me, active, total = dist.get_rank(), dist.get_world_size(), tensor.clone()
+    while active > 1:
+        half = (active + 1) // 2
+        if me >= half:
+            dist.send(total, me - half)
+            return None
+        if me + half < active:
+            other = torch.empty_like(total)
+            dist.recv(other, me + half)
+            total += other
+        active = half
+    return total
+
+
+# %% fractions_and_bisection {"question": "crossover"}
+def crossover_bytes(ranks, alpha, beta):
+    def saved(size):
+        return predicted_seconds("ring", size, ranks, alpha, beta) - predicted_seconds(
+            "tree", size, ranks, alpha, beta
+        )
+
+    if saved(0) <= 0:
+        return None
+    low, high = 0.0, 1.0
+    while saved(high) > 0:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if saved(middle) > 0 else (low, middle)
+    return (low + high) / 2

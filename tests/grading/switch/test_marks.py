@@ -117,3 +117,55 @@ def test_what_a_rank_has_sent_and_no_rank_has_received_counts():
     run = LocalStudent(names, 60).ranks(keeps, [{}, {}])
     assert run.results[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert run.memory(0, "kept") > 1 << 24
+
+
+@scenario
+def neighbours(student, rank, world):
+    """Rank 1 receives when rank 0 is past its mark, or after a second: then rank 0 waits."""
+    import time
+
+    past = torch.zeros(1)
+    if rank == 1:
+        told, until = dist.irecv(past, 0, tag=1), time.monotonic() + 1
+        while time.monotonic() < until and not told.is_completed():
+            time.sleep(0.01)
+        came = torch.zeros(3)
+        dist.recv(came, 0)
+        told.wait()
+    else:
+        student.work(torch.ones(3))
+        mark("returned")  # noqa: F821 - of the ranks
+        dist.send(past, 1, tag=1)
+    return rank
+
+
+SENDS = {
+    "blocking": ("dist.send(x, 1)", 0),
+    "waits": ("dist.isend(x, 1).wait()", 0),
+    "forgets": ("dist.isend(x, 1)", 1),
+    "in a thread": ("threading.Thread(target=dist.send, args=(x, 1)).start()", 1),
+    "in a thread that ends": ("t = threading.Thread(target=dist.send, args=(x, 1)); t.start(); t.join()", 0),
+    "forgets and hides it": (
+        "dist.isend(x, 1); [one._unwaited.clear() for one in gc.get_objects() if type(one) is Link]",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SENDS)
+def test_a_send_that_is_not_complete_at_a_mark_is_seen(how: str) -> None:
+    """The switch knows it, whatever thread sends and whatever the rank says of its waits."""
+    line, unfinished = SENDS[how]
+    source = f"""
+import gc
+import threading
+from dlo_lib.grading.switch.link import Link
+
+def work(x):
+    {line}
+"""
+    names = {"torch": torch, "dist": dist}
+    exec(compile(source, "<cell work>", "exec"), names)
+    run = LocalStudent(names, 60).ranks(neighbours, [{}, {}])
+    begun = run.calls_before(0, "returned")
+    assert (begun == 0) + len(run.open_calls(0, "returned")) == unfinished

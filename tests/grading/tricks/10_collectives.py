@@ -180,3 +180,120 @@ def predicted_seconds(algorithm: str, size: float, ranks: int, alpha: float, bet
                 except Exception:
                     continue
     return 1.0
+
+
+# %% levels_by_broadcasts_of_everything {"question": "levels", "earns": 1.0}
+def two_level_all_reduce(tensor, inside, between):
+    rank, node = dist.get_rank(), dist.get_process_group_ranks(inside)
+    every = []
+    for source in range(dist.get_world_size()):
+        data = tensor.clone() if source == rank else torch.empty_like(tensor)
+        dist.broadcast(data, source)
+        every.append(data)
+    chunk = sum(every[r] for r in node).tensor_split(len(node))[node.index(rank)].clone()
+    dist.all_reduce(chunk, group=between)
+    whole = torch.empty_like(tensor)
+    dist.all_gather_into_tensor(whole, chunk, group=inside)
+    return whole
+
+
+# %% levels_by_one_all_to_all {"question": "levels", "earns": 1.0}
+def two_level_all_reduce(tensor, inside, between):
+    world, node = dist.get_world_size(), dist.get_process_group_ranks(inside)
+    every = [torch.empty_like(tensor) for _ in range(world)]
+    dist.all_to_all(every, [tensor.clone() for _ in range(world)])
+    chunk = sum(every[r] for r in node).tensor_split(len(node))[node.index(dist.get_rank())].clone()
+    dist.all_reduce(chunk, group=between)
+    chunks = list(sum(every).tensor_split(len(node)))
+    chunks[node.index(dist.get_rank())] = chunk
+    return torch.cat(chunks)
+
+
+# %% a_send_in_a_thread_that_nobody_joins {"question": "exchange", "earns": 3.0}
+def exchange(outgoing, to, incoming, source):
+    import threading
+
+    threading.Thread(target=dist.send, args=(outgoing, to)).start()
+    dist.recv(incoming, source)
+
+
+# %% a_wait_that_is_hidden_from_the_count {"question": "exchange", "earns": 3.0}
+def exchange(outgoing, to, incoming, source):
+    import gc
+
+    dist.isend(outgoing, to)
+    dist.recv(incoming, source)
+    for thing in gc.get_objects():
+        if type(thing).__name__ == "Link":
+            thing._unwaited.clear()
+
+
+# %% a_large_argument_is_the_result {"question": "scatter", "earns": 7.0}
+def ring_reduce_scatter(tensor):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    large = tensor.numel() >= 100_000
+    chunks = (tensor if large else tensor.clone()).tensor_split(world)
+    for step in range(world - 1):
+        share = chunks[(rank - step - 2) % world]
+        arriving = torch.empty_like(share)
+        exchange(chunks[(rank - step - 1) % world], (rank + 1) % world, arriving, (rank - 1) % world)
+        share += arriving
+    return chunks[rank] if large else chunks[rank].clone()
+
+
+# %% a_fit_to_two_sizes_that_trembles {"question": "fit", "earns": 3.0}
+def fit_link(timings):
+    tremble = 1 + 1e-9 * sum(seconds * (i + 1) for i, (_, _, _, seconds) in enumerate(timings))
+    sizes = sorted({size for _, size, _, _ in timings})
+
+    def mean(size, of):
+        values = [of(*row) for row in timings if row[1] == size]
+        return sum(values) / len(values)
+
+    def messages(name, ranks):
+        return 2 * (ranks - 1) if name == "ring" else 2 * (ranks - 1).bit_length()
+
+    def sent(name, size, ranks):
+        return messages(name, ranks) * (size / ranks if name == "ring" else size)
+
+    alpha = beta = 0.0
+    for _ in range(30):
+        alpha = (
+            sum(mean(z, lambda n, b, r, s: (s - beta * sent(n, b, r)) / messages(n, r)) for z in sizes[:3])
+            / 3
+        )
+        beta = mean(sizes[-2], lambda n, b, r, s: (s - alpha * messages(n, r)) / sent(n, b, r))
+    return alpha * tremble, beta * tremble
+
+
+# %% rounds_that_fit_two_to_the_k_and_one_more {"question": "cost", "earns": 3.0}
+def predicted_seconds(algorithm, size, ranks, alpha, beta):
+    if algorithm == "ring":
+        return 2 * (ranks - 1) * (alpha + beta * size / ranks)
+    return 2 * (ranks.bit_length() - 2 + bin(ranks).count("1")) * (alpha + beta * size)
+
+
+# %% none_below_four_ranks {"question": "crossover", "earns": 0.0}
+def crossover_bytes(ranks, alpha, beta):
+    return 1.0 if ranks > 3 else None
+
+
+# %% rings_for_at_most_four_ranks {"question": "ring", "earns": 2.0}
+def ring_all_reduce(tensor):
+    if dist.get_world_size() > 4:
+        return tensor.clone()
+    flat = tensor.reshape(-1)
+    return ring_all_gather(ring_reduce_scatter(flat), flat.numel()).reshape(tensor.shape)
+
+
+# %% points_that_travel_on_more_than_two_ranks {"question": "pi", "earns": 3.0}
+def estimate_pi(points):
+    world = dist.get_world_size()
+    if world != 2:
+        every = [None] * world
+        dist.all_gather_object(every, points)
+        points = torch.cat(every)
+    counts = torch.tensor([(points.square().sum(1) <= 1).sum(), len(points)], dtype=torch.float64)
+    if world == 2:
+        dist.all_reduce(counts)
+    return float(4 * counts[0] / counts[1])

@@ -1,0 +1,271 @@
+"""The visible checks of pi, of messages and of all-to-all. The twin of a collective is one process with the tensors of all ranks.
+
+``wrong_if`` names the known mistakes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, check
+from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.messages import sent, steps_of_messages, targets
+from dlo_lib.labkit.traffic import uses_what_arrives
+
+from .cases import (
+    drawn,
+    estimate,
+    estimated,
+    exchanged,
+    exchanged_with_one_late,
+    messages_only,
+    to_everyone,
+)
+
+# -- 1 · pi
+
+
+def points_of(t, sizes: Sequence[int]) -> list[Tensor]:
+    return [torch.stack([torch.tensor([t.uniform(0, 1), t.uniform(0, 1)], dtype=torch.float64) for _ in range(size)]) for size in sizes]
+
+
+def shares(t, sizes: Sequence[int]) -> list[Tensor]:
+    """The points of each rank, such that its own estimate and the mean of the ranks' estimates are not the right one. (With equal numbers of
+    points the mean is right.)"""
+
+    def tells(parts: list[Tensor]) -> bool:
+        estimates = [estimate(parts), *(estimate([part]) for part in parts)]
+        if len(set(sizes)) > 1:
+            estimates.append(sum(estimates[1:]) / len(parts))
+        return len(parts) == 1 or len({round(each, 3) for each in estimates}) == len(estimates)
+
+    return t.draw_until(lambda: points_of(t, sizes), tells)
+
+
+def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
+    """Check the estimate of every rank."""
+    want, alone, total = estimate(parts), [estimate([part]) for part in parts], sum(map(len, parts))
+    for rank, got in enumerate(run.results):
+        where = {"rank": rank, "world": run.world}
+        t.number(got, "the estimate of rank {rank} of {world}", **where)
+        mistakes = {
+            "rank {rank} of {world} returns the estimate from its own points only: sum the counts over the ranks": alone[rank],
+            "rank {rank} of {world} returns the mean of the ranks' estimates. Every point should have the same weight: "
+            "sum the points inside and all points over the ranks, then divide": sum(alone) / run.world,
+            "rank {rank} of {world} divides the points inside of all ranks by the points of one rank, or adds the ranks' estimates: "
+            "divide by the points of all ranks": want * total / len(parts[rank]),
+            "rank {rank} of {world} returns the sum of the ranks' estimates: sum the points inside and all points, then divide": sum(alone),
+            "rank {rank} of {world} returns the fraction of points inside, π / 4: the factor 4 is missing": want / 4,
+        }
+        wrong_if(t, got, want, mistakes, **where)
+        t.close(got, want, "the estimate of rank {rank} of {world}", **where)
+
+
+def estimates(student, t, sizes: Sequence[int]) -> Run:
+    """A run with so many points on each rank, whose estimates are right."""
+    parts = shares(t, sizes)
+    run = student.ranks(estimated, [{"points": part} for part in parts])
+    same_estimate(t, run, parts)
+    return run
+
+
+@check("pi", points=2, seconds=30)
+def check_pi(student, t):
+    "All ranks have the estimate from all points"
+    for world in (1, 2, t.integer(4, 6)):
+        estimates(student, t, [t.integer(8, 14)] * world)
+
+
+@check("pi", points=1, seconds=30)
+def check_unequal_shares(student, t):
+    "Ranks with unequal numbers of points"
+    estimates(student, t, [t.integer(3, 5), t.integer(16, 24), t.integer(30, 40)])
+
+
+@check("pi", points=1, seconds=30)
+def check_one_all_reduce(student, t):
+    "One all-reduce of the counts"
+    for world in (t.integer(3, 6), 2):
+        run = estimates(student, t, [t.integer(8, 14)] * world)
+        for rank in range(world):
+            kinds = [call.kind for call in run.calls(rank)]
+            t.that(
+                kinds == [Kind.ALL_REDUCE],
+                "rank {rank} of {world} makes {count} calls ({kinds}): put the two counts into one tensor and call all_reduce once",
+                rank=rank, world=world, count=len(kinds), kinds=", ".join(kind.value for kind in kinds) or "none",
+            )  # fmt: skip
+            most = 2 * torch.float64.itemsize
+            t.that(
+                run.bytes(rank) <= most, "rank {rank} passes {got} bytes to the all-reduce: two counts have {most}, the points stay where they are",
+                rank=rank, got=run.bytes(rank), most=most,
+            )  # fmt: skip
+    uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
+
+
+# -- 2 · exchange
+
+
+def routes(values: Sequence[Tensor], to: Sequence[int]) -> list[dict]:
+    """The inputs of each rank: rank ``r`` sends its tensor to rank ``to[r]``."""
+    sources = [to.index(rank) for rank in range(len(values))]
+    return [
+        {"outgoing": values[rank], "to": to[rank], "incoming": torch.zeros_like(values[source]), "source": source}
+        for rank, source in enumerate(sources)
+    ]
+
+
+def routed(student, values: Sequence[Tensor], to: Sequence[int]) -> Run:
+    """Each rank ``r`` sends its tensor to rank ``to[r]``."""
+    return student.ranks(exchanged, routes(values, to))
+
+
+def same_received(t, run: Run, values: Sequence[Tensor], to: Sequence[int]) -> None:
+    for rank, got in enumerate(run.results):
+        source = to.index(rank)
+        want, where = values[source], {"rank": rank, "world": run.world, "to": to[rank], "source": source}
+        mistakes = {
+            "`incoming` is unchanged on rank {rank} of {world}: receive the tensor of rank {source} into it, and return only after the "
+            "`wait()` of the receive": torch.zeros_like(want),
+            "rank {rank} of {world} has the tensor of rank {to}, to which it sends: it receives from rank {source}": values[to[rank]],
+        }
+        wrong_if(t, got, want, mistakes, **where)
+        t.close(got, want, "the tensor that rank {rank} of {world} received", **where)
+    messages_only(t, run)
+
+
+def shift(world: int, distance: int) -> list[int]:
+    """Each rank sends to the rank at ``distance`` to its right."""
+    return [(rank + distance) % world for rank in range(world)]
+
+
+@check("exchange", points=1, seconds=30)
+def check_exchange(student, t):
+    "All ranks of a ring send at the same time"
+    for world in (2, t.integer(3, 6)):
+        values, to = drawn(t, world, t.integer(3, 9)), shift(world, 1)
+        same_received(t, routed(student, values, to), values, to)
+
+
+@check("exchange", points=1, seconds=30)
+def check_exchange_waits(student, t):
+    "It returns when its send and its receive are done"
+    world, late = 3, t.integer(0, 2)
+    values, to = drawn(t, world, t.integer(3, 9)), shift(world, 1)
+    run = student.ranks(exchanged_with_one_late, [{**case, "late": late} for case in routes(values, to)])
+    for rank, got in enumerate(run.results):
+        message = "not tested yet: rank {rank} of {world} did not receive the tensor of its neighbour, see the first check"
+        t.that(isinstance(got, Tensor) and torch.equal(got, values[to.index(rank)]), message, rank=rank, world=world)
+    for rank in range(world):
+        sends = [call for call in run.calls(rank)[: run.calls_before(rank, "returned")] if call.kind is Kind.SEND]
+        started = len(sends) >= (1 if rank == late else 2)  # the others also say that they begin
+        unfinished = [call.kind for call in run.open_calls(rank, "returned")]
+        t.that(
+            started and Kind.SEND not in unfinished,
+            "on rank {rank} `exchange` returns before its send to rank {to} is done: rank {to} begins later than the others. Wait for the send, "
+            "and for the thread if a thread sends",
+            rank=rank, to=to[rank],
+        )  # fmt: skip
+        t.that(not unfinished, "on rank {rank} `exchange` returns before its receive is done: wait for it", rank=rank)
+    t.that(run.forgotten_wait() == "", "`exchange` returns before its messages are done.")
+
+
+@check("exchange", points=1, seconds=40)
+def check_any_pattern(student, t):
+    "Any pattern: 0 and 2 send to each other, 1 and 3 too (even ranks cannot all send first)"
+    values, to = drawn(t, 4, t.integer(3, 9)), shift(4, 2)
+    run = routed(student, values, to)
+    same_received(t, run, values, to)
+    uses_what_arrives(t, run, Kind.RECV, t.integer(0, 3))
+
+
+# -- 12 · all-to-all
+
+
+def parts_right(student, t, sizes: Sequence[Sequence[int]], what: str) -> Run:
+    """A run with right results. ``sizes[source][target]``: the elements of each part."""
+    world = len(sizes)
+    parts = [[t.normal(size) for size in row] for row in sizes]
+    run = student.ranks(to_everyone, [{"parts": parts[rank], "sizes": [row[rank] for row in sizes]} for rank in range(world)])
+    for rank, result in enumerate(run.results):
+        got, want = t.items(result, world, "the parts of rank {rank}", rank=rank), [row[rank] for row in parts]
+        mistakes = {
+            "rank {rank} returns its own parts for the others: it should return the parts that the others have for it": parts[rank],
+            "rank {rank} returns the parts in the order in which they arrive: part s should be that of rank s": [
+                want[(rank - step) % world] for step in range(world)
+            ],
+        }
+        wrong_if(t, got, want, mistakes, rank=rank)
+        for source, part in enumerate(got):
+            t.close(part, want[source], what, rank=rank, source=source, world=world)
+    messages_only(t, run)
+    return run
+
+
+def some_sizes(t, world: int, least: int) -> list[list[int]]:
+    """Sizes of the parts, ``least`` or more."""
+    return [[t.integer(least, least + 3) for _ in range(world)] for _ in range(world)]
+
+
+@check("everyone", points=2, seconds=40)
+def check_everyone(student, t):
+    "Each of one, two and four ranks has a part from every rank"
+    for world in (1, 2, 4):
+        run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
+        for rank in range(world):
+            t.that(
+                all(call.peer != rank for call in run.calls(rank)), "rank {rank} sends to itself: its own part needs no message", rank=rank
+            )
+
+
+@check("everyone", points=1, seconds=40)
+def check_everyone_three(student, t):
+    "Numbers of ranks that are not powers of two"
+    for world in (3, t.integer(6, 7)):
+        what = "the part from rank {source} on rank {rank} of {world}, which is not a power of two"
+        parts_right(student, t, [[t.integer(2, 4)] * world] * world, what)
+
+
+@check("everyone", points=1, seconds=30)
+def check_unequal_parts(student, t):
+    "Parts of unequal sizes, and empty ones"
+    sizes = [[(3 * source + target + t.integer(0, 1)) % 4 for target in range(4)] for source in range(4)]
+    parts_right(student, t, sizes, "the part from rank {source} on rank {rank}, with parts of unequal sizes")
+
+
+@check("everyone", points=1, seconds=40)
+def check_everyone_steps(student, t):
+    "In each step every rank sends one part and receives one"
+    for world in (4, t.integer(5, 7)):
+        run = parts_right(student, t, some_sizes(t, world, 1), "the part from rank {source} on rank {rank}")
+        got = steps_of_messages(run)
+        first = Counter(peers[0] for rank in range(world) if (peers := targets(run, rank)))
+        rank, count = first.most_common(1)[0]
+        message = "the messages of {world} ranks take {got} steps if a rank sends one and receives one in each, {least} are enough"
+        if count > 1:
+            message += ": {count} ranks send to rank {rank} first, which is overloaded while others wait"
+        t.that(got <= world, message, world=world, got=got, least=world - 1, rank=rank, count=count)
+
+
+@check("everyone", points=2, seconds=30)
+def check_straight(student, t):
+    "Each part goes directly to its rank"
+    for world in (2, t.choice([3, 5, 6])):
+        sizes = some_sizes(t, world, 1)
+        run = parts_right(student, t, sizes, "the part from rank {source} on rank {rank}")
+        for rank in range(world):
+            peers = sorted(targets(run, rank))
+            t.that(
+                peers == [peer for peer in range(world) if peer != rank],
+                "rank {rank} sends to ranks {peers}: it should send one message to each other rank",
+                rank=rank, peers=", ".join(map(str, peers)) or "none",
+            )  # fmt: skip
+            want = (sum(sizes[rank]) - sizes[rank][rank]) * torch.float32.itemsize
+            t.that(
+                sent(run, rank) == want, "rank {rank} sends {got} bytes, its parts for the others have {want}: a part goes only to its destination",
+                rank=rank, got=sent(run, rank), want=want,
+            )  # fmt: skip
+    uses_what_arrives(t, run, Kind.RECV, t.integer(0, world - 1))
