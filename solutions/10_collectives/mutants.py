@@ -88,14 +88,15 @@ MUTANTS = [
         """,
     ),
     Mutant(
-        "The send is made by a thread that nobody joins",
+        "The wait for the send is left to a thread that nobody joins",
         "check_exchange_waits",
         says="returns before its send to rank",
         answer="""
         def exchange(outgoing, to, incoming, source):
             import threading
 
-            threading.Thread(target=dist.send, args=(outgoing, to)).start()
+            work = dist.isend(outgoing, to)
+            threading.Thread(target=work.wait).start()
             dist.recv(incoming, source)
         """,
     ),

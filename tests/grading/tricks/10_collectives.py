@@ -209,11 +209,12 @@ def two_level_all_reduce(tensor, inside, between):
     return torch.cat(chunks)
 
 
-# %% a_send_in_a_thread_that_nobody_joins {"question": "exchange", "earns": 3.0}
+# %% a_wait_in_a_thread_that_nobody_joins {"question": "exchange", "earns": 3.0}
 def exchange(outgoing, to, incoming, source):
     import threading
 
-    threading.Thread(target=dist.send, args=(outgoing, to)).start()
+    work = dist.isend(outgoing, to)
+    threading.Thread(target=work.wait).start()
     dist.recv(incoming, source)
 
 
