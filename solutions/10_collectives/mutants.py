@@ -88,7 +88,7 @@ MUTANTS = [
         """,
     ),
     Mutant(
-        "The wait for the send is left to a thread that nobody joins",
+        "The wait for the send is left to a thread that is not joined",
         "check_exchange_waits",
         says="returns before its send to rank",
         answer="""

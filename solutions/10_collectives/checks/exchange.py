@@ -66,7 +66,7 @@ def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
 
 
 def estimates(student, t, sizes: Sequence[int]) -> Run:
-    """A run with so many points on each rank, whose estimates are right."""
+    """A run with this number of points on each rank, whose estimates are right."""
     parts = shares(t, sizes)
     run = student.ranks(estimated, [{"points": part} for part in parts])
     same_estimate(t, run, parts)

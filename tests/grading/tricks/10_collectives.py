@@ -209,7 +209,7 @@ def two_level_all_reduce(tensor, inside, between):
     return torch.cat(chunks)
 
 
-# %% a_wait_in_a_thread_that_nobody_joins {"question": "exchange", "earns": 3.0}
+# %% a_wait_in_a_thread_that_is_not_joined {"question": "exchange", "earns": 3.0}
 def exchange(outgoing, to, incoming, source):
     import threading
 
