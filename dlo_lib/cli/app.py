@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,11 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dlo_lib.cli import course, jobs, make
+from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.grade import grade
 from dlo_lib.errors import UserError
 
@@ -162,30 +165,52 @@ app.command(rich_help_panel=AUTHORS)(make.classroom)
 
 
 @app.command()
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="with --hub, as administrator: the hub.toml", metavar="[HUB.TOML]", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    hub: Annotated[
+        bool,
+        typer.Option("--hub", help="try the rights of a class on a JupyterHub, as administrator or student"),
+    ] = False,
+) -> None:
     """Check the installation and show a cure for each missing part.
 
     The exit status is 2 if the labs cannot run, and 1 in the folder of a course that cannot be graded here.
+    With --hub, it is 1 if a right is missing or too wide.
     """
     from dlo_lib.cli.doctor import can_grade, examine, verdict
 
-    if as_json:
-        findings = examine()
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
-    else:
-        with console.status("checking this machine ..."):
-            findings = examine()
-        table = Table("", "what", "found", "cure", title="dlo doctor")
-        for finding in findings:
-            mark = (
-                "[green]ok[/]"
-                if finding.ok
-                else "[red]missing[/]"
-                if finding.required
-                else "[yellow]absent[/]"
-            )
-            table.add_row(mark, finding.name, finding.found, finding.cure)
-        console.print(table)
+    if file is not None and not hub:
+        raise UserError(f"dlo doctor takes no file: dlo doctor --hub {file}")
+    if hub:
+        from dlo_lib.cli.doctor_hub import examine_hub
+
+        findings = _shown("dlo doctor --hub", lambda: examine_hub(file), as_json)
+        raise typer.Exit(1 if any(finding.required and not finding.ok for finding in findings) else 0)
+    findings = _shown("dlo doctor", examine, as_json)
     verdict(findings)
     if not can_grade(findings):
         raise typer.Exit(1)
+
+
+def _shown(title: str, look: Callable[[], list[Diagnosis]], as_json: bool) -> list[Diagnosis]:
+    """Run the checks and print them as a table or as JSON."""
+    if as_json:
+        findings = look()
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+        return findings
+    with console.status("checking ..."):
+        findings = look()
+    table = Table("", "what", "found", "cure", title=title)
+    for finding in findings:
+        mark = (
+            "[green]ok[/]" if finding.ok else "[red]missing[/]" if finding.required else "[yellow]absent[/]"
+        )
+        table.add_row(mark, escape(finding.name), escape(finding.found), escape(finding.cure))
+    console.print(table)
+    return findings

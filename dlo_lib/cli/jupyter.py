@@ -17,23 +17,9 @@ from dlo_lib.cli.workspace import work_dir
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 from dlo_lib.grading.lab.course import BUILT_FILES, LAB_FILE, labs
+from dlo_lib.hub.extensions import NOT_FOR_STUDENTS, SETTINGS
 
 FIRST_PORT = 8888
-NOT_FOR_STUDENTS = {
-    # It compares visible points with all points, so it says of a right solution that it fails.
-    "@jupyter/nbgrader:validate-assignment": True,
-    "@jupyter/nbgrader:create-assignment": True,
-}
-SETTINGS = {
-    # JupyterLab asks for consent to fetch news, and a class may have no network.
-    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
-    # The browser shows the folder of the open lab, its notebook before its modules, and whole names.
-    "@jupyterlab/filebrowser-extension:browser": {
-        "navigateToCurrentDirectory": True,
-        "sortNotebooksFirst": True,
-        "showLastModifiedColumn": False,
-    },
-}
 HIDDEN_FILES = (LAB_FILE, *BUILT_FILES, "__pycache__", "*.pyc", "*~")
 """Patterns of files that the file browser does not list, because only programs read them."""
 

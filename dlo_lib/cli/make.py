@@ -19,9 +19,9 @@ console = Console()
 
 def course(
     folder: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="the folder of the course; an existing course is updated", show_default=False),
-    ],
+    ] = None,
     exchange: Annotated[
         Path | None,
         typer.Option(help="the folder that students fetch from and submit to; default: nbgrader's"),
@@ -29,12 +29,23 @@ def course(
     group: Annotated[
         str | None, typer.Option(help="the Unix group whose members grade together; default: only you")
     ] = None,
+    name: Annotated[str, typer.Option(help="the name of the course in the exchange")] = "dlo",
+    hub: Annotated[
+        Path | None,
+        typer.Option(help="prepare all courses of a JupyterHub from its hub.toml; as root, without FOLDER"),
+    ] = None,
 ) -> None:
     """Create a course: a folder with a gradebook, in which the commands of nbgrader and formgrader call the
     judge.
 
-    Other users of the machine cannot read it.
+    Other users of the machine cannot read it. With --hub, the courses, the exchange and the settings of
+    Jupyter of a JupyterHub are created or updated (deploy/hub/README.md).
     """
+    if hub is not None:
+        _prepare_hub(hub, folder)
+        return
+    if folder is None:
+        raise UserError(tr("name the folder of the course, or give --hub hub.toml"))
     from dlo_lib.grading.classroom.nbgrader_course import create_course
 
     if exchange is not None:
@@ -48,11 +59,23 @@ def course(
                     reason=error.strerror,
                 )
             ) from error
-    made = create_course(folder, None if exchange is None else exchange.resolve(), group=group)
+    made = create_course(folder, None if exchange is None else exchange.resolve(), group=group, course=name)
     console.print(
         tr("the course is in {folder}; next, run there: dlo roster import, dlo release", folder=made),
         soft_wrap=True,
     )
+
+
+def _prepare_hub(file: Path, folder: Path | None) -> None:
+    from dlo_lib.hub.folders import prepare
+    from dlo_lib.hub.read_settings import read_settings
+
+    if folder is not None:
+        raise UserError(
+            tr("--hub takes the folders of the courses from {file}: omit {folder}", file=file, folder=folder)
+        )
+    for line in prepare(read_settings(file)):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def classroom(

@@ -50,14 +50,17 @@ TEXT_SOURCES = "[0-9][0-9]_*.py"
 STOCK_CELL_SECONDS = 300  # nbgrader's 30 s is too short for a cell that trains
 
 
-def configure(c: Config, folder: str | Path, exchange: str | Path | None = None) -> None:
+def configure(
+    c: Config, folder: str | Path, exchange: str | Path | None = None, course: str = COURSE_ID
+) -> None:
     """Set up ``c`` for the course in ``folder``: grading asks the judge.
 
     Args:
         exchange: the folder that students fetch from and submit to; by default nbgrader's.
+        course: nbgrader's course id, the folder of this course in the exchange.
     """
     folder = Path(folder).resolve()
-    _configure_release(c, folder)
+    _configure_release(c, folder, course)
     if is_shared(folder):
         c.CourseDirectory.groupshared = True
         os.umask(SHARED_UMASK)  # formgrader and nbgrader's commands load this configuration too
@@ -80,16 +83,16 @@ def configure_stock(c: Config, folder: str | Path) -> None:
     """Set up ``c`` for ``folder``, the ``stock/`` of a course: nbgrader executes the course's submissions
     itself.
     """
-    _configure_release(c, Path(folder).resolve())
+    _configure_release(c, Path(folder).resolve(), COURSE_ID)
     c.Autograde.autograde_preprocessors = [
         ExecuteWithHidden if step is Execute else step for step in Autograde().autograde_preprocessors
     ]
     c.Execute.timeout = STOCK_CELL_SECONDS
 
 
-def _configure_release(c: Config, folder: Path) -> None:
+def _configure_release(c: Config, folder: Path, course: str) -> None:
     c.CourseDirectory.root = str(folder)
-    c.CourseDirectory.course_id = COURSE_ID
+    c.CourseDirectory.course_id = course
     c.CourseDirectory.source_directory = "solutions"
     c.CourseDirectory.release_directory = "release"
     # .html: otherwise nbgrader publishes a student's page, or a link to a file of the instructor, as
@@ -103,6 +106,7 @@ def create_course(
     exchange: str | Path | None = None,
     students: Collection[str] = (),
     group: str | None = None,
+    course: str = COURSE_ID,
 ) -> Path:
     """Create a course in ``folder``, or update an existing one: its configurations, its secret and its
     roster.
@@ -129,6 +133,7 @@ def create_course(
         ) as file:
             file.write(secrets.token_hex(32) + "\n")
     given = "" if exchange is None else f", exchange={str(exchange)!r}"
+    given += "" if course == COURSE_ID else f", course={course!r}"
     _write_config(folder / CONFIG_FILE, "configure", f"c, Path(__file__).parent{given}")
     _write_config(folder / STOCK_FOLDER / CONFIG_FILE, "configure_stock", "c, Path(__file__).parent")
     _enrol(folder / "gradebook.db", folder / STOCK_FOLDER / "gradebook.db", students)

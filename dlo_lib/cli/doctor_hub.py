@@ -1,0 +1,282 @@
+"""`dlo doctor --hub`: try each right of a class on a JupyterHub, and name the line to change.
+
+As an administrator (root, with ``hub.toml``), the rights of accounts, students and graders are tried in their
+names: files as Unix users, pages of the Hub with a token of each, which is removed afterwards. As a student,
+in a terminal of the server, the doctor looks for the reason why a course or its labs do not appear.
+
+Reference: the questions of classes in nbgrader's issues 733 (other courses appear), 1034 (formgrader gives
+404), 1378 (a student sees no assignment), 1396 and 1663 (groups), 1293 and 1533 (no Collect button).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.doctor_hub_files import examine_files, students_with_account
+from dlo_lib.errors import UserError, nearest
+from dlo_lib.hub.extensions import server_extensions
+from dlo_lib.hub.folders import as_user
+from dlo_lib.hub.membership import HubApi, known_users, roster_of, wanted
+from dlo_lib.hub.read_settings import read_settings
+from dlo_lib.hub.rights import MEMBERSHIP, STUDENT_SCOPES, doctor_token, user_environment
+from dlo_lib.hub.settings import HubCourse, HubSettings
+from dlo_lib.text import tr
+
+_ANSWER_S = 60
+_CONFIG = "deploy/hub/jupyterhub_config.py"
+
+
+def examine_hub(file: Path | None) -> list[Diagnosis]:
+    """Check the Hub of ``file`` as its administrator; without a file, the rights of this user of a Hub.
+
+    Raises:
+        UserError: the file is wrong, the caller is not root, or this is no server of a Hub.
+    """
+    if file is None:
+        if "JUPYTERHUB_API_TOKEN" not in os.environ:
+            text = "no server of a JupyterHub: its administrator names the file: dlo doctor --hub hub.toml"
+            raise UserError(tr(text))
+        from dlo_lib.cli.doctor_hub_student import examine_student
+
+        return examine_student()
+    settings = read_settings(file)
+    if settings.kind == "kubernetes":
+        raise UserError(
+            tr("on Kubernetes, run `dlo doctor --hub` in a terminal of a server, as each kind of user")
+        )
+    if os.geteuid() != 0:
+        raise UserError(tr("trying the rights of users needs root: sudo dlo doctor --hub {file}", file=file))
+    return [*examine_files(settings), *_examine_pages(settings)]
+
+
+def _examine_pages(settings: HubSettings) -> list[Diagnosis]:
+    api = HubApi(f"{settings.address}/hub/api", doctor_token(settings))
+    try:
+        groups = {group["name"]: set(group["users"]) for group in api("GET", "/groups")}
+        users = known_users(api)
+    except urllib.error.HTTPError as error:
+        cure = tr("restart the Hub with {config}", config=_CONFIG)
+        text = tr("the Hub refuses the doctor's token ({status})", status=error.code)
+        return [Diagnosis("hub", False, text, cure, required=True)]
+    except urllib.error.URLError as error:
+        text = tr("no Hub answers at {url} ({reason})", url=settings.address, reason=error.reason)
+        cure = tr("start it: DLO_HUB={file} jupyterhub --config {config}", file=settings.file, config=_CONFIG)
+        return [Diagnosis("hub", False, text, cure, required=True)]
+    found = [Diagnosis("hub", True, tr("{number} users", number=len(users))), *_groups(settings, groups)]
+    found += _strangers(settings, users)
+    for course in settings.courses:
+        found += [*_formgrader(settings, api, course), *_lists(settings, api, course)]
+    return found
+
+
+def _groups(settings: HubSettings, groups: dict[str, set[str]]) -> Iterator[Diagnosis]:
+    """Compare the Hub's groups with rosters and graders."""
+    for name, members in wanted(settings)[0].items():
+        now = groups.get(name, set())
+        cure = tr(
+            "the service {service} does this within seconds: look for it in the Hub's log", service=MEMBERSHIP
+        )
+        if absent := sorted(members - now):
+            text = tr("{user} should be in the group and is not", user=absent[0])
+            yield Diagnosis(name, False, text, cure, required=True)
+        elif extra := sorted(now - members):
+            text = tr("{user} is in the group and should not be", user=extra[0])
+            yield Diagnosis(name, False, text, cure, required=True)
+        else:
+            yield Diagnosis(name, True, tr("{number} members", number=len(now)))
+
+
+def _strangers(settings: HubSettings, users: set[str]) -> Iterator[Diagnosis]:
+    """Find users of the Hub that no course knows: they see an empty Assignment List."""
+    known = set(settings.admins) | {course.account for course in settings.courses}
+    ids: set[str] = set()
+    for members in wanted(settings)[0].values():
+        ids |= members
+    for user in sorted(users - known - ids):
+        near = nearest(user, ids)
+        text = tr("{user} is on no roster and sees no labs", user=user)
+        cure = tr("add the id {user} to the file of dlo roster import", user=user)
+        if near:
+            cure += tr("; or is it {near}, in another spelling?", near=near[0])
+        yield Diagnosis("user", False, text, cure)
+
+
+@contextmanager
+def token_of(api: HubApi, user: str, scopes: tuple[str, ...] = ()) -> Iterator[str]:
+    """A token of ``user`` for the duration of the context; with ``scopes``, only those of a server."""
+    asked: dict[str, Any] = {"note": "dlo doctor", "expires_in": 600}
+    made = api("POST", f"/users/{user}/tokens", asked | ({"scopes": list(scopes)} if scopes else {}))
+    try:
+        yield made["token"]
+    finally:
+        api("DELETE", f"/users/{user}/tokens/{made['id']}")
+
+
+def status_of(url: str, token: str) -> tuple[int, bytes]:
+    """Return the status and the body of a page; 0 if it does not answer."""
+    request = urllib.request.Request(url, headers={"Authorization": f"token {token}"})
+    try:
+        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, b""
+    except OSError:
+        return 0, b""
+
+
+def _formgrader(settings: HubSettings, api: HubApi, course: HubCourse) -> list[Diagnosis]:
+    """Open formgrader as a grader, and try to open it as a student."""
+    name = f"formgrader of {course.name}"
+    base = f"{settings.address}/services/{course.name}/formgrader"
+    if not course.graders:
+        cure = tr("write graders in [[course]] {name} of {file}", name=course.name, file=settings.file)
+        return [Diagnosis(name, False, tr("the course has no graders"), cure)]
+    with token_of(api, course.graders[0].lower()) as token:
+        status, _ = status_of(f"{base}/", token)
+        listed, body = status_of(f"{base}/api/assignments", token)
+    if status != 200:
+        text, cure = _reason(settings, course, status)
+        return [Diagnosis(name, False, text, cure, required=True)]
+    found = [_collect_button(settings, course, name, listed, body)]
+    for student in _hub_students(course)[:1]:
+        with token_of(api, student) as token:
+            if status_of(f"{base}/", token)[0] == 200:
+                text = tr("the student {user} can open it", user=student)
+                cure = tr("remove {user} from admins, graders and from other roles", user=student)
+                found.append(Diagnosis(name, False, text, cure, required=True))
+    return found
+
+
+def _reason(settings: HubSettings, course: HubCourse, status: int) -> tuple[str, str]:
+    """Return why formgrader does not open, and the cure."""
+    if status == 403:
+        text = tr("{user} may not open it", user=course.graders[0])
+        cure = tr(
+            "restart the Hub: {config} gives the group {group} its role",
+            config=_CONFIG,
+            group=course.grader_group,
+        )
+    elif status == 404:
+        file = settings.jupyter_folder("course") / "jupyter_server_config.json"
+        text = tr("404: the account {account} runs without formgrader", account=course.account)
+        cure = tr("set nbgrader.server_extensions.formgrader to true in {file}", file=file)
+    else:
+        text = tr("it does not answer (status {status})", status=status)
+        cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
+    return text, cure
+
+
+def _collect_button(
+    settings: HubSettings, course: HubCourse, name: str, status: int, body: bytes
+) -> Diagnosis:
+    """Compare the state of each lab in formgrader with the exchange: a draft has no Collect button."""
+    outbound = settings.exchange / course.name / "outbound"
+    released = {folder.name for folder in outbound.iterdir()} if outbound.is_dir() else set()
+    plugin = tr(
+        "remove c.Authenticator.plugin_class from the nbgrader_config.py that {account} reads: its token "
+        "has no right to read groups",
+        account=course.account,
+    )
+    if status != 200:
+        return Diagnosis(
+            name, False, tr("its list of labs gives status {status}", status=status), plugin, required=True
+        )
+    states = {one["name"]: one["status"] for one in json.loads(body)}
+    if lost := sorted(lab for lab in released if states.get(lab) != "released"):
+        text = tr("{lab} is released, and has no Collect button here", lab=lost[0])
+        return Diagnosis(name, False, text, plugin, required=True)
+    return Diagnosis(name, True, tr("open to its graders only; {number} labs released", number=len(released)))
+
+
+def _hub_students(course: HubCourse) -> list[str]:
+    try:
+        return sorted(name.lower() for name in roster_of(course))
+    except UserError:
+        return []
+
+
+def _lists(settings: HubSettings, api: HubApi, course: HubCourse) -> list[Diagnosis]:
+    """Open the Assignment List as a student of the course, with the rights of the student's server."""
+    people = students_with_account(course)
+    if not people:
+        return []
+    person = people[0]
+    groups = set(api("GET", f"/users/{person.pw_name}")["groups"])
+    variables = user_environment(settings, person.pw_name, groups) | {
+        "HOME": person.pw_dir,
+        "USER": person.pw_name,
+    }
+    variables |= {"JUPYTERHUB_USER": person.pw_name, "JUPYTERHUB_API_URL": api.url}
+    with token_of(api, person.pw_name, STUDENT_SCOPES) as token:
+        command = [str(settings.environment / "bin" / "python"), "-m", "dlo_lib.cli.hub_probe"]
+        home = Path(person.pw_dir) if Path(person.pw_dir).is_dir() else Path("/")
+        done = as_user(person, command, home, variables | {"JUPYTERHUB_API_TOKEN": token})
+    name = f"list of {course.name}"
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [tr("no output")])[-1]
+        text = tr("{student} cannot run the environment: {said}", student=person.pw_name, said=said)
+        cure = tr("let all users enter {folder} and the folders above it", folder=settings.environment)
+        return [Diagnosis(name, False, text, cure, required=True)]
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    return [judge_list(settings, person.pw_name, mine_of(settings, groups), answer, name)]
+
+
+def mine_of(settings: HubSettings, groups: set[str]) -> list[str]:
+    """Return the courses of a user with these groups."""
+    return [one.name for one in settings.courses if {one.student_group, one.grader_group} & groups]
+
+
+def judge_list(
+    settings: HubSettings, user: str, courses: list[str], answer: dict[str, Any], name: str
+) -> Diagnosis:
+    """Compare what the Assignment List shows with the exchange, and name the reason of a difference."""
+    role = "grader" if user in settings.graders else "student"
+    own = settings.jupyter_folder(role)
+    others = [file for file in answer["configurations"] if not file.startswith(str(own))]
+    where = ", ".join(others) or str(own / "nbgrader_config.py")
+    if Path(answer["exchange"]) != settings.exchange:
+        text = tr('{user} has the exchange "{found}"', user=user, found=answer["exchange"])
+        cure = tr("remove c.Exchange.root from {file}, or repeat dlo course --hub", file=where)
+        return Diagnosis(name, False, text, cure, required=True)
+    if "JupyterHubAuthPlugin" not in answer["plugin"]:
+        text = tr("{user} would see the labs of all courses", user=user)
+        cure = tr(
+            'set c.Authenticator.plugin_class to "nbgrader.auth.JupyterHubAuthPlugin" in {file}', file=where
+        )
+        return Diagnosis(name, False, text, cure, required=True)
+    expected = {one.rsplit(".")[-1] for one, on in server_extensions(role).items() if on}
+    if set(answer["extensions"]) != expected:
+        extra = sorted(set(answer["extensions"]) ^ expected)
+        text = tr("{user} has the wrong parts of nbgrader: {parts}", user=user, parts=", ".join(extra))
+        cure = tr("repeat dlo course --hub; check jpserver_extensions in ~/.jupyter of {user}", user=user)
+        return Diagnosis(name, False, text, cure, required=True)
+    if answer["labs"] is None:
+        text = tr("the list of {user} fails: {error}", user=user, error=answer["error"])
+        cure = tr("c.Spawner.server_token_scopes in {config} must contain read:users!user", config=_CONFIG)
+        return Diagnosis(name, False, text, cure, required=True)
+    shown = {(course, lab) for course, lab in answer["labs"]}
+    if foreign := sorted(course for course, _ in shown if course not in courses):
+        text = tr("{user} sees the course {course} without being in it", user=user, course=foreign[0])
+        cure = tr("remove {user} from the group nbgrader-{course}", user=user, course=foreign[0])
+        return Diagnosis(name, False, text, cure, required=True)
+    for course in courses:
+        outbound = settings.exchange / course / "outbound"
+        released = {(course, folder.name) for folder in outbound.iterdir()} if outbound.is_dir() else set()
+        if absent := sorted(released - shown):
+            text = tr("{user} does not see {lab} of {course}", user=user, lab=absent[0][1], course=course)
+            cure = f"chmod -R o+rX {outbound}"
+            return Diagnosis(name, False, text, cure, required=True)
+    if not courses:
+        text = tr('{user} is in no course: "You do not have access to this course"', user=user)
+        return Diagnosis(
+            name, False, text, tr("add {user} to a roster: dlo roster import", user=user), required=True
+        )
+    return Diagnosis(name, True, tr("{user} sees {number} labs", user=user, number=len(shown)))

@@ -1,0 +1,181 @@
+"""What ``dlo course --hub`` writes: the settings of Jupyter of each role, the exchange, and the courses.
+
+The command can be repeated: it restores owners and modes, and it changes no grade and no submission.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dlo_lib.errors import UserError
+from dlo_lib.files import write_text
+from dlo_lib.hub import kubernetes
+from dlo_lib.hub.dashboards import proxied
+from dlo_lib.hub.extensions import ROLES, SETTINGS, disabled_in_lab, server_extensions
+from dlo_lib.hub.rights import course_environment
+from dlo_lib.hub.settings import HubCourse, HubSettings
+from dlo_lib.text import tr
+
+EXCHANGE_MODE = 0o1777
+"""nbgrader requires that all users can write the exchange; the sticky bit protects the folders of others."""
+COURSE_MODES = {"": 0o755, "outbound": 0o755, "inbound": 0o3733, "feedback": 0o711}
+"""Students enter and write ``inbound``, and cannot list it; with the sticky bit, none removes another's
+submission. The owner of all is the account of the course, so no student can create them first."""
+FOR_USERS = """\
+# Written by `dlo course --hub`: nbgrader in the server of a user.
+import os
+from pathlib import Path
+
+c = get_config()
+c.Exchange.root = {exchange!r}
+c.Authenticator.plugin_class = "nbgrader.auth.JupyterHubAuthPlugin"
+c.CourseDirectory.root = os.environ.get("DLO_WORK") or str(Path.home() / "dlo-labs")
+courses = os.environ.get("DLO_HUB_COURSES", "").split()
+if len(courses) == 1:  # otherwise the Assignment List offers a choice
+    c.CourseDirectory.course_id = courses[0]
+"""
+FOR_COURSES = """\
+# Written by `dlo course --hub`: the folder of the course has the other settings of nbgrader.
+c = get_config()
+c.Exchange.root = {exchange!r}
+"""
+
+
+def prepare(settings: HubSettings) -> Iterator[str]:
+    """Create or update everything, and yield a line for each step.
+
+    Raises:
+        UserError: the caller is not root, an account is missing, or an account cannot create its course.
+    """
+    write_jupyter_folders(settings)
+    yield tr("settings of Jupyter: {folder}", folder=settings.folder / "jupyter")
+    if settings.kind == "kubernetes":
+        file = settings.folder / "values.json"
+        write_text(file, kubernetes.values_text(settings))
+        yield tr("values of Zero to JupyterHub: {file}", file=file)
+        return
+    if os.geteuid() != 0:
+        raise UserError(
+            tr(
+                "only root can give courses to their accounts: sudo dlo course --hub {file}",
+                file=settings.file,
+            )
+        )
+    accounts = {course.name: account_of(course) for course in settings.courses}
+    make_exchange(settings, accounts)
+    yield tr("exchange: {folder}", folder=settings.exchange)
+    for course in settings.courses:
+        make_course(settings, course, accounts[course.name])
+        yield tr(
+            "course {name} of {account}: {folder}",
+            name=course.name,
+            account=course.account,
+            folder=course.folder,
+        )
+
+
+def write_jupyter_folders(settings: HubSettings) -> None:
+    """Write the settings of Jupyter of each role; all users can read them."""
+    python = settings.environment / "bin" / "python"
+    for role in ROLES:
+        folder = settings.jupyter_folder(role)
+        server: dict[str, Any] = {"ServerApp": {"jpserver_extensions": server_extensions(role)}}
+        if role == "course":  # formgrader is a frame in JupyterLab
+            headers = {"Content-Security-Policy": "frame-ancestors 'self'"}
+            server["ServerApp"]["tornado_settings"] = {"headers": headers}
+        else:
+            server["ServerProxy"] = {"servers": proxied(python)}
+        write_text(folder / "jupyter_server_config.json", json.dumps(server, indent=1))
+        write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(SETTINGS, indent=1))
+        page = {"disabledExtensions": disabled_in_lab(role)}
+        write_text(folder / "labconfig" / "page_config.json", json.dumps(page, indent=1))
+        text = FOR_COURSES if role == "course" else FOR_USERS
+        write_text(folder / "nbgrader_config.py", text.format(exchange=str(settings.exchange)))
+    for path in (settings.folder, *(settings.folder / "jupyter").rglob("*"), settings.folder / "jupyter"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def account_of(course: HubCourse) -> pwd.struct_passwd:
+    """Return the Unix account of a course.
+
+    Raises:
+        UserError: there is none; the message has the command that creates it.
+    """
+    try:
+        return pwd.getpwnam(course.account)
+    except KeyError:
+        cure = f"useradd --system --create-home --shell /usr/sbin/nologin {course.account}"
+        text = "the course {name} has no account {account}: {cure}"
+        raise UserError(tr(text, name=course.name, account=course.account, cure=cure)) from None
+
+
+def make_exchange(settings: HubSettings, accounts: dict[str, pwd.struct_passwd]) -> None:
+    """Create the exchange with a folder of each course, or restore its owners and modes."""
+    settings.exchange.mkdir(parents=True, exist_ok=True)
+    settings.exchange.chmod(EXCHANGE_MODE)
+    for name, account in accounts.items():
+        for part, mode in COURSE_MODES.items():
+            folder = settings.exchange / name / part
+            folder.mkdir(exist_ok=True)
+            os.chown(folder, account.pw_uid, account.pw_gid)
+            folder.chmod(mode)
+
+
+def make_course(settings: HubSettings, course: HubCourse, account: pwd.struct_passwd) -> None:
+    """Create the folder of a course and, as its account, the course; or update them.
+
+    Raises:
+        UserError: the account cannot create it, for example because it cannot read the checkout.
+    """
+    course.folder.mkdir(parents=True, exist_ok=True)
+    os.chown(course.folder, account.pw_uid, account.pw_gid)
+    course.folder.chmod(0o700)
+    options = [str(course.folder), "--exchange", str(settings.exchange), "--name", course.name]
+    done = as_account(settings, course, "-c", "from dlo_lib.cli import main; main()", "course", *options)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [tr("no output")])[-1]
+        text = "{account} cannot create the course in {folder}: {said}"
+        raise UserError(tr(text, account=course.account, folder=course.folder, said=said))
+
+
+def as_account(
+    settings: HubSettings, course: HubCourse, *arguments: str, more: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with ``arguments`` as the account of a course, in its folder."""
+    account = account_of(course)
+    environment = {**course_environment(settings, course), "HOME": account.pw_dir, "USER": course.account}
+    return as_user(
+        account,
+        [str(settings.environment / "bin" / "python"), *arguments],
+        course.folder,
+        environment | (more or {}),
+    )
+
+
+def as_user(
+    account: pwd.struct_passwd, command: list[str], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as another user; an interpreter that the user cannot read gives status 126."""
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            user=account.pw_uid,
+            group=account.pw_gid,
+            extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+    except PermissionError as error:
+        text = tr(
+            "{account} cannot run {program}", account=account.pw_name, program=error.filename or command[0]
+        )
+        return subprocess.CompletedProcess(command, 126, "", text)

@@ -1,0 +1,169 @@
+"""What ``hub.toml`` says, the one file that a site edits: its tables as classes.
+
+``deploy/hub/README.md`` describes the keys for administrators, in the order of the classes below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from dlo_lib.errors import UserError, unknown_name
+
+
+@dataclass(frozen=True)
+class HubLimits:
+    """What one user's server may use.
+
+    Attributes:
+        memory: such as "2G"; servers on Kubernetes and in jobs also request it.
+        processors: may be a fraction.
+        processes: processes and threads.
+        idle: a server without activity is stopped after this time.
+    """
+
+    memory: str = "2G"
+    processors: float = 2.0
+    processes: int = 512
+    idle: timedelta = timedelta(hours=1)
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory[:-1]) << {"K": 10, "M": 20, "G": 30, "T": 40}[self.memory[-1]]
+
+
+@dataclass(frozen=True)
+class HubCourse:
+    """A course of the Hub.
+
+    Attributes:
+        name: nbgrader's course id; the Hub's groups are ``nbgrader-NAME`` and ``formgrade-NAME``.
+        account: the Unix account that owns the course and judges; no person logs in as it.
+        folder: the folder of the course; only ``account`` can enter it.
+        checkout: a clone with the solutions; only ``account`` can enter it, and it builds releases there.
+        graders: users who open formgrader.
+        students: "roster" takes those of the course's gradebook; or a list of users.
+        port: of the formgrader service, on the loopback interface.
+    """
+
+    name: str
+    account: str
+    folder: Path
+    checkout: Path
+    graders: tuple[str, ...]
+    students: str | tuple[str, ...] = "roster"
+    port: int = 0
+
+    @property
+    def student_group(self) -> str:
+        return f"nbgrader-{self.name}"
+
+    @property
+    def grader_group(self) -> str:
+        return f"formgrade-{self.name}"
+
+
+@dataclass(frozen=True)
+class SlurmServers:
+    """Servers as SLURM jobs.
+
+    Attributes:
+        site: a name of ``dlo_lib/cluster/sites`` or a file (``slurm/SITES.md``).
+        account: of the jobs; "" asks for none.
+        partitions: offered in the form; () offers the one of the site.
+        times: offered in the form, the first one selected.
+        gpus: numbers of GPUs offered in the form, the first one selected.
+        address: of the Hub, as compute nodes reach it.
+        run_as: command prefix that submits as the user.
+    """
+
+    site: str
+    account: str = ""
+    partitions: tuple[str, ...] = ()
+    times: tuple[timedelta, ...] = (timedelta(hours=1), timedelta(hours=2), timedelta(hours=4))
+    gpus: tuple[int, ...] = (0, 1)
+    address: str = ""
+    run_as: str = "/usr/sbin/runuser -u {username} --"
+
+
+@dataclass(frozen=True)
+class KubernetesServers:
+    """Servers as pods of Zero to JupyterHub.
+
+    Attributes:
+        image: the stage ``hub`` of deploy/Dockerfile, in a registry of the cluster.
+        volume: a claim of a volume that many pods can write (ReadWriteMany): exchange and courses.
+        first_uid: user number N of the Hub has the Unix id ``first_uid + N`` in the pods.
+    """
+
+    image: str
+    volume: str
+    first_uid: int = 20_000
+
+
+@dataclass(frozen=True)
+class LtiPlatform:
+    """A Moodle that users come from, by LTI 1.3. Moodle shows the values when the tool is registered.
+
+    Attributes:
+        username: the claim that becomes the name of the user.
+    """
+
+    issuer: str
+    client_id: str
+    authorize_url: str
+    keys_url: str
+    username: str = "email"
+
+
+@dataclass(frozen=True)
+class HubSettings:
+    """The contents of ``hub.toml``.
+
+    Attributes:
+        kind: how servers of users run: local, slurm or kubernetes.
+        folder: of the Hub: its database, the exchange, and Jupyter's settings of each role.
+        address: the URL that the proxy listens on; a web server in front of it adds TLS.
+        admins: users with the Hub's administration page.
+        environment: the Python environment of the servers, which all users can read.
+        labs: the unpacked archive of `dlo kit`, which all users can read.
+        proxy: command of configurable-http-proxy.
+    """
+
+    kind: str
+    folder: Path
+    environment: Path
+    labs: Path
+    admins: tuple[str, ...]
+    courses: tuple[HubCourse, ...]
+    address: str = "http://127.0.0.1:8000"
+    proxy: str = "configurable-http-proxy"
+    limits: HubLimits = field(default_factory=HubLimits)
+    slurm: SlurmServers | None = None
+    kubernetes: KubernetesServers | None = None
+    lti: LtiPlatform | None = None
+    file: Path = Path("hub.toml")
+
+    @property
+    def exchange(self) -> Path:
+        return self.folder / "exchange"
+
+    @property
+    def graders(self) -> tuple[str, ...]:
+        return tuple(sorted({name for course in self.courses for name in course.graders}))
+
+    def jupyter_folder(self, role: str) -> Path:
+        """Return the folder of Jupyter's settings for ``student``, ``grader`` or ``course``."""
+        return self.folder / "jupyter" / role
+
+    def course(self, name: str) -> HubCourse:
+        """Return a course by its name.
+
+        Raises:
+            UserError: there is no such course.
+        """
+        known = {course.name: course for course in self.courses}
+        if name not in known:
+            raise UserError(f"{self.file}: {unknown_name('course', name, known)}")
+        return known[name]
