@@ -2,12 +2,13 @@
 """Run the tests of deploy/hub with a real JupyterHub; root only, because they create Unix users.
 
     python3 deploy/hub_tests.py [ARGUMENTS OF PYTEST]
+    python3 deploy/hub_tests.py benchmark [ARGUMENTS OF `python -m benchmarks hub`]
 
 A Hub with the course is installed into a folder that all users can read (/var/tmp/dlo-hub-tests or
 $DLO_HUB_TESTS): uv installs the packages of the servers, npm the proxy. It is kept for the next call; the
 library is installed anew in each call.
 
-Exit status: that of pytest; 2: a requirement is missing, and one line gives the cure.
+Exit status: that of pytest or of the benchmark; 2: a requirement is missing, and one line gives the cure.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ def main() -> int:
         print(f"hub: {error}", file=sys.stderr)
         return 2
     environment = {**os.environ, "DLO_HUB_ENVIRONMENT": str(FOLDER / "venv"), "DLO_HUB_PROXY": str(PROXY)}
-    command = [str(ROOT / ".venv" / "bin" / "python"), "-m", "pytest", "-n", "0", "tests/hub", *sys.argv[1:]]
+    python, arguments = str(ROOT / ".venv" / "bin" / "python"), sys.argv[1:]
+    if arguments[:1] == ["benchmark"]:
+        command = [python, "-m", "benchmarks", "hub", *arguments[1:]]
+    else:
+        command = [python, "-m", "pytest", "-n", "0", "tests/hub", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 

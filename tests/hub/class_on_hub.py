@@ -1,4 +1,4 @@
-"""A JupyterHub with a class on this machine, for tests: Unix users, two
+"""A JupyterHub with a class on this machine, for tests and for ``python -m benchmarks hub``: Unix users, two
 courses, their accounts, and a Hub that runs from ``deploy/hub/jupyterhub_config.py``.
 
 Needs root. All users have the prefix ``dlotest-``, and all files are in one folder in /tmp; both are removed

@@ -1,0 +1,235 @@
+"""A class on a JupyterHub on one machine: what N students cost who open a lab, run its checks, have four
+ranks up, and submit in the same minute.
+
+Memory is the proportional set size (PSS) of all processes of a student: a page that several processes share
+counts in parts. *Idle*: JupyterLab and the kernel of an open lab whose first cells have run. *With ranks*: in
+addition, four ranks that wait. The goals are 350 MB and 600 MB. The students are real Unix users, whose
+servers the Hub starts with the limits of its configuration.
+
+It needs root and a JupyterHub: ``make hub ARGS="benchmark --pairs 30"``, with 30 students.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pwd
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
+
+from benchmarks.paired import Row, Spread
+from dlo_lib.errors import UserError
+from tests.hub.class_on_hub import ClassOnHub, class_on_hub, missing
+
+LAB = "10_collectives"
+NOTEBOOK = "collectives.ipynb"
+STUDENTS = 3
+ROWS = 3
+MB = 1e6
+IDLE_MB, RANKS_MB = 350, 600
+CELL_S = 600
+FIRST_CELLS = 2  # of the notebook: its imports
+RANKS = """
+import time
+from pathlib import Path
+from dlo_lib.launch import run_ranks
+def wait():
+    import torch.distributed as dist
+    dist.barrier()
+    Path("ranks_are_up").touch()
+    while not Path("enough").exists():
+        time.sleep(0.1)
+run_ranks(wait, 4, timeout=600)
+"""
+CHECK = f"""
+import subprocess
+print(subprocess.run(["dlo", "check", "{LAB}"], capture_output=True, text=True).stdout[-300:])
+"""
+
+
+@dataclass(frozen=True)
+class Student:
+    """A student with a running server and a kernel."""
+
+    hub: ClassOnHub
+    name: str
+    token: str
+    kernel: str
+
+    @property
+    def folder(self) -> Path:
+        return self.hub.home(self.name) / "dlo-labs" / LAB
+
+    def run(self, code: str) -> str:
+        """Run a cell in the kernel and return what it prints.
+
+        Raises:
+            UserError: the cell raises an exception.
+        """
+        return asyncio.run(self._run(code))
+
+    async def _run(self, code: str) -> str:
+        url = f"{self.hub.url}/user/{self.name}/api/kernels/{self.kernel}/channels".replace("http", "ws", 1)
+        headers = {"Authorization": f"token {self.token}"}
+        channel = await websocket_connect(HTTPRequest(url, headers=headers, connect_timeout=60))
+        number = uuid.uuid4().hex
+        header = {
+            "msg_id": number,
+            "msg_type": "execute_request",
+            "username": "",
+            "session": number,
+            "version": "5.3",
+        }
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": False}
+        message = {
+            "header": header,
+            "parent_header": {},
+            "metadata": {},
+            "content": content,
+            "channel": "shell",
+        }
+        await channel.write_message(json.dumps(message))
+        printed: list[str] = []
+        try:
+            while True:
+                text = await asyncio.wait_for(channel.read_message(), CELL_S)
+                if text is None:
+                    raise UserError(
+                        f"the server of {self.name} closed the connection: its memory limit is reached"
+                    )
+                answer = json.loads(text)
+                if answer["parent_header"].get("msg_id") != number:
+                    continue
+                if answer["msg_type"] == "stream":
+                    printed.append(answer["content"]["text"])
+                elif answer["msg_type"] == "error":
+                    raise UserError(f"a cell of {self.name} failed: {answer['content']['evalue']}")
+                elif answer["msg_type"] == "status" and answer["content"]["execution_state"] == "idle":
+                    return "".join(printed)
+        finally:
+            channel.close()
+
+
+def rows(pairs: int = STUDENTS) -> Iterator[Row]:
+    """``pairs`` is the number of students."""
+    if reason := missing():
+        raise UserError(f'{reason}: make hub ARGS="benchmark --pairs {pairs}"')
+    people = [f"s{number:02d}" for number in range(pairs)]
+    with (
+        class_on_hub(people=(*people, "head"), full=True, second=False) as hub,
+        ThreadPoolExecutor(pairs) as pool,
+    ):
+        names = [hub.person(one) for one in people]
+        hub.enrol("deep", *names)
+        hub.release("deep", LAB)
+        began = time.monotonic()
+        students = list(pool.map(lambda name: opened(hub, name), names))
+        cells = first_cells(hub)
+        _all(pool, students, lambda student: student.run(cells))
+        wall = time.monotonic() - began
+        cpu = cpu_of(students) / pairs
+        note = f"{pairs} students opened a lab in {wall:.0f} s, {cpu:.1f} s of CPU time each"
+        yield _memory_row("idle student", IDLE_MB, [memory(student) for student in students], note)
+
+        waiting = [pool.submit(student.run, RANKS) for student in students]
+        while not all((student.folder / "ranks_are_up").exists() for student in students):
+            if failed := [future for future in waiting if future.done()]:
+                failed[0].result()
+                raise UserError("the ranks ended before they were measured")
+            time.sleep(0.2)
+        held = [memory(student) for student in students]
+        for student in students:
+            (student.folder / "enough").touch()
+        for future in waiting:
+            future.result()
+        limits = hub.settings.limits
+        note = f"limits: {limits.memory}, {limits.processors:g} processors, {limits.processes} processes"
+        yield _memory_row("student with four ranks", RANKS_MB, held, note)
+
+        began, before = time.monotonic(), cpu_of(students)
+        _all(pool, students, lambda student: student.run(CHECK))
+        checked, cpu = time.monotonic() - began, cpu_of(students) - before
+        began = time.monotonic()
+        _all(pool, students, submit)
+        submitted = time.monotonic() - began
+        inbound = hub.settings.exchange / "deep" / "inbound"
+        arrived = {folder.name.partition("+")[0] for folder in inbound.iterdir()}
+        said = hub.dlo("deep", "collect", LAB)
+        if arrived != set(names) or f"{pairs} received" not in said:
+            raise UserError(
+                f"{len(arrived)} of {pairs} submissions arrived, and dlo collect says: {said[-300:]}"
+            )
+        share = len(arrived) / pairs
+        note = f"checks of all in {checked:.0f} s; all {pairs} submissions within {submitted:.1f} s, and "
+        note += f"received by dlo collect; CPU time of their servers {cpu / pairs:.1f} s each"
+        yield Row("submissions that arrive", "students", pairs, Spread(share, share, share, pairs), note=note)
+
+
+def _all(pool: ThreadPoolExecutor, students: list[Student], do: Callable[[Student], object]) -> None:
+    for future in [pool.submit(do, student) for student in students]:
+        future.result()
+
+
+def _memory_row(name: str, goal: int, held: list[float], note: str) -> Row:
+    ratios = [one / goal for one in held]
+    shown = f"median {statistics.median(held):.0f} MB, largest {max(held):.0f} MB; {note}"
+    spread = Spread(statistics.median(ratios), min(ratios), max(ratios), len(held))
+    return Row(name, f"{goal} MB", len(held), memory_ratio=spread, note=shown)
+
+
+def opened(hub: ClassOnHub, name: str) -> Student:
+    """Start the server of a student and a kernel in the folder of the lab."""
+    hub.start_server(name)
+    token = hub.token_of(name)
+    body = {"kernel": {"name": "python3"}, "name": NOTEBOOK, "path": f"{LAB}/{NOTEBOOK}", "type": "notebook"}
+    session = hub.request(f"/user/{name}/api/sessions", token, "POST", body)
+    return Student(hub, name, token, session["kernel"]["id"])
+
+
+def first_cells(hub: ClassOnHub) -> str:
+    """Return the code that a student runs to begin the lab."""
+    notebook = json.loads((hub.settings.labs / "labs" / LAB / NOTEBOOK).read_text(encoding="utf-8"))
+    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return "\n".join(code[:FIRST_CELLS])
+
+
+def submit(student: Student) -> None:
+    """Press Submit in the Assignment List."""
+    body = {"course_id": "deep", "assignment_id": LAB}
+    page = f"/user/{student.name}/assignments/submit"
+    answer: dict[str, Any] = student.hub.request(page, student.token, "POST", body)
+    if not answer["success"]:
+        raise UserError(f"{student.name} could not submit: {str(answer['value'])[-300:]}")
+
+
+def processes(name: str) -> list[psutil.Process]:
+    """Return all processes of a Unix user."""
+    number = pwd.getpwnam(name).pw_uid
+    return [one for one in psutil.process_iter(["uids"]) if one.info["uids"].real == number]
+
+
+def memory(student: Student) -> float:
+    """Return the proportional set size of all processes of a student, in MB."""
+    held = 0
+    for process in processes(student.name):
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
+        held += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return held / MB
+
+
+def cpu_of(students: list[Student]) -> float:
+    """Return the CPU seconds of the running processes of all students."""
+    return sum(sum(process.cpu_times()[:2]) for student in students for process in processes(student.name))
