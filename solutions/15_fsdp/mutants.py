@@ -360,12 +360,12 @@ MUTANTS = [
         replace={"gradient.to(unit.reduce_dtype)": "gradient.float()"},
     ),
     Mutant(
-        "An eighth of the whole gradients is kept",
+        "A quarter of the whole gradients is kept",
         "check_gradients_freed",
         says="a whole gradient is still in memory",
         replace={
             "row = packed.new_empty(packed.shape[1])": """
-            unit.kept = packed[:, ::8].clone()
+            unit.kept = packed[:, ::4].clone()
             row = packed.new_empty(packed.shape[1])
             """,
         },
@@ -504,7 +504,7 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "An eighth of each freed block is kept",
+        "A quarter of each freed block is kept",
         "check_freed_after_forward",
         says="never freed: after forward",
         replace={
@@ -513,7 +513,7 @@ MUTANTS = [
                 reshard(unit)
             """: """
             if not is_root or not output.requires_grad:
-                unit.kept = [whole.detach().flatten()[::8].clone() for whole in unit.wholes]
+                unit.kept = [whole.detach().flatten()[::4].clone() for whole in unit.wholes]
                 reshard(unit)
             """,
         },
