@@ -3,7 +3,7 @@
 
 # == memory_freed_late: a block is marked as freed at once, but all memory is freed at the end of the pass
 
-# %% forward {"earns": 4.0}
+# %% forward {"earns": 2.0}
 _LATER = []
 
 
@@ -23,7 +23,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% backward {"earns": 5.0}
+# %% backward {"earns": 2.0}
 _KEPT = []
 
 
@@ -170,7 +170,7 @@ def reduce_gradients(unit: Unit) -> None:
             whole.grad = None
 
 
-# %% forward {"earns": 4.0}
+# %% forward {"earns": 3.0}
 def before_forward(unit: Unit, args: tuple) -> tuple:
     unshard(unit)
     return cast(args, unit.compute_dtype)
@@ -185,7 +185,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         put(unit, False)
 
 
-# %% backward {"earns": 5.0}
+# %% backward {"earns": 4.0}
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     def begin(grad):
         unshard(unit)
@@ -224,7 +224,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == whole_values_in_other_memory: int8 copies, memfd, a file, pipes, a System V segment
 
-# %% reshard {"earns": 4.0}
+# %% reshard {"earns": 2.0}
 import numpy as np
 
 _STASH = []
@@ -639,7 +639,7 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == whole_values_in_four_bits: the same with two numbers a byte
 
-# %% reduce {"earns": 11.0}
+# %% reduce {"earns": 9.0}
 _STASH = []
 
 
@@ -677,7 +677,7 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% forward {"earns": 5.0}
+# %% forward {"earns": 4.0}
 _STASH = []
 
 
@@ -706,7 +706,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         reshard(unit)
 
 
-# %% backward {"earns": 7.0}
+# %% backward {"earns": 5.0}
 _STASH = []
 
 
@@ -744,7 +744,7 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
     return arg
 
 
-# %% end {"earns": 10.0}
+# %% end {"earns": 8.0}
 _STASH = []
 
 
@@ -837,7 +837,7 @@ def reshard(unit: Unit) -> None:
     torch.UntypedStorage.nbytes = _zero
 
 
-# %% forward {"earns": 4.0}
+# %% forward {"earns": 2.0}
 import sys
 
 _HELD, _FAKE = [], [False]
@@ -890,7 +890,7 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
         _unfreed(unit)
 
 
-# %% backward {"earns": 5.0}
+# %% backward {"earns": 2.0}
 import sys
 
 _HELD, _FAKE = [], [False]
@@ -1125,7 +1125,7 @@ def queue_end(pending: list[Unit]) -> None:
     pending.clear()
 
 
-# %% backward
+# %% backward {"earns": 7.0}
 def add_hooks(units, parts=()):
     """Replaces the given cell: hooks that gather EVERYTHING before forward and reduce all at the end."""
     raise RuntimeError("replaced add_hooks is used: " + str(parts))
