@@ -1390,7 +1390,7 @@ def tree_broadcast(tensor, root):
 # == levels_that_send_everything: whole tensors to all ranks, and an all-reduce of a chunk for show
 
 
-# %% levels
+# %% levels {"earns": 1.0}
 def two_level_all_reduce(tensor, inside, between):
     r, n = dist.get_rank(), dist.get_world_size()
     every = [torch.empty_like(tensor) for _ in range(n)]
