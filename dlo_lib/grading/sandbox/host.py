@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, remove_all
+from dlo_lib.grading.sandbox.compiled import compile_library
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.sandbox.limits import Limits
 from dlo_lib.grading.sandbox.lockdown import WORK
@@ -80,6 +81,7 @@ class Zygote:
     ) -> None:
         self.isolation = best_isolation() if isolation is None else isolation
         self._owner, self._closed = os.getpid(), False
+        compile_library()
         remove_stale(FOLDER)
         self._folder, self._lock = locked_folder(FOLDER)
         self._ready = False
