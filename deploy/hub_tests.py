@@ -66,6 +66,8 @@ def install() -> None:
     print(f"hub: installing a JupyterHub into {FOLDER} ...", flush=True)
     install = [uv, "--quiet", "pip", "install", *options, "--reinstall-package", "dlo-lib"]
     run([*install, f"{copy_of_source()}[labs,hub]"], "the Hub")
+    compiles = "import compileall, dlo_lib; compileall.compile_dir(dlo_lib.__path__[0], quiet=1)"
+    run([str(PYTHON), "-I", "-c", compiles], "the compiled files of the library")
     if not PROXY.exists():
         run(["npm", "install", "--silent", "--prefix", str(FOLDER / "npm"), PROXY.name], "the proxy")
 
