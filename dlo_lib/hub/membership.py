@@ -141,10 +141,10 @@ def known_users(api: HubApi) -> set[str]:
     return found
 
 
-def main(file: Path) -> None:
-    """Keep the groups in step until the Hub ends this process."""
+def main() -> None:
+    """Keep the groups of the ``hub.toml`` in ``sys.argv[1]`` in step until the Hub ends this process."""
     die_with(os.getppid())
-    settings = read_settings(file)
+    settings = read_settings(Path(sys.argv[1]))
     api = HubApi(os.environ["JUPYTERHUB_API_URL"], os.environ["JUPYTERHUB_API_TOKEN"])
     before: object = None
     again = 0.0
@@ -165,7 +165,3 @@ def main(file: Path) -> None:
 def _say(lines: Iterable[str]) -> None:
     for line in lines:
         print(f"dlo-membership: {line}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

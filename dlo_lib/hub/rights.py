@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from typing import Any
 
 from dlo_lib.hub.settings import HubCourse, HubSettings
+from dlo_lib.interpreter import trusted_python
 
 MEMBERSHIP = "dlo-membership"
 IDLE = "dlo-idle"
@@ -78,12 +78,12 @@ def services(settings: HubSettings) -> list[dict[str, Any]]:
         for course in settings.courses
     ]
     made.append({"name": DOCTOR, "api_token": doctor_token(settings)})
-    own = [sys.executable, "-m", "dlo_lib.hub.membership", str(settings.file.resolve())]
-    made.append({"name": MEMBERSHIP, "command": own})
+    # These run as the account of the Hub, root: nothing of the current folder is imported.
+    own = "from dlo_lib.hub.membership import main; main()"
+    made.append({"name": MEMBERSHIP, "command": trusted_python(own, str(settings.file.resolve()))})
     seconds = int(settings.limits.idle.total_seconds())
-    made.append(
-        {"name": IDLE, "command": [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={seconds}"]}
-    )
+    culler = "import runpy; runpy.run_module('jupyterhub_idle_culler', run_name='__main__', alter_sys=True)"
+    made.append({"name": IDLE, "command": trusted_python(culler, f"--timeout={seconds}")})
     return made
 
 

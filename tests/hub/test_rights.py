@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
 import urllib.error
 import urllib.parse
 from dataclasses import replace
@@ -204,3 +205,18 @@ def test_each_pod_has_a_separate_unix_id_and_the_role_of_its_user() -> None:
     roles = [one.environment["JUPYTER_CONFIG_PATH"].rsplit("/")[-1] for one in (ada, head, account)]
     assert roles == ["student", "grader", "course"]
     assert account.working_dir == "/srv/hub/courses/deep26"
+
+
+@pytest.mark.parametrize("name", [rights.MEMBERSHIP, rights.IDLE])
+def test_a_service_of_the_hub_imports_nothing_of_the_current_folder(
+    settings: HubSettings, tmp_path: Path, name: str
+) -> None:
+    """It runs as root. The test runs the first line of its code, which sets the path, and an import."""
+    (tmp_path / "random.py").write_text("raise SystemExit('imported from the current folder')\n")
+    command = next(one["command"] for one in rights.services(settings) if one["name"] == name)
+    assert command[1] == "-I"
+    path, _ = command[3].split("\n")
+    done = subprocess.run(
+        [*command[:3], f"{path}\nimport random, dlo_lib"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
