@@ -62,11 +62,11 @@ def _examine_pages(settings: HubSettings) -> list[Diagnosis]:
     try:
         groups = {group["name"]: set(group["users"]) for group in api("GET", "/groups")}
         users = known_users(api)
-    except urllib.error.HTTPError as error:
-        cure = tr("restart the Hub with {config}", config=_CONFIG)
-        text = tr("the Hub refuses the doctor's token ({status})", status=error.code)
-        return [Diagnosis("hub", False, text, cure, required=True)]
     except urllib.error.URLError as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code < 500:  # 503: the proxy, without a Hub
+            cure = tr("restart the Hub with {config}", config=_CONFIG)
+            text = tr("the Hub refuses the doctor's token ({status})", status=error.code)
+            return [Diagnosis("hub", False, text, cure, required=True)]
         text = tr("no Hub answers at {url} ({reason})", url=settings.address, reason=error.reason)
         cure = tr("start it: DLO_HUB={file} jupyterhub --config {config}", file=settings.file, config=_CONFIG)
         return [Diagnosis("hub", False, text, cure, required=True)]
