@@ -190,16 +190,19 @@ class Launch:
     def _fork(self, rank: int, job: int, listener: int) -> RankFiles:
         channel, theirs = socket.socketpair()
         read, write = os.pipe()
-        stack_file = _shared_file()
+        ours = RankFiles(channel, read, _shared_file())
         os.set_blocking(read, False)
         channel.setblocking(False)
         try:
-            files = [theirs.fileno(), write, stack_file.fileno(), job, listener, self.board.descriptor]
-            socket.send_fds(self.control, [REQUEST.pack(ServerRequest.FORK, rank)], files)
+            its = [theirs.fileno(), write, ours.stack_file.fileno(), job, listener, self.board.descriptor]
+            socket.send_fds(self.control, [REQUEST.pack(ServerRequest.FORK, rank)], its)
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
             os.close(write)
-        return RankFiles(channel, read, stack_file)
+        return ours
 
     def next_exit(self) -> tuple[int, int] | None:
         """Wait for the next (rank, wait status) from the server; None if no more will come."""
