@@ -178,8 +178,7 @@ def _collect_button(
     settings: HubSettings, course: HubCourse, name: str, status: int, body: bytes
 ) -> Diagnosis:
     """Compare the state of each lab in formgrader with the exchange: a draft has no Collect button."""
-    outbound = settings.exchange / course.name / "outbound"
-    released = {folder.name for folder in outbound.iterdir()} if outbound.is_dir() else set()
+    released = settings.released(course.name)
     plugin = tr(
         "remove c.Authenticator.plugin_class from the nbgrader_config.py that {account} reads: its token "
         "has no right to read groups",
@@ -226,12 +225,7 @@ def _lists(settings: HubSettings, api: HubApi, course: HubCourse) -> list[Diagno
         cure = tr("let all users enter {folder} and the folders above it", folder=settings.environment)
         return [Diagnosis(name, False, text, cure, required=True)]
     answer = json.loads(done.stdout.strip().splitlines()[-1])
-    return [judge_list(settings, person.pw_name, mine_of(settings, groups), answer, name)]
-
-
-def mine_of(settings: HubSettings, groups: set[str]) -> list[str]:
-    """Return the courses of a user with these groups."""
-    return [one.name for one in settings.courses if {one.student_group, one.grader_group} & groups]
+    return [judge_list(settings, person.pw_name, settings.courses_of(groups), answer, name)]
 
 
 def judge_list(
@@ -268,11 +262,10 @@ def judge_list(
         cure = tr("remove {user} from the group nbgrader-{course}", user=user, course=foreign[0])
         return Diagnosis(name, False, text, cure, required=True)
     for course in courses:
-        outbound = settings.exchange / course / "outbound"
-        released = {(course, folder.name) for folder in outbound.iterdir()} if outbound.is_dir() else set()
-        if absent := sorted(released - shown):
-            text = tr("{user} does not see {lab} of {course}", user=user, lab=absent[0][1], course=course)
-            cure = f"chmod -R o+rX {outbound}"
+        seen = {lab for of_course, lab in shown if of_course == course}
+        if absent := sorted(settings.released(course) - seen):
+            text = tr("{user} does not see {lab} of {course}", user=user, lab=absent[0], course=course)
+            cure = f"chmod -R o+rX {settings.outbound(course)}"
             return Diagnosis(name, False, text, cure, required=True)
     if not courses:
         text = tr('{user} is in no course: "You do not have access to this course"', user=user)

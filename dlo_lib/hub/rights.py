@@ -103,22 +103,20 @@ def doctor_token(settings: HubSettings) -> str:
 
 def course_environment(settings: HubSettings, course: HubCourse) -> dict[str, str]:
     """Return the variables of processes of a course's account."""
-    path = f"{settings.environment / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     return {
         "DLO_COURSE": str(course.checkout),
         "JUPYTERHUB_USER": course.account,
         "JUPYTER_CONFIG_PATH": str(settings.jupyter_folder("course")),
-        "PATH": path,
+        "PATH": settings.path,
     }
 
 
 def user_environment(settings: HubSettings, name: str, member_of: set[str]) -> dict[str, str]:
     """Return the variables of the server of the user ``name``, who is in the groups ``member_of``."""
     role = "grader" if name in settings.graders else "student"
-    mine = [one.name for one in settings.courses if {one.student_group, one.grader_group} & member_of]
     return {
         "DLO_COURSE": str(settings.labs),
-        "DLO_HUB_COURSES": " ".join(mine),
+        "DLO_HUB_COURSES": " ".join(settings.courses_of(member_of)),
         "JUPYTER_CONFIG_PATH": str(settings.jupyter_folder(role)),
-        "PATH": f"{settings.environment / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": settings.path,
     }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -152,6 +153,24 @@ class HubSettings:
     @property
     def graders(self) -> tuple[str, ...]:
         return tuple(sorted({name for course in self.courses for name in course.graders}))
+
+    @property
+    def path(self) -> str:
+        """The variable ``PATH`` of servers and services."""
+        return f"{self.environment / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+
+    def courses_of(self, groups: Set[str]) -> list[str]:
+        """Return the names of the courses of a user who is in these groups of the Hub."""
+        return [one.name for one in self.courses if {one.student_group, one.grader_group} & groups]
+
+    def released(self, course: str) -> set[str]:
+        """Return the names of the labs of a course that are in the exchange."""
+        outbound = self.outbound(course)
+        return {folder.name for folder in outbound.iterdir()} if outbound.is_dir() else set()
+
+    def outbound(self, course: str) -> Path:
+        """Return the folder of the exchange with the released labs of a course."""
+        return self.exchange / course / "outbound"
 
     def jupyter_folder(self, role: str) -> Path:
         """Return the folder of Jupyter's settings for ``student``, ``grader`` or ``course``."""

@@ -25,10 +25,10 @@ def user_group(name: str, memory: int, processors: float, processes: int, root: 
         the files into which a process writes its number to enter the group; none if this machine has no
         control groups that this process can write.
     """
-    one = (root / "cgroup.controllers").is_file()
+    unified = (root / "cgroup.controllers").is_file()
     quota = int(processors * PERIOD_US)
     limits: dict[str, dict[str, str]]
-    if one:
+    if unified:
         limits = {"": {"pids.max": str(processes)}}
         limits[""] |= {"memory.max": str(memory)} if memory else {}
         limits[""] |= {"cpu.max": f"{quota} {PERIOD_US}"} if quota else {}
@@ -41,7 +41,7 @@ def user_group(name: str, memory: int, processors: float, processes: int, root: 
         for controller, values in limits.items():
             parent = root / controller / PARENT
             parent.mkdir(exist_ok=True)
-            if one:
+            if unified:
                 for folder in (root, parent):
                     (folder / "cgroup.subtree_control").write_text("+memory +cpu +pids")
             group = parent / name
