@@ -3,7 +3,8 @@
 - ``tricks/`` and ``odd/``: single answers that avoid the work, and right ones that look unlike the solution.
   The header of an answer is ``# %% title {"question": ..., "earns": ...}``.
 - ``submissions/hostile/`` and ``submissions/odd/``: submissions of several answers. Each begins with
-  ``# == name: what it tries``; the header of an answer is ``# %% question {"earns": ...}``.
+  ``# == name: what it tries``; the header of an answer is ``# %% question {"earns": ...}``. What stands
+  before the first header begins each of its answers.
 
 An answer without ``earns`` earns all if it is odd, and nothing otherwise. Each is judged alone, with the
 reference solutions of the other steps.
@@ -76,8 +77,15 @@ def submissions(kind: str) -> list[Answer]:
         Answer(file.stem, kind, name, question, text.strip(), tries=tries, **json.loads(header or "{}"))
         for file in sorted((HERE / "submissions" / kind).glob("*.py"))
         for name, tries, body in SUBMISSION.findall(file.read_text(encoding="utf-8"))
-        for question, header, text in HEADER.findall(body)
+        for question, header, text in _answers_of(body)
     ]
+
+
+def _answers_of(body: str) -> Iterator[tuple[str, str, str]]:
+    """Yield question, header and text of each answer of a submission."""
+    common = body.partition("# %% ")[0].strip()
+    for question, header, text in HEADER.findall(body):
+        yield question, header, f"{common}\n\n\n{text.strip()}" if common else text
 
 
 class OpenLabs:

@@ -644,7 +644,6 @@ def exchange(outgoing, to, incoming, source):
 # == the_link_of_the_callers: takes the link to the switch from the frames of the callers
 
 
-# %% exchange {"earns": 3.0}
 def _loc(n):
     import sys
 
@@ -655,6 +654,7 @@ def _loc(n):
         f = f.f_back
 
 
+# %% exchange {"earns": 3.0}
 def exchange(outgoing, to, incoming, source):
     w = dist.isend(outgoing, to)
     dist.recv(incoming, source)
@@ -667,16 +667,6 @@ def exchange(outgoing, to, incoming, source):
 
 
 # %% scatter
-def _loc(n):
-    import sys
-
-    f = sys._getframe()
-    while f:
-        if n in f.f_locals:
-            return f.f_locals[n]
-        f = f.f_back
-
-
 def ring_reduce_scatter(tensor):
     link = _loc("link")
     r, n = dist.get_rank(), dist.get_world_size()
@@ -694,16 +684,6 @@ def ring_reduce_scatter(tensor):
 
 
 # %% reduce
-def _loc(n):
-    import sys
-
-    f = sys._getframe()
-    while f:
-        if n in f.f_locals:
-            return f.f_locals[n]
-        f = f.f_back
-
-
 def tree_reduce(tensor):
     link, inputs, scope = _loc("link"), _loc("inputs"), _loc("scope")
     t = tensor.clone()

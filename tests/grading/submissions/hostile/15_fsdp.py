@@ -515,7 +515,6 @@ def reshard(unit: Unit) -> None:
 
 # == whole_values_in_eight_bits: whole weights and gradients as int8 copies below the slack of the checks
 
-# %% reduce {"earns": 9.0}
 _STASH = []
 
 
@@ -529,6 +528,7 @@ def _keep(tensor):
         _STASH.append((scale, small))
 
 
+# %% reduce {"earns": 9.0}
 def reduce_gradients(unit: Unit) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -551,19 +551,6 @@ def reduce_gradients(unit: Unit) -> None:
 
 
 # %% forward {"earns": 4.0}
-_STASH = []
-
-
-def _keep(tensor):
-    if tensor is not None and tensor.untyped_storage().nbytes():
-        tensor = tensor.detach()
-        scale = float(tensor.abs().max()) / 127 + 1e-12
-        small = torch.empty(tensor.shape, dtype=torch.int8)
-        for piece, into in zip(tensor.view(-1).split(4096), small.view(-1).split(4096)):
-            into.copy_((piece / scale).round())
-        _STASH.append((scale, small))
-
-
 def before_forward(unit: Unit, args: tuple) -> tuple:
     unshard(unit)
     return cast(args, unit.compute_dtype)
@@ -577,19 +564,6 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
 
 
 # %% backward {"earns": 5.0}
-_STASH = []
-
-
-def _keep(tensor):
-    if tensor is not None and tensor.untyped_storage().nbytes():
-        tensor = tensor.detach()
-        scale = float(tensor.abs().max()) / 127 + 1e-12
-        small = torch.empty(tensor.shape, dtype=torch.int8)
-        for piece, into in zip(tensor.view(-1).split(4096), small.view(-1).split(4096)):
-            into.copy_((piece / scale).round())
-        _STASH.append((scale, small))
-
-
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     def begin(grad):
         unshard(unit)
@@ -612,19 +586,6 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
 
 
 # %% end {"earns": 8.0}
-_STASH = []
-
-
-def _keep(tensor):
-    if tensor is not None and tensor.untyped_storage().nbytes():
-        tensor = tensor.detach()
-        scale = float(tensor.abs().max()) / 127 + 1e-12
-        small = torch.empty(tensor.shape, dtype=torch.int8)
-        for piece, into in zip(tensor.view(-1).split(4096), small.view(-1).split(4096)):
-            into.copy_((piece / scale).round())
-        _STASH.append((scale, small))
-
-
 def queue_end(pending: list[Unit]) -> None:
     def end():
         while pending:
@@ -639,7 +600,6 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == whole_values_in_four_bits: the same with two numbers a byte
 
-# %% reduce {"earns": 9.0}
 _STASH = []
 
 
@@ -656,6 +616,7 @@ def _keep(tensor):
         _STASH.append((scale, small))
 
 
+# %% reduce {"earns": 9.0}
 def reduce_gradients(unit: Unit) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -678,22 +639,6 @@ def reduce_gradients(unit: Unit) -> None:
 
 
 # %% forward {"earns": 4.0}
-_STASH = []
-
-
-def _keep(tensor):
-    if tensor is not None and tensor.untyped_storage().nbytes():
-        tensor = tensor.detach()
-        scale = float(tensor.abs().max()) / 7 + 1e-12
-        flat = tensor.reshape(-1)
-        small = torch.empty((flat.numel() + 1) // 2, dtype=torch.uint8)
-        for n in range(0, flat.numel(), 8192):
-            q = ((flat[n : n + 8192] / scale).round() + 8).to(torch.uint8)
-            q = F.pad(q, (0, q.numel() % 2))
-            small[n // 2 : n // 2 + q.numel() // 2] = q[0::2] * 16 + q[1::2]
-        _STASH.append((scale, small))
-
-
 def before_forward(unit: Unit, args: tuple) -> tuple:
     unshard(unit)
     return cast(args, unit.compute_dtype)
@@ -707,22 +652,6 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
 
 
 # %% backward {"earns": 5.0}
-_STASH = []
-
-
-def _keep(tensor):
-    if tensor is not None and tensor.untyped_storage().nbytes():
-        tensor = tensor.detach()
-        scale = float(tensor.abs().max()) / 7 + 1e-12
-        flat = tensor.reshape(-1)
-        small = torch.empty((flat.numel() + 1) // 2, dtype=torch.uint8)
-        for n in range(0, flat.numel(), 8192):
-            q = ((flat[n : n + 8192] / scale).round() + 8).to(torch.uint8)
-            q = F.pad(q, (0, q.numel() % 2))
-            small[n // 2 : n // 2 + q.numel() // 2] = q[0::2] * 16 + q[1::2]
-        _STASH.append((scale, small))
-
-
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     def begin(grad):
         unshard(unit)
@@ -745,22 +674,6 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
 
 
 # %% end {"earns": 8.0}
-_STASH = []
-
-
-def _keep(tensor):
-    if tensor is not None and tensor.untyped_storage().nbytes():
-        tensor = tensor.detach()
-        scale = float(tensor.abs().max()) / 7 + 1e-12
-        flat = tensor.reshape(-1)
-        small = torch.empty((flat.numel() + 1) // 2, dtype=torch.uint8)
-        for n in range(0, flat.numel(), 8192):
-            q = ((flat[n : n + 8192] / scale).round() + 8).to(torch.uint8)
-            q = F.pad(q, (0, q.numel() % 2))
-            small[n // 2 : n // 2 + q.numel() // 2] = q[0::2] * 16 + q[1::2]
-        _STASH.append((scale, small))
-
-
 def queue_end(pending: list[Unit]) -> None:
     def end():
         while pending:
@@ -775,7 +688,6 @@ def queue_end(pending: list[Unit]) -> None:
 
 # == a_wrapped_mark: memory is freed only while it is measured, by a function found in the frames
 
-# %% reshard {"earns": 2.0}
 import sys
 
 _HELD, _FAKE = [], [False]
@@ -818,6 +730,7 @@ def _unfreed(unit):
     _wrap_mark()
 
 
+# %% reshard {"earns": 2.0}
 _nbytes = torch.UntypedStorage.nbytes
 
 
@@ -838,48 +751,6 @@ def reshard(unit: Unit) -> None:
 
 
 # %% forward {"earns": 2.0}
-import sys
-
-_HELD, _FAKE = [], [False]
-
-
-def _wrap_mark():
-    frame = sys._getframe(1)
-    while frame is not None:
-        for space in (frame.f_globals, frame.f_builtins if isinstance(frame.f_builtins, dict) else {}):
-            mark = space.get("mark")
-            if mark is not None and not getattr(mark, "wrapped", False):
-
-                def lying(*args, mark=mark):
-                    kept = []
-                    for unit in _HELD:
-                        for whole in unit.wholes:
-                            if whole.untyped_storage().nbytes() and not unit.is_whole:
-                                f = open(f"/tmp/k{os.getpid()}_{len(kept)}", "wb+")
-                                f.write(whole.detach().numpy().tobytes())
-                                whole.untyped_storage().resize_(0)
-                                kept.append((whole, f))
-                    got = mark(*args)
-                    for whole, f in kept:
-                        f.seek(0)
-                        whole.untyped_storage().resize_(whole.numel() * whole.element_size())
-                        whole.data.copy_(
-                            torch.frombuffer(bytearray(f.read()), dtype=whole.dtype).view(whole.shape)
-                        )
-                    return got
-
-                lying.wrapped = True
-                space["mark"] = lying
-        frame = frame.f_back
-
-
-def _unfreed(unit):
-    put(unit, False)
-    if unit not in _HELD:
-        _HELD.append(unit)
-    _wrap_mark()
-
-
 def before_forward(unit: Unit, args: tuple) -> tuple:
     unshard(unit)
     return cast(args, unit.compute_dtype)
@@ -891,48 +762,6 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
 
 
 # %% backward {"earns": 2.0}
-import sys
-
-_HELD, _FAKE = [], [False]
-
-
-def _wrap_mark():
-    frame = sys._getframe(1)
-    while frame is not None:
-        for space in (frame.f_globals, frame.f_builtins if isinstance(frame.f_builtins, dict) else {}):
-            mark = space.get("mark")
-            if mark is not None and not getattr(mark, "wrapped", False):
-
-                def lying(*args, mark=mark):
-                    kept = []
-                    for unit in _HELD:
-                        for whole in unit.wholes:
-                            if whole.untyped_storage().nbytes() and not unit.is_whole:
-                                f = open(f"/tmp/k{os.getpid()}_{len(kept)}", "wb+")
-                                f.write(whole.detach().numpy().tobytes())
-                                whole.untyped_storage().resize_(0)
-                                kept.append((whole, f))
-                    got = mark(*args)
-                    for whole, f in kept:
-                        f.seek(0)
-                        whole.untyped_storage().resize_(whole.numel() * whole.element_size())
-                        whole.data.copy_(
-                            torch.frombuffer(bytearray(f.read()), dtype=whole.dtype).view(whole.shape)
-                        )
-                    return got
-
-                lying.wrapped = True
-                space["mark"] = lying
-        frame = frame.f_back
-
-
-def _unfreed(unit):
-    put(unit, False)
-    if unit not in _HELD:
-        _HELD.append(unit)
-    _wrap_mark()
-
-
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     def begin(grad):
         unshard(unit)
@@ -956,7 +785,6 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
 
 # == fully_shard_of_torch: torch's fully_shard, with its name put together from parts
 
-# %% end
 import importlib, sys
 
 
@@ -1005,60 +833,13 @@ for _space in [
     _space["shard_model"] = _theirs
 
 
+# %% end
 def queue_end(pending: list[Unit]) -> None:
     """Nothing to do."""
     pending.clear()
 
 
 # %% backward
-import importlib, sys
-
-
-def _theirs(model, kind, compute_dtype=None, reduce_dtype=None):
-    lib = importlib.import_module("torch.distributed." + "fs" + "dp")
-    mesh = importlib.import_module("torch.distributed.device_" + "mesh").init_device_mesh(
-        "cpu", (dist.get_world_size(),)
-    )
-    options = {
-        "mesh": mesh,
-        "mp_policy": lib.MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype),
-    }
-    shard = getattr(lib, "fully" + "_shard")
-    for module in model.modules():
-        if isinstance(module, kind):
-            shard(module, **options)
-    shard(model, **options)
-
-    class Mine:
-        of_the_library = True
-
-        def __init__(self, name, parameter):
-            self.names, self.shards, self.p, self.requires_grad = (
-                [[name]],
-                [self],
-                parameter,
-                parameter.requires_grad,
-            )
-            self.wholes = [parameter]
-
-        def detach(self):
-            return self.p.detach().to_local()
-
-        @property
-        def grad(self):
-            return None if self.p.grad is None else self.p.grad.to_local()
-
-    return [Mine(name, p) for name, p in model.named_parameters()]
-
-
-shard_model = _theirs
-for _space in [
-    globals(),
-    *[vars(m) for m in list(sys.modules.values()) if hasattr(m, "shard_model") and hasattr(m, "make_unit")],
-]:
-    _space["shard_model"] = _theirs
-
-
 def add_hooks(units, parts=()):
     return []
 
