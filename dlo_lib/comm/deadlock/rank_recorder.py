@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import sysconfig
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from types import FrameType
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import ENDED, Activity, Board, RankRow, RowView
+from dlo_lib.comm.deadlock.helper_threads import HelperThreads
 from dlo_lib.comm.deadlock.stuck_ranks import signature
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.comm.tracing.group_lifetime import watched_joins
@@ -23,10 +19,7 @@ from dlo_lib.comm.tracing.tap import TapUnavailable
 HOLD_S = 30.0
 """How long a rank waits before a call that does not match, in seconds; the watcher ends it much earlier."""
 _LEAVE_POLL_S = 0.02
-_HELPER_POLL_S = 0.5
 _JOINS = "joins"  # the channel on which a rank publishes that it joins a process group
-_PYTHON, _OURS = sysconfig.get_path("stdlib") + os.sep, str(Path(__file__).parents[2]) + os.sep
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 class MismatchedCall(RuntimeError):
@@ -36,25 +29,15 @@ class MismatchedCall(RuntimeError):
 class RankRecorder:
     """The listener that writes a row.
 
-    It ignores waits of other threads, because the rank still makes progress. If the main thread waits for
-    such a thread without a limit of time, as in ``thread.join()``, the wait of that thread is that of the
-    rank.
+    ``comm.deadlock.helper_threads`` decides which waits of other threads count.
     """
 
     def __init__(self, row: RankRow) -> None:
         self.row = row
-        self.thread = threading.get_ident()
         self._open: dict[int, Call] = {}
         self._any_source: set[tuple] = set()
         self._stopped = False
-        self._communicating: set[int] = set()
-        """Other threads that have issued calls."""
-        self._helpers: dict[int, Call] = {}
-        """The calls in which other threads wait, by thread."""
-        self._standing_in: Call | None = None
-        """The call of another thread that the row shows, because the main thread waits for that thread."""
-        self._lock = threading.Lock()
-        self._monitor: threading.Thread | None = None
+        self._helpers = HelperThreads[Call](lambda call: self.row.enter(Activity.WAITING, call.number))
         self._failed: Call | None = None
         """The last call in which this rank waited and which failed."""
         self.joins = 0
@@ -69,8 +52,8 @@ class RankRecorder:
         """
         if self._stopped:
             return
-        if not self._is_own(call):
-            self._communicating.add(threading.get_ident())
+        if not self._helpers.is_main(call.in_backward):
+            self._helpers.communicates()
         if call.is_async and not call.by_reducer:
             self._open[call.number] = call
         self.row.log(call)
@@ -109,14 +92,10 @@ class RankRecorder:
         """Write that this rank waits in ``call``."""
         if self._stopped:
             return
-        if self._is_own(call):
-            self.row.enter(Activity.WAITING, call.number, self._others_may_communicate())
-            return
-        with self._lock:
-            self._helpers[threading.get_ident()] = call
-            if self._monitor is None:
-                self._monitor = threading.Thread(target=self._watch_helpers, name="dlo-helpers", daemon=True)
-                self._monitor.start()
+        if self._helpers.is_main(call.in_backward):
+            self.row.enter(Activity.WAITING, call.number, self._helpers.may_communicate())
+        else:
+            self._helpers.waits(call)
 
     def waited(self, call: Call, failed: bool) -> None:
         """Write that this rank computes again."""
@@ -125,41 +104,19 @@ class RankRecorder:
             return
         if failed:
             self._failed = call
-        if self._is_own(call):
+        if self._helpers.is_main(call.in_backward):
             self.row.enter(Activity.COMPUTING)
-            return
-        with self._lock:
-            self._helpers.pop(threading.get_ident(), None)
-            if self._standing_in is call:
-                self._standing_in = None
-                self.row.enter(Activity.COMPUTING)
-
-    def _watch_helpers(self) -> None:
-        """Show the wait of another thread while the main thread waits for it, and no thread computes."""
-        while not self._stopped:
-            time.sleep(_HELPER_POLL_S)
-            with self._lock:
-                if self._standing_in is None and len(self._helpers) == 1 and self._main_waits_for_helpers():
-                    (self._standing_in,) = self._helpers.values()
-                    self.row.enter(Activity.WAITING, self._standing_in.number)
-
-    def _main_waits_for_helpers(self) -> bool:
-        """Whether the main thread waits for other threads without a limit of time, and all of these wait."""
-        frames = sys._current_frames()
-        main = frames.get(self.thread)
-        if main is None or main.f_code.co_filename != threading.__file__ or _has_limit(main):
-            return False
-        others = _python_threads() - {self.thread, threading.get_ident()} - self._helpers.keys()
-        return all(ident in frames and _is_parked(frames[ident].f_code.co_filename) for ident in others)
+        else:
+            self._helpers.waited(call, then=lambda: self.row.enter(Activity.COMPUTING))
 
     def ends(self, state: Activity) -> None:
         """Record that this rank has FINISHED or RAISED."""
-        self.row.enter(state, other_threads=self._others_may_communicate())
+        self.row.enter(state, other_threads=self._helpers.may_communicate())
 
     def loses_connection(self) -> None:
         """Record that a call of this rank has failed because its connection broke."""
         if self._failed is not None and not self._stopped:
-            self.row.enter(Activity.BROKEN, self._failed.number, self._others_may_communicate())
+            self.row.enter(Activity.BROKEN, self._failed.number, self._helpers.may_communicate())
 
     @contextmanager
     def joining(self) -> Iterator[None]:
@@ -173,7 +130,7 @@ class RankRecorder:
         members = tuple(range(self.row.world_size))
         call = Call(0, Kind.JOIN, "", members, self.joins, site=call_site()[0], issued=time.monotonic_ns())
         self.row.log(call)
-        self.row.enter(Activity.WAITING, call.number, self._others_may_communicate())
+        self.row.enter(Activity.WAITING, call.number, self._helpers.may_communicate())
         try:
             yield
         except BaseException:
@@ -188,30 +145,11 @@ class RankRecorder:
         """Stop recording, because the row can no longer describe what this rank does."""
         self.row.enter(Activity.COMPUTING)
         self._stopped = True
+        self._helpers.stop()
 
     def never_waited(self) -> list[Call]:
         """Return the asynchronous calls that this process never waited for, in the order of issue."""
         return list(self._open.values())
-
-    def _is_own(self, call: Call) -> bool:
-        """Whether the main thread made the call, or a thread of autograd on its behalf (on a GPU)."""
-        ident = threading.get_ident()
-        return ident == self.thread or (call.in_backward and ident not in _python_threads())
-
-    def _others_may_communicate(self) -> bool:
-        """Whether another thread of this process may communicate while this one waits.
-
-        If so, no conclusion follows from the wait. A thread that has communicated may do so again. Of the
-        other threads only those count that run user code: not an idle worker of a pool, a timer, or the
-        monitor of a progress bar.
-        """
-        if threading.active_count() == 1:
-            return False
-        others = _python_threads() - {self.thread}
-        if others & self._communicating:
-            return True
-        frames = sys._current_frames()
-        return any(ident in frames and not _is_parked(frames[ident].f_code.co_filename) for ident in others)
 
 
 def wait_for_other_ranks(
@@ -240,21 +178,6 @@ def _has_left(row: RowView, recorder: RankRecorder) -> bool:
     row.look()
     joined_again = recorder.row.differs(_JOINS, recorder.joins + 1, 0, (row.rank,)) is not None
     return joined_again or row.state in (Activity.STARTING, *ENDED)
-
-
-def _python_threads() -> set[int]:
-    return {thread.ident for thread in threading.enumerate() if thread.ident is not None}
-
-
-def _has_limit(frame: FrameType) -> bool:
-    """Whether a wait in the module ``threading`` ends after a time."""
-    return frame.f_locals.get("timeout", None) not in (None, -1)
-
-
-def _is_parked(file: str) -> bool:
-    return file.startswith((_PYTHON, _OURS)) or any(
-        f"{os.sep}{folder}{os.sep}" in file for folder in _INSTALLED
-    )
 
 
 @contextmanager

@@ -113,14 +113,18 @@ class Exchange:
                 )
         return deliveries
 
-    def wait(self, rank: int, seq: int) -> None:
-        """Record that ``rank`` waits for its call ``seq``."""
+    def wait(self, rank: int, seq: int, helpers: bool) -> None:
+        """Record that ``rank`` waits for its call ``seq``.
+
+        ``helpers``: another thread of the rank may make calls in the meantime.
+        """
         if seq in self._open[rank]:
             view = self.views[rank]
-            view.state, view.waits_for, view.since = (
+            view.state, view.waits_for, view.since, view.other_threads = (
                 Activity.WAITING,
                 self._open[rank][seq][1],
                 time.monotonic_ns(),
+                helpers,
             )
 
     def leave(self, rank: int, calls: Sequence[int]) -> None:
@@ -131,6 +135,7 @@ class Exchange:
         """Record that ``rank`` makes no more calls."""
         view = self.views[rank]
         view.state, view.waits_for = (Activity.RAISED if raised else Activity.FINISHED), None
+        view.other_threads = False  # the switch takes no more calls
 
     def unfinished_bytes(self, rank: int) -> int:
         """Return the bytes that ``rank`` has sent in calls that are not complete: the switch holds them."""

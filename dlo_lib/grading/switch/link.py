@@ -8,6 +8,7 @@ no thread waits.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.deadlock.helper_threads import HelperThreads
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.grading.checks.codec import DTYPES, HEAD
 from dlo_lib.grading.switch.request import MAX_UNWAITED
@@ -58,6 +60,7 @@ class Link:
         self._reading = False
         self._broken = ""
         self._completer: threading.Thread | None = None
+        self._helpers = HelperThreads[int](self._report_wait_of_helper)
         self.left: dist.ProcessGroup | None = None
         """The previous default group of this process."""
 
@@ -71,7 +74,9 @@ class Link:
             CommunicationError: the switch cannot carry a tensor, or has closed the connection.
         """
         site, in_torch = call_site()
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = _in_backward()
+        if not self._helpers.is_main(in_backward):
+            self._helpers.communicates()
         head = {
             "kind": kind.value,
             "group": group,
@@ -116,8 +121,13 @@ class Link:
         """
         self._unwaited.discard(seq)
         if seq in self._pending:
-            self._send({"switch": "wait", "seq": seq}, ())
-            self._lead(seq)
+            if self._helpers.is_main(_in_backward()):
+                self._report_wait(seq, self._helpers.may_communicate())
+                self._lead(seq)
+            else:
+                self._helpers.waits(seq)
+                self._lead(seq)
+                self._helpers.waited(seq)
         if self._broken:
             raise CommunicationError(self._broken)
 
@@ -176,6 +186,13 @@ class Link:
                     self._line.sendall(piece)
         except OSError as error:
             raise CommunicationError(self._hung_up()) from error
+
+    def _report_wait(self, seq: int, helpers: bool) -> None:
+        self._send({"switch": "wait", "seq": seq, "helpers": helpers}, ())
+
+    def _report_wait_of_helper(self, seq: int) -> None:
+        with contextlib.suppress(CommunicationError):  # the thread that waits raises it
+            self._report_wait(seq, helpers=False)
 
     def _lead(self, seq: int) -> None:
         """Read until ``seq`` is complete, or wait for the thread that reads."""
@@ -287,11 +304,15 @@ class SwitchWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future:
         """Return a future of ``result()``."""
-        if torch._C._current_graph_task_id() != -1:
+        if _in_backward():
             # In backward, PyTorch's DDP waits for the future in C++, at the end. The callback runs just
             # before and reports the wait to the switch.
             torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
         return self._link.future(self._calls[-1], self._value)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _shape(tensor: Tensor) -> list[Any]:

@@ -106,9 +106,13 @@ class CallRequest:
 
 @dataclass(frozen=True)
 class Wait:
-    """The rank waits for its call ``seq``."""
+    """The rank waits for its call ``seq``.
+
+    ``helpers``: another thread of the rank may make calls in the meantime.
+    """
 
     seq: int
+    helpers: bool
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ def read(frame: Frame, rank: int, world: int) -> Message | None:
 def _message(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Message:
     match head["switch"]:
         case "wait":
-            return Wait(_number(head["seq"], 1, 1 << 53))
+            return Wait(_number(head["seq"], 1, 1 << 53), _flag(head["helpers"]))
         case "mark":
             return Mark(_number(head["seq"], 1, 1 << 53), _text(head["name"]))
         case "unwaited":

@@ -140,7 +140,8 @@ class SwitchServer:
         return stuck
 
     def _computes(self, connection: _Connection) -> bool:
-        return not connection.ended and self.exchange.views[connection.rank].waits_for is None
+        view = self.exchange.views[connection.rank]
+        return not connection.ended and (view.waits_for is None or view.other_threads)
 
     def _serve_events(self, seconds: float) -> bool:
         """Handle the events of the next ``seconds``; return False if there were none."""
@@ -175,8 +176,8 @@ class SwitchServer:
                     request = replace(request, site=replace(request.site, file=file))
                 for delivery in self.exchange.issue(request):
                     self._send(delivery)
-            case Wait(seq):
-                self.exchange.wait(connection.rank, seq)
+            case Wait(seq, helpers):
+                self.exchange.wait(connection.rank, seq, helpers)
             case Mark(seq, name):
                 self._mark(connection.rank, name)
                 self._send(Delivery(connection.rank, seq, ()))

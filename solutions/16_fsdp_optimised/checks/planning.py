@@ -347,13 +347,26 @@ def block_case(t, blocks: int) -> tuple[list[Tensor], Tensor, float]:
     return [t.normal(size) for _ in range(blocks)], t.normal(size), t.uniform(0.1, 0.4)
 
 
+def some_left_out(number: int) -> list[list[int]]:
+    """Return every set of ``number`` blocks, counted from 0, that holds at least one and not all."""
+    return [[k for k in range(number) if bits >> k & 1] for bits in range(1, 2**number - 1)]
+
+
+def amounts_without(missing: list[int], number: int, amount: float) -> list[float]:
+    """Return what the graph of each block adds if the blocks ``missing`` are not compiled."""
+    return [0.0 if k in missing else amount for k in range(number)]
+
+
 def blocks_differ(depths: list[int], shards: list[Tensor], x: Tensor, amount: float) -> bool:
-    """Return whether the output is another one if every block computes what one of them does: tanh forgets its input after some layers."""
+    """Return whether the output shows each mistake: tanh forgets its input after some layers, or where it is large."""
     number = len(depths)
     amounts = [amount] * number
     right = through_blocks(shards, depths, x, amounts)
-    same = [through_blocks([shard] * number, [depth] * number, x, amounts) for shard, depth in zip(shards, depths)]
-    return number == 1 or all(bool((right - wrong).abs().max() > 0.01) for wrong in same)
+    wrong = [through_blocks(shards, depths, x, [0.0] * number)]
+    wrong += [through_blocks(shards, depths, x, amounts_without(missing, number, amount)) for missing in some_left_out(number)]
+    if number > 1:
+        wrong += [through_blocks([shard] * number, [depth] * number, x, amounts) for shard, depth in zip(shards, depths)]
+    return all(bool((right - other).abs().max() > 0.01) for other in wrong)
 
 
 def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
@@ -369,9 +382,8 @@ def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
 
     plain = is_output_of(shards, depths, [0.0] * number)
     t.that(not plain, "the output is right, but the backend received no graph: the blocks are not compiled")
-    for left_out in range(1, 2**number - 1):  # bit k: block k is not compiled
-        missing = [k for k in range(number) if left_out >> k & 1]
-        some = is_output_of(shards, depths, [0.0 if k in missing else amount for k in range(number)])
+    for missing in some_left_out(number):
+        some = is_output_of(shards, depths, amounts_without(missing, number, amount))
         message = "the backend received no graph of blocks {missing} of {number}, counted from 0: {call} runs for the other blocks only"
         t.that(not some, message, missing=missing, number=number, call=call)
     for k in range(number if number > 1 else 0):
