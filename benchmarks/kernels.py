@@ -1,6 +1,7 @@
 """The fused operations, forward and backward, at the sizes of a Llama: against PyTorch's operators and, on a
-GPU, against `torch.compile`. The peer of FlashAttention is PyTorch's fused attention, that of AdamW its fused
-step.
+GPU, against `torch.compile` and Liger-Kernel where it is installed (`pip install --no-deps liger-kernel`; it
+needs Triton and nothing else). The peer of FlashAttention is PyTorch's fused attention, that of AdamW its
+fused step.
 
 On a CPU ours is the PyTorch twin, and the question is whether a call without a GPU is slower than the
 operators that it replaces. On a GPU the note of a memory-bound operation has the share of the bandwidth that
@@ -9,7 +10,9 @@ a copy of 1 GiB reaches there: the bytes that the operation must read and write,
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -122,21 +125,71 @@ def cases(dtype: torch.dtype) -> dict[str, Case]:
     }
 
 
+def liger(dtype: torch.dtype) -> dict[str, Action]:
+    """Return the operations of Liger-Kernel by the names of ``cases``. It has none of the others.
+
+    Its losses write the gradient over the logits, so a turn begins with what the turn before has left.
+    """
+    import liger_kernel.transformers.functional as functional  # needs Triton
+
+    cos, sin = _angles(dtype)
+    targets = _targets()
+    keys = torch.zeros(1, 1, TOKENS, HEAD_DIM, device=DEVICE, dtype=dtype)
+    return {
+        "softmax": functional.liger_softmax,
+        "rms_norm": lambda x, w: functional.liger_rms_norm(x, w, 1e-5, in_place=False),
+        "layer_norm": lambda x, w, b: functional.liger_layer_norm(x, w, b, 1e-5),
+        "rope": lambda x: functional.liger_rope(x, keys, cos, sin)[0],
+        "swiglu": functional.liger_swiglu,
+        "cross_entropy": lambda x: functional.liger_cross_entropy(x, targets, reduction="sum"),
+        "linear_cross_entropy": lambda x, w: functional.liger_fused_linear_cross_entropy(x, w, targets),
+    }
+
+
 DTYPES = (torch.float32, torch.bfloat16)
-ROWS = len(DTYPES) * (len(cases(torch.float32)) * (2 if DEVICE.type == "cuda" else 1) + 1)
+WITH_LIGER = DEVICE.type == "cuda" and importlib.util.find_spec("liger_kernel") is not None
+ROWS = len(DTYPES) * (len(cases(torch.float32)) * (2 if DEVICE.type == "cuda" else 1) + 7 * WITH_LIGER + 1)
 SECONDS = (5.0, 1.0)
 
 
 def rows(pairs: int = 15) -> Iterator[Row]:
+    if DEVICE.type == "cuda" and not WITH_LIGER:
+        print("Liger-Kernel is not installed, so its rows are missing", file=sys.stderr)
     for dtype in DTYPES:
         short = str(dtype).removeprefix("torch.")
+        of_liger = liger(dtype) if WITH_LIGER else {}
         for name, case in cases(dtype).items():
             inputs = [torch.randn(shape, device=DEVICE).to(dtype).requires_grad_() for shape in case.shapes]
             yield _row(f"{name}, {short}", "PyTorch", case, case.eager, inputs, pairs)
             if DEVICE.type == "cuda":
                 compiled = torch.compile(case.eager, mode="max-autotune-no-cudagraphs")
                 yield _row(f"{name}, {short}", "torch.compile", case, compiled, inputs, pairs)
+            if name in of_liger:
+                require_equal(name, case.eager, of_liger[name], inputs)
+                yield _row(f"{name}, {short}", "Liger-Kernel", case, of_liger[name], inputs, pairs)
         yield _adamw(short, dtype, pairs)
+
+
+def require_equal(name: str, eager: Action, theirs: Action, inputs: list[Tensor]) -> None:
+    """Compare the output and the gradients of a peer with PyTorch's, so that no other operation is timed.
+
+    Raises:
+        AssertionError: they differ by more than rounding.
+    """
+    found = []
+    with torch.no_grad():
+        grad = torch.randn_like(eager(*inputs))
+    for action in (eager, theirs):
+        copies = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+        output = action(*(copy * 1 for copy in copies))  # a peer may write into its inputs
+        kept = output.detach().clone()
+        output.backward(grad)
+        found.append([kept, *(copy.grad for copy in copies)])
+    share = 1e-3 if inputs[0].dtype == torch.float32 else 5e-2
+    for mine, other in zip(*found):
+        torch.testing.assert_close(
+            other, mine, rtol=share, atol=share * mine.abs().max().item(), msg=lambda m: f"{name}: {m}"
+        )
 
 
 def _row(name: str, peer: str, case: Case, theirs: Action, inputs: list[Tensor], pairs: int) -> Row:
