@@ -1185,7 +1185,7 @@ lab.check("quiz")
 #   receives one cell ahead. Draw the run again.
 # - The reference `with_messages` takes the ranks in turn. Choose instead the rank that is earliest in *time*,
 #   with B = 2F. Does the measured drawing change?
-# - Read `dlo_lib/parallel/pipeline/runtime.py`: which cells does it know that your loop does not? What would
+# - Read `dlo_lib/parallel/pipeline/step_runner.py`: which cells does it know that your loop does not? What would
 #   two stages per rank need?
 # - A tied embedding is on the first and on the last rank. What is its gradient?
 #   (`dlo_lib/parallel/pipeline/tied_embeddings.py`.)

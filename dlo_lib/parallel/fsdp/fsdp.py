@@ -31,7 +31,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,10 +43,10 @@ from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.fsdp.dtensors import spec_of
 from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGroup
 from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
-from dlo_lib.parallel.fsdp.wrap import BlockTypes, CallSpan, cut_into_units
+from dlo_lib.parallel.fsdp.unit_schedule import UnitSchedule
+from dlo_lib.parallel.fsdp.wrap import BlockTypes, cut_into_units
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import inner_group
-from dlo_lib.parallel.nested import map_tensors, tensors_in
 from dlo_lib.parallel.protocol import (
     MemoryObserver,
     ModuleWrapper,
@@ -61,15 +61,6 @@ from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter
 from dlo_lib.parallel.sharding.transport import BufferPool, Transport, default_transport
 
 MIB = 2**20
-
-
-@dataclass
-class PendingCalls:
-    """The number of forward calls of a unit's modules whose backward has not finished."""
-
-    all: int = 0
-    reading: int = 0
-    """The calls whose backward reads the weights."""
 
 
 class FSDP(ModuleWrapper):
@@ -148,7 +139,6 @@ class FSDP(ModuleWrapper):
             raise UserError("this module is sharded already: build a new one and wrap it once")
         self.module = module
         self.group: dist.ProcessGroup = group
-        self._keep_whole = reshard_after_forward is False
         smaller = (
             None if isinstance(reshard_after_forward, bool) else inner_group(group, reshard_after_forward)
         )
@@ -199,28 +189,16 @@ class FSDP(ModuleWrapper):
         }
         """The groups of the parameters that are not sharded over ``group``."""
 
-        call_spans = [(unit, span) for unit in self.units for span in unit.call_spans]
-        # The order of calls in the previous forward; before the first one, the order of registration.
-        self._previous_order = sorted(call_spans, key=lambda entry: entry[1].position)
-        self._order: list[tuple[FSDPParamGroup, CallSpan]] = []  # the calls of this forward so far
-        # The units whose weights backward needs, the next one last
-        self._backward_order: list[FSDPParamGroup] = []
-        self._in_backward: set[FSDPParamGroup] = set()
-        self._pending: dict[FSDPParamGroup, PendingCalls] = {unit: PendingCalls() for unit in self.units}
         groups = [ranks for ranks in (group, replicas) if ranks is not None]
         self._grad_reduction: GradReduceScatter[FSDPParam] = GradReduceScatter(
             self.units,
             groups,
             device,
             find_unused=find_unused_parameters,
-            on_end=self._finalize_backward,
+            on_end=lambda: self._schedule.end_backward(),
         )
-        for unit, span in call_spans:
-            for inner in span.modules:
-                inner.register_forward_pre_hook(
-                    functools.partial(self._pre_forward, unit, span), with_kwargs=True
-                )
-                inner.register_forward_hook(functools.partial(self._post_forward, unit, span))
+        keep_whole = reshard_after_forward is False
+        self._schedule = UnitSchedule(self.units, self._grad_reduction, compute_dtype, keep_whole)
         for unit in self.units:
             for fsdp_param in unit.trained:
                 hook = functools.partial(self._grad_reduction.on_gradient, unit, fsdp_param)
@@ -228,13 +206,10 @@ class FSDP(ModuleWrapper):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._grad_reduction.recover()
-        self._order = []
+        self._schedule.begin_forward()
         self.pool.release()  # free the buffers of the last backward, because forward needs the memory first
         out = self.module(*args, **kwargs)
-        self._previous_order = self._order
-        for unit in self.units:  # a prefetched unit may belong to a module that was not called
-            if not self._stays_whole(unit):
-                unit.reshard()
+        self._schedule.end_forward()
         return out
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -309,125 +284,3 @@ class FSDP(ModuleWrapper):
             "an FSDP module cannot be copied or pickled, because it belongs to a process group: "
             "use full_state_dict()",
         )
-
-    def _pre_forward(
-        self,
-        unit: FSDPParamGroup,
-        span: CallSpan,
-        module: nn.Module,
-        args: Any,
-        kwargs: Any,
-    ) -> tuple[Any, Any]:
-        """Unshard the unit, start to gather the next one, and register hooks on the inputs. The backward of
-        the module ends when the gradients of all its inputs are computed."""
-        recomputing = unit in self._in_backward  # the second forward of activation checkpointing
-        unit.unshard()
-        if module is span.modules[0] and not recomputing:
-            self._begin_span(unit, span)
-        inputs = 0
-
-        def on_input_grad(gradient: Tensor) -> None:
-            nonlocal inputs
-            inputs -= 1
-            if inputs == 0:
-                self._post_backward(unit, module)
-
-        def cast_and_hook(tensor: Tensor) -> Tensor:
-            nonlocal inputs
-            if not tensor.is_floating_point():
-                return tensor
-            if self._layout.compute_dtype is not None:
-                tensor = tensor.to(self._layout.compute_dtype)
-            if recomputing or not (tensor.requires_grad and torch.is_grad_enabled()):
-                return tensor
-            # Make a new tensor, because the hooks of one tensor run in the order of registration: the hook of
-            # the previous unit would run first and gather a third unit before this one is freed.
-            tensor = tensor.view_as(tensor)
-            tensor.register_hook(on_input_grad)
-            inputs += 1
-            return tensor
-
-        return map_tensors(cast_and_hook, (args, kwargs))
-
-    def _begin_span(self, unit: FSDPParamGroup, span: CallSpan) -> None:
-        """Record the call, and start the all-gather of the unit that came next in the previous forward."""
-        position = len(self._order)
-        self._order.append((unit, span))
-        if torch.is_grad_enabled() and unit.trained:
-            self._grad_reduction.expect(unit)
-        if torch.is_grad_enabled() and not all(
-            _reads_no_weight_in_backward(module) for module in span.modules
-        ):
-            self._backward_order.append(unit)
-        expected = self._previous_order[position : position + 1]
-        upcoming = self._previous_order[position + 1 :]
-        if self._order[position:] == expected and upcoming:
-            upcoming[0][0].start_all_gather()  # overlaps with the computation of this unit
-
-    def _post_forward(
-        self, unit: FSDPParamGroup, span: CallSpan, module: nn.Module, args: Any, out: Any
-    ) -> None:
-        if unit in self._in_backward:
-            return
-        if torch.is_grad_enabled():
-            self._pending[unit].all += 1
-            if not _reads_no_weight_in_backward(module):
-                self._pending[unit].reading += 1
-                for tensor in tensors_in(out):
-                    if tensor.requires_grad:
-                        tensor.register_hook(functools.partial(self._pre_backward, unit))
-        if module is span.modules[-1] and not self._stays_whole(unit):
-            unit.reshard(until_backward=torch.is_grad_enabled())
-
-    def _stays_whole(self, unit: FSDPParamGroup) -> bool:
-        """Return whether the unit remains unsharded until backward: with ``reshard_after_forward=False``
-        every unit does, otherwise only the unit with which backward begins."""
-        last = len(self._order) >= len(self._previous_order) and self._backward_order[-1:] == [unit]
-        return torch.is_grad_enabled() and (self._keep_whole or last)
-
-    def _pre_backward(self, unit: FSDPParamGroup, gradient: Tensor) -> None:
-        """Unshard the unit again, and start to gather the unit that backward needs next."""
-        if unit in self._in_backward:
-            return
-        self._grad_reduction.begin()
-        self._in_backward.add(unit)
-        while self._backward_order and self._backward_order.pop() is not unit:
-            pass
-        unit.unshard()
-        if self._backward_order:
-            self._backward_order[-1].start_all_gather()
-
-    def _post_backward(self, unit: FSDPParamGroup, module: nn.Module) -> None:
-        """Free the unit after its last pending call. Called when the gradients of the inputs of a call are
-        computed, which is the end of the backward of this call."""
-        calls = self._pending[unit]
-        calls.all -= 1
-        calls.reading -= not _reads_no_weight_in_backward(module)
-        # The count is negative in a second pass through a retained graph. The units are then freed at the end
-        # of the pass.
-        if calls.reading == 0:
-            self._in_backward.discard(unit)
-            if not self._accumulates_whole:
-                unit.reshard()
-        if calls.all == 0:
-            self._grad_reduction.complete(unit)  # parameters that this rank did not use will have no gradient
-
-    def _finalize_backward(self) -> None:
-        self._in_backward.clear()
-        self._backward_order.clear()
-        for unit in self.units:
-            if not self._accumulates_whole:
-                unit.reshard()
-            self._pending[unit] = PendingCalls()
-
-    @property
-    def _accumulates_whole(self) -> bool:
-        """Whether units remain unsharded after backward, because another micro-batch follows: in ``no_sync``
-        with ``reshard_after_forward=False``. Each unit is then gathered once in a step."""
-        return self._keep_whole and not self._grad_reduction.sync
-
-
-def _reads_no_weight_in_backward(module: nn.Module) -> bool:
-    """Return whether backward needs no weight of ``module``. The backward of an embedding needs only the
-    indices."""
-    return isinstance(module, nn.Embedding) and module.max_norm is None

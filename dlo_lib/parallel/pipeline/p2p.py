@@ -44,7 +44,7 @@ class StageP2P:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group, self._device = group, device
+        self._group, self.device = group, device
         self._metas: dict[tuple[int, Shape], OutputMeta] = {}  # by stage and by shape of the micro-batch
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._simulated = False
@@ -59,7 +59,7 @@ class StageP2P:
         key = (stage, micro_shape)
         if key not in self._metas:
             meta = self._metas[key] = OutputMeta(tuple(output.shape), output.dtype)
-            self._send(rank, _encoded(meta).to(self._device))
+            self._send(rank, _encoded(meta).to(self.device))
         self._send(rank, output)
 
     def simulate(self, stages: int, micro_shape: Shape, shape: Shape, dtype: torch.dtype) -> None:
@@ -78,7 +78,7 @@ class StageP2P:
         dtype."""
         key = (stage, micro_shape)
         if key not in self._metas:
-            header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64, device=self._device)
+            header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64, device=self.device)
             dist.recv(header, self._global_rank(rank), group=self._group)
             self._metas[key] = _decoded(header)
         return self._receive(rank, self._metas[key])
@@ -111,7 +111,7 @@ class StageP2P:
             self._sent.append((work, tensor))
 
     def _receive(self, rank: int, meta: OutputMeta) -> ReceiveWork:
-        tensor = torch.empty(meta.shape, dtype=meta.dtype, device=self._device)
+        tensor = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
         work = dist.irecv(tensor, self._global_rank(rank), group=self._group)
         assert work is not None  # this rank is in the group
         return ReceiveWork(work, tensor)

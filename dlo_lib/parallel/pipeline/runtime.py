@@ -1,47 +1,28 @@
-"""Executes a schedule: each rank executes the actions of its row of the table. One loop serves every
-schedule.
-
-A forward stores its input and the graph edge of its output. A backward takes the gradient of this output and
-computes the gradient of the input, which is sent to the previous stage. A weight part computes the weight
-gradients that an input part has deferred (``split_backward``). A step does not wait for sends, and receives
-start early (``p2p``), so that communication overlaps with computation.
+"""The pipeline as a model: the stages of one rank, trained by a schedule (``step_runner`` executes it).
 
 The gradients are those of the whole batch, also for micro-batches of unequal size: the loss of a micro-batch
 is the sum of its token losses divided by the number of valid tokens of *all* micro-batches (``optim.step``).
-
-Bytes sent per micro-batch and cut: batch * seq * hidden elements in each direction. Memory: the activations
-of the micro-batches in flight. The output of a stage is freed after the send, because the graph does not need
-it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dlo_lib.errors import UserError
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision, summed_cross_entropy
-from dlo_lib.parallel.pipeline.p2p import AHEAD, ReceiveWork, StageP2P
-from dlo_lib.parallel.pipeline.simulate import Simulation, Span
-from dlo_lib.parallel.pipeline.split_backward import SplitBackward, WeightPart
-from dlo_lib.parallel.pipeline.table import (
-    COMPUTE,
-    RECEIVES,
-    Action,
-    ActionKind,
-    F,
-    I,
-    Schedule,
-    with_communication,
-)
+from dlo_lib.parallel.pipeline.action_times import ActionTimes
+from dlo_lib.parallel.pipeline.p2p import StageP2P
+from dlo_lib.parallel.pipeline.simulate import Simulation
+from dlo_lib.parallel.pipeline.split_backward import SplitBackward
+from dlo_lib.parallel.pipeline.step_runner import StepRunner
+from dlo_lib.parallel.pipeline.table import Action, ActionKind, F, Schedule, with_communication
 from dlo_lib.parallel.pipeline.tied_embeddings import TiedEmbeddings
 from dlo_lib.parallel.pipeline.validate import validate
 from dlo_lib.parallel.protocol import (
@@ -54,8 +35,6 @@ from dlo_lib.parallel.protocol import (
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, RemoteGrad, mark
-
-Cell = tuple[int, int]  # stage, micro-batch
 
 _REFUSAL = (
     "the gradients of a pipeline are on all its ranks: "
@@ -122,7 +101,7 @@ class Pipeline(nn.Module):
         self._device = next(self.parameters(), torch.empty(0)).device
         self._p2p = StageP2P(group, self._device)
         self._grad_scope = GradScope((), self._device, _REFUSAL)
-        self._recorded: list[tuple[Action, Span]] | None = None
+        self._times = ActionTimes(self._device)
 
     def accumulate_gradients(
         self,
@@ -149,8 +128,7 @@ class Pipeline(nn.Module):
         with contextlib.ExitStack() as stack:
             for module in self.stages.values():
                 stack.enter_context(getattr(module, "no_sync", contextlib.nullcontext)())
-            step = _StepRunner(self, self._p2p, micro_batches, loss_of, precision, scaler)
-            loss = step.run(self.schedule.rows[self.rank])
+            loss = self._run(self.schedule.rows[self.rank], micro_batches, loss_of, precision, scaler)
         if scaler is not None:
             # Initialises the scale on the ranks without the last stage, which have not used it
             scaler.scale(loss)
@@ -187,8 +165,7 @@ class Pipeline(nn.Module):
         Only the forwards of the table are executed."""
         forwards = {F, ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD}
         row = [action for action in self.schedule.rows[self.rank] if action.kind in forwards]
-        step = _StepRunner(self, self._p2p, micro_batches, loss_of, precision, None)
-        return self._broadcast_loss(step.run(row))
+        return self._broadcast_loss(self._run(row, micro_batches, loss_of, precision, None))
 
     def summed_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Compute the sum of the losses of the valid tokens, (), as the last stage defines it
@@ -281,15 +258,10 @@ class Pipeline(nn.Module):
             groups_of=groups_of,
         )
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> contextlib.AbstractContextManager[None]:
         """Record the start and the end of each action of the steps inside the context. ``measured`` returns
         those of the last step. On an accelerator, each action is synchronised."""
-        self._recorded = []
-        try:
-            yield
-        finally:
-            self._recorded = None
+        return self._times.recording()
 
     def measured(self) -> Simulation:
         """Return the spans of the last recorded step on all ranks, in seconds from its first action, for
@@ -301,18 +273,29 @@ class Pipeline(nn.Module):
         Raises:
             UserError: nothing was recorded.
         """
-        if self._recorded is None:
-            raise UserError(
-                "nothing was recorded: "
-                "run a step inside `with pipeline.recording():` and call measured() there",
-            )
-        actions = sum(action.kind in COMPUTE for action in self.schedule.rows[self.rank])
-        row = [span for _, span in self._recorded[-actions:]]
-        rows: list[list[Span]] = [[] for _ in range(self.schedule.ranks)]
-        dist.all_gather_object(rows, row, group=self.group)
-        began = min(start for spans in rows for start, _ in spans)
-        relative = (tuple((start - began, end - began) for start, end in spans) for spans in rows)
-        return Simulation(self.schedule.compute(), tuple(relative))
+        return self._times.measured(self.schedule, self.rank, self.group)
+
+    def _run(
+        self,
+        row: Sequence[Action],
+        micro_batches: Sequence[MicroBatch],
+        loss_of: LossOf,
+        precision: Precision,
+        scaler: torch.amp.GradScaler | None,
+    ) -> Tensor:
+        stages = {int(stage): module for stage, module in self.stages.items()}
+        step = StepRunner(
+            stages,
+            self.splits,
+            self.schedule,
+            self._p2p,
+            micro_batches,
+            loss_of,
+            precision,
+            scaler,
+            self._times,
+        )
+        return step.run(row)
 
     def _broadcast_loss(self, loss: Tensor) -> Tensor:
         """Broadcast the loss of the rank with the last stage, in fp64, because the other ranks do not know
@@ -320,155 +303,6 @@ class Pipeline(nn.Module):
         loss = loss.double()
         dist.broadcast(loss, dist.get_global_rank(self.group, self.schedule.placement[-1]), group=self.group)
         return loss
-
-
-class _StepRunner:
-    """Executes one step on one rank."""
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        p2p: StageP2P,
-        micro_batches: Sequence[MicroBatch],
-        loss_of: LossOf,
-        precision: Precision,
-        scaler: torch.amp.GradScaler | None,
-    ) -> None:
-        schedule = pipeline.schedule
-        if len(micro_batches) != schedule.micro_batches:
-            raise UserError(
-                f"the schedule is for {schedule.micro_batches} micro-batches, not {len(micro_batches)}: "
-                f"make a schedule for {len(micro_batches)}",
-            )
-        self._pipeline, self._p2p = pipeline, p2p
-        self._micro_batches, self._loss_of = micro_batches, loss_of
-        self._precision, self._scaler = precision, scaler
-        self._placement, self._last = schedule.placement, schedule.stages - 1
-        self._receives: dict[Action, ReceiveWork] = {}
-        self._inputs: dict[Cell, Tensor] = {}  # leaf tensors; backward sets their .grad
-        self._edges: dict[Cell, GradientEdge] = {}
-        self._outputs: dict[Cell, Tensor] = {}  # to be sent to the next stage
-        self._gradients: dict[Cell, Tensor] = {}  # of inputs, to be sent to the previous stage
-        self._deferred: dict[Cell, WeightPart] = {}
-        self._loss = torch.zeros((), device=pipeline._device)
-
-    def run(self, row: Sequence[Action]) -> Tensor:
-        """Execute ``row`` and return the loss, (), which is 0 on ranks without the last stage."""
-        receives = [action for action in row if action.kind in RECEIVES]
-        started = 0
-        for action in row:
-            while started < len(receives) and len(self._receives) < AHEAD:
-                if not self._start_receive(receives[started], wait=False):
-                    break
-                started += 1
-            match action.kind:
-                case ActionKind.RECEIVE_FORWARD | ActionKind.RECEIVE_BACKWARD:
-                    if action not in self._receives:
-                        self._start_receive(action, wait=True)
-                        started += 1
-                case ActionKind.SEND_FORWARD:
-                    self._send_output(action)
-                case ActionKind.SEND_BACKWARD:
-                    self._p2p.send_gradient(
-                        self._placement[action.stage - 1], self._gradients.pop(action[1:])
-                    )
-                case ActionKind.FORWARD:
-                    self._forward(action)
-                case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
-                    self._backward(action)
-                case ActionKind.WEIGHT_GRADIENT:
-                    with self._timed(action):
-                        self._deferred.pop(action[1:]).run()
-        self._p2p.finish()
-        return self._loss
-
-    def _send_output(self, action: Action) -> None:
-        # No variable of the loop holds what was sent: it would stay until the next send.
-        target = self._placement[action.stage + 1]
-        self._p2p.send_output(target, action.stage, self._shape(action), self._outputs.pop(action[1:]))
-
-    def _start_receive(self, action: Action, wait: bool) -> bool:
-        """Start a receive and return True. Without ``wait``, start it only if its shape and dtype are
-        known."""
-        shape = self._shape(action)
-        if action.kind is ActionKind.RECEIVE_FORWARD:
-            if not wait and not self._p2p.knows(action.stage - 1, shape):
-                return False
-            source = self._placement[action.stage - 1]
-            self._receives[action] = self._p2p.receive_output(source, action.stage - 1, shape)
-        else:
-            if not self._p2p.knows(action.stage, shape):  # this rank has not sent the output yet
-                return False
-            source = self._placement[action.stage + 1]
-            self._receives[action] = self._p2p.receive_gradient(source, action.stage, shape)
-        return True
-
-    def _forward(self, action: Action) -> None:
-        _, stage, micro_batch = action
-        inputs, targets = self._micro_batches[micro_batch]
-        if stage == 0:
-            x = inputs
-        elif (receive := self._pop_receive(ActionKind.RECEIVE_FORWARD, stage, micro_batch)) is not None:
-            x = receive.wait()
-        else:  # the previous stage is on this rank
-            x = self._outputs.pop((stage - 1, micro_batch))
-        if stage > 0 and torch.is_grad_enabled():
-            x.requires_grad_()
-        low_precision = self._precision is not Precision.FP32
-        autocast = torch.autocast(x.device.type, self._precision.dtype, enabled=low_precision)
-        with self._timed(action), autocast:
-            output = self._pipeline.stages[str(stage)](x)
-            if stage == self._last:
-                output = self._loss_of(output, targets)
-                self._loss = self._loss + output.detach()
-                if self._scaler is not None:
-                    output = self._scaler.scale(output)
-        if torch.is_grad_enabled():
-            self._inputs[stage, micro_batch] = x
-            if output.requires_grad:
-                self._edges[stage, micro_batch] = get_gradient_edge(output)
-        if stage < self._last:
-            self._outputs[stage, micro_batch] = output.detach()
-
-    def _backward(self, action: Action) -> None:
-        kind, stage, micro_batch = action
-        if stage == self._last:
-            gradient = None
-        elif (receive := self._pop_receive(ActionKind.RECEIVE_BACKWARD, stage, micro_batch)) is not None:
-            gradient = receive.wait()
-        else:  # the next stage is on this rank
-            gradient = self._gradients.pop((stage + 1, micro_batch))
-        edge, x = self._edges.pop((stage, micro_batch), None), self._inputs.pop((stage, micro_batch))
-        with self._timed(action), contextlib.ExitStack() as stack:
-            if kind is I:
-                deferred = self._deferred[stage, micro_batch] = WeightPart()
-                stack.enter_context(self._pipeline.splits[stage].defer_to(deferred))
-            if edge is not None:  # otherwise this stage and the previous ones have no trained parameter
-                torch.autograd.backward((edge,), None if gradient is None else (gradient,))
-        if stage > 0:
-            self._gradients[stage, micro_batch] = x.grad if x.grad is not None else torch.zeros_like(x)
-
-    def _pop_receive(self, kind: ActionKind, stage: int, micro_batch: int) -> ReceiveWork | None:
-        return self._receives.pop(Action(kind, stage, micro_batch), None)
-
-    def _shape(self, action: Action) -> tuple[int, ...]:
-        return tuple(self._micro_batches[action.micro_batch][0].shape)
-
-    @contextlib.contextmanager
-    def _timed(self, action: Action) -> Iterator[None]:
-        recorded = self._pipeline._recorded
-        if recorded is None:
-            yield
-            return
-        began = self._now()
-        yield
-        recorded.append((action, (began, self._now())))
-
-    def _now(self) -> float:
-        """Wait for the device and return the time in seconds. All processes of a machine share this clock."""
-        if self._pipeline._device.type == "cuda":
-            torch.cuda.synchronize(self._pipeline._device)
-        return time.monotonic()
 
 
 def _may_add_grads(stage: nn.Module) -> bool:

@@ -297,17 +297,17 @@ def held_by_activations(name: str):
     pipeline = built(CONFIG, MAKERS[name](dist.get_world_size(), 8), frozen=False)
     most = 0
 
-    class Counting(runtime._StepRunner):
+    class Counting(runtime.StepRunner):
         def _forward(self, action):
             nonlocal most
             super()._forward(action)
             most = max(most, len(self._edges))
 
-    runtime._StepRunner, kept = Counting, runtime._StepRunner
+    runtime.StepRunner, kept = Counting, runtime.StepRunner
     try:
         train_step(pipeline, torch.optim.SGD(pipeline.parameters(), lr=0.1), batches(8, 0))
     finally:
-        runtime._StepRunner = kept
+        runtime.StepRunner = kept
     return most
 
 
