@@ -29,8 +29,7 @@ Paper: H. Liu, M. Zaharia, P. Abbeel, Ring Attention with Blockwise Transformers
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +38,8 @@ from torch import Tensor
 
 from dlo_lib.comm.collectives.messages import Communicator
 from dlo_lib.parallel.context.kernels import attend_block, attend_block_backward
-from dlo_lib.parallel.context.ring_plan import RingPlan, RingStep
+from dlo_lib.parallel.context.ring_messages import GRADIENTS, KEYS, Ring, Travelling
+from dlo_lib.parallel.context.ring_plan import RingPlan
 from dlo_lib.parallel.context.softmax import OnlineSoftmax, accumulation_dtype
 
 _Term = tuple[slice, Tensor, Tensor]
@@ -66,61 +66,46 @@ def ring_attention(
     Returns the output (batch, heads, local, head_dim).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    result: Tensor = _RingAttention.apply(q, k, v, plan, _Ring(Communicator.of(group), plan.direction), scale)
+    result: Tensor = _RingAttention.apply(q, k, v, plan, Ring(Communicator.of(group), plan.direction), scale)
     return result
-
-
-@dataclass(frozen=True)
-class _Ring:
-    """Exchanges with the two neighbours: blocks are sent ``direction`` places further."""
-
-    comm: Communicator
-    direction: int
-
-    def start(self, sent: Tensor, received: Tensor) -> list[dist.Work]:
-        rank, ranks = self.comm.rank, self.comm.ranks
-        to, source = (rank + self.direction) % ranks, (rank - self.direction) % ranks
-        return self.comm.start_exchange(sent, to, received, source)
 
 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: RingPlan, ring: _Ring, scale: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: RingPlan, ring: Ring, scale: float
     ) -> Tensor:
-        kv = _packed(k, v) if ring.comm.ranks > 1 else None
+        # With several ranks, the packed block replaces k and v, and is sent again in backward.
+        own = (k, v) if ring.comm.ranks == 1 else (torch.stack((k, v)),)
         softmax = OnlineSoftmax(q)
-        travelling = _Travelling(kv, ring)
-        for number, step in enumerate(plan.steps):
-            wait = travelling.start(step)
-            keys, values = (k, v) if number == 0 else _unpacked(travelling.block)
+        blocks = _Blocks(own, plan, ring)
+        for step in plan.steps:
+            blocks.send(step.keys_sent)
+            keys, values = blocks.here
             for part in step.rectangles:
                 q_rows = q[:, :, part.rows]
                 block_k, block_v = keys[:, :, part.columns], values[:, :, part.columns]
                 bias = part.bias(q.dtype)
                 softmax.add(part.rows, *attend_block(q_rows, block_k, block_v, scale, part.causal, bias))
-            wait()
+            blocks.receive()
         assert softmax.out is not None  # each query sees itself
         assert softmax.lse is not None
         out = softmax.out.to(q.dtype)
         ctx.plan, ctx.ring, ctx.scale = plan, ring, scale
-        # With several ranks, the packed block replaces k and v, and is sent again in backward.
-        ctx.save_for_backward(q, out, softmax.lse, *((k, v) if kv is None else (kv,)))
+        ctx.save_for_backward(q, out, softmax.lse, *own)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        q, out, lse, *saved = ctx.saved_tensors
+        q, out, lse, *own = ctx.saved_tensors
         dtype = accumulation_dtype(q.dtype)
-        kv = None if len(saved) == 2 else saved[0]
-        home = tuple(saved) if kv is None else _unpacked(kv)
         dq: Tensor | None = None
-        own: list[_Term] = []
-        travelling, gradients = _Travelling(kv, ctx.ring), _TravellingGradients(home[0], ctx.ring, dtype)
+        blocks = _Blocks(own, ctx.plan, ctx.ring)
+        gradients = _Gradients(blocks.here[0], ctx.plan, ctx.ring, dtype)
         for number, step in enumerate(ctx.plan.steps):
-            wait = travelling.start(step)
-            keys, values = home if number == 0 else _unpacked(travelling.block)
+            blocks.send(step.keys_sent)
+            keys, values = blocks.here
             terms: list[_Term] = []
             for part in step.rectangles:
                 rows, columns = part.rows, part.columns
@@ -138,94 +123,121 @@ class _RingAttention(torch.autograd.Function):
                 dq = _added(dq, rows, dq_part, q.shape, dtype)
                 terms.append((columns, dk, dv))
             if number == 0:
-                own = terms
+                gradients.keep(terms)
             else:
-                gradients.add_and_send(terms, step)
-            wait()
+                gradients.add_and_send(terms, step.grads_sent)
+            blocks.receive()
         assert dq is not None  # each query sees itself
-        dk, dv = gradients.arrived(own)
+        dk, dv = gradients.arrived()
         return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None
 
 
-class _Travelling:
+class _Blocks:
     """The block of keys and values that is on this rank now.
 
     Args:
-        kv: the packed block of this rank; None if the rank is alone.
+        own: the keys and the values of this rank, or both in one message.
     """
 
-    def __init__(self, kv: Tensor | None, ring: _Ring) -> None:
-        self._own, self._kv, self._ring = kv, kv, ring
-        self._spare: Tensor | None = None
+    def __init__(self, own: Sequence[Tensor], plan: RingPlan, ring: Ring) -> None:
+        self._block = own if len(own) == 2 else own[0]
+        self._alone = ring.comm.ranks == 1
+        if not self._alone:
+            _, batch, heads, _, head_dim = own[0].shape
+            self._travelling = Travelling(
+                ring,
+                KEYS,
+                lambda tokens: (2, batch, heads, tokens, head_dim),
+                [step.keys_received for step in plan.steps],
+                own[0],
+                own[0].dtype,
+            )
 
     @property
-    def block(self) -> Tensor:
-        assert self._kv is not None
-        return self._kv
+    def here(self) -> tuple[Tensor, Tensor]:
+        """The keys and the values, each (batch, kv_heads, tokens, head_dim)."""
+        keys, values = self._block
+        return keys, values
 
-    def start(self, step: RingStep) -> Callable[[], None]:
-        """Start to exchange the block for the next one. Return the function that waits for it."""
-        sent = self._kv
-        if sent is None:
-            return lambda: None
-        # Receive into the block that was sent one step before, unless it is saved for the backward.
-        received = torch.empty_like(sent) if self._spare is None else self._spare
-        works = self._ring.start(sent[: step.keys_sent], received[: step.keys_received])
+    def send(self, tokens: int) -> None:
+        """Start to send the first tokens of the block, and to receive the next block."""
+        if not self._alone:
+            # Only the zig-zag shortens a block, once: between the ranks before its own and those after it.
+            assert isinstance(self._block, Tensor)
+            self._travelling.exchange(self._block[:, :, :, :tokens].contiguous())
 
-        def wait() -> None:
-            for work in works:
-                work.wait()
-            self._spare = None if sent is self._own else sent
-            self._kv = received
-
-        return wait
+    def receive(self) -> None:
+        """Wait for the next block."""
+        if not self._alone:
+            self._block = self._travelling.wait()
 
 
-class _TravellingGradients:
+class _Gradients:
     """The gradients dk and dv of the block that is on this rank; they follow it one step later.
 
     Args:
-        keys: the keys of a block, of which the gradients have the shape.
+        keys: the keys of this rank, of which the gradients have the shape.
         dtype: of the sums.
     """
 
-    def __init__(self, keys: Tensor, ring: _Ring, dtype: torch.dtype) -> None:
-        self._keys, self._ring, self._dtype = keys, ring, dtype
-        self._works: list[dist.Work] = []
-        self._sent: Tensor | None = None
-        self._received: Tensor | None = None
-        self._arrived = 0  # keys of ``_received`` that have a gradient
+    def __init__(self, keys: Tensor, plan: RingPlan, ring: Ring, dtype: torch.dtype) -> None:
+        self._keys, self._dtype = keys, dtype
+        self._own: tuple[Tensor, Tensor] | None = None
+        lengths = [step.grads_received for step in plan.steps[1:]]
+        self._travelling = Travelling(ring, GRADIENTS, self._shape, lengths, keys, dtype)
+        self._is_first = True
 
-    def add_and_send(self, terms: list[_Term], step: RingStep) -> None:
-        """Add the contribution of this rank to the gradients that have arrived. Start to send the sum to the
-        next rank and to receive the gradients of the next block."""
-        total, spare = self._sum(terms, step.grads_sent), self._sent
-        received = self._empty() if spare is None else spare
-        self._works = self._ring.start(total[: step.grads_sent], received[: step.grads_received])
-        self._sent, self._received, self._arrived = total, received, step.grads_received
+    def _shape(self, tokens: int) -> tuple[int, ...]:
+        batch, heads, _, head_dim = self._keys.shape
+        return 2, batch, tokens, heads, head_dim
 
-    def arrived(self, own: list[_Term]) -> tuple[Tensor, Tensor]:
-        """Return the gradients of the block of this rank: the sum of the other ranks, and ``own``."""
-        return _unpacked(self._sum(own, self._keys.shape[2]))
+    def keep(self, terms: list[_Term]) -> None:
+        """Keep the gradients of the block of this rank, which do not travel."""
+        tokens = self._keys.shape[2]
+        if _is_whole(terms, tokens):
+            _, dk, dv = terms[0]
+            self._own = dk.to(self._dtype), dv.to(self._dtype)
+        else:
+            self._own = _unpacked(self._sum(None, terms, tokens))
 
-    def _sum(self, terms: list[_Term], length: int) -> Tensor:
-        """Return the gradients that have arrived, with the terms added; zero up to key ``length``."""
-        for work in self._works:
-            work.wait()
-        total = self._empty() if self._received is None else self._received
-        places = _unpacked(total)
-        if not self._arrived and len(terms) == 1 and terms[0][0] == slice(0, length):
-            for place, term in zip(places, terms[0][1:]):
-                place[:, :, :length] = term  # the first contribution
-            return total
-        total[self._arrived : length].zero_()
+    def add_and_send(self, terms: list[_Term], tokens: int) -> None:
+        """Add the contribution of this rank to the gradients that have arrived. Start to send the sum, of the
+        first tokens, to the next rank, and to receive the gradients of the next block."""
+        arrived = None if self._is_first else self._travelling.wait()
+        self._is_first = False
+        self._travelling.exchange(self._sum(arrived, terms, tokens))
+
+    def arrived(self) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the block of this rank: its own, and the sum of the other ranks."""
+        assert self._own is not None
+        if not self._is_first:
+            others = self._travelling.wait()
+            for total, other in zip(self._own, _unpacked(others)):
+                total[:, :, : other.shape[2]] += other
+        return self._own
+
+    def _sum(self, arrived: Tensor | None, terms: list[_Term], tokens: int) -> Tensor:
+        """Return a message with the gradients that have arrived and the terms; zero where there are none."""
+        known = 0 if arrived is None else arrived.shape[2]
+        if arrived is not None and known == tokens:
+            total = arrived
+        else:
+            total = self._keys.new_empty(self._shape(tokens), dtype=self._dtype)
+            if not known and _is_whole(terms, tokens):  # the first contribution
+                for place, term in zip(_unpacked(total), terms[0][1:]):
+                    place.copy_(term)
+                return total
+            total[:, :, known:].zero_()
+            if arrived is not None:
+                total[:, :, :known] = arrived
         for columns, *grads in terms:
-            for place, grad in zip(places, grads):
+            for place, grad in zip(_unpacked(total), grads):
                 place[:, :, columns] += grad
         return total
 
-    def _empty(self) -> Tensor:
-        return _empty_message(self._keys, self._dtype)
+
+def _is_whole(terms: list[_Term], tokens: int) -> bool:
+    return len(terms) == 1 and terms[0][0] == slice(0, tokens)
 
 
 def _added(total: Tensor | None, rows: slice, term: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -238,24 +250,7 @@ def _added(total: Tensor | None, rows: slice, term: Tensor, shape: torch.Size, d
     return total
 
 
-def _empty_message(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a message for two tensors of the shape of ``keys``, (local, 2, batch, heads, head_dim).
-
-    The tokens are outside, so that the first tokens are contiguous and can be sent alone.
-    """
-    batch, heads, local, head_dim = keys.shape
-    return keys.new_empty((local, 2, batch, heads, head_dim), dtype=dtype)
-
-
-def _packed(k: Tensor, v: Tensor) -> Tensor:
-    """Copy two (batch, heads, local, head_dim) into one message."""
-    packed = _empty_message(k, k.dtype)
-    for place, tensor in zip(_unpacked(packed), (k, v)):
-        place.copy_(tensor)
-    return packed
-
-
-def _unpacked(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """View a message as two (batch, heads, local, head_dim)."""
-    k, v = packed.permute(1, 2, 3, 0, 4)
-    return k, v
+def _unpacked(gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """View a message as dk and dv, each (batch, kv_heads, tokens, head_dim)."""
+    dk, dv = gradients.transpose(2, 3)
+    return dk, dv
