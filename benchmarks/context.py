@@ -14,8 +14,11 @@ use the same kernel.
 
 A turn is the forward and backward of ``LAYERS`` attention layers, or one training step. The floor is the
 attention of the whole sequences in one process; the training step has none. The limit is the arithmetic and
-the messages alone: the kernel on the blocks of each rank from contiguous memory, without merging, and our
-messages alone (``benchmarks.replay``). Memory is measured in separate jobs (``benchmarks.peaks``).
+the messages alone, from packed memory: the kernel on the blocks of each rank with our messages beside it, and
+the merges and sums of a ring in place. A message is sent from the memory that the previous one was received
+into, as in the ring: messages that send the same memory again and again (``benchmarks.replay``) find it in
+the caches, and nothing beside them takes the cores. The note has the parts. Memory is measured in separate
+jobs (``benchmarks.peaks``).
 """
 
 from __future__ import annotations
@@ -46,12 +49,17 @@ from benchmarks.paired import (
 )
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
 from benchmarks.replay import Replay
+from dlo_lib.comm.collectives.messages import Communicator
 from dlo_lib.launch import Explain, run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
 from dlo_lib.parallel import DDP
 from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement, parallelize_context
 from dlo_lib.parallel.context.kernels import attend_block, attend_block_backward
+from dlo_lib.parallel.context.placement import Rectangle
+from dlo_lib.parallel.context.ring_messages import GRADIENTS, KEYS, Ring, Travelling
+from dlo_lib.parallel.context.ring_plan import ring_plan
+from dlo_lib.parallel.context.softmax import merge_block
 
 CASES = {
     # name: the model of the training step, of which attention has the heads; the sequences and their tokens
@@ -98,7 +106,7 @@ FORMS = {
 }
 WORLD_SIZES = (2, 4)
 ROWS = len(FORMS) * len(CASES) * len(WORLD_SIZES) - len(CASES)  # "combined" needs 4 ranks
-SECONDS = (14.0, 1.6)
+SECONDS = (14.0, 2.2)
 
 
 def rows(pairs: int = 30) -> Iterator[Row]:
@@ -133,8 +141,8 @@ class _Template(torch.autograd.Function):
 
 
 class Candidate:
-    """The attention layers, or the training step, of one implementation: ours, peer, alone (one process) or
-    blocks (the kernel only)."""
+    """The attention layers, or the training step, of one implementation: ours, peer or alone (one
+    process)."""
 
     def __init__(self, form: Form, case: str, wrapper: str) -> None:
         config, batch, seq = CASES[case]
@@ -147,12 +155,6 @@ class Candidate:
             return
         layout, heads, kv_heads = self.context.layout, config.num_heads, config.num_kv_heads
         local = seq if wrapper == "alone" else seq // layout.ranks
-        if wrapper == "blocks":  # after the all-to-all: whole parts of the ring, a part of the heads
-            local, heads, kv_heads = (
-                local * layout.inner,
-                heads // layout.inner,
-                max(kv_heads // layout.inner, 1),
-            )
         self.tensors = [
             _drawn(random, batch, local, count, config.head_dim).requires_grad_()
             for count in (heads, kv_heads, kv_heads)
@@ -187,25 +189,119 @@ class Candidate:
             train_step(self.model, self.optimizer, self.pairs, group=dist.group.WORLD)
             return
         for _ in range(LAYERS):
-            if self.wrapper == "blocks":
-                self._blocks()
-                continue
             out = self._attend(*self.tensors)
             torch.autograd.grad(out, self.tensors, self.grad)
 
-    def _blocks(self) -> None:
-        """Run the kernel on the blocks of this rank, without messages and merging."""
-        q, k, v = (tensor.detach() for tensor in self.tensors)
-        scale, layout = q.shape[-1] ** -0.5, self.context.layout
-        place, seq = self.context.rank // layout.inner, q.shape[2] * layout.ring
-        for step in range(layout.ring):
-            found = layout.rectangle(place, layout.key_of(place, step), seq)
-            if found is not None:
-                rows, columns = found.rows, found.columns
-                q_rows, grad = q[:, :, rows], self.grad[:, :, rows]
-                keys, values = k[:, :, columns], v[:, :, columns]
-                out, lse = attend_block(q_rows, keys, values, scale, found.causal)
-                attend_block_backward(grad, q_rows, keys, values, out, lse, scale, found.causal)
+
+class Limit:
+    """The kernel on the blocks of this rank and our messages, from packed memory, and the merges and sums in
+    place: no copies."""
+
+    def __init__(self, form: Form, case: str) -> None:
+        config, batch, seq = CASES[case]
+        context, layout = form.context(), form.context().layout
+        self.inner = context.inner_group if layout.inner > 1 else None
+        self.ring = Ring(Communicator.of(context.ring_group), layout.direction) if layout.ring > 1 else None
+        self.steps = ring_plan(layout, context.rank // layout.inner, seq).steps
+        # After the all-to-all: whole parts of the ring, a part of the heads.
+        heads, kv_heads = (max(count // layout.inner, 1) for count in (config.num_heads, config.num_kv_heads))
+        random, tokens = torch.Generator().manual_seed(0), seq // layout.ring
+        self.q = _drawn(random, batch, tokens, heads, config.head_dim)
+        self.grad = _drawn(random, batch, tokens, heads, config.head_dim)
+        self.kv = torch.randn(2, batch, kv_heads, tokens, config.head_dim, generator=random)
+        self.gradients = torch.randn(self.kv.numel(), generator=random)
+        self.scale = config.head_dim**-0.5
+        self.out, self.dq = (torch.randn(batch, tokens, heads, config.head_dim) for _ in range(2))
+        self.lse = torch.randn(batch, tokens, heads)
+
+    def blocks(self) -> None:
+        """Run the kernel alone."""
+        for _ in range(LAYERS):
+            parts = [part for step in self.steps for part in step.rectangles]
+            for part, found in [(part, self._forward(self.kv, part)) for part in parts]:
+                self._backward(self.kv, part, *found)
+
+    def together(self) -> None:
+        """Run the kernel, and send the messages beside it in the order of the ring."""
+        qkv, out = self.q.numel() + self.kv.numel(), self.q.numel()
+        for _ in range(LAYERS):
+            self._all_to_all(qkv)
+            found = self._ring_forward()
+            self._all_to_all(out)
+            self._all_to_all(out)
+            self._ring_backward(found)
+            self._all_to_all(qkv)
+
+    def sums(self) -> None:
+        """Merge blocks of the forward and add gradients, as often as this rank does."""
+        gradients = self.gradients.view(2, *self.kv.transpose(2, 3).shape[1:])  # a message of dk and dv
+        for _ in range(LAYERS):
+            for step in self.steps[1:]:
+                for part in step.rectangles:
+                    rows, columns = part.rows, part.columns
+                    out, lse = self.out[:, rows].transpose(1, 2), self.lse[:, rows].transpose(1, 2)
+                    merge_block(out, lse, self.q[:, :, rows], lse.clone())
+                    self.dq[:, rows] += self.grad[:, :, rows].transpose(1, 2)
+                    gradients[:, :, columns] += gradients[:, :, columns]
+
+    def _forward(self, kv: Tensor, part: Rectangle) -> tuple[Tensor, Tensor]:
+        keys, values = kv[:, :, :, part.columns]
+        return attend_block(self.q[:, :, part.rows], keys, values, self.scale, part.causal)
+
+    def _backward(self, kv: Tensor, part: Rectangle, out: Tensor, lse: Tensor) -> None:
+        (keys, values), rows = kv[:, :, :, part.columns], part.rows
+        q, grad = self.q[:, :, rows], self.grad[:, :, rows]
+        attend_block_backward(grad, q, keys, values, out, lse, self.scale, part.causal)
+
+    def _ring_forward(self) -> list[list[tuple[Tensor, Tensor]]]:
+        kv, travelling, found = self.kv, self._keys(), []
+        for step in self.steps:
+            self._send(travelling, kv, step.keys_sent)
+            found.append([self._forward(kv, part) for part in step.rectangles])
+            kv = self._received(travelling, kv)
+        return found
+
+    def _ring_backward(self, found: list[list[tuple[Tensor, Tensor]]]) -> None:
+        kv, travelling, gradients, sum_ = self.kv, self._keys(), self._sums(), self.gradients
+        for number, (step, results) in enumerate(zip(self.steps, found, strict=True)):
+            self._send(travelling, kv, step.keys_sent)
+            for part, result in zip(step.rectangles, results, strict=True):
+                self._backward(kv, part, *result)
+            if number > 0:
+                sum_ = self.gradients if number == 1 else self._received(gradients, sum_)
+                self._send(gradients, sum_, step.grads_sent)
+            kv = self._received(travelling, kv)
+        self._received(gradients, sum_)
+
+    def _keys(self) -> Travelling | None:
+        return self._travelling(KEYS, [step.keys_received for step in self.steps])
+
+    def _sums(self) -> Travelling | None:
+        return self._travelling(GRADIENTS, [step.grads_received for step in self.steps[1:]])
+
+    def _travelling(self, tag: int, lengths: list[int]) -> Travelling | None:
+        if self.ring is None:
+            return None
+        _, batch, heads, _, head_dim = self.kv.shape
+        return Travelling(
+            self.ring, tag, lambda n: (2, batch, heads, n, head_dim), lengths, self.kv, self.kv.dtype
+        )
+
+    def _send(self, travelling: Travelling | None, message: Tensor, tokens: int) -> None:
+        """Send a message of this size from the memory of ``message``."""
+        if travelling is not None:
+            size = 2 * self.kv[0, :, :, :1].numel() * tokens
+            # A message that grows, in the striped placement, takes the memory of this rank.
+            source = message if message.numel() >= size else self.kv
+            travelling.exchange(source.flatten()[:size])
+
+    def _received(self, travelling: Travelling | None, otherwise: Tensor) -> Tensor:
+        return otherwise if travelling is None else travelling.wait()
+
+    def _all_to_all(self, numbers: int) -> None:
+        if self.inner is not None:
+            sent = self.q.new_empty(numbers)
+            dist.all_to_all_single(torch.empty_like(sent), sent, group=self.inner)
 
 
 def _world() -> dist.ProcessGroup:
@@ -228,13 +324,15 @@ def row(name: str, case: str, world_size: int, pairs: int) -> Row:
     note, floor = "", None
     if not form.training:
         floor = median_cpu(rounds["alone"])
-        blocks, messages, ours, peer = (
-            median_cpu(rounds[part]) for part in ("blocks", "messages", "ours", "peer")
+        ours, limit, blocks, messages = (
+            1e3 * median_cpu(rounds[part]) / world_size for part in ("ours", "limit", "blocks", "messages")
         )
-        note = f"ours / limit {of_limit(rounds, 'blocks', 'messages')}; "
-        note += f"limit / peer {(blocks + messages) / peer:.2f}; "
-        note += f"ours {1e3 * ours / world_size:.0f} ms per rank, of which the kernel "
-        note += f"{1e3 * blocks / world_size:.0f} and messages {1e3 * messages / world_size:.0f}; "
+        note = f"ours / limit {of_limit(rounds, 'limit')}; "
+        note += (
+            f"limit / peer {ratios(*([turn.cpu for turn in rounds[part]] for part in ('limit', 'peer')))}; "
+        )
+        note += f"ours {ours:.0f} ms per rank, limit {limit:.0f}, the kernel alone {blocks:.0f}, "
+        note += f"messages alone, of the same memory, {messages:.0f}; "
     repeats = min(MEMORY_REPEATS, -(-pairs // 4))
 
     def job(wrapper: str) -> list[int]:
@@ -249,15 +347,17 @@ def row(name: str, case: str, world_size: int, pairs: int) -> Row:
 
 
 def _rounds(form: Form, case: str, pairs: int) -> dict[str, list[Turn]]:
-    """Measure ours and the peer; and the kernel on our blocks, our messages, and attention in one process,
-    each alone. They are in one round, because on a loaded machine what is measured later has another
+    """Measure ours and the peer; the limit; and the kernel on our blocks, our messages, and attention in one
+    process, each alone. They are in one round, because on a loaded machine what is measured later has another
     load."""
     warnings.simplefilter("ignore", FutureWarning)  # the peer calls deprecated functions of PyTorch
     torch.set_num_threads(1)
     ours, peer = (Candidate(form, case, wrapper) for wrapper in ("ours", "peer"))
     actions: dict[str, Callable[[], object]] = {"ours": ours.step, "peer": peer.step}
     if not form.training:
-        actions |= {"blocks": Candidate(form, case, "blocks").step, "messages": Replay(ours.step).run}
+        limit = Limit(form, case)
+        actions |= {"together": limit.together, "sums": limit.sums, "blocks": limit.blocks}
+        actions["messages"] = Replay(ours.step).run
         alone = Candidate(form, case, "alone")  # on every rank, because all ranks create the groups of a form
         actions["alone"] = alone.step if dist.get_rank() == 0 else lambda: None
     return take_rounds(actions, pairs, between=dist.barrier)

@@ -82,6 +82,10 @@ class ContextParallel:
         group: the ranks, in the order of the layout.
         layout: the tokens of each rank.
 
+    Attributes:
+        ring_group, inner_group: the ranks that exchange keys and values, and those that exchange heads; each
+            is ``group`` unless both forms are combined.
+
     Raises:
         UserError: the layout has another number of ranks than the group.
     """
@@ -92,10 +96,10 @@ class ContextParallel:
             raise UserError(f"a layout of {layout.ranks} ranks for a group of {ranks}: use equal numbers")
         self.group, self.layout = group, layout
         self.rank = dist.get_rank(group)
-        self._ring = self._inner = group
+        self.ring_group = self.inner_group = group
         if layout.ring > 1 and layout.inner > 1:
             mesh = ParallelMesh(Degrees(dp_replicate=layout.ring, dp_shard=layout.inner), group)
-            self._ring, self._inner = mesh.group_along("dp_replicate"), mesh.group_along("dp_shard")
+            self.ring_group, self.inner_group = mesh.group_along("dp_replicate"), mesh.group_along("dp_shard")
         self._documents: Tensor | None = None
         self._plans: dict[tuple[int, bool], RingPlan] = {}
         self._angles: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
@@ -167,15 +171,15 @@ class ContextParallel:
             q, k, v = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (q, k, v))
         layout = self.layout
         if layout.inner > 1:
-            q, k, v = sequence_to_heads(q, k, v, self._inner)
+            q, k, v = sequence_to_heads(q, k, v, self.inner_group)
         if layout.ring == 1 and self._documents is None:
             out = F.scaled_dot_product_attention(
                 q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
             )
         else:
             with torch.autocast(device, enabled=False):
-                out = ring_attention(q, k, v, self._plan_of(q, is_causal), self._ring, scale)
-        return heads_to_sequence(out, self._inner) if layout.inner > 1 else out
+                out = ring_attention(q, k, v, self._plan_of(q, is_causal), self.ring_group, scale)
+        return heads_to_sequence(out, self.inner_group) if layout.inner > 1 else out
 
     def angles(self, config: LlamaConfig, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the angles of this rank's positions, each (local, head_dim).

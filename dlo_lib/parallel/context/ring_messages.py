@@ -5,13 +5,14 @@ A message is contiguous and has exactly the tokens that the next rank needs (``r
     keys and values     (2, batch, kv_heads, tokens, head_dim)    the order in which the kernel reads them
     their gradients     (2, batch, tokens, kv_heads, head_dim)    the order in which the kernel writes them
 
-Over gloo, a receive is posted one exchange before its message is sent. The sender then writes the message at
-once. Otherwise it announces the message, and a thread of gloo sends it after the reply. This thread wakes up
-while the main thread holds the lock of the connection, and it spins until the main thread releases it: with
-more ranks than cores, 12 of 17 ms of gloo's threads in a step of attention. NCCL starts the send and the
-receive of an exchange together, because a receive blocks the stream of its connection.
+Over gloo, receives are posted ``_AHEAD`` exchanges before their messages are sent. The sender then writes a
+message at once. Otherwise it announces the message, the receiver replies, and a thread of gloo sends it. If
+the reply arrives while the main thread holds the lock of the connection, this thread does not sleep, but
+polls until the lock is free. With more ranks than cores, it occupies the core that the main thread needs.
+NCCL starts the send and the receive of an exchange together, because a receive blocks the stream of its
+connection.
 
-Memory: three buffers over gloo (one is sent, two are received into), two over NCCL.
+Memory: ``_AHEAD`` + 2 buffers over gloo, not more than there are exchanges; two over NCCL.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from dlo_lib.comm.collectives.messages import Communicator
 
 KEYS, GRADIENTS = 0, 1
 """The tags of the messages: a receive of one kind may be posted before a message of the other is sent."""
+
+_AHEAD = 2
+"""Ring attention on 4 ranks and 2 cores takes 0.94, 0.86 and 0.84 of the CPU time of PyTorch's with 0, 1 and
+2. With 2, all receives of 4 ranks are posted before the first send."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,8 @@ class Travelling:
         self._incoming: deque[tuple[Tensor, Tensor]] = deque()  # buffers and the messages in them
         self._posted: deque[list[dist.Work]] = deque()
         self._works: list[dist.Work] = []
-        self._ahead = like.device.type == "cpu"
-        if self._ahead:
+        self._ahead = _AHEAD if like.device.type == "cpu" else 0
+        for _ in range(self._ahead):
             self._posted.append(_start(self._next_receive()))
 
     def exchange(self, sent: Tensor) -> None:
