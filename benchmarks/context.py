@@ -50,6 +50,7 @@ from benchmarks.paired import (
 from benchmarks.peaks import peaks_in_turns, return_freed_memory
 from benchmarks.replay import Replay
 from dlo_lib.comm.collectives.messages import Communicator
+from dlo_lib.comm.collectives.travelling import Ring, Travelling
 from dlo_lib.launch import Explain, run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
@@ -57,7 +58,7 @@ from dlo_lib.parallel import DDP
 from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement, parallelize_context
 from dlo_lib.parallel.context.kernels import attend_block, attend_block_backward
 from dlo_lib.parallel.context.placement import Rectangle
-from dlo_lib.parallel.context.ring_messages import GRADIENTS, KEYS, Ring, Travelling
+from dlo_lib.parallel.context.ring import GRADIENTS, KEYS
 from dlo_lib.parallel.context.ring_plan import ring_plan
 from dlo_lib.parallel.context.softmax import merge_block
 
@@ -283,9 +284,8 @@ class Limit:
         if self.ring is None:
             return None
         _, batch, heads, _, head_dim = self.kv.shape
-        return Travelling(
-            self.ring, tag, lambda n: (2, batch, heads, n, head_dim), lengths, self.kv, self.kv.dtype
-        )
+        shapes = [(2, batch, heads, tokens, head_dim) for tokens in lengths]
+        return Travelling(self.ring, tag, shapes, self.kv)
 
     def _send(self, travelling: Travelling | None, message: Tensor, tokens: int) -> None:
         """Send a message of this size from the memory of ``message``."""

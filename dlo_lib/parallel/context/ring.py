@@ -22,7 +22,8 @@ The last term, dk and dv, is twice this size for bf16 and fp16, because the sums
 mask, each term is f KV; ``ring_plan`` has the terms of the other placements.
 
 Memory per rank: q, k, v, the output and the LSE are saved for the backward, 1/N of the whole. In addition,
-the forward holds two blocks of keys and values that travel, the backward these and two of their gradients.
+the forward holds the blocks of keys and values that travel, two to four (``comm.collectives.travelling``),
+the backward these and as many of their gradients.
 
 Paper: H. Liu, M. Zaharia, P. Abbeel, Ring Attention with Blockwise Transformers (arXiv:2310.01889)
 """
@@ -37,10 +38,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.comm.collectives.messages import Communicator
+from dlo_lib.comm.collectives.travelling import Ring, Travelling
 from dlo_lib.parallel.context.kernels import attend_block, attend_block_backward
-from dlo_lib.parallel.context.ring_messages import GRADIENTS, KEYS, Ring, Travelling
 from dlo_lib.parallel.context.ring_plan import RingPlan
 from dlo_lib.parallel.context.softmax import OnlineSoftmax, accumulation_dtype
+
+KEYS, GRADIENTS = 0, 1
+"""The tags of the two kinds of messages."""
 
 _Term = tuple[slice, Tensor, Tensor]
 """A range of the keys of a block, and the gradients dk and dv of this range."""
@@ -144,14 +148,9 @@ class _Blocks:
         self._alone = ring.comm.ranks == 1
         if not self._alone:
             _, batch, heads, _, head_dim = own[0].shape
-            self._travelling = Travelling(
-                ring,
-                KEYS,
-                lambda tokens: (2, batch, heads, tokens, head_dim),
-                [step.keys_received for step in plan.steps],
-                own[0],
-                own[0].dtype,
-            )
+            # The order in which the kernel reads keys.
+            shapes = [(2, batch, heads, step.keys_received, head_dim) for step in plan.steps]
+            self._travelling = Travelling(ring, KEYS, shapes, own[0])
 
     @property
     def here(self) -> tuple[Tensor, Tensor]:
@@ -183,11 +182,12 @@ class _Gradients:
     def __init__(self, keys: Tensor, plan: RingPlan, ring: Ring, dtype: torch.dtype) -> None:
         self._keys, self._dtype = keys, dtype
         self._own: tuple[Tensor, Tensor] | None = None
-        lengths = [step.grads_received for step in plan.steps[1:]]
-        self._travelling = Travelling(ring, GRADIENTS, self._shape, lengths, keys, dtype)
+        shapes = [self._shape(step.grads_received) for step in plan.steps[1:]]
+        self._travelling = Travelling(ring, GRADIENTS, shapes, keys, dtype)
         self._is_first = True
 
     def _shape(self, tokens: int) -> tuple[int, ...]:
+        """Return the shape of a message. The kernel writes gradients in this order."""
         batch, heads, _, head_dim = self._keys.shape
         return 2, batch, tokens, heads, head_dim
 

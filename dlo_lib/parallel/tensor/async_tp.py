@@ -11,7 +11,8 @@ All numbers are modulo t. Each form sends t-1 messages of B/t bytes per rank, wh
 whole tensor: (t-1)/t B, as the collective that it replaces. During each message, a rank computes 1/t of the
 product. The pieces are parts of the sequence, so the ranks hold the same rows as without this option.
 
-Memory: two pieces beside the tensors of the collective.
+Memory: the pieces that travel beside the tensors of the collective, two to four
+(``comm.collectives.travelling``).
 
 Papers: S. Wang et al., Overlap Communication with Dependent Computation via Decomposition (ASPLOS 2023);
 PyTorch has it as async tensor parallelism (``torch.distributed._symmetric_memory``).
@@ -19,12 +20,12 @@ PyTorch has it as async tensor parallelism (``torch.distributed._symmetric_memor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from dlo_lib.comm.collectives.messages import Communicator
+from dlo_lib.comm.collectives.travelling import Ring, Travelling
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.functions import SEQUENCE
 
@@ -44,18 +45,18 @@ def gather_and_use(x: Tensor, group: TensorGroup, use: Callable[[int, Tensor], N
     size = x.shape[SEQUENCE]
     whole = x.new_empty(*x.shape[:SEQUENCE], group.ranks * size, x.shape[-1])
     whole.narrow(SEQUENCE, group.rank * size, size).copy_(x)
+    numbers = [(group.rank - step) % group.ranks for step in range(group.ranks)]
+    places = [whole.narrow(SEQUENCE, number * size, size) for number in numbers]
+    into = places[1:] if all(place.is_contiguous() for place in places) else []
+    travelling = _travelling(group, x, into)
     part = x
-    for step in range(group.ranks - 1):
-        number = (group.rank - step) % group.ranks
-        place = whole.narrow(SEQUENCE, (number - 1) % group.ranks * size, size)
-        received = place if place.is_contiguous() else torch.empty_like(x)
-        wait = _start_to_next(part, received, group)
+    for number, place in zip(numbers, places[1:]):
+        travelling.exchange(part)
         use(number, part)
-        wait()
-        if received is not place:
-            place.copy_(received)
-        part = received
-    use((group.rank + 1) % group.ranks, part)
+        part = travelling.wait()
+        if not into:
+            place.copy_(part)
+    use(numbers[-1], part)
     return whole
 
 
@@ -69,24 +70,15 @@ def compute_and_scatter(compute: Callable[[int], Tensor], group: TensorGroup) ->
         group: the ranks.
     """
     total = compute((group.rank - 1) % group.ranks).contiguous()
+    travelling = _travelling(group, total)
     for step in range(1, group.ranks):
-        received = torch.empty_like(total)
-        wait = _start_to_next(total, received, group)
+        travelling.exchange(total)
         term = compute((group.rank - 1 - step) % group.ranks)
-        wait()
-        total = received.add_(term)
+        total = travelling.wait().add_(term)
     return total
 
 
-def _start_to_next(sent: Tensor, received: Tensor, group: TensorGroup) -> Callable[[], None]:
-    """Start to send to the next rank of the ring and to receive from the previous one. Return the function
-    that waits for both."""
-    comm = Communicator(group.group, group.rank, group.ranks)
-    to, source = (group.rank + 1) % group.ranks, (group.rank - 1) % group.ranks
-    works = comm.start_exchange(sent, to, received, source)
-
-    def wait() -> None:
-        for work in works:
-            work.wait()
-
-    return wait
+def _travelling(group: TensorGroup, piece: Tensor, into: Sequence[Tensor] = ()) -> Travelling:
+    """Return the exchanges of pieces like ``piece`` with the next rank of the ring."""
+    ring = Ring(Communicator(group.group, group.rank, group.ranks), direction=1)
+    return Travelling(ring, 0, [piece.shape] * (group.ranks - 1), piece, into=into)

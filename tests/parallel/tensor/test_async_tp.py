@@ -54,12 +54,13 @@ def check_pair(batch: int) -> None:
     sent = [event.call.payload_bytes for event in trace.select("send")]
     assert sent == [8 * batch * rows * HIDDEN] * 2 * (RANKS - 1)
     assert trace.count() == COPIES * len(sent)
-    # Two products of each piece of the columns: the last piece has nothing more to send. Then the row: the
-    # term of the first piece has nothing to send yet.
-    assert forward == [2, 2, 2, 2, 0, 0, 0, 2, 2]
+    # Two products of each piece of the columns, during a send and the receives of this exchange and of the
+    # next one, which is posted ahead: the last piece has nothing more to send. Then the row: the term of the
+    # first piece has nothing to send yet.
+    assert forward == [3, 3, 2, 2, 0, 0, 0, 3, 2]
     # The gradient of each piece of the input of the row (3), that of its weight (1), two products of each
     # piece of the input of the columns (6), and the gradients of their weights (2).
-    assert backward == [2, 2, 0, 0, 0, 0, 2, 2, 2, 2, 0, 0]
+    assert backward == [3, 2, 0, 0, 0, 0, 3, 3, 2, 2, 0, 0]
     spread.finish_grad_sync()
     torch.testing.assert_close(mine.grad, x.grad[:, tokens], atol=1e-12, rtol=0)
     for name, param in model.named_parameters():

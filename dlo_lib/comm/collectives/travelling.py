@@ -1,9 +1,4 @@
-"""The messages of a ring: one kind of tensor that travels from rank to rank, with its buffers.
-
-A message is contiguous and has exactly the tokens that the next rank needs (``ring_plan``):
-
-    keys and values     (2, batch, kv_heads, tokens, head_dim)    the order in which the kernel reads them
-    their gradients     (2, batch, tokens, kv_heads, head_dim)    the order in which the kernel writes them
+"""Messages that travel round a ring of ranks, step by step, while each rank computes with what it has.
 
 Over gloo, receives are posted ``_AHEAD`` exchanges before their messages are sent. The sender then writes a
 message at once. Otherwise it announces the message, the receiver replies, and a thread of gloo sends it. If
@@ -27,9 +22,6 @@ from torch import Tensor
 
 from dlo_lib.comm.collectives.messages import Communicator
 
-KEYS, GRADIENTS = 0, 1
-"""The tags of the messages: a receive of one kind may be posted before a message of the other is sent."""
-
 _AHEAD = 2
 """Ring attention on 4 ranks and 2 cores takes 0.94, 0.86 and 0.84 of the CPU time of PyTorch's with 0, 1 and
 2. With 2, all receives of 4 ranks are posted before the first send."""
@@ -50,39 +42,41 @@ class Ring:
 
     def _operation(self, kind: Callable[..., object], tensor: Tensor, by: int, tag: int) -> list[dist.P2POp]:
         """Return the operation, or none for a tensor without elements, which both ends skip."""
+        if not tensor.numel():
+            return []
         peer = (self.comm.rank + by) % self.comm.ranks
-        return (
-            [dist.P2POp(kind, tensor, group=self.comm.group, group_peer=peer, tag=tag)]
-            if tensor.numel()
-            else []
-        )
+        return [dist.P2POp(kind, tensor, group=self.comm.group, group_peer=peer, tag=tag)]
 
 
 class Travelling:
     """The exchanges of one kind of message, in the order of the ring steps.
 
     Args:
-        shape: returns the shape of a message of a number of tokens.
-        received: the number of tokens that each exchange receives.
+        tag: differs between kinds that travel at the same time, because a receive of one may be posted before
+            a message of the other is sent.
+        shapes: of the messages that this rank receives, one for each exchange.
         like: a tensor on the device of the messages.
-        dtype: of the messages.
+        dtype: of the messages; None for that of ``like``.
+        into: contiguous tensors that receive the messages, one for each exchange. Without, the messages are
+            in buffers that later ones overwrite.
     """
 
     def __init__(
         self,
         ring: Ring,
         tag: int,
-        shape: Callable[[int], Sequence[int]],
-        received: Sequence[int],
+        shapes: Sequence[Sequence[int]],
         like: Tensor,
-        dtype: torch.dtype,
+        dtype: torch.dtype | None = None,
+        into: Sequence[Tensor] = (),
     ) -> None:
-        self._ring, self._tag, self._shape, self._like, self._dtype = ring, tag, shape, like, dtype
-        self._lengths = deque(received)
-        self._largest = torch.Size(shape(max(received, default=0))).numel()
+        self._ring, self._tag, self._like, self._dtype = ring, tag, like, dtype
+        self._shapes = deque(map(torch.Size, shapes))
+        self._largest = max((shape.numel() for shape in self._shapes), default=0)
+        self._into = deque(into)
         self._free: list[Tensor] = []
         self._buffer: Tensor | None = None  # that of the message which is on this rank now
-        self._incoming: deque[tuple[Tensor, Tensor]] = deque()  # buffers and the messages in them
+        self._incoming: deque[tuple[Tensor | None, Tensor]] = deque()  # buffers and the messages in them
         self._posted: deque[list[dist.Work]] = deque()
         self._works: list[dist.Work] = []
         self._ahead = _AHEAD if like.device.type == "cpu" else 0
@@ -109,11 +103,16 @@ class Travelling:
         return message
 
     def _next_receive(self) -> list[dist.P2POp]:
-        if not self._lengths:
+        if not self._shapes:
             return []
-        shape = torch.Size(self._shape(self._lengths.popleft()))
-        buffer = self._free.pop() if self._free else self._like.new_empty(self._largest, dtype=self._dtype)
-        message = buffer[: shape.numel()].view(shape)
+        shape, buffer = self._shapes.popleft(), None
+        if self._into:
+            message = self._into.popleft()
+        else:
+            buffer = (
+                self._free.pop() if self._free else self._like.new_empty(self._largest, dtype=self._dtype)
+            )
+            message = buffer[: shape.numel()].view(shape)
         self._incoming.append((buffer, message))
         return self._ring.receive(message, self._tag)
 
