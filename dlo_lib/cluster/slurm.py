@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -185,6 +186,72 @@ def used(jobs: Sequence[int], name: str = "") -> list[tuple[str, float, float]]:
         if counts and "[" not in identity:  # elements that have not begun
             rows.append((identity, float(elapsed or 0), _joules(joules)))
     return rows
+
+
+@dataclass(frozen=True)
+class JobDetails:
+    """What the controller knows of a job, or of an element of an array.
+
+    Attributes:
+        element: in its array; None if it is none.
+        state: in SLURM's words.
+        nodes: in SLURM's short form.
+        gpus_per_node: the least number on a node.
+    """
+
+    element: int | None
+    user: str
+    user_id: int
+    state: str
+    reason: str
+    nodes: str
+    gpus_per_node: int
+    tasks_per_node: int
+
+
+def details(job: str) -> list[JobDetails]:
+    """Return what the controller knows of a job of any user: one for each element of an array that it
+    lists; empty if it knows no such job.
+
+    Args:
+        job: a number, or that of an element of an array, such as ``1234_0``.
+    """
+    done = _call("scontrol", "--oneliner", "--details", "show", "job", job)
+    if done.returncode and "Invalid job id" not in done.stderr:
+        raise NoAnswer(tr("scontrol does not answer: {why}", why=_error_text(done)))
+    return [_details(line) for line in done.stdout.splitlines() if line.startswith("JobId=")]
+
+
+def _details(line: str) -> JobDetails:
+    def field(name: str) -> str:
+        found = re.search(rf" {name}=(\S*)", line)
+        return "" if found is None or found[1] == "(null)" else found[1]
+
+    owner = re.search(r" UserId=([^ (]*)\((\d+)\) GroupId=", line)
+    gpus = [
+        sum(map(int, re.findall(r"\bgpu(?::[^:(,]+)?:(\d+)", on_node)))
+        for on_node in re.findall(r" Nodes=\S+ CPU_IDs=\S* Mem=\S* GRES=(\S*)", line)
+    ]
+    nodes, tasks = (int(re.sub(r"\D.*", "", field(name)) or 0) for name in ("NumNodes", "NumTasks"))
+    element = field("ArrayTaskId")
+    return JobDetails(
+        int(element) if element.isdigit() else None,
+        owner[1] if owner else "",
+        int(owner[2]) if owner else -1,
+        field("JobState"),
+        field("Reason"),
+        field("NodeList"),
+        min(gpus, default=0),
+        max(1, tasks // max(1, nodes)),
+    )
+
+
+def node_names(nodes: str) -> tuple[str, ...]:
+    """Return the names in a list of nodes in SLURM's short form, such as ``r1i0n[3-5]``."""
+    done = _call("scontrol", "show", "hostnames", nodes)
+    if done.returncode:
+        raise NoAnswer(tr("scontrol does not answer: {why}", why=_error_text(done)))
+    return tuple(done.stdout.split())
 
 
 def _joules(text: str) -> float:

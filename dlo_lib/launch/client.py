@@ -24,6 +24,7 @@ from typing import IO
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.interpreter import trusted_python
 from dlo_lib.launch.frames import stack_as_traceback
+from dlo_lib.launch.rank import LOOPBACK
 from dlo_lib.launch.server import READY, REPORT, REQUEST, ServerRequest
 
 _STOP_TIMEOUT_S = 5.0
@@ -45,8 +46,11 @@ class RankFiles:
 
     def stack(self) -> str:
         """Return the last stack in the file as a traceback, most recent call last."""
-        data = os.pread(self.stack_file.fileno(), _STACK_BYTES, 0)
-        return stack_as_traceback(data.decode(errors="replace"))
+        return stack_as_traceback(self.raw_stack().decode(errors="replace"))
+
+    def raw_stack(self) -> bytes:
+        """Return what is in the file of stacks."""
+        return os.pread(self.stack_file.fileno(), _STACK_BYTES, 0)
 
     def close(self) -> None:
         """Close all connections."""
@@ -153,48 +157,60 @@ class Launch:
     Args:
         job: a pickled ``rank.LaunchSpec``.
         modules: what the server imports before it forks the ranks.
+        ranks: those of this machine; None: all.
+        listener: for the store that rank 0 serves to other machines; None: it serves this machine.
     """
 
-    def __init__(self, world_size: int, job: bytes, modules: Sequence[str] = ()) -> None:
-        self.files: list[RankFiles] = []
+    def __init__(
+        self,
+        world_size: int,
+        job: bytes,
+        modules: Sequence[str] = (),
+        ranks: range | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self.ranks = range(world_size) if ranks is None else ranks
+        self.files: list[RankFiles] = []  # in the order of ``ranks``
         self.control = _open_launch(modules)
         self.board = Board(world_size)
         try:
             # The job is written once for all ranks. The listener is for the store that rank 0 serves: its
             # port is taken from now on, so two launches never use the same one.
-            with (
-                _shared_file() as shared,
-                socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size)) as listener,
-            ):
+            with shared_file() as shared, contextlib.ExitStack() as stack:
                 shared.write(job)
                 shared.flush()
-                for rank in range(world_size):
-                    self.files.append(self._fork(rank, shared.fileno(), listener.fileno()))
+                if listener is None and 0 in self.ranks:
+                    listener = stack.enter_context(listener_for(world_size, LOOPBACK))
+                for rank in self.ranks:
+                    self.files.append(self._fork(rank, shared.fileno(), listener))
         except BaseException:
             self.close()
             raise
 
-    def replace(self, rank: int, job: bytes, listener: socket.socket) -> None:
+    def replace(self, rank: int, job: bytes, listener: socket.socket | None) -> None:
         """Fork a new process for a rank whose process has ended."""
-        with _shared_file() as shared:
+        with shared_file() as shared:
             shared.write(job)
             shared.flush()
-            files = self._fork(rank, shared.fileno(), listener.fileno())
-        self.files[rank].close()
-        self.files[rank] = files
+            files = self._fork(rank, shared.fileno(), listener)
+        index = self.ranks.index(rank)
+        self.files[index].close()
+        self.files[index] = files
 
     def kill(self, rank: int) -> None:
         """End the process of one rank; ``next_exit`` reports it."""
         self.control.sendall(REQUEST.pack(ServerRequest.KILL, rank))
 
-    def _fork(self, rank: int, job: int, listener: int) -> RankFiles:
-        channel, theirs = socket.socketpair()
-        read, write = os.pipe()
-        ours = RankFiles(channel, read, _shared_file())
-        os.set_blocking(read, False)
-        channel.setblocking(False)
+    def lost(self) -> str:
+        """Return why no more ends of ranks will be reported."""
+        return "the process that forks the ranks was killed (out of memory?): call again to start a new one"
+
+    def _fork(self, rank: int, job: int, listener: socket.socket | None) -> RankFiles:
+        ours, theirs, write = connect_rank()
         try:
-            its = [theirs.fileno(), write, ours.stack_file.fileno(), job, listener, self.board.descriptor]
+            its = [theirs.fileno(), write, ours.stack_file.fileno(), job, self.board.descriptor]
+            if listener is not None:
+                its.append(listener.fileno())
             socket.send_fds(self.control, [REQUEST.pack(ServerRequest.FORK, rank)], its)
         except BaseException:
             ours.close()
@@ -220,12 +236,16 @@ class Launch:
 
     def stacks(self) -> list[str]:
         """Return the stack of each rank as a traceback, most recent call last; "" without an answer."""
+        self.write_stacks()
+        return [files.stack() for files in self.files]
+
+    def write_stacks(self) -> None:
+        """Let each rank write its stack to its file."""
         self.control.sendall(REQUEST.pack(ServerRequest.STACKS, 0))
         deadline = time.monotonic() + _STACKS_TIMEOUT_S
         while time.monotonic() < deadline and not all(_size(files.stack_file) for files in self.files):
             time.sleep(0.02)
         time.sleep(0.02)  # the last rank may still be writing
-        return [files.stack() for files in self.files]
 
     def stop(self) -> None:
         """Kill the remaining ranks and wait until they have ended. Their output can still be read."""
@@ -252,7 +272,22 @@ class Launch:
         self.close()
 
 
-def _shared_file() -> IO[bytes]:
+def connect_rank() -> tuple[RankFiles, socket.socket, int]:
+    """Return new connections to one rank: the caller's ends, and the rank's ends of its channel and its
+    output."""
+    channel, theirs = socket.socketpair()
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    channel.setblocking(False)
+    return RankFiles(channel, read, shared_file()), theirs, write
+
+
+def listener_for(world_size: int, host: str) -> socket.socket:
+    """Return a listening socket for the store of ``world_size`` ranks; host "" is all interfaces."""
+    return socket.create_server((host, 0), backlog=max(128, world_size))
+
+
+def shared_file() -> IO[bytes]:
     """Return a file without a name (in memory on Linux), of which nothing is left after a kill."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("dlo-launch"), "wb+", buffering=0)

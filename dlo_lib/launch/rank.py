@@ -47,6 +47,7 @@ from dlo_lib.torch_compat import store_on
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
 RETURNED, RAISED = b"V", b"E"
 SEED = 0
+LOOPBACK = "127.0.0.1"
 _WORKER_S = 3.0  # after a broken connection to a worker process: time for its end to show
 WARM_PACKAGES = frozenset({"torch", "dlo_lib", "numpy", "sympy", "networkx", "safetensors", "_pytest"})
 """What ranks have imported of these the server imports too: they start no thread and touch no GPU while they
@@ -70,6 +71,35 @@ class LaunchSpec:
     session: bool = False
     """The function of ``call`` receives a :class:`SessionRank`, answers requests of the caller until it
     leaves, and joins the process group itself."""
+    store: tuple[str, int] | None = None
+    """Host and port of the store that rank 0 serves, for ranks on several machines."""
+    first_rank: int = 0
+    """The first rank of this machine."""
+    local_world_size: int | None = None
+    """The number of ranks of this machine; None: all."""
+
+    @property
+    def ranks_here(self) -> int:
+        """The number of ranks of this machine."""
+        return self.world_size if self.local_world_size is None else self.local_world_size
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a process group meet: the store that rank 0 serves.
+
+    Attributes:
+        listener: its listening socket, which rank 0 needs; other ranks of its machine may have it too.
+    """
+
+    host: str
+    port: int
+    listener: socket.socket | None = None
+
+    @classmethod
+    def here(cls, listener: socket.socket) -> Meeting:
+        """Return the meeting of ranks of one machine."""
+        return cls(LOOPBACK, listener.getsockname()[1], listener)
 
 
 @dataclass(frozen=True)
@@ -79,7 +109,7 @@ class SessionRank:
     rank: int
     job: LaunchSpec
     channel: socket.socket
-    listener: socket.socket
+    meeting: Meeting
     board: int
     """The file descriptor of the board."""
 
@@ -92,8 +122,8 @@ def run_rank(
     output: int,
     stack_file: int,
     job_file: int,
-    listener_file: int,
     board: int,
+    listener_file: int | None = None,
 ) -> NoReturn:
     """Run as rank ``rank``. ``server`` is the parent's process id; the other numbers are file descriptors.
 
@@ -110,15 +140,16 @@ def run_rank(
         _apply_caller_state(job, rank)
         fn, args, kwargs = unpack_call(job.call)
         _populate_main(fn, *args, *kwargs.values())
-        listener = socket.socket(fileno=listener_file)
+        listener = None if listener_file is None else socket.socket(fileno=listener_file)
+        meeting = Meeting(*job.store, listener) if job.store else Meeting.here(listener)
         call = partial(fn, *args, **kwargs)
         if job.session:
-            fn(SessionRank(rank, job, channel, listener, board), *args, **kwargs)
+            fn(SessionRank(rank, job, channel, meeting, board), *args, **kwargs)
             _end()
         if job.explain:
-            result = _explained(call, job, listener, Board(job.world_size, board), rank)
+            result = _explained(call, job, meeting, Board(job.world_size, board), rank)
         else:
-            join(rank, job, listener)
+            join(rank, job, meeting)
             result = _traced(call) if job.trace else call()
         kind, answer = RETURNED, pack_result(result)
     except BaseException as error:  # noqa: BLE001  sys.exit and KeyboardInterrupt too, because the caller needs an answer
@@ -166,7 +197,8 @@ def _read_job(file: int) -> LaunchSpec:
 def _apply_caller_state(job: LaunchSpec, rank: int) -> None:
     os.environ.clear()
     os.environ.update(job.environment)
-    use_loopback()
+    if job.store is None or job.store[0] == LOOPBACK:
+        use_loopback()
     if job.folder is not None:
         os.chdir(job.folder)
     sys.path[:] = job.module_path
@@ -175,7 +207,7 @@ def _apply_caller_state(job: LaunchSpec, rank: int) -> None:
     register_sources(job.sources)
     gc.enable()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // job.world_size))
+    torch.set_num_threads(max(1, cores // job.ranks_here))
     random.seed(SEED)
     torch.manual_seed(SEED)
     if "numpy" in sys.modules:
@@ -192,25 +224,31 @@ def _populate_main(fn: Callable[..., Any], *values: Any) -> None:
     )
 
 
-def join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
-    """Join the process group; ``listener`` is the socket of the store that rank 0 serves."""
-    port = listener.getsockname()[1]
+def join(rank: int, job: LaunchSpec, meeting: Meeting) -> None:
+    """Join the process group."""
+    local_rank = rank - job.first_rank
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
         WORLD_SIZE=str(job.world_size),
-        LOCAL_WORLD_SIZE=str(job.world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        LOCAL_WORLD_SIZE=str(job.ranks_here),
+        MASTER_ADDR=meeting.host,
+        MASTER_PORT=str(meeting.port),
         DLO_LAUNCHER="run_ranks",
     )
     if job.nccl:
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(
+            local_rank
+        )  # and not CUDA_VISIBLE_DEVICES: code that counts on LOCAL_RANK works
     if rank == 0:  # the store takes over the listening socket
-        store = store_on(listener.detach(), port, job.world_size)
+        assert meeting.listener is not None
+        store = store_on(meeting.listener.detach(), meeting.port, job.world_size)
     else:
-        listener.close()
-        store = dist.TCPStore("127.0.0.1", port, job.world_size, is_master=False, wait_for_workers=False)
+        if meeting.listener is not None:
+            meeting.listener.close()
+        store = dist.TCPStore(
+            meeting.host, meeting.port, job.world_size, is_master=False, wait_for_workers=False
+        )
     dist.init_process_group(
         BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size
     )
@@ -222,15 +260,13 @@ def join(rank: int, job: LaunchSpec, listener: socket.socket) -> None:
     )
 
 
-def _explained(
-    fn: Callable[[], Any], job: LaunchSpec, listener: socket.socket, board: Board, rank: int
-) -> Any:
+def _explained(fn: Callable[[], Any], job: LaunchSpec, meeting: Meeting, board: Board, rank: int) -> Any:
     """Join and call ``fn`` while recording this rank's row, from which the caller explains deadlocks."""
     row = RankRow(board, rank)
     with record_row(row) as recorder:
         try:
             with recorder.joining():
-                join(row.rank, job, listener)
+                join(row.rank, job, meeting)
             with watched_leave(partial(wait_for_other_ranks, recorder, board)):
                 result = _traced(fn) if job.trace else fn()
         except BaseException:

@@ -95,9 +95,17 @@ def run_ranks(
 
 
 def launch_spec(
-    world_size: int, call: bytes, explain: bool, trace: bool = False, session: bool = False
+    world_size: int,
+    call: bytes,
+    explain: bool,
+    trace: bool = False,
+    session: bool = False,
+    nccl: bool | None = None,
 ) -> LaunchSpec:
     """Return what the ranks need to run ``call`` with the current state of this process.
+
+    Args:
+        nccl: each rank has a GPU, and NCCL connects them; None: if this machine has a GPU for each.
 
     Raises:
         UserError: ``world_size`` is below 1, or PyTorch is too old.
@@ -107,7 +115,7 @@ def launch_spec(
     check_torch(torch.__version__)
     return LaunchSpec(
         world_size=world_size,
-        nccl=gpu_for_each(world_size),
+        nccl=gpu_for_each(world_size) if nccl is None else nccl,
         environment=dict(os.environ),
         folder=current_folder(),
         module_path=list(sys.path),

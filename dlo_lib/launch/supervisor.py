@@ -177,9 +177,7 @@ class Supervisor:
     def _read_exit(self) -> None:
         report = self.launch.next_exit()
         if report is None:
-            raise RankFailure(
-                "the process that forks the ranks was killed (out of memory?): call again to start a new one"
-            )
+            raise RankFailure(self.launch.lost())
         self.on_exit(*report)
 
     def on_exit(self, rank: int, status: int) -> None:

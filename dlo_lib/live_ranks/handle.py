@@ -7,14 +7,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
+import torch
 
 from dlo_lib.errors import UserError, require_count
 from dlo_lib.launch.client import end_server
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.launch.values import pack_variables, unpack_result
+from dlo_lib.live_ranks.devices import Devices, note_on_gpus
 from dlo_lib.live_ranks.messages import ASSIGN, COMPLETE, EVALUATE, RUN, RankCell
 from dlo_lib.live_ranks.session import Reply, Session
 from dlo_lib.live_ranks.transcript import Transcript
@@ -28,6 +31,7 @@ class Ranks:
     """The ranks of a notebook.
 
         %%ranks 4                  runs a cell on four ranks, and starts them first if they do not run
+        %%ranks --job 1234         runs a cell on a rank for each GPU of a running job of SLURM
         ranks.pull("loss")         the values of a variable, or of an expression, on all ranks
         ranks.push("config")       gives all ranks the variable `config` of the notebook
         ranks.stop()               ends the ranks
@@ -41,7 +45,9 @@ class Ranks:
         self.idle_minutes = _idle_minutes()
         self._namespace = namespace
         self._session: Session | None = None
-        self._released = 0  # number of ranks that were released because they were idle
+        self._place: _Place | None = None
+        self._released: _Place | None = None
+        """Where ranks were that were released because they were idle."""
         self._notes: list[str] = []
         self._lock = threading.RLock()
         self._timer: threading.Timer | None = None
@@ -55,32 +61,58 @@ class Ranks:
         """Return the number of ranks and what they can do."""
         if not self.world_size:
             return tr("no ranks: a cell that begins with %%ranks 4 starts four")
+        assert self._place is not None
+        if self._place.job:
+            return tr(
+                "{count} ranks in job {job}, for cells that begin with %%ranks",
+                count=self.world_size,
+                job=self._place.job,
+            )
         return tr("{count} ranks, for cells that begin with %%ranks", count=self.world_size)
 
-    def start(self, world_size: int) -> None:
-        """Start ``world_size`` ranks; ranks that run are kept if their number is the same, and else ended.
+    def start(
+        self, world_size: int | None = None, job: int | str | None = None, devices: Devices = Devices.ANY
+    ) -> None:
+        """Start ranks; those that run are kept if they are as many at the same place, and else ended.
+
+        Args:
+            world_size: the number of ranks; in a job it may be None for a rank for each GPU of the job, or
+                for each task if it has no GPU.
+            job: the number of a running job of SLURM; None: on this machine.
+            devices: where the ranks compute.
 
         Raises:
-            UserError: ``world_size`` is not a whole number of at least 1.
+            UserError: ``world_size`` is not a whole number of at least 1, there is no GPU for each rank and
+                ``devices`` asks for one, or the job cannot be used.
             RankFailure: the ranks did not start.
         """
-        require_count("the number of ranks", world_size)
+        if world_size is not None or job is None:
+            require_count("the number of ranks", world_size)
+        wanted = _Place(world_size or 0, None if job is None else str(job), devices)
         with self._lock:
-            if self.world_size == world_size:
+            if self._place is not None and self._place.is_as(wanted):
                 return
+            found = None
+            if wanted.job is not None:
+                from dlo_lib.live_ranks.slurm_job import running_job
+
+                found = running_job(wanted.job)
+                wanted = replace(wanted, world_size=found.ranks(world_size))
             if self.world_size:
                 self._notes.append(
                     tr("The {count} ranks were ended, and their variables are lost.", count=self.world_size)
                 )
                 self.stop()
-            self._session = Session(world_size)
-            self._released = 0
+            self._session = Session(wanted.world_size, devices, found)
+            self._place, self._released = wanted, None
+            if found is None and (note := note_on_gpus(devices, torch.cuda.device_count(), self.world_size)):
+                self._notes.append(note)
 
     def come_back(self) -> None:
         """Start as many ranks as were released, if they were."""
         with self._lock:
-            if self._released:
-                self.start(self._released)
+            if (there := self._released) is not None:
+                self.start(there.world_size, there.job, there.devices)
 
     def stop(self) -> None:
         """End the ranks; their variables are lost."""
@@ -88,7 +120,7 @@ class Ranks:
             self._stop_timer()
             if self._session is not None:
                 self._session.close()
-                self._session = None
+                self._session = self._place = None
 
     def pull(self, name: str, rank: int | None = None) -> Any:
         """Return the values of a variable on all ranks as a list, or that of one rank.
@@ -214,7 +246,7 @@ class Ranks:
         with self._lock:
             if self._timer is not threading.current_thread():
                 return  # a cell was faster
-            self._released = self.world_size
+            self._released = self._place
             self.stop()
             end_server()
             self._notes.append(
@@ -224,6 +256,23 @@ class Ranks:
                     minutes=minutes,
                 )
             )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How many ranks there are, and where. ``job`` is None for this machine."""
+
+    world_size: int
+    job: str | None
+    devices: Devices
+
+    def is_as(self, wanted: _Place) -> bool:
+        """Whether ranks here are what is wanted; 0 ranks wanted are as many as there are."""
+        return (
+            wanted.job == self.job
+            and wanted.world_size in (0, self.world_size)
+            and wanted.devices in (Devices.ANY, self.devices)
+        )
 
 
 def _idle_minutes() -> float:

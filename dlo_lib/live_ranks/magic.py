@@ -4,10 +4,14 @@
 %%ranks 4           on four ranks, which are started first if needed
 %%ranks 4 --tabs    with one tab for each rank
 %%ranks --stacked   with a section for each rank, also where all say the same
+%%ranks 4 --gpus    each rank on a GPU of its own; without it, only if there are enough
+%%ranks 4 --cpu     on the CPU, also where there are GPUs
+%%ranks --job 1234  on a rank for each GPU of a running job of SLURM; with a number, on so many ranks
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +29,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
 from dlo_lib.errors import UserError
+from dlo_lib.live_ranks.devices import Devices
 from dlo_lib.live_ranks.handle import Ranks
 from dlo_lib.live_ranks.messages import RankCell
 from dlo_lib.live_ranks.transcript import Transcript
@@ -33,6 +38,9 @@ from dlo_lib.text import tr
 
 NAME = "ranks"
 _UPDATE_S = 0.3  # between two views of a cell that runs
+_DEVICES = {"--gpus": Devices.GPU, "--cpu": Devices.CPU}
+_JOB = re.compile(r"(?<!\S)--job[ =](\S+)")
+_USAGE = "%%ranks 4, with --tabs, --stacked, --gpus, --cpu or --job 1234"
 _loaded: dict[int, LiveMagics] = {}
 
 
@@ -50,32 +58,46 @@ class MagicOptions:
     number: int | None = None
     tabs: bool = False
     merge: bool = True
+    devices: Devices = Devices.ANY
+    job: str | None = None
 
 
 def parse(magic: str, line: str) -> MagicOptions:
     """Return the options of a line.
 
     >>> parse("ranks", "4 --tabs")
-    MagicOptions(number=4, tabs=True, merge=True)
+    MagicOptions(number=4, tabs=True, merge=True, devices=<Devices.ANY: 'any'>, job=None)
+    >>> parse("ranks", "--job 1234").job
+    '1234'
 
     Raises:
         UserError: the line has something else.
     """
-    words = line.split()
+    rest, jobs = _JOB.subn("", line) if magic == "ranks" else (line, 0)
+    job = _JOB.search(line)
+    words = rest.split()
     flags = {word for word in words if word.startswith("-")}
     numbers = [word for word in words if word not in flags]
-    known = {"--tabs", "--stacked"} if magic == "ranks" else set()
-    number_needed = magic == "rank"
+    known = {"--tabs", "--stacked", *_DEVICES} if magic == "ranks" else set()
+    number_needed = magic == "rank" or bool(flags & set(_DEVICES) and not jobs)
     wrong = (
         flags - known
         or len(numbers) > 1
+        or jobs > 1
+        or set(_DEVICES) <= flags
         or (number_needed and not numbers)
         or not all(word.isdecimal() for word in numbers)
     )
     if wrong:
-        usage = "%%ranks 4, with --tabs or --stacked" if magic == "ranks" else "%%rank 2"
+        usage = _USAGE if magic == "ranks" else "%%rank 2"
         raise UserError(f'"%%{magic} {line}" is not understood: write {usage}')
-    return MagicOptions(int(numbers[0]) if numbers else None, "--tabs" in flags, "--stacked" not in flags)
+    return MagicOptions(
+        int(numbers[0]) if numbers else None,
+        "--tabs" in flags,
+        "--stacked" not in flags,
+        next((_DEVICES[flag] for flag in flags if flag in _DEVICES), Devices.ANY),
+        job[1] if jobs and job is not None else None,
+    )
 
 
 @magics_class
@@ -98,8 +120,8 @@ class LiveMagics(Magics):
         """Run the cell on all ranks: `%%ranks 4`. The variables of the ranks stay."""
         options = self._options("ranks", line)
         try:
-            if options.number is not None:
-                self.ranks.start(options.number)
+            if options.number is not None or options.job is not None:
+                self.ranks.start(options.number, options.job, options.devices)
             else:
                 self.ranks.come_back()
             self._run(f"%%ranks {line}".rstrip(), cell, None, options)

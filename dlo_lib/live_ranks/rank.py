@@ -30,7 +30,7 @@ import torch.distributed as dist
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.rank_recorder import RankRecorder, record_row, wait_for_other_ranks
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
-from dlo_lib.launch.rank import RAISED, RETURNED, SessionRank, error_report, join, send_message
+from dlo_lib.launch.rank import RAISED, RETURNED, Meeting, SessionRank, error_report, join, send_message
 from dlo_lib.launch.values import pack_result
 from dlo_lib.live_ranks.connections import break_connections, holds_group
 from dlo_lib.live_ranks.messages import (
@@ -62,7 +62,9 @@ class LiveRank:
     def __init__(self, here: SessionRank) -> None:
         self._here = here
         self._channel = here.channel
-        device = torch.device("cuda", here.rank) if here.job.nccl else torch.device("cpu")
+        device = (
+            torch.device("cuda", here.rank - here.job.first_rank) if here.job.nccl else torch.device("cpu")
+        )
         names = {
             "torch": torch,
             "dist": dist,
@@ -79,15 +81,18 @@ class LiveRank:
 
     def serve(self) -> None:
         """Be a member of one process group after the other."""
-        listener, board = self._here.listener, self._here.board
+        meeting, board = self._here.meeting, self._here.board
         while True:
-            request = self._as_member(listener, board)
+            request = self._as_member(meeting, board)
             if request is None:
                 return
             gc.collect()  # closes the sockets of the old group and its board, which are in cycles
-            listener, board = socket.socket(fileno=request.files[0]), request.files[1]
+            board, *listener = request.files
+            meeting = Meeting(
+                *json.loads(request.content), socket.socket(fileno=listener[0]) if listener else None
+            )
 
-    def _as_member(self, listener: socket.socket, board_file: int) -> RankRequest | None:
+    def _as_member(self, meeting: Meeting, board_file: int) -> RankRequest | None:
         """Join a process group, and answer requests; return the one that asks to join another group."""
         rank, job = self._here.rank, self._here.job
         board = Board(job.world_size, board_file)
@@ -95,7 +100,7 @@ class LiveRank:
         stale = [name for name, value in self._variables() if holds_group(value)]
         with record_row(RankRow(board, rank)) as recorder:
             with recorder.joining():
-                join(rank, job, listener)
+                join(rank, job, meeting)
             recorder.ends(Activity.FINISHED)
             send_message(self._channel, RETURNED, json.dumps(stale).encode())
             with watched_leave(partial(wait_for_other_ranks, recorder, board)):

@@ -15,27 +15,28 @@ is broken after 2; the names of these variables are reported.
 from __future__ import annotations
 
 import json
-import pickle
-import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dlo_lib.comm.deadlock.board import Activity, Board
+from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.stuck_ranks import all_matched
 from dlo_lib.comm.deadlock.watcher import POLL_S, Watcher
 from dlo_lib.launch.client import Launch
 from dlo_lib.launch.failure import Ending, RankFailure, RankState, ranks_in_words
 from dlo_lib.launch.frames import display_name
-from dlo_lib.launch.run import launch_spec
 from dlo_lib.launch.supervisor import Supervisor
-from dlo_lib.launch.values import pack_call
-from dlo_lib.live_ranks.messages import ASSIGN, BREAK, INTERRUPT, JOIN, OUTPUT, RUN, SIGNAL, send_request
-from dlo_lib.live_ranks.rank import PRELOAD, serve
+from dlo_lib.live_ranks.devices import Devices
+from dlo_lib.live_ranks.local_ranks import LocalRanks
+from dlo_lib.live_ranks.messages import ASSIGN, BREAK, INTERRUPT, OUTPUT, RUN, SIGNAL, send_request
 from dlo_lib.live_ranks.transcript import Transcript
 from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from dlo_lib.live_ranks.job_ranks import JobRanks
+    from dlo_lib.live_ranks.slurm_job import RunningJob
 
 _JOIN_TIMEOUT_S = 60.0
 _AGAIN_S = 0.5  # between two interrupts of a rank
@@ -98,19 +99,29 @@ class _Request(Supervisor):
 class Session:
     """Ranks that wait for requests. ``close`` ends them; they also end with this process.
 
+    Args:
+        world_size: the number of ranks.
+        devices: where they compute.
+        job: a job of SLURM in which they are; None: they are on this machine.
+
     Raises:
+        UserError: there is no GPU for each rank, and ``devices`` asks for one.
         RankFailure: the ranks did not start.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(
+        self, world_size: int, devices: Devices = Devices.ANY, job: RunningJob | None = None
+    ) -> None:
         self.world_size = world_size
         self._explain = Explain.from_environment()
-        spec = launch_spec(
-            world_size, pack_call(serve, (), {}), explain=self._explain is not Explain.OFF, session=True
-        )
-        self._job = pickle.dumps(spec)
-        drawing = [name for name in ("matplotlib.pyplot",) if name in sys.modules]
-        self._launch = Launch(world_size, self._job, [*PRELOAD, *drawing])
+        explain = self._explain is not Explain.OFF
+        self._launch: LocalRanks | JobRanks
+        if job is None:
+            self._launch = LocalRanks(world_size, devices, explain)
+        else:
+            from dlo_lib.live_ranks.job_ranks import JobRanks
+
+            self._launch = JobRanks(job, world_size, devices, explain)
         try:
             self._watch()
             self._await_members()
@@ -266,16 +277,8 @@ class Session:
 
     def _renew(self, dead: Collection[int], reason: str) -> list[str]:
         """Let all ranks join a new process group; return what has become of them."""
-        self._launch.board.close()
-        self._launch.board = Board(self.world_size)
+        self._launch.join_again(dead)
         self._watch()
-        with socket.create_server(("127.0.0.1", 0), backlog=max(128, self.world_size)) as listener:
-            for rank, files in enumerate(self._launch.files):
-                if rank in dead:
-                    self._launch.replace(rank, self._job, listener)
-                else:
-                    both = (listener.fileno(), self._launch.board.descriptor)
-                    send_request(files.channel, JOIN, files=both)
         states = self._await_members()
         stale = dict.fromkeys(name for state in states for name in json.loads(state.result))
         notes = []

@@ -232,7 +232,11 @@ def test_another_number_of_ranks(notebook):
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("%%ranks four\n1", '"%%ranks four" is not understood: write %%ranks 4, with --tabs or --stacked'),
+        (
+            "%%ranks four\n1",
+            '"%%ranks four" is not understood: write %%ranks 4, with --tabs, '
+            "--stacked, --gpus, --cpu or --job 1234",
+        ),
         ("%%ranks 0\n1", "the number of ranks is 0: use at least 1"),
         ("%%rank\n1", '"%%rank " is not understood: write %%rank 2'),
         ("%%rank 9\n1", "there is no rank 9: the ranks are 0 to 3"),

@@ -56,6 +56,9 @@ _ONES = (1 << 64) - 1
 _STATE_WORDS, _VERSION_AT = 5, 3
 _OTHER_THREADS = 1 << 7
 _RECORD = struct.Struct("<II")  # length, check
+_CHANGE = struct.Struct(
+    "<IQQQQQ"
+)  # rank, bytes logged, state, age (ns), version, where the log's new bytes begin
 _CHANNELS, _PLACES = 1021, 16  # pages of a row take memory only once they are written
 _SIGNATURES_AT = 64
 _SIGNATURE_BYTES = 2 * _WORD  # hash of the position; a second hash of the position, and the signature
@@ -81,6 +84,21 @@ class Board:
         self.words = memoryview(self.memory).cast("Q")
         """The memory as 64-bit words; a processor writes each word at once."""
 
+    def apply(self, change: bytes | bytearray) -> None:
+        """Take over a change of a row on another machine, from :meth:`RowView.changes`."""
+        rank, logged, does, age, version, begin = _CHANGE.unpack_from(change)
+        self._write_log(rank, begin, change[_CHANGE.size :])
+        at = rank * _ROW_BYTES // _WORD
+        for index, word in enumerate(_checked(logged, does, time.monotonic_ns() - age, version)):
+            self.words[at + index] = word
+
+    def _write_log(self, rank: int, position: int, data: bytes | bytearray) -> None:
+        start = position % _LOG_BYTES
+        first = min(len(data), _LOG_BYTES - start)
+        at = rank * _ROW_BYTES + _LOG_AT
+        self.memory[at + start : at + start + first] = data[:first]
+        self.memory[at : at + len(data) - first] = data[first:]
+
     def close(self) -> None:
         """Unmap the memory and close the file descriptor."""
         self.words.release()
@@ -100,7 +118,7 @@ class RankRow:
 
     def __init__(self, board: Board, rank: int) -> None:
         self.memory, self.words, self.base, self.rank = board.memory, board.words, rank * _ROW_BYTES, rank
-        self.world_size = board.world_size
+        self.world_size, self._write_log = board.world_size, board._write_log
         self.version = self.logged = self.waits_in = 0
         self.other_threads = False
         self.state, self.since = Activity.STARTING, time.monotonic_ns()
@@ -146,11 +164,7 @@ class RankRow:
         return None
 
     def _put(self, data: bytes) -> None:
-        start = self.logged % _LOG_BYTES
-        first = min(len(data), _LOG_BYTES - start)
-        at = self.base + _LOG_AT
-        self.memory[at + start : at + start + first] = data[:first]
-        self.memory[at : at + len(data) - first] = data[first:]
+        self._write_log(self.rank, self.logged, data)
         self.logged += len(data)
 
     def _write_state(self) -> None:
@@ -198,6 +212,19 @@ class RowView:
         self.version, self.logged, self.waits_in, self.since = version, logged, does >> 8, since
         self.state, self.other_threads = Activity(does & (_OTHER_THREADS - 1)), bool(does & _OTHER_THREADS)
         return changed
+
+    def changes(self) -> bytes:
+        """Return what has changed since the last call, for :meth:`Board.apply` on another machine; empty if
+        nothing has. A view is used either for this or for ``calls``."""
+        if not self.look() and self.read == self.logged:
+            return b""
+        if self.logged - self.read > _LOG_BYTES:
+            self.read = self.logged  # the reader there finds that calls are lost
+        does = self.waits_in << 8 | self.other_threads * _OTHER_THREADS | self.state
+        age = max(0, time.monotonic_ns() - self.since)
+        head = _CHANGE.pack(self.rank, self.logged, does, age, self.version, self.read)
+        new, self.read = self._get(self.read, self.logged - self.read), self.logged
+        return head + new
 
     def calls(self) -> Iterator[Call]:
         """Yield the calls logged since the last call of this method, up to the last ``look``."""

@@ -1,0 +1,462 @@
+"""The ranks of a session in a job of SLURM.
+
+On each node of the job, srun starts a process that forks the node's ranks (``node``). A thread of this
+process passes on packets between them and the connections that a session expects: a channel, an output and a
+stack file for each rank, a control socket, and a board, of which this process keeps a copy. A session
+therefore supervises and explains these ranks like ranks of this machine.
+
+Cells pass through srun alone. SLURM starts a step in a job only for the user who owns the job, and srun and
+its tasks prove to each other that they belong to the step, so nobody else can send a cell.
+
+Cost: one srun for each node; 0.1 ms for a message, and about 5 MB/s for values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import IO
+
+from dlo_lib.comm.deadlock.board import Board
+from dlo_lib.errors import UserError
+from dlo_lib.interpreter import trusted_python
+from dlo_lib.launch.client import Launch, connect_rank
+from dlo_lib.launch.failure import RankFailure
+from dlo_lib.launch.rank import LOOPBACK
+from dlo_lib.launch.server import REPORT, REQUEST, ServerRequest
+from dlo_lib.live_ranks.devices import Devices, gpu_each
+from dlo_lib.live_ranks.local_ranks import session_modules, session_spec
+from dlo_lib.live_ranks.node import BOOT, NodeReport, Start
+from dlo_lib.live_ranks.packets import CHUNK_BYTES, COUNT, HELLO, STATUS, Packet, Unpacker, packed
+from dlo_lib.live_ranks.slurm_job import RunningJob, step_environment, why_ended
+from dlo_lib.text import tr
+
+_START_S = 180.0  # for the imports of a node, which may come from a slow file system
+_LEAVE_S = 5.0
+_QUEUED_BYTES = 4 << 20
+"""No more requests are read while so many bytes wait for a node."""
+
+
+class _NodeLink:
+    """The connection to one node."""
+
+    def __init__(self, job: RunningJob, node: str, host: str, world_size: int) -> None:
+        self.node = node
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the link
+        self.unpacker = Unpacker(from_node=True)
+        self.unsent: deque[bytes] = deque()
+        self.unsent_bytes = 0
+        self.open = True
+        options = ["--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none"]
+        self.process = subprocess.Popen(
+            [
+                "srun",
+                f"--jobid={job.number}",
+                *options,
+                f"--nodelist={node}",
+                "--job-name=dlo-ranks",
+                *trusted_python(BOOT, host, str(world_size), user_settings=True),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=step_environment(),
+            start_new_session=True,  # an interrupt reaches only this process, which then stops its ranks
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.to_node, self.from_node = self.process.stdin.fileno(), self.process.stdout.fileno()
+        os.set_blocking(self.to_node, False)
+        os.set_blocking(self.from_node, False)
+
+    def send(self, packet: bytes) -> None:
+        """Send a packet when the node can take it."""
+        self.unsent.append(packet)
+        self.unsent_bytes += len(packet)
+        self.write()
+
+    def write(self) -> None:
+        """Send what the node can take now."""
+        try:
+            while self.unsent:
+                packet = self.unsent.popleft()
+                sent = 0
+                try:
+                    sent = os.write(self.to_node, packet)
+                finally:
+                    self.unsent_bytes -= sent
+                    if sent < len(packet):
+                        self.unsent.appendleft(packet[sent:])
+        except BlockingIOError:
+            return
+        except OSError:  # srun has ended, which the end of its output shows
+            self.unsent.clear()
+            self.unsent_bytes = 0
+
+    def read(self) -> bool:
+        """Read what has arrived; return False at the end of the output."""
+        try:
+            data = os.read(self.from_node, CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        self.unpacker.add(data)
+        return bool(data)
+
+    def said(self) -> str:
+        """Return what srun and the node have written to stderr."""
+        self.errors.seek(0)
+        return self.errors.read().decode(errors="replace").strip()
+
+    def leave(self) -> None:
+        """Ask the node to end its ranks and itself, which it does at the end of its input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def close(self, until: float) -> None:
+        """Wait for the end of srun, and end it if it does not end."""
+        assert self.process.stdout is not None
+        self.leave()
+        for stop in (self.process.terminate, self.process.kill):
+            try:
+                self.process.wait(max(0.1, until - time.monotonic()))
+                break
+            except subprocess.TimeoutExpired:
+                stop()  # srun passes it on to the node
+                until = time.monotonic() + _LEAVE_S
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+
+@dataclass
+class _RankLink:
+    """This process's ends of a rank's connections that the session does not use, and what waits for them."""
+
+    link: _NodeLink
+    channel: socket.socket
+    output: int
+    stack_file: IO[bytes]
+    arrived: deque[tuple[Packet, bytes]] = field(default_factory=deque)
+    ended: bool = False
+
+    def close(self) -> None:
+        """Close the ends; the session sees the ends of the streams."""
+        if not self.ended:
+            self.ended = True
+            self.channel.close()
+            os.close(self.output)
+
+
+class JobRanks(Launch):
+    """The ranks of a session in a job.
+
+    Args:
+        world_size: a multiple of the number of nodes.
+
+    Raises:
+        UserError: there is no GPU for each rank.
+        RankFailure: the ranks did not start.
+    """
+
+    def __init__(self, job: RunningJob, world_size: int, devices: Devices, explain: bool) -> None:
+        self.job = job
+        self.ranks = range(world_size)
+        self.files = []
+        self.board = Board(world_size)
+        self._board_number = 0
+        self._lost = ""
+        self._modules = tuple(session_modules())
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wakes, self._wake = os.pipe()
+        self._lock = threading.Condition()
+        self._port = 0
+        self.control, self._server_end = socket.socketpair()
+        self._links: list[_NodeLink] = []
+        self._rank_links: list[_RankLink] = []
+        self._thread = threading.Thread(target=self._pass_on, name="dlo-job-ranks", daemon=True)
+        host = LOOPBACK if len(job.nodes) == 1 else job.nodes[0]
+        try:
+            for at, node in enumerate(job.nodes):
+                self._links.append(_NodeLink(job, node, host if at == 0 else "", world_size))
+            per_node = world_size // len(job.nodes)
+            has_gpus = [self._await_node(link, devices, per_node) for link in self._links]
+            nccl = all(has_gpus)
+            spec = pickle.dumps(session_spec(world_size, explain, nccl))
+            for at, link in enumerate(self._links):
+                for _ in range(per_node):
+                    self._connect(link)
+                begin = Start((host, self._port), at * per_node, per_node, nccl, self._modules)
+                link.send(begin.packet(spec))
+            self._host = host
+            self._port = 0
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def join_again(self, dead: Collection[int]) -> None:
+        """Let all ranks join a new process group; those that have ended are replaced."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: self._port or self._lost, _START_S):
+                raise RankFailure(tr("the node of rank 0 does not answer"))
+            store = (self._host, self._port)
+            self._port = 0
+            self.board.close()
+            self.board = Board(len(self.ranks))
+            self._board_number += 1
+        for rank in dead:
+            link = self._rank_links[rank].link
+            self.files[rank].close()
+            self.files[rank], self._rank_links[rank] = self._new_connections(link)
+        content = json.dumps({"store": store, "dead": sorted(dead), "board_number": self._board_number})
+        # After the requests that the ranks have not received yet.
+        self._commands.append(lambda: self._send_all(packed(Packet.REJOIN, 0, content.encode())))
+        os.write(self._wake, b"\0")
+
+    def lost(self) -> str:
+        """Return why the ranks cannot be reached."""
+        return self._lost or tr("the ranks of job {job} have ended", job=self.job.number)
+
+    def close(self) -> None:
+        """End the ranks, and the steps of the job. The job stays."""
+        started = self._thread.is_alive()
+        self.stop()
+        if started:
+            self._thread.join()
+        until = time.monotonic() + _LEAVE_S
+        for link in self._links:
+            link.leave()
+        for link in self._links:
+            link.close(until)
+        for rank in self._rank_links:
+            rank.close()
+        self._server_end.close()
+        with self._lock:
+            self.board.close()
+        for files in self.files:
+            files.close()
+        for end in (self._wakes, self._wake):
+            os.close(end)
+
+    def stop(self) -> None:
+        """End the thread that passes on packets, and with it the ranks."""
+        if self._thread.is_alive():
+            super().stop()
+        else:
+            self.control.close()
+
+    def _connect(self, link: _NodeLink) -> None:
+        files, rank = self._new_connections(link)
+        self.files.append(files)
+        self._rank_links.append(rank)
+
+    def _new_connections(self, link: _NodeLink):
+        files, theirs, write = connect_rank()
+        theirs.setblocking(False)
+        os.set_blocking(write, False)
+        return files, _RankLink(link, theirs, write, files.stack_file)
+
+    def _await_node(self, link: _NodeLink, devices: Devices, ranks: int) -> bool:
+        """Wait until a node can start ranks; return whether each gets a GPU there."""
+        report = None
+        until = time.monotonic() + _START_S
+        begun = False
+        while report is None or (link is self._links[0] and not self._port):
+            left = until - time.monotonic()
+            poll = select.poll()
+            poll.register(link.from_node, select.POLLIN)
+            readable = poll.poll(max(0.0, 1000 * left))
+            if not readable or not link.read():
+                raise RankFailure(self._why_not_started(link, timed_out=not readable))
+            begun = begun or link.unpacker.skip_to(HELLO + b"\n")
+            for kind, _, content in link.unpacker.packets() if begun else ():
+                if kind is Packet.NODE:
+                    report = NodeReport(**json.loads(content))
+                elif kind is Packet.LISTENS:
+                    self._port = COUNT.unpack(content)[0]
+        if self.job.gpus_per_node and devices is Devices.ANY:
+            devices = Devices.GPU
+        where = tr("on node {node}, with PyTorch {version}", node=link.node, version=report.torch)
+        return gpu_each(devices, report.gpus, ranks, report.nccl, where)
+
+    def _why_not_started(self, link: _NodeLink, timed_out: bool) -> str:
+        if timed_out:
+            how = tr("it has not answered for {seconds:.0f} s", seconds=_START_S)
+        else:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                link.process.wait(_LEAVE_S)
+            if ended := why_ended(self.job, link.said()):
+                return ended
+            how = tr("its process ended with status {status}", status=link.process.poll())
+        return tr(
+            "the ranks of job {job} did not start on node {node}: {how}\n{said}",
+            job=self.job.number,
+            node=link.node,
+            how=how,
+            said=link.said(),
+        ).strip()
+
+    # What follows runs in the thread.
+
+    def _pass_on(self) -> None:
+        try:
+            while self._handle_events():
+                pass
+        except UserError as error:
+            self._lose(str(error))
+        finally:
+            for rank in self._rank_links:
+                rank.close()
+            self._server_end.close()  # the session finds that the ranks are lost
+
+    def _handle_events(self) -> bool:
+        poll = select.poll()
+        calls: dict[int, Callable[[], bool]] = {}
+
+        def on(source: int, events: int, call: Callable[[], bool]) -> None:
+            calls[source] = call
+            poll.register(source, events)
+
+        on(self._server_end.fileno(), select.POLLIN, self._read_control)
+        on(self._wakes, select.POLLIN, lambda: bool(os.read(self._wakes, 64)))
+        for link in self._links:
+            on(link.from_node, select.POLLIN, lambda link=link: self._read_node(link))
+            if link.unsent:
+                on(link.to_node, select.POLLOUT, lambda link=link: link.write() is None)
+        for number, rank in enumerate(self._rank_links):
+            if rank.ended:
+                continue
+            to_channel = bool(rank.arrived) and rank.arrived[0][0] is Packet.ANSWER
+            reads = rank.link.unsent_bytes < _QUEUED_BYTES
+            on(
+                rank.channel.fileno(),
+                select.POLLIN * reads | select.POLLOUT * to_channel,
+                lambda number=number: self._serve_channel(number),
+            )
+            if rank.arrived and not to_channel:
+                on(rank.output, select.POLLOUT, lambda number=number: self._hand_over(number))
+        for source, _ in poll.poll():
+            if not calls[source]():
+                return False
+        while self._commands:
+            for number in range(len(self._rank_links)):
+                self._read_requests(number)
+            self._commands.popleft()()
+        return True
+
+    def _send_all(self, packet: bytes) -> None:
+        for link in self._links:
+            link.send(packet)
+
+    def _read_control(self) -> bool:
+        data = self._server_end.recv(REQUEST.size, socket.MSG_WAITALL)
+        if not data:
+            return False
+        what, rank = REQUEST.unpack(data)
+        if what == ServerRequest.KILL:
+            self._rank_links[rank].link.send(packed(Packet.KILL, rank))
+        elif what == ServerRequest.STACKS:
+            self._send_all(packed(Packet.STACKS))
+        return True
+
+    def _read_node(self, link: _NodeLink) -> bool:
+        goes_on = link.read()
+        for kind, number, content in link.unpacker.packets():
+            if kind is Packet.LISTENS:
+                with self._lock:
+                    self._port = COUNT.unpack(content)[0]
+                    self._lock.notify_all()
+            elif kind is Packet.ROW:
+                self._apply(content)
+            elif kind is Packet.STACK:
+                self._write_stack(self._rank_links[number], content)
+            elif kind is Packet.FAILED:
+                self._lose(content.decode(errors="replace"))
+                return False
+            else:
+                self._rank_links[number].arrived.append((kind, content))
+                self._hand_over(number)
+        if not goes_on:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                link.process.wait(_LEAVE_S)
+            said = link.said()
+            lines = said.splitlines()
+            self._lose(
+                why_ended(self.job, said)
+                or tr(
+                    "the connection to the ranks on node {node} of job {job} has broken: {said}",
+                    node=link.node,
+                    job=self.job.number,
+                    said=lines[-1] if lines else tr("srun says nothing"),
+                )
+            )
+        return goes_on
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            self._lost = self._lost or why
+            self._lock.notify_all()
+
+    def _apply(self, content: bytes) -> None:
+        with self._lock:
+            if COUNT.unpack_from(content)[0] == self._board_number and not self.board.memory.closed:
+                self.board.apply(content[COUNT.size :])
+
+    def _write_stack(self, rank: _RankLink, content: bytes) -> None:
+        with contextlib.suppress(ValueError):  # closed, because the rank was replaced
+            os.ftruncate(rank.stack_file.fileno(), 0)
+            os.pwrite(rank.stack_file.fileno(), content, 0)
+
+    def _serve_channel(self, number: int) -> bool:
+        self._read_requests(number)
+        return self._hand_over(number)
+
+    def _read_requests(self, number: int) -> None:
+        rank = self._rank_links[number]
+        with contextlib.suppress(OSError):  # there is nothing, or the session has closed its end
+            while rank.link.unsent_bytes < _QUEUED_BYTES:
+                data = rank.channel.recv(CHUNK_BYTES)
+                if not data:
+                    return
+                rank.link.send(packed(Packet.REQUEST, number, data))
+
+    def _hand_over(self, number: int) -> bool:
+        """Give the session what has arrived from a rank, as far as it takes it."""
+        rank = self._rank_links[number]
+        taken = 0
+        while rank.arrived and not rank.ended:
+            kind, content = rank.arrived[0]
+            if kind is Packet.EXIT:
+                self._server_end.sendall(REPORT.pack(number, STATUS.unpack(content)[0]))
+                rank.close()
+                break
+            try:
+                sent = (
+                    rank.channel.send(content)
+                    if kind is Packet.ANSWER and content
+                    else (os.write(rank.output, content) if content else 0)
+                )
+            except BlockingIOError:
+                break
+            except OSError:  # the session has closed its end
+                sent = len(content)
+            taken += sent
+            if sent < len(content):
+                rank.arrived[0] = (kind, content[sent:])
+            else:
+                rank.arrived.popleft()
+        if taken:
+            rank.link.send(packed(Packet.TAKEN, number, COUNT.pack(taken)))
+        return True
