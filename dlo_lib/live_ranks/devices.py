@@ -1,4 +1,4 @@
-"""Where ranks compute: each on a GPU of its own, or all on the CPU."""
+"""Where ranks compute: each on a separate GPU, or all on the CPU."""
 
 from __future__ import annotations
 
@@ -18,31 +18,28 @@ class Devices(enum.Enum):
 
 
 def gpu_each(wanted: Devices, gpus: int, ranks: int, nccl: bool, where: str) -> bool:
-    """Whether each of ``ranks`` ranks of a machine gets a GPU of its own, with NCCL between them.
+    """Whether each of ``ranks`` ranks of a machine gets a separate GPU, with NCCL between them.
 
     Args:
         gpus: those that PyTorch sees there.
         nccl: PyTorch has NCCL there.
-        where: the machine, in words.
+        where: the machine, as in "on this machine".
 
     Raises:
         UserError: GPUs are wanted, and there are not enough.
     """
-    enough = gpus >= ranks and nccl
     if wanted is not Devices.GPU:
-        return enough and wanted is Devices.ANY
+        return wanted is Devices.ANY and gpus >= ranks and nccl
     if gpus < ranks:
-        fewer = (
-            tr("%%ranks {gpus} uses them, and --cpu lets all ranks compute on the CPU", gpus=gpus)
+        said = (
+            "PyTorch sees {gpus} GPUs {where} for {ranks} ranks, and each needs one: use fewer ranks, or "
+            "--cpu for ranks on the CPU"
             if gpus
-            else tr("without --gpus the ranks compute on the CPU")
+            else "PyTorch sees no GPU {where}: check its build, or use --cpu for ranks on the CPU"
         )
-        said = "{where}: PyTorch sees {gpus} GPUs for {ranks} ranks, and each rank needs one: {fewer}"
-        raise UserError(tr(said, where=where, gpus=gpus, ranks=ranks, fewer=fewer))
+        raise UserError(tr(said, gpus=gpus, where=where, ranks=ranks))
     if not nccl:
-        raise UserError(
-            tr("{where}: this PyTorch has no NCCL, which connects GPUs: install a CUDA build", where=where)
-        )
+        raise UserError(tr("PyTorch has no NCCL {where}, which connects GPUs: use --cpu", where=where))
     return True
 
 

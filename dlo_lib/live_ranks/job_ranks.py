@@ -6,7 +6,7 @@ stack file for each rank, a control socket, and a board, of which this process k
 therefore supervises and explains these ranks like ranks of this machine.
 
 Cells pass through srun alone. SLURM starts a step in a job only for the user who owns the job, and srun and
-its tasks prove to each other that they belong to the step, so nobody else can send a cell.
+its tasks prove to each other that they belong to the step, so no other user can send a cell.
 
 Cost: one srun for each node; 0.1 ms for a message, and about 5 MB/s for values.
 """
@@ -45,7 +45,7 @@ from dlo_lib.text import tr
 _START_S = 180.0  # for the imports of a node, which may come from a slow file system
 _LEAVE_S = 5.0
 _QUEUED_BYTES = 4 << 20
-"""No more requests are read while so many bytes wait for a node."""
+"""No more requests are read while this number of bytes waits for a node."""
 
 
 class _NodeLink:
@@ -288,7 +288,7 @@ class JobRanks(Launch):
                     self._port = COUNT.unpack(content)[0]
         if self.job.gpus_per_node and devices is Devices.ANY:
             devices = Devices.GPU
-        where = tr("on node {node}, with PyTorch {version}", node=link.node, version=report.torch)
+        where = tr("on node {node} of job {job}", node=link.node, job=self.job.number)
         return gpu_each(devices, report.gpus, ranks, report.nccl, where)
 
     def _why_not_started(self, link: _NodeLink, timed_out: bool) -> str:

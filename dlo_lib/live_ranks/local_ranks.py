@@ -57,5 +57,5 @@ def session_spec(world_size: int, explain: bool, nccl: bool) -> LaunchSpec:
 
 
 def session_modules() -> list[str]:
-    """Return what the server imports before it forks ranks of a session, with what the notebook draws with."""
+    """Return what the server imports before it forks ranks of a session."""
     return [*PRELOAD, *(name for name in ("matplotlib.pyplot",) if name in sys.modules)]

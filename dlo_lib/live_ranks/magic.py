@@ -4,9 +4,9 @@
 %%ranks 4           on four ranks, which are started first if needed
 %%ranks 4 --tabs    with one tab for each rank
 %%ranks --stacked   with a section for each rank, also where all say the same
-%%ranks 4 --gpus    each rank on a GPU of its own; without it, only if there are enough
+%%ranks 4 --gpus    each rank on a separate GPU; without it, only if there are enough
 %%ranks 4 --cpu     on the CPU, also where there are GPUs
-%%ranks --job 1234  on a rank for each GPU of a running job of SLURM; with a number, on so many ranks
+%%ranks --job 1234  on a rank for each GPU of a running job of SLURM; with a number, on that number of ranks
 """
 
 from __future__ import annotations

@@ -47,7 +47,6 @@ class NodeReport:
 
     gpus: int
     nccl: bool
-    torch: str
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class Node:
     def serve(self) -> None:
         """Serve until the end of the input."""
         self._write(HELLO + b"\n")
-        report = NodeReport(torch.cuda.device_count(), dist.is_nccl_available(), torch.__version__)
+        report = NodeReport(torch.cuda.device_count(), dist.is_nccl_available())
         self._send(Packet.NODE, 0, json.dumps(asdict(report)).encode())
         self._listen()
         try:

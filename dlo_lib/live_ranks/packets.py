@@ -35,7 +35,7 @@ class Packet(enum.IntEnum):
     KILL = 4
     STACKS = 5
     TAKEN = 6
-    """To a node: the notebook has taken over so many bytes of a rank."""
+    """To a node: the number of bytes of a rank that the notebook has taken over."""
     NODE = 16
     """From a node: what it has, as JSON."""
     LISTENS = 17

@@ -1,4 +1,4 @@
-"""A running job of SLURM, as ranks of a notebook use it: its nodes, GPUs and tasks; or why it is of no use."""
+"""A running job of SLURM as ranks of a notebook use it: its nodes, GPUs and tasks, or why it is of no use."""
 
 from __future__ import annotations
 
