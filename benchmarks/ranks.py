@@ -39,7 +39,7 @@ PEERS = ("nbdistributed==0.1.0", "jupyter-distributed==0.1.1")
 CELLS = 20
 SILENT_S = 10.0
 """How long a cell after a deadlock may say nothing."""
-_START_S = 300
+_START_S = 120
 _ATTEMPTS = 3  # a peer's start fails now and then
 _IMPORTS = "import torch, torch.distributed as dist\n"
 _SKIP = "if dist.get_rank() != 2:\n    dist.all_reduce(x)"
@@ -200,6 +200,8 @@ def rows(pairs: int = 5) -> Iterator[Row]:
                     turns = [notebook.timed_cell() for _ in range(CELLS)]
                     cells[kind.name].append(_median(turns))
                     after[kind.name].append(notebook.skip_a_collective())
+                said = f"start {starts[kind.name][-1].wall:.1f} s; {after[kind.name][-1]}"
+                print(f"  {kind.name}: {said}", file=sys.stderr)
     ours = OURS.name
     for peer in (kind.name for kind in THEIRS):
         again = failed.count(peer)
@@ -224,6 +226,7 @@ def _notebook(kind: Kind, python: str, folder: Path, failed: list[str]) -> Itera
             break
         except NotStarted:
             failed.append(kind.name)
+            print(f"  {kind.name}: a start has failed", file=sys.stderr)
             if attempt == _ATTEMPTS - 1:
                 raise
     try:

@@ -58,4 +58,5 @@ def session_spec(world_size: int, explain: bool, nccl: bool) -> LaunchSpec:
 
 def session_modules() -> list[str]:
     """Return what the server imports before it forks ranks of a session."""
-    return [*PRELOAD, *(name for name in ("matplotlib.pyplot",) if name in sys.modules)]
+    drawing = ("matplotlib.pyplot", "matplotlib_inline.backend_inline")
+    return [*PRELOAD, *(drawing if drawing[0] in sys.modules else ())]

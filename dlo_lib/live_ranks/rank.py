@@ -47,7 +47,22 @@ from dlo_lib.live_ranks.messages import (
 )
 from dlo_lib.live_ranks.rank_shell import start_shell
 
-PRELOAD = ("IPython.core.interactiveshell", "IPython.core.completer", "dlo_lib.live_ranks.rank")
+PRELOAD = (
+    "IPython.core.interactiveshell",
+    "IPython.core.completer",
+    "dlo_lib.live_ranks.rank",
+    # What a shell imports when it starts and in its first cells: once here, not in the memory of each rank.
+    "IPython.core.application",
+    "IPython.core.completerlib",
+    "IPython.core.crashhandler",
+    "IPython.core.logger",
+    "IPython.core.magics.ast_mod",
+    "IPython.core.magics.execution",
+    "IPython.core.oinspect",
+    "IPython.core.pylabtools",
+    "IPython.utils.wildcard",
+    "bdb",
+)
 """What the server imports before it forks ranks of a session."""
 
 

@@ -97,3 +97,39 @@ def test_a_partly_written_signature_is_never_read_as_another_one():
     assert list(at) == [60_000, 60_000]
     assert list(false_alarms) == [0, 0]
     board.close()
+
+
+def test_a_board_on_another_machine_has_the_same_rows():
+    here, there = Board(2), Board(2)
+    row, local, copy = RankRow(here, 1), RowView(here, 1), RowView(there, 1)
+    assert local.changes()[:4] == (1).to_bytes(4, "little"), "the first change says that the rank starts"
+    seen = []
+    for number in range(1, 30_001):  # more than the log holds at a time
+        row.log(call(number))
+        if number % 500 == 0:
+            row.enter(Activity.WAITING, number, other_threads=number % 1000 == 0)
+            there.apply(local.changes())
+            assert copy.look()
+            assert (copy.state, copy.waits_in, copy.other_threads) == (
+                Activity.WAITING,
+                number,
+                number % 1000 == 0,
+            )
+            seen += [one.number for one in copy.calls()]
+    assert seen == list(range(1, 30_001))
+    assert local.changes() == b"", "nothing new"
+    for board in (here, there):
+        board.close()
+
+
+def test_a_board_on_another_machine_knows_that_it_lost_calls():
+    here, there = Board(1), Board(1)
+    row, local, copy = RankRow(here, 0), RowView(here, 0), RowView(there, 0)
+    for number in range(40_000):
+        row.log(call(number))
+    there.apply(local.changes())
+    copy.look()
+    assert list(copy.calls()) == []
+    assert copy.incomplete
+    for board in (here, there):
+        board.close()
