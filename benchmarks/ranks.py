@@ -94,7 +94,10 @@ class Notebook:
         self._manager = KernelManager(connection_file=str(folder / f"{kind.name.strip('%')}-{began}.json"))
         argv = [python, "-m", kind.module, "-f", "{connection_file}"]
         self._manager._kernel_spec = KernelSpec(argv=argv, display_name=kind.name, language="python")
-        self._manager.start_kernel(env={**os.environ, **dict(kind.environment)}, cwd=str(folder))
+        path = f"{Path(python).parent}:{os.environ['PATH']}"  # nbdistributed starts the python of the PATH
+        self._manager.start_kernel(
+            env={**os.environ, "PATH": path, **dict(kind.environment)}, cwd=str(folder)
+        )
         self._kernel = psutil.Process(self._manager.provisioner.pid)
         self.client = self._manager.client()
         self.client.start_channels()
@@ -102,7 +105,7 @@ class Notebook:
         try:
             for code in kind.first:
                 self.run(code, magic=False)
-            self.run("x = torch.ones(1)\ndist.all_reduce(x)")
+            self.run("x = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', int(x))", shows="sum 4")
         except NotStarted:
             self.close()
             raise
@@ -112,26 +115,29 @@ class Notebook:
         """Run a cell; return the text that it shows with "error" in front if it fails, or None if it does not
         end in time."""
         shown: list[str] = []
-
-        def collect(message: dict) -> None:
+        failed = False
+        request = self.client.execute((self._kind.magic if magic else "") + code, allow_stdin=False)
+        until = time.monotonic() + limit
+        while (left := until - time.monotonic()) > 0:
+            try:
+                message = self.client.get_iopub_msg(timeout=left)
+            except Empty:
+                break
+            if message["parent_header"].get("msg_id") != request:
+                continue
             content = message["content"]
+            if content.get("execution_state") == "idle":
+                return "error " * failed + "\n".join(shown)
             data = content.get("data", {})
-            shown.append(content.get("text") or str(data.get("text/plain", "")) or str(data))
+            shown.append(content.get("text") or str(data.get("text/plain", "")))
             shown.extend(content.get("traceback", ()))
+            failed = failed or message["msg_type"] == "error" or "Error executing" in shown[-1]
+        return None
 
-        try:
-            reply = self.client.execute_interactive(
-                (self._kind.magic if magic else "") + code, timeout=limit, output_hook=collect
-            )
-        except (TimeoutError, Empty):
-            return None
-        status = "error " if reply["content"]["status"] == "error" else ""
-        return status + "\n".join(shown)
-
-    def run(self, code: str, magic: bool = True) -> None:
-        """Run a cell that should succeed."""
+    def run(self, code: str, magic: bool = True, shows: str = "") -> None:
+        """Run a cell that should succeed and show a text."""
         shown = self.cell(code, magic)
-        if shown is None or shown.startswith("error "):
+        if shown is None or shown.startswith("error ") or shows not in shown:
             raise NotStarted(f"{self._kind.name}: {code!r}: {shown}")
 
     def timed_cell(self) -> Turn:

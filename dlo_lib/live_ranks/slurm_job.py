@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from dataclasses import dataclass
 
 from dlo_lib.errors import UserError
@@ -17,6 +18,7 @@ _CAUSES = {
     "NODE FAILURE": "a node of job {job} has failed, and its ranks have ended with it: submit another job, "
     "and give its number to --job",
 }
+_COMPLETES_S, _POLL_S = 10.0, 0.5  # SLURM says how a job has ended when its nodes are free
 _NUMBER = re.compile(r"\d+(_\d+)?")
 
 
@@ -96,8 +98,12 @@ def why_ended(job: RunningJob, said: str) -> str:
                 return tr(sentence, job=job.number)
     if "Access/permission denied" in said:
         return tr("SLURM does not let you start ranks in job {job}: is it yours?", job=job.number)
+    until = time.monotonic() + _COMPLETES_S
     try:
-        records = slurm.details(job.number)
+        while (records := slurm.details(job.number)) and records[0].state == "COMPLETING":
+            if records[0].reason == "TimeLimit" or time.monotonic() > until:
+                break
+            time.sleep(_POLL_S)
     except UserError:
         return ""  # the controller does not answer: srun's own words are left
     if records and records[0].state == "RUNNING":
@@ -108,7 +114,7 @@ def why_ended(job: RunningJob, said: str) -> str:
 def _ended(number: str, state: str, reason: str) -> str:
     if state == "TIMEOUT" or reason == "TimeLimit":
         return tr(_CAUSES["TIME LIMIT"], job=number)
-    how = state.lower().replace("_", " ")
+    how = "" if state == "COMPLETING" else state.lower().replace("_", " ")
     if state == "SUSPENDED":
         return tr("job {job} is suspended: run the cell again when it runs", job=number)
     said = "job {job} has ended{how}: submit another one, and give its number to --job"
