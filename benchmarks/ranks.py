@@ -141,8 +141,8 @@ class Notebook:
             raise NotStarted(f"{self._kind.name}: {code!r}: {shown}")
 
     def _first_cell(self, until: float) -> None:
-        """Run a cell until it succeeds: nbdistributed says that its ranks have started while they import torch,
-        and cells fail after 30 s of that."""
+        """Run a cell until it succeeds: the ranks of nbdistributed have started, it says, while they import
+        torch, and a cell fails after 30 s of that."""
         while True:
             try:
                 self.run(
