@@ -38,10 +38,9 @@ def shares(t, sizes: Sequence[int]) -> list[Tensor]:
     points the mean is right.)"""
 
     def tells(parts: list[Tensor]) -> bool:
-        estimates = [estimate(parts), *(estimate([part]) for part in parts)]
-        if len(set(sizes)) > 1:
-            estimates.append(sum(estimates[1:]) / len(parts))
-        return len(parts) == 1 or len({round(each, 3) for each in estimates}) == len(estimates)
+        right, own = round(estimate(parts), 3), [estimate([part]) for part in parts]
+        mean = [sum(own) / len(own)] if len(set(sizes)) > 1 else []
+        return len(parts) == 1 or right not in [round(wrong, 3) for wrong in (*own, *mean)]
 
     return t.draw_until(lambda: points_of(t, sizes), tells)
 
