@@ -7,10 +7,14 @@ the same cells first.
 
 from __future__ import annotations
 
+import ast
+import base64
 import contextlib
 import functools
 import linecache
+import marshal
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +32,7 @@ from dlo_lib.grading.lab.syntax import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, charged_seconds, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange
-from dlo_lib.grading.switch.scenario import as_wrong, finished_run
+from dlo_lib.grading.switch.scenario import as_wrong, code_of, finished_run
 from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.text import tr
@@ -136,7 +140,12 @@ class Attempt:
         return imported_modules(cell.source for cell in self.cells if _is_own(cell))[:MOST_IMPORTS]
 
     def _request(self) -> dict[str, Any]:
-        cells = [{"id": cell.id, "source": cell.source, "own": _is_own(cell)} for cell in self.cells]
+        cells = [
+            {"id": cell.id, "source": cell.source, "own": True}
+            if _is_own(cell)
+            else {"id": cell.id, "source": cell.source, "own": False, "code": _code_of(cell.id, cell.source)}
+            for cell in self.cells
+        ]
         return {"do": "load", "cells": cells}
 
     def _note(self, reports: Any) -> None:
@@ -182,7 +191,8 @@ class RemoteStudent:
         """
         world = len(inputs_per_rank)
         with self._attempt.ranks(world) as workers, self._timed(workers) as deadline:
-            shared = {"do": "rank", "name": scenario.name, "source": scenario.source, "world": world}
+            code = base64.b64encode(code_of(scenario)).decode()
+            shared = {"do": "rank", "name": scenario.name, "code": code, "world": world}
             if "mark(" in scenario.source:
                 for worker in workers:
                     worker.expect_marks()
@@ -328,6 +338,22 @@ def _cell(file: str) -> str:
 
 def _is_own(cell: SubmissionCell) -> bool:
     return cell.origin in (Origin.ANSWER, Origin.EXTRA)
+
+
+@functools.lru_cache(maxsize=256)
+def _code_of(cell: str, source: str) -> str | None:
+    """Compile a cell of the course for all workers; None if it is not plain Python, which a worker reads.
+
+    A worker would spend a fifth of its start on it. The judge compiles no cell of a student, because a
+    compiler can be made to run out of memory.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            code = compile(source, f"<cell {cell}>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except SyntaxError:  # a cell with magics
+            return None
+    return base64.b64encode(marshal.dumps(code)).decode()
 
 
 def _loaded(worker: Worker, answer: Mapping[str, Any]) -> Any:

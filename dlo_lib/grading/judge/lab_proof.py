@@ -23,8 +23,9 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.outcome import Status
 from dlo_lib.grading.checks.quiz import NAME as QUIZ
+from dlo_lib.grading.judge.cells import Submission
 from dlo_lib.grading.judge.judge import Judge, judge_answer, judge_mutant, open_submission
-from dlo_lib.grading.judge.report import GRADED, Report
+from dlo_lib.grading.judge.report import GRADED, Report, overall_status
 from dlo_lib.grading.judge.unused_messages import GuardedJudge
 from dlo_lib.grading.lab.course import course_root, source_labs
 from dlo_lib.grading.lab.lint import lint_lab
@@ -113,13 +114,16 @@ def reference_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> li
 def untouched_faults(lab: LabSource, zygote: Zygote, secret: str = SECRET) -> list[str]:
     """Return the checks that give points for the released notebook.
 
-    It must earn nothing, even if a comment in each answer makes the answer an attempt.
+    It must earn nothing, even if a comment in each answer makes the answer an attempt. Each question is
+    judged alone, with the solutions of the steps that it needs. A check that ends there with "not written
+    yet" ends in the same way where the other answers are not written either, so only the questions with
+    another outcome are judged with all cells together too.
     """
     notebook = release_notebook(lab.folder)
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("solution"):
             cell.source += "\n# I was here"
-    report = _report(Judge(lab, _checks(lab), secret, zygote), notebook)
+    report = _report(_UntouchedJudge(lab, _checks(lab), secret, zygote), notebook)
     given = [
         check.name for question in report.questions.values() for check in question.checks if check.points > 0
     ]
@@ -164,6 +168,23 @@ def mutant_faults(lab: LabSource, mutant: Mutant, zygote: Zygote, secret: str = 
         got = failed[mutant.fails]
         return [f"mutant {mutant.title!r} should get the message {mutant.says!r}, it gets {got!r}"]
     return []
+
+
+class _UntouchedJudge(Judge):
+    """A judge of a notebook without answers: it judges a question together with the others only if a check of
+    it, alone, does not say that the answer is not written.
+    """
+
+    def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
+        """Return the report of ``submission``."""
+        questions = {}
+        for question in self.lab.questions:
+            outcomes = self.judge_alone(question, submission)
+            if any(outcome.status is not Status.NOT_WRITTEN for outcome in outcomes.values()):
+                together = self.judge_together(submission, question)
+                outcomes |= {name: outcome for name, outcome in together[question].items() if outcome.passed}
+            questions[question] = self.question(question, submission, outcomes)
+        return Report(self.lab.info.directory, overall_status(questions, ()), questions)
 
 
 def _report(judge: Judge, notebook: NotebookNode) -> Report:

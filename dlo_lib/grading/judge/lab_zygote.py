@@ -5,11 +5,15 @@ The lab's source determines what the zygote blocks, imports and places in worker
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
+from dlo_lib.grading.lab.modules import CHECKS_FOLDER
 from dlo_lib.grading.lab.release import imported_files
 from dlo_lib.grading.lab.source import CellKind, LabSource
-from dlo_lib.grading.lab.syntax import imported_modules
+from dlo_lib.grading.lab.syntax import imported_modules, parsed
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import Isolation
 
@@ -20,7 +24,7 @@ LOADS_DYNAMO = re.compile(
 
 def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
     """Start the zygote of ``lab``: it blocks what the lab teaches and has imported what the given cells
-    import.
+    and the scenarios import.
 
     ``isolation``: isolates the workers; by default the best isolation of this host, or none. A command that
     grades calls ``isolation.required_isolation()`` first.
@@ -28,9 +32,19 @@ def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
     given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
     # Not the references: the code of a student could run them.
     files = {name: lab.folder / name for name in imported_files(lab.info, lab.folder)}
-    return Zygote(
-        lab.info.taught, imported_modules(given), lab.info.reduced, files, isolation, _loads_dynamo(lab)
-    )
+    warm = imported_modules([*given, *_scenarios(lab.folder)])
+    return Zygote(lab.info.taught, warm, lab.info.reduced, files, isolation, _loads_dynamo(lab))
+
+
+def _scenarios(folder: Path) -> Iterator[str]:
+    """Yield the functions that run on ranks, as text: each rank would import again what they import."""
+    for path in sorted((folder / CHECKS_FOLDER).glob("*.py")):
+        for node in parsed(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and any(
+                isinstance(decorator, ast.Name) and decorator.id == "scenario"
+                for decorator in node.decorator_list
+            ):
+                yield ast.unparse(node)
 
 
 def _loads_dynamo(lab: LabSource) -> bool:

@@ -23,6 +23,7 @@ from dlo_lib.grading.switch.scenario import (
     DirectNames,
     as_wrong,
     call_scenario,
+    code_of,
     finished_run,
     names_used,
     run_scenario,
@@ -108,7 +109,14 @@ class LocalStudent:
         with LocalSwitch(len(inputs), nudge) as switch:
             try:
                 answers = run_ranks(
-                    _on_rank, len(inputs), scenario, objects, inputs, switch.path, timeout=self._seconds
+                    _on_rank,
+                    len(inputs),
+                    scenario.name,
+                    code_of(scenario),
+                    objects,
+                    inputs,
+                    switch.path,
+                    timeout=self._seconds,
                 )
             except RankFailure as error:
                 failure = error
@@ -124,10 +132,10 @@ class LocalStudent:
         return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge, repeat)
 
 
-def _on_rank(scenario: Scenario, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str) -> bytes:
+def _on_rank(name: str, code: bytes, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str) -> bytes:
     rank, world = dist.get_rank(), dist.get_world_size()
     with connected_link(path, rank) as link:
-        return pack(run_scenario(scenario, DirectNames(objects), rank, world, unpack(inputs[rank]), link))
+        return pack(run_scenario(name, code, DirectNames(objects), rank, world, unpack(inputs[rank]), link))
 
 
 def _round_trip_result(result: Any) -> Any:

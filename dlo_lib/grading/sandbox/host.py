@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, remove_all
-from dlo_lib.grading.sandbox.compiled import compile_library
+from dlo_lib.grading.sandbox.compiled import compile_library, compile_modules
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.sandbox.limits import Limits
 from dlo_lib.grading.sandbox.lockdown import WORK
@@ -121,6 +121,7 @@ class Zygote:
             (lab / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, lab / name)
         lab.mkdir(exist_ok=True)
+        compile_modules(lab, warm)
         confined = self.isolation.confines
         home = "/tmp" if confined else str(self._folder)
         variables = {**ENVIRONMENT, "HOME": home, "IPYTHONDIR": home, **environment}

@@ -11,6 +11,7 @@ time.
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 import linecache
@@ -22,8 +23,10 @@ import torch.distributed as dist
 from IPython.core.interactiveshell import InteractiveShell
 
 from dlo_lib.grading.checks.codec import HEAD, pack
+from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.sandbox import worker
 from dlo_lib.grading.sandbox.channel import Channel
+from dlo_lib.grading.switch.scenario import code_of
 
 ROUNDS = 10  # CPython adapts a function after 8 calls
 CELL = """import torch
@@ -81,6 +84,7 @@ def _run_rank(names: dict[str, Any]) -> None:
         for call, sizes in ((1, [values.nbytes]), (2, [])):
             head = json.dumps({"done": call, "source": -1, "sizes": sizes}).encode()
             judge.sendall(HEAD.pack(len(head), sum(sizes)) + head + bytes(sum(sizes)))
-        request = {"name": "rehearsal", "source": SCENARIO, "rank": 0, "world": 1}
+        code = base64.b64encode(code_of(Scenario("rehearsal", SCENARIO))).decode()
+        request = {"name": "rehearsal", "code": code, "rank": 0, "world": 1}
         worker.run_rank({**request, "inputs": {"values": values}}, names, Channel(line, limited=False))
     dist.destroy_process_group()

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import base64
 import contextlib
 import inspect
 import io
 import linecache
+import marshal
 import random
 import re
 import socket
@@ -168,7 +170,10 @@ def _run_cell(cell: Mapping[str, Any], names: dict[str, Any], channel: Channel) 
     fault = None
     with _silence() as output:
         try:
-            code = _compiled(cell["source"], f"<cell {cell['id']}>", cell["own"])
+            if compiled := cell.get("code"):
+                code = marshal.loads(base64.b64decode(compiled))
+            else:
+                code = _compiled(cell["source"], f"<cell {cell['id']}>", cell["own"])
             result = eval(code, names)
             if code.co_flags & inspect.CO_COROUTINE:  # a cell may await, as in a notebook
                 asyncio.run(result)
@@ -224,9 +229,9 @@ def _compiled(source: str, file: str, own: bool) -> CodeType:
 
 def run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Channel) -> Any:
     """Run the scenario of one rank; its process group is the switch at the other end of the channel."""
-    scenario = Scenario(request["name"], request["source"])
     return run_scenario(
-        scenario,
+        request["name"],
+        base64.b64decode(request["code"]),
         DirectNames(names),
         request["rank"],
         request["world"],

@@ -1,8 +1,8 @@
 """A process that forks the student's processes, so that torch is imported once and each starts in
 milliseconds.
 
-While it has no worker, the zygote collapses its memory into huge pages (``huge_pages``), which makes a
-fork three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
+Before its first worker, the zygote collapses its memory into huge pages (``huge_pages``), which makes a fork
+three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
 it imports anything. A request is a datagram with two descriptors: the worker's end of the channel, and the
 end of a socket on which the judge learns how the worker started and ended. When the judge closes its end of
 that socket, the worker ends. When the zygote or its parent ends, all workers end. It runs inside the sandbox
@@ -55,18 +55,14 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
     gc.freeze()
+    for _ in collapse():  # not later: a worker that lives would be charged for the small pages
+        pass
     with contextlib.suppress(OSError):
         control.send(b"ready")
     workers.poll.register(control, select.POLLIN)
     workers.poll.register(woken, select.POLLIN)
-    gathering, more = collapse(), True
     while True:
-        # Not while a worker lives: it would be left as the only owner of the small pages, which would count
-        # as pages that it has overwritten.
-        gathers = more and not workers.lines
-        ready = dict(workers.poll.poll(0 if gathers else None))
-        if gathers and not ready:
-            more = next(gathering, False)
+        ready = dict(workers.poll.poll())
         if woken in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import marshal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
@@ -26,15 +27,15 @@ _PLACE = "the place of mark in a scenario"
 
 
 def run_scenario(
-    scenario: Scenario, student: Any, rank: int, world: int, inputs: Mapping[str, Any], link: Link
+    name: str, code: bytes, student: Any, rank: int, world: int, inputs: Mapping[str, Any], link: Link
 ) -> Any:
-    """Run a scenario from its source, in a rank, with torch, dist (the switch), mark and the
-    student's names.
+    """Run the scenario ``name`` from its :func:`code_of`, in a rank, with torch, dist (the switch), mark and
+    the student's names.
     """
     join(link, rank, world)
     scope: dict[str, Any] = {"torch": torch, "dist": dist}
-    exec(_compiled(scenario, functools.partial(_MARK, link)), scope)
-    result = scope[scenario.name](student, rank, world, **inputs)
+    exec(_with_mark(marshal.loads(code), functools.partial(_MARK, link)), scope)
+    result = scope[name](student, rank, world, **inputs)
     link.report_unwaited()
     return result
 
@@ -46,11 +47,12 @@ def call_scenario(scenario: Scenario, student: Any, inputs: Mapping[str, Any]) -
     return scope[scenario.name](student, **inputs)
 
 
-def _compiled(scenario: Scenario, mark: Callable[[str], None]) -> CodeType:
-    """Compile a scenario with ``mark`` as a constant.
+@functools.lru_cache(maxsize=256)
+def code_of(scenario: Scenario) -> bytes:
+    """Compile a scenario for its ranks, once for all of them: a long one takes 4 ms.
 
-    As a global of the scenario, which the frames of the student's callers lead to, it could
-    be replaced by a function that frees memory while it is measured.
+    ``mark`` becomes a constant. As a global of the scenario, which the frames of the student's callers lead
+    to, it could be replaced by a function that frees memory while it is measured.
     """
     tree = ast.parse(scenario.source)
     for node in ast.walk(tree):
@@ -58,7 +60,7 @@ def _compiled(scenario: Scenario, mark: Callable[[str], None]) -> CodeType:
             node.func = ast.copy_location(ast.Constant(_PLACE), node.func)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # a text is not callable
-        return _with_mark(compile(tree, f"<scenario {scenario.name}>", "exec"), mark)
+        return marshal.dumps(compile(tree, f"<scenario {scenario.name}>", "exec"))
 
 
 def _with_mark(code: CodeType, mark: Callable[[str], None]) -> CodeType:
@@ -90,7 +92,8 @@ def names_used(scenario: Scenario) -> list[str]:
     )
 
 
-def final_marks(scenario: Scenario) -> set[str]:
+@functools.lru_cache(maxsize=256)
+def final_marks(scenario: Scenario) -> frozenset[str]:
     """Return the marks after which the scenario calls none of the student's functions: the traffic is
     complete.
     """
@@ -105,8 +108,8 @@ def final_marks(scenario: Scenario) -> set[str]:
                 case ast.Attribute(attr="clone" | "detach" | "item" | "tolist"), _:
                     pass
                 case _:
-                    return found
-    return found
+                    return frozenset(found)
+    return frozenset(found)
 
 
 def finished_run(

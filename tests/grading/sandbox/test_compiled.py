@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 
 from dlo_lib.grading.sandbox import worker
-from dlo_lib.grading.sandbox.compiled import compile_library
+from dlo_lib.grading.sandbox.compiled import compile_library, compile_modules
 from dlo_lib.grading.sandbox.host import Zygote
 
 
@@ -39,6 +42,21 @@ def test_a_folder_that_cannot_be_written_stays_as_it_is(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     compile_library(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.py"]
+
+
+def test_a_copy_of_a_module_is_imported_from_its_compiled_file(tmp_path: Path) -> None:
+    lab, worker = tmp_path / "lab", tmp_path / "worker"
+    lab.mkdir()
+    (lab / "steps.py").write_text("value = 1\n")
+    (lab / "wrong.py").write_text("value = \n")  # is left out
+    (lab / "other.py").write_text("value = 1\n")
+    compile_modules(lab, ["steps", "wrong", "torch"])
+    assert [path.name.split(".")[0] for path in (lab / "__pycache__").iterdir()] == ["steps"]
+    shutil.copytree(lab, worker, copy_function=shutil.copyfile)
+    (worker / "steps.py").write_text("value = 2\n")
+    program = "import steps; print(steps.value, steps.__file__)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=worker, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", str(worker / "steps.py")]
 
 
 def test_a_zygote_finds_the_library_compiled() -> None:

@@ -79,7 +79,7 @@ def test_a_worker_is_not_charged_for_what_the_zygote_collapses():
     if found.isolation is None or not allowed():
         pytest.skip(f"NOT TESTED HERE: the sandbox {found.reasons}, or huge pages on request")
     cell = {"id": "a", "own": True, "source": "def f(): pass"}
-    with Zygote(isolation=found.isolation) as zygote:  # it has not collapsed all its memory yet
+    with Zygote(isolation=found.isolation) as zygote:
         (rank,) = zygote.ranks(1, [])
         rank.ask(deadline_after(20), do="load", cells=[cell])
         rank.expect_marks()
