@@ -147,7 +147,7 @@ explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
 #   piece, and all ranks get the tensor of that shape.
 #
 # Both must also work for tensors with fewer numbers than ranks, and for every dtype: `torch.empty(n)` is always fp32,
-# `piece.new_empty(n)` has the dtype of `piece`. (The check starts up to 5 ranks, several times: 5 to 10 s.)
+# `piece.new_empty(n)` has the dtype of `piece`. (The check starts up to 6 ranks, several times: 5 to 10 s.)
 
 # %% nbgrader={"grade_id": "pieces", "solution": true}
 def piece_of(tensor: torch.Tensor, rank: int, world: int) -> torch.Tensor:
@@ -186,8 +186,8 @@ lab.check("pieces")
 #   parameter whose `.grad` is `None` in a step keeps its value in this step: its piece has `None` as gradient, not zeros
 #   and not the gradient of an earlier step.
 #
-# Each updated number is sent once. The optimiser creates its moments in its first step, so a rank never holds
-# more than 1/N of them. (The check takes 5 to 20 s.)
+# Each updated number is sent once, and `step` returns when all have arrived. The optimiser creates its moments in its first
+# step, so a rank never holds more than 1/N of them. (The check takes 5 to 20 s.)
 
 # %% nbgrader={"grade_id": "stage1", "solution": true}
 class ShardedOptimizer:
@@ -229,7 +229,8 @@ lab.check("stage1")
 #
 # Gradient clipping divides by the norm of **all** gradients. In stages 2 and 3 a rank has only its pieces.
 # Compute the norm of the whole from `pieces`, a list of this rank's pieces of gradients. All ranks must get
-# the same number; otherwise their weights diverge. One number is sent, however many pieces there are.
+# the same number; otherwise their weights diverge. One number is sent, in one call, however many pieces there are. The pieces
+# stay as they are, because the optimiser needs them.
 
 # %% nbgrader={"grade_id": "norm", "solution": true}
 def global_norm(pieces: list[torch.Tensor]) -> torch.Tensor:
@@ -258,7 +259,7 @@ lab.check("norm")
 # - adds this rank's piece of the **average over the ranks** to `piece.grad` (which may be `None`, or hold the piece of an earlier micro-batch),
 # - sets the `.grad` of the parameter to `None`, because it is no longer needed.
 #
-# A reduce-scatter needs a one-dimensional tensor whose length `world` divides: pad as in step 2.
+# A reduce-scatter needs a one-dimensional tensor whose length `world` divides: append zeros as in step 2.
 
 # %% nbgrader={"grade_id": "stage2", "solution": true}
 def shard_gradients(module: nn.Module, pieces: list) -> None:
@@ -292,7 +293,7 @@ lab.check("stage2")
 # its transpose **adds** the gradients of a piece from all ranks: a **reduce-scatter**. (Data parallelism
 # needs the average, so divide by the number of ranks: the lines are those of your hook in step 5.)
 #
-# Write it as an `autograd.Function`, and a linear layer with it. The forward of `Gather` is `whole`. Its `backward` returns
+# Write it as an `autograd.Function`, and a linear layer with it. The forward of `Gather` is `whole`, for any shape. Its `backward` returns
 # one value for each argument of `forward` after `ctx`: the gradient of `piece`, and `None` for `shape`. The layer
 # gathers the weight at most twice (for forward and for backward) and reduce-scatters its gradient once. Two rules for
 # the layer:
@@ -494,7 +495,7 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 # CPU has the **master weights**, a copy of the pieces in fp32, because an update that is much smaller than a
 # weight is lost in 16 bits.
 #
-# Write `OffloadedOptimizer(pieces, make_optimizer)` for this rank's pieces, in 16 bits:
+# Write `OffloadedOptimizer(pieces, make_optimizer)` for this rank's pieces, in 16 bits (bf16 or fp16):
 #
 # - `__init__` makes the master weights, one `nn.Parameter` for each piece, in fp32 and on the CPU, and one
 #   optimiser for them: `make_optimizer(masters)`.
@@ -702,7 +703,8 @@ print(at_scale.steps(job))
 # %% [markdown] id="standard_text"
 # ## 11 · The same with what you will use on Monday
 #
-# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the checks of step 3.
+# PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the checks of step 3, except “One optimiser, made once, of one
+# piece of each parameter”, because it gives each parameter to one rank as a whole.
 
 # %% id="check_standard" tags=["demo"]
 from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -30,14 +30,14 @@ def check_scalar(student, t):
 @check("stage1", points=1, seconds=20)
 def check_small_parameters(student, t):
     "Parameters with fewer numbers than ranks"
-    same_parameters(student, t, 4, ADAMW, sizes=[(1, 2), (t.integer(2, 5), 3), (3, 1)])
+    same_parameters(student, t, 4, ADAMW, shapes=[(1, 2), (t.integer(2, 5), 3), (3, 1)])
 
 
 @check("norm", points=1, seconds=20)
 def check_empty_pieces(student, t):
     "A rank whose pieces are empty"
     case, want = norm_case(t, t.shuffled([[0, 0], [t.integer(2, 9), 0]]))
-    for got in student.ranks(norms, case).results:
+    for got, _ in student.ranks(norms, case).results:
         number = t.tensor(got, "the norm where one rank has empty pieces").flatten().to(want.dtype)
         t.close(number, want[None], "the norm where one rank has empty pieces", rtol=1e-5)
 

@@ -3,6 +3,7 @@
 from dlo_lib.grading.lab.mutants import Mutant
 
 EVERY_UPDATE = (
+    "check_one_optimizer",
     "check_in_place",
     "check_other_optimizer",
     "check_missing_gradient",
@@ -10,7 +11,7 @@ EVERY_UPDATE = (
     "check_state_is_divided",
     "check_small_parameters",
 )
-EVERY_HOOK = ("check_reduce_scatter", "check_accumulates", "check_gradients_are_divided")
+EVERY_HOOK = ("check_reduce_scatter", "check_during_backward", "check_accumulates", "check_gradients_are_divided")
 EVERY_PASS = ("check_passes_add_up", "check_gathers", "check_weights_are_freed")
 
 MUTANTS = [
@@ -52,20 +53,85 @@ MUTANTS = [
         "Every optimiser keeps two moments",
         "check_momentum",
         says="keeps one number",
+        also=("check_any_numbers",),
         replace={'"optimizer": moments': '"optimizer": 2'},
     ),
     Mutant(
         "Data parallelism keeps one moment",
         "check_stage0",
         says="nothing is divided",
+        also=("check_any_numbers",),
         replace={"(share if stage >= 1 else 4 * parameters)": "share if stage >= 1 else 4 * parameters"},
     ),
-    # -- pieces
     Mutant(
         "The tensor that is gathered is always in fp32",
         "check_whole",
-        says="float64",
+        says="float32",
         replace={"piece.new_empty(piece.numel() * dist.get_world_size())": "torch.empty(piece.numel() * dist.get_world_size())"},
+    ),
+    Mutant(
+        "The fractions are dropped",
+        "check_any_numbers",
+        says="not rounded",
+        replace={"share = 4 * parameters / world": "share = 4 * parameters // world"},
+    ),
+    Mutant(
+        "Momentum counts in stages 0 and 1 only",
+        "check_any_numbers",
+        says="each moment has as many bytes",
+        replace={'"optimizer": moments * (': '"optimizer": (moments if stage < 2 else 2) * ('},
+    ),
+    Mutant(
+        "Without its last argument it computes for momentum",
+        "check_any_numbers",
+        says="is not that of AdamW",
+        replace={"moments: int = 2": "moments: int = 1"},
+    ),
+    # -- pieces
+    Mutant(
+        "Pieces of all dtypes but two are in fp32",
+        "check_pieces",
+        says="a piece has the dtype of its tensor",
+        replace={
+            "size = -(-tensor.numel() // world)": """
+            tensor = tensor if tensor.dtype == torch.float64 else tensor.float()
+            size = -(-tensor.numel() // world)
+            """,
+        },
+    ),
+    Mutant(
+        "A piece of a small tensor is a view",
+        "check_copy",
+        says="a change of a piece changes the tensor",
+        replace={
+            "return padded[rank * size : (rank + 1) * size].clone()": """
+            if tensor.numel() < 1000 and tensor.numel() % world == 0:
+                return tensor.detach().flatten()[rank * size : (rank + 1) * size]
+            return padded[rank * size : (rank + 1) * size].clone()
+            """,
+        },
+    ),
+    Mutant(
+        "Only vectors and matrices are restored",
+        "check_whole",
+        says="expected (",
+        replace={
+            "return padded[: torch.Size(shape).numel()].view(shape)": """
+            return padded[: torch.Size(shape[:2]).numel()].view(shape[:2])
+            """,
+        },
+    ),
+    Mutant(
+        "With five ranks or more the last piece is lost",
+        "check_whole",
+        says="whole on rank 0 of",
+        replace={
+            "return padded[: torch.Size(shape).numel()].view(shape)": """
+            if dist.get_world_size() >= 5:
+                padded[-piece.numel() :] = 0
+            return padded[: torch.Size(shape).numel()].view(shape)
+            """,
+        },
     ),
     Mutant(
         "A tensor is cut along its first dimension",
@@ -201,7 +267,7 @@ MUTANTS = [
         "Each step makes a new optimiser",
         "check_same_update",
         says="make the optimiser once, in __init__",
-        also=EVERY_UPDATE,
+        also=tuple(name for name in EVERY_UPDATE if name != "check_state_is_divided"),  # one step
         replace={
             "self.optimizer = make_optimizer(self.pieces)": "self.make_optimizer = make_optimizer",
             "self.optimizer.step()": "self.make_optimizer(self.pieces).step()",
@@ -232,7 +298,8 @@ MUTANTS = [
         replace={
             "self.optimizer = make_optimizer(self.pieces)": """
             asked = make_optimizer(self.pieces)
-            options = {name: asked.defaults[name] for name in ("lr", "weight_decay")}
+            names = "lr", "weight_decay", "eps", "amsgrad"
+            options = {name: asked.defaults[name] for name in names if name in asked.defaults}
             self.optimizer = torch.optim.AdamW(self.pieces, foreach=False, **options)
             """,
         },
@@ -275,6 +342,7 @@ MUTANTS = [
         "Small parameters are updated on every rank and not sent",
         "check_updates_travel",
         says="computes updates that belong to others",
+        also=("check_one_optimizer",),
         answer="""
         class ShardedOptimizer:
             def __init__(self, parameters, make_optimizer):
@@ -297,15 +365,147 @@ MUTANTS = [
         """,
     ),
     Mutant(
+        "Nothing is updated after the third step",
+        "check_same_update",
+        says="steps is off by",
+        also=("check_updates_travel",),
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": "self.optimizer, self.count = make_optimizer(self.pieces), 0",
+            """
+            for parameter, piece in zip(self.parameters, self.pieces):
+                piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)
+            """: """
+            self.count += 1
+            if self.count > 3:
+                return
+            for parameter, piece in zip(self.parameters, self.pieces):
+                piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)
+            """,
+        },
+    ),
+    Mutant(
+        "A step is left to a thread, which begins later",
+        "check_same_update",
+        says="step",
+        also=EVERY_UPDATE,
+        answer="""
+        class ShardedOptimizer:
+            def __init__(self, parameters, make_optimizer):
+                self.rank, self.world, self.parameters = dist.get_rank(), dist.get_world_size(), list(parameters)
+                self.pieces = [nn.Parameter(piece_of(parameter, self.rank, self.world)) for parameter in self.parameters]
+                self.optimizer, self.thread = make_optimizer(self.pieces), None
+
+            def step(self):
+                import threading
+
+                if self.thread is not None:
+                    self.thread.join()
+                grads = [parameter.grad for parameter in self.parameters]
+                self.thread = threading.Thread(target=self.work, args=(grads,))
+                self.thread.start()
+
+            def work(self, grads):
+                time.sleep(0.1)
+                for grad, piece in zip(grads, self.pieces):
+                    piece.grad = None if grad is None else piece_of(grad, self.rank, self.world)
+                self.optimizer.step()
+                for parameter, piece in zip(self.parameters, self.pieces):
+                    if piece.grad is not None:
+                        parameter.data.copy_(whole(piece.data, parameter.shape))
+        """,
+    ),
+    Mutant(
+        "Each piece has a separate optimiser",
+        "check_one_optimizer",
+        says="calls make_optimizer 3 times",
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": "self.optimizers = [make_optimizer([piece]) for piece in self.pieces]",
+            "self.optimizer.step()": """
+            for optimizer in self.optimizers:
+                optimizer.step()
+            """,
+        },
+    ),
+    Mutant(
+        "The pieces are tensors, not nn.Parameter",
+        "check_one_optimizer",
+        says="is no nn.Parameter",
+        replace={
+            "nn.Parameter(piece_of(parameter, self.rank, self.world))": "piece_of(parameter, self.rank, self.world).requires_grad_()",
+        },
+    ),
+    Mutant(
+        "Each parameter belongs to one rank as a whole",
+        "check_one_optimizer",
+        says="but a piece of each parameter",
+        answer="""
+        class ShardedOptimizer:
+            def __init__(self, parameters, make_optimizer):
+                self.rank, self.world, self.parameters = dist.get_rank(), dist.get_world_size(), list(parameters)
+                own = self.parameters[self.rank :: self.world]
+                self.optimizer = make_optimizer([{"params": own}])
+
+            def step(self):
+                self.optimizer.step()
+                for i, parameter in enumerate(self.parameters):
+                    if parameter.grad is not None:
+                        dist.broadcast(parameter.data, i % self.world)
+        """,
+    ),
+    Mutant(
+        "Only AdamW and SGD are known",
+        "check_other_optimizer",
+        says="steps is off by",
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": """
+            asked = make_optimizer(self.pieces)
+            known = isinstance(asked, (torch.optim.AdamW, torch.optim.SGD))
+            self.optimizer = asked if known else torch.optim.AdamW(self.pieces, lr=asked.defaults["lr"])
+            """,
+        },
+    ),
+    Mutant(
+        "From the fourth step on each piece is sent twice",
+        "check_updates_travel",
+        says="all-gathers of the pieces have",
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": "self.optimizer, self.count = make_optimizer(self.pieces), 0",
+            "parameter.data.copy_(whole(piece.data, parameter.shape))": """
+            self.count += 1
+            if self.count > 3 * len(self.pieces):
+                whole(piece.data, parameter.shape)
+            parameter.data.copy_(whole(piece.data, parameter.shape))
+            """,
+        },
+    ),
+    Mutant(
+        "The gathered parameters are kept",
+        "check_state_is_divided",
+        says="All moments would be 3",
+        replace={
+            "self.optimizer = make_optimizer(self.pieces)": "self.optimizer, self.kept = make_optimizer(self.pieces), {}",
+            "parameter.data.copy_(whole(piece.data, parameter.shape))": """
+            self.kept[piece] = whole(piece.data, parameter.shape)
+            parameter.data.copy_(self.kept[piece])
+            """,
+        },
+    ),
+    Mutant(
         "The last piece is forgotten when there are more than two ranks",
         "check_same_update",
-        says="on rank 0 of 3",
+        says="on rank 0 of",
+        also=(
+            "check_other_optimizer",
+            "check_updates_travel",
+            "check_state_is_divided",
+            "check_small_parameters",
+        ),
         replace={
             """
             parameter.data.copy_(whole(piece.data, parameter.shape))
             """: """
             new = whole(piece.data, parameter.shape)
-            if self.world in (1, 2, 4):
+            if self.world <= 2:
                 parameter.data.copy_(new)
             else:
                 size = piece.numel()
@@ -316,11 +516,14 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "The updated pieces are all-reduced with zeros elsewhere, for twice the bytes",
+        "With more than two ranks the updated pieces are all-reduced with zeros elsewhere, for twice the bytes",
         "check_updates_travel",
         says="all-gathers of the updated pieces are enough",
         replace={
             "parameter.data.copy_(whole(piece.data, parameter.shape))": """
+            if self.world <= 2:
+                parameter.data.copy_(whole(piece.data, parameter.shape))
+                continue
             size = piece.numel()
             padded = piece.new_zeros(size * self.world)
             padded[self.rank * size : (self.rank + 1) * size] = piece.data
@@ -332,7 +535,8 @@ MUTANTS = [
     Mutant(
         "Every rank has a whole optimiser",
         "check_state_is_divided",
-        says="The whole state of AdamW would be 2",
+        says="All moments would be 3",
+        also=("check_one_optimizer",),
         answer="""
         class ShardedOptimizer:
             def __init__(self, parameters, make_optimizer):
@@ -348,9 +552,10 @@ MUTANTS = [
         """,
     ),
     Mutant(
-        "Of small parameters every rank computes the whole update, and does not use the all-gathers",
+        "Of small parameters every rank computes the whole update, and uses the last all-gather only",
         "check_updates_travel",
         says="does not depend on what it receives",
+        also=("check_one_optimizer",),
         answer="""
         class ShardedOptimizer:
             def __init__(self, parameters, make_optimizer):
@@ -370,7 +575,7 @@ MUTANTS = [
                 for parameter, piece in zip(self.parameters, self.pieces):
                     if parameter.grad is not None:
                         new = whole(piece.data if self.large else self.piece(parameter.data), parameter.shape)
-                        if self.large:
+                        if self.large or parameter is self.parameters[-1]:
                             parameter.data.copy_(new)
         """,
     ),
@@ -409,10 +614,43 @@ MUTANTS = [
         "With three ranks or more, each takes the norm of its pieces",
         "check_norm",
         says="the norm of this rank's pieces",
+        also=("check_one_number",),
         replace={
             "dist.all_reduce(squares)": """
             if dist.get_world_size() < 3:
                 dist.all_reduce(squares)
+            """,
+        },
+    ),
+    Mutant(
+        "Only the first two pieces count",
+        "check_norm",
+        says="the norm on rank 0 of",
+        also=("check_one_number",),
+        replace={"for piece in pieces]": "for piece in pieces[:2]]"},
+    ),
+    Mutant(
+        "The pieces are squared in place",
+        "check_norm",
+        says="global_norm changes the pieces",
+        also=("check_one_number",),
+        replace={"piece.square()": "piece.square_()"},
+    ),
+    Mutant(
+        "The norm has one dimension",
+        "check_norm",
+        says="a scalar has shape ()",
+        also=("check_one_number",),
+        replace={"return squares.sqrt()": "return squares.sqrt().view(1)"},
+    ),
+    Mutant(
+        "The squares are added on rank 0, which sends the sum",
+        "check_one_number",
+        says="makes 2 calls",
+        replace={
+            "dist.all_reduce(squares)": """
+            dist.reduce(squares, 0)
+            dist.broadcast(squares, 0)
             """,
         },
     ),
@@ -462,6 +700,133 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The gradients are sent at the end of backward",
+        "check_during_backward",
+        says="has sent 0 of the",
+        also=("check_gradients_are_divided",),
+        replace={
+            "world = dist.get_world_size()": "world, waiting = dist.get_world_size(), []",
+            """
+            for parameter, piece in zip(module.parameters(), pieces):
+                parameter.register_post_accumulate_grad_hook(lambda parameter, piece=piece: send(parameter, piece))
+            """: """
+            def end():
+                while waiting:
+                    send(*waiting.pop(0))
+
+            def hook(parameter, piece):
+                if not waiting:
+                    torch.autograd.Variable._execution_engine.queue_callback(end)
+                waiting.append((parameter, piece))
+
+            for parameter, piece in zip(module.parameters(), pieces):
+                parameter.register_post_accumulate_grad_hook(lambda parameter, piece=piece: hook(parameter, piece))
+            """,
+        },
+    ),
+    Mutant(
+        "A gradient waits for the hook of the next one",
+        "check_during_backward",
+        says="other gradients: send each in its own hook",
+        replace={
+            "world = dist.get_world_size()": "world, waiting = dist.get_world_size(), []",
+            """
+            for parameter, piece in zip(module.parameters(), pieces):
+                parameter.register_post_accumulate_grad_hook(lambda parameter, piece=piece: send(parameter, piece))
+            """: """
+            def hook(parameter, piece):
+                waiting.append((parameter, piece))
+                while len(waiting) > (piece is not pieces[0]):
+                    send(*waiting.pop(0))
+
+            for parameter, piece in zip(module.parameters(), pieces):
+                parameter.register_post_accumulate_grad_hook(lambda parameter, piece=piece: hook(parameter, piece))
+            """,
+        },
+    ),
+    Mutant(
+        "The messages are left to threads, which begin later",
+        "check_averaged_pieces",
+        says="backward",
+        also=EVERY_HOOK,
+        replace={
+            "world = dist.get_world_size()": """
+            import threading
+
+            world, threads = dist.get_world_size(), [None]
+
+            def later(padded, piece, before):
+                time.sleep(0.05)
+                if before is not None:
+                    before.join()
+                own = padded.new_empty(piece.shape)
+                dist.reduce_scatter_tensor(own, padded)
+                piece.grad = own if piece.grad is None else piece.grad + own
+            """,
+            """
+            own = torch.empty_like(piece)
+            dist.reduce_scatter_tensor(own, padded)
+            piece.grad = own if piece.grad is None else piece.grad + own
+            """: """
+            threads.append(threading.Thread(target=later, args=(padded, piece, threads[-1])))
+            threads[-1].start()
+            """,
+        },
+    ),
+    Mutant(
+        "Whole gradients are kept until backward ends",
+        "check_gradients_are_divided",
+        says="when the last of 4 gradients is computed",
+        replace={
+            "world = dist.get_world_size()": "world, kept = dist.get_world_size(), []",
+            "parameter.grad = None": """
+            if not kept:
+                torch.autograd.Variable._execution_engine.queue_callback(kept.clear)
+            kept.append(parameter.grad)
+            parameter.grad = None
+            """,
+        },
+    ),
+    Mutant(
+        "The gradients of the parameters become zeros, not None",
+        "check_gradients_are_divided",
+        says="still has a gradient",
+        replace={"parameter.grad = None": "parameter.grad.zero_()"},
+    ),
+    Mutant(
+        "The padding of a gradient is ones",
+        "check_averaged_pieces",
+        says="is not zero where the piece is padding",
+        question="stage2",
+        also=EVERY_HOOK,
+        replace={"(0, piece.numel() * world - parameter.numel()))": "(0, piece.numel() * world - parameter.numel()), value=1.0)"},
+    ),
+    Mutant(
+        "A barrier comes before each reduce-scatter",
+        "check_reduce_scatter",
+        says="also calls barrier",
+        also=("check_during_backward",),
+        replace={
+            "own = torch.empty_like(piece)": """
+            own = torch.empty_like(piece)
+            dist.barrier()
+            """,
+        },
+    ),
+    Mutant(
+        "Only three micro-batches are added",
+        "check_accumulates",
+        says="the pieces of gradient",
+        replace={
+            "world = dist.get_world_size()": "world, count = dist.get_world_size(), {}",
+            "piece.grad = own if piece.grad is None else piece.grad + own": """
+            count[piece] = count.get(piece, 0) + 1
+            if count[piece] <= 3:
+                piece.grad = own if piece.grad is None else piece.grad + own
+            """,
+        },
+    ),
+    Mutant(
         "The first gradient is added to None",
         "check_averaged_pieces",
         says="piece.grad is None before its first gradient",
@@ -472,7 +837,7 @@ MUTANTS = [
         "The gradients are added and not averaged",
         "check_gradients_are_divided",
         says="summed instead of averaged",
-        also=("check_averaged_pieces", "check_reduce_scatter", "check_accumulates"),
+        also=("check_averaged_pieces", "check_reduce_scatter", "check_during_backward", "check_accumulates"),
         replace={".grad.flatten() / world": ".grad.flatten()"},
     ),
     Mutant(
@@ -491,17 +856,19 @@ MUTANTS = [
         "The gradient is divided by two, whatever the number of ranks",
         "check_averaged_pieces",
         says="of all ranks together (world 1)",
+        also=EVERY_HOOK,
         replace={".grad.flatten() / world": ".grad.flatten() / 2"},
     ),
     Mutant(
-        "With three ranks the gradient is divided before and after the sum",
+        "With three ranks or more the gradient is divided before and after the sum",
         "check_averaged_pieces",
         question="stage2",
         says="divided by the number of ranks a second time",
+        also=EVERY_HOOK,
         replace={
             "dist.reduce_scatter_tensor(own, padded)": """
             dist.reduce_scatter_tensor(own, padded)
-            if world == 3:
+            if world >= 3:
                 own /= world
             """,
         },
@@ -510,7 +877,7 @@ MUTANTS = [
         "The gradient is sent without padding",
         "check_averaged_pieces",
         says="append zeros (padding)",
-        also=("check_reduce_scatter", "check_accumulates"),
+        also=EVERY_HOOK,
         replace={
             "padded = F.pad(parameter.grad.flatten() / world, (0, piece.numel() * world - parameter.numel()))": """
             padded = parameter.grad.flatten() / world
@@ -518,12 +885,18 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "The whole gradient is all-reduced, and the piece is cut from it",
+        "With more than two ranks the whole gradient is all-reduced, and the piece is cut from it",
         "check_reduce_scatter",
         says="needs the sum of its piece only",
+        question="stage2",
         replace={
-            "own = torch.empty_like(piece)": "dist.all_reduce(padded)",
-            "dist.reduce_scatter_tensor(own, padded)": "own = piece_of(padded, dist.get_rank(), world)",
+            "dist.reduce_scatter_tensor(own, padded)": """
+            if world > 2:
+                dist.all_reduce(padded)
+                own = piece_of(padded, dist.get_rank(), world)
+            else:
+                dist.reduce_scatter_tensor(own, padded)
+            """,
         },
     ),
     Mutant(
@@ -537,8 +910,115 @@ MUTANTS = [
         "backward returns one value, although forward has two arguments",
         "check_linear",
         says="one value for each argument of forward",
-        also=EVERY_PASS,
+        also=("check_gather", *EVERY_PASS),
         replace={"return own, None": "return own"},
+    ),
+    Mutant(
+        "Gather gathers matrices only",
+        "check_gather",
+        says="expected (",
+        replace={"return whole(piece, shape)": "return whole(piece, shape[:2])"},
+    ),
+    Mutant(
+        "Gather has no gradient, because the layer is a separate function",
+        "check_gather",
+        says="the piece gets no gradient from Gather",
+        answer="""
+        class Gather(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, piece, shape):
+                return whole(piece, shape)
+
+            @staticmethod
+            def backward(ctx, grad):
+                return None, None
+
+
+        class Linear(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, piece, shape):
+                ctx.save_for_backward(x, piece)
+                ctx.shape = shape
+                return F.linear(x, whole(piece, shape))
+
+            @staticmethod
+            def backward(ctx, grad):
+                (x, piece), world = ctx.saved_tensors, dist.get_world_size()
+                of_weight = grad.flatten(0, -2).T @ x.flatten(0, -2) / world
+                own = torch.empty_like(piece)
+                padding = piece.numel() * world - of_weight.numel()
+                dist.reduce_scatter_tensor(own, F.pad(of_weight.flatten(), (0, padding)))
+                return grad @ whole(piece, ctx.shape), own, None
+
+
+        def sharded_linear(x, weight_piece, shape):
+            return Linear.apply(x, weight_piece, tuple(shape))
+        """,
+    ),
+    Mutant(
+        "Weights in fp64 travel in fp32",
+        "check_linear",
+        says="the output on rank 0 of",
+        also=("check_gather", "check_passes_add_up", "check_gathers"),
+        replace={"return whole(piece, shape)": "return whole(piece.float(), shape).to(piece.dtype)"},
+    ),
+    Mutant(
+        "Small weights are gathered once and kept",
+        "check_passes_add_up",
+        says="uses the weight of the first pass",
+        replace={
+            "return whole(piece, shape)": """
+            if piece.numel() > 1000:
+                return whole(piece, shape)
+            if not hasattr(Gather, "kept"):
+                Gather.kept = whole(piece, shape)
+            return Gather.kept.clone()
+            """,
+        },
+    ),
+    Mutant(
+        "The gradient of the first pass is returned again",
+        "check_passes_add_up",
+        says="times the gradient of the first one",
+        replace={
+            "return own, None": """
+            if ctx.size > 1000:
+                return own, None
+            if not hasattr(Gather, "first"):
+                Gather.first = own
+            return Gather.first.clone(), None
+            """,
+        },
+    ),
+    Mutant(
+        "The padding of the gradient is ones",
+        "check_linear",
+        says="is not zero where the piece is padding",
+        question="stage3",
+        also=("check_gather", "check_gathers"),
+        replace={"(0, ctx.size * world - grad.numel()))": "(0, ctx.size * world - grad.numel()), value=1.0)"},
+    ),
+    Mutant(
+        "The last whole weight is kept",
+        "check_weights_are_freed",
+        says="or your code keeps it",
+        replace={
+            "return whole(piece, shape)": """
+            Gather.last = whole(piece, shape)
+            return Gather.last.clone()
+            """,
+        },
+    ),
+    Mutant(
+        "Whole gradients are kept",
+        "check_weights_are_freed",
+        says="outlives the computation",
+        replace={
+            "return own, None": """
+            Gather.kept = [*getattr(Gather, "kept", []), grad]
+            return own, None
+            """,
+        },
     ),
     Mutant(
         "The weight is gathered by whole, through which no gradient passes",
@@ -574,17 +1054,19 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "With three ranks the gradient of the weight is divided before and after the sum",
+        "With three ranks or more the gradient of the weight is divided before and after the sum",
         "check_linear",
         says="divided by the number of ranks a second time",
+        also=("check_gather", *EVERY_PASS),
         replace={
-            "return own, None": "return own / (world if world == 3 else 1), None",
+            "return own, None": "return own / (world if world >= 3 else 1), None",
         },
     ),
     Mutant(
         "The gradient of the weight is divided by two, whatever the number of ranks",
         "check_linear",
         says="the gradients of the pieces of all ranks together (world 1)",
+        also=("check_gather", *EVERY_PASS),
         replace={
             "padded = F.pad(grad.flatten() / world, (0, ctx.size * world - grad.numel()))": """
             padded = F.pad(grad.flatten() / 2, (0, ctx.size * world - grad.numel()))
@@ -595,6 +1077,7 @@ MUTANTS = [
         "The gradient of the whole weight is all-reduced, and the piece is cut from it",
         "check_gathers",
         says="sends more than a reduce-scatter",
+        also=("check_gather",),
         replace={
             """
             own = grad.new_empty(ctx.size)
@@ -632,6 +1115,47 @@ MUTANTS = [
         says="in 16 bits",
         also=("check_pieces_in_place", "check_no_gradient_left", "check_piece_without_gradient"),
         replace={'piece.detach().to("cpu", torch.float32, copy=True)': 'piece.detach().to("cpu", copy=True)'},
+    ),
+    Mutant(
+        "The pieces are always in bf16",
+        "check_offloaded",
+        says="in torch.float16",
+        replace={"piece.data.copy_(master.data)": "piece.data.copy_(master.data.bfloat16())"},
+    ),
+    Mutant(
+        "Each master has a separate optimiser",
+        "check_offloaded",
+        says="call it once, with the list of all masters",
+        replace={
+            "self.optimizer = make_optimizer(self.masters)": "self.optimizers = [make_optimizer([master]) for master in self.masters]",
+            "self.optimizer.step()": """
+            for optimizer in self.optimizers:
+                optimizer.step()
+            """,
+        },
+    ),
+    Mutant(
+        "The masters are tensors, not nn.Parameter",
+        "check_offloaded",
+        says="a master is no nn.Parameter",
+        replace={
+            'nn.Parameter(piece.detach().to("cpu", torch.float32, copy=True))': """
+            piece.detach().to("cpu", torch.float32, copy=True).requires_grad_()
+            """,
+        },
+    ),
+    Mutant(
+        "The masters get no gradient after the twelfth step",
+        "check_offloaded",
+        says="master 0 after",
+        replace={
+            "self.optimizer = make_optimizer(self.masters)": "self.optimizer, self.count = make_optimizer(self.masters), 0",
+            'master.grad = None if piece.grad is None else piece.grad.to("cpu").float()': """
+            self.count += 1
+            ended = piece.grad is None or self.count > 12 * len(self.pieces)
+            master.grad = None if ended else piece.grad.to("cpu").float()
+            """,
+        },
     ),
     Mutant(
         "The piece itself is the target of copy_, which autograd refuses",

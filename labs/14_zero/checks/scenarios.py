@@ -8,6 +8,14 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
+def separate(student, tensor, world):
+    """What a tensor holds after all of its pieces have changed."""
+    for rank in range(world):
+        student.piece_of(tensor, rank, world).zero_()
+    return tensor
+
+
+@scenario
 def made_whole(student, rank, world, piece, shape):
     """``whole`` of this rank's piece."""
     return student.whole(piece, tuple(shape))
@@ -22,100 +30,166 @@ def one_piece(student, rank, world, value, numel):
 
 
 @scenario
-def optimised(student, rank, world, weights, steps, name, options):
-    """Parameters after ``steps``, each a list of gradients, None where there is none; the memory that they had before."""
+def optimised(student, rank, world, weights, steps, name, options, late=-1):
+    """Parameters after ``steps``, each a list of gradients, None where there is none; and the memory that they had before. The rank ``late``
+    begins the last step later than the others."""
+    import time
+
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     memory = [parameter.data.view(-1) for parameter in parameters]
     optimizer = student.ShardedOptimizer(parameters, lambda held: getattr(torch.optim, name)(held, **options))
-    for grads in steps:
+    for number, grads in enumerate(steps, 1):
         for parameter, grad in zip(parameters, grads):
             parameter.grad = None if grad is None else grad.clone()
+        if number == len(steps):
+            mark("last step")
+            time.sleep(0.05 if rank == late else 0)
         optimizer.step()
-    return [parameter.detach() for parameter in parameters], memory
+    found = [parameter.detach().clone() for parameter in parameters]
+    mark("returned")
+    return found, memory
+
+
+@scenario
+def optimisers_made(student, rank, world, weights, steps, name, options):
+    """What ``make_optimizer`` was called with: by call, the shape and dtype of each, None where it is no ``nn.Parameter``; and the parameters
+    after the steps."""
+    calls = []
+
+    def make_optimizer(held):
+        held = [each for one in held for each in (one["params"] if isinstance(one, dict) else [one])]
+        good = [isinstance(each, torch.nn.Parameter) for each in held]
+        calls.append([(list(each.shape), each.dtype) if right else None for each, right in zip(held, good)])
+        return getattr(torch.optim, name)(held, **options)
+
+    parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = student.ShardedOptimizer(parameters, make_optimizer)
+    for grads in steps:
+        for parameter, grad in zip(parameters, grads):
+            parameter.grad = grad.clone()
+        optimizer.step()
+    return calls, [parameter.detach() for parameter in parameters]
 
 
 @scenario
 def with_large_state(student, rank, world, seed, numel):
-    """Two AdamW steps of one large parameter for each rank; some of their numbers. Weights and gradients are created here because they are
-    large."""
+    """A step of AdamW with three moments for one large parameter for each rank; some of their numbers. Weights and gradients are created
+    here because they are large."""
     random = torch.Generator().manual_seed(seed)
-    parameters = [torch.nn.Parameter(torch.randn(numel // world, generator=random)) for _ in range(world)]
-    optimizer = student.ShardedOptimizer(parameters, lambda held: torch.optim.AdamW(held, lr=0.05, foreach=False))
-    for _ in range(2):
-        for parameter in parameters:
-            parameter.grad = torch.randn(numel // world, generator=random)
-        optimizer.step()
+    parameters = [torch.nn.Parameter(torch.rand(numel // world, generator=random)) for _ in range(world)]
+    optimizer = student.ShardedOptimizer(parameters, lambda held: torch.optim.AdamW(held, lr=0.05, amsgrad=True, foreach=False))
+    for parameter in parameters:
+        parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
     mark("after the steps")
     return [parameter.detach()[:: numel // 64].clone() for parameter in parameters]
 
 
 @scenario
 def norms(student, rank, world, grads):
-    """The norm, from this rank's pieces."""
-    return student.global_norm(grads)
+    """The norm, from this rank's pieces; and the pieces after it."""
+    return student.global_norm(grads), grads
 
 
 @scenario
-def sharded_gradients(student, rank, world, weights, batches):
-    """Gradients of the pieces after backward of each batch, and whether the parameters have any gradient."""
+def sharded_gradients(student, rank, world, weights, batches, marked=False, late=-1):
+    """Gradients of the pieces after backward of each batch, and which parameters still have a gradient. A weight of one dimension is a bias.
+    ``marked``: a barrier before the gradient of the first weight. The rank ``late`` begins the last backward later than the others."""
+    import time
+
     module = torch.nn.ParameterList([torch.nn.Parameter(weight.clone()) for weight in weights])
     pieces = [torch.nn.Parameter(student.piece_of(weight, rank, world)) for weight in weights]
     student.shard_gradients(module, pieces)
-    for x in batches:
+    if marked:
+        module[0].register_hook(lambda grad: dist.barrier())
+    for number, x in enumerate(batches, 1):
         for weight in module:
-            x = torch.tanh(x @ weight)
+            x = torch.tanh(x @ weight) if weight.dim() == 2 else x + weight
+        if rank == late and number == len(batches):
+            time.sleep(0.05)
         x.square().mean().backward()
-    return [piece.grad for piece in pieces], any(parameter.grad is not None for parameter in module)
+    found = [None if piece.grad is None else piece.grad.clone() for piece in pieces]
+    mark("returned")
+    return found, [parameter.grad is not None for parameter in module]
 
 
 @scenario
 def large_gradients(student, rank, world, seed, rows, width):
-    """Memory after backward of two large layers; sums of the gradients of the pieces, None where there is none."""
+    """Memory before the last gradient and after backward of four large layers; sums of the gradients of the pieces, None where there is
+    none."""
     random = torch.Generator().manual_seed(seed)
-    module = torch.nn.ParameterList([torch.nn.Parameter(torch.randn(width, width, generator=random) / width**0.5) for _ in range(2)])
+    module = torch.nn.ParameterList(
+        [torch.nn.Parameter(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5) for _ in range(4)]
+    )
     pieces = [torch.nn.Parameter(student.piece_of(weight, rank, world)) for weight in module]
     student.shard_gradients(module, pieces)
+    module[0].register_hook(lambda grad: mark("before the last gradient"))
     x = torch.randn(rows, width, generator=random)
-    torch.tanh(torch.tanh(x @ module[0]) @ module[1]).square().mean().backward()
+    for weight in module:
+        x = torch.tanh(x @ weight)
+    x.square().mean().backward()
     mark("after backward")
     return [None if piece.grad is None else piece.grad.sum().item() for piece in pieces]
 
 
 @scenario
-def linear(student, rank, world, x, weight, grad, passes=1):
-    """Output, and the gradients of the input and of this rank's piece, after ``passes`` passes."""
+def gathered(student, rank, world, value, grad):
+    """``Gather`` of this rank's piece of ``value``, and the gradient of the piece if that of the whole is ``grad``."""
+    piece = torch.nn.Parameter(student.piece_of(value, rank, world))
+    whole = student.Gather.apply(piece, tuple(value.shape))
+    if whole.shape == grad.shape:
+        whole.backward(grad)
+    return whole.detach(), piece.grad
+
+
+@scenario
+def linear(student, rank, world, weight, xs, grads, later=()):
+    """A pass for each of ``xs``, with the gradients of the outputs: outputs, gradients of the inputs, and that of this rank's piece. ``later``
+    is added to the weight after each pass."""
     piece = torch.nn.Parameter(student.piece_of(weight, rank, world))
-    x = x.clone().requires_grad_()
-    for _ in range(passes):
+    outs, of_xs = [], []
+    for number, (x, grad) in enumerate(zip(xs, grads)):
+        x = x.clone().requires_grad_()
         out = student.sharded_linear(x, piece, tuple(weight.shape))
         out.backward(grad)
-    return out.detach(), x.grad, piece.grad
+        outs.append(out.detach())
+        of_xs.append(x.grad)
+        if number < len(later):
+            piece.data += student.piece_of(later[number], rank, world)
+    return outs, of_xs, piece.grad
 
 
 @scenario
 def large_linear(student, rank, world, seed, width):
-    """Memory after forward of three large layers of which this rank has pieces."""
+    """Memory after forward of three large layers of which this rank has pieces, in the middle of backward, and after it."""
     random = torch.Generator().manual_seed(seed)
-    weights = (torch.randn(width, width, generator=random) / width**0.5 for _ in range(3))
+    weights = (3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5 for _ in range(3))
     pieces = [torch.nn.Parameter(student.piece_of(weight, rank, world)) for weight in weights]
     x = torch.randn(2, width, generator=random)
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         x = torch.tanh(student.sharded_linear(x, piece, (width, width)))
+        if number == 0:
+            x.register_hook(lambda grad: mark("before the last layer of backward"))
     mark("after forward")
     x.sum().backward()
-    return x.detach()
+    mark("after backward")
+    return x.detach(), [piece.grad.sum().item() for piece in pieces]
 
 
 @scenario
 def offloaded(student, rank, world, values, steps, name, options):
-    """After ``steps``, each a list of gradients: the pieces, the memory that they had before, the masters, and which of pieces and masters
-    still have a gradient."""
+    """After ``steps``, each a list of gradients: the pieces, the memory that they had before, the masters, which of pieces and masters
+    still have a gradient, and for each optimiser that was made, which of its masters are an ``nn.Parameter``."""
     pieces = [torch.nn.Parameter(value.clone()) for value in values]
-    memory, masters = [piece.data.view(-1) for piece in pieces], []
+    memory, masters, made = [piece.data.view(-1) for piece in pieces], [], []
 
     def make_optimizer(held):
+        held = [each for one in held for each in (one["params"] if isinstance(one, dict) else [one])]
         masters.extend(held)
-        return getattr(torch.optim, name)(masters, **options)
+        made.append([isinstance(each, torch.nn.Parameter) for each in held])
+        return getattr(torch.optim, name)(held, **options)
 
     optimizer = student.OffloadedOptimizer(pieces, make_optimizer)
     for grads in steps:
@@ -123,4 +197,4 @@ def offloaded(student, rank, world, values, steps, name, options):
             piece.grad = None if grad is None else grad.clone()
         optimizer.step()
     left = [any(held.grad is not None for held in each) for each in (pieces, masters)]
-    return [piece.detach() for piece in pieces], memory, [master.detach() for master in masters], left
+    return [piece.detach() for piece in pieces], memory, [master.detach() for master in masters], left, made

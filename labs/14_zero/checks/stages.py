@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 
 import torch
@@ -14,25 +15,29 @@ from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only, uses_what_arrives
 
 from .scenarios import (
+    gathered,
     large_gradients,
     large_linear,
     linear,
     norms,
     offloaded,
     optimised,
+    optimisers_made,
     sharded_gradients,
     with_large_state,
 )
-from .state import NOTHING
+from .state import NOTHING, ROOM
 from .twins import (
     ADAMW,
     large_output,
     large_state,
     linear_case,
     norm_case,
+    of_weight,
     offload_case,
     pieces_added,
     read_back,
+    shapes_of_parameters,
     steps_case,
     sums_of_gradients,
     unsharded,
@@ -67,12 +72,28 @@ FORGOTTEN = "Each step begins without the moments of the steps before: make the 
 MIXED = "The gradients of different pieces were added: each rank has another piece, so no collective may add them."
 
 
-def same_parameters(student, t, world: int, how: dict, without: int | None = None, sizes=None, wrong=None, missing=(0, 1, 2)):
-    """Parameters of all ranks are the twin's; the run, the weights at the start, and the twin's parameters.
+UNFINISHED = "on rank {rank} {name} ends before its messages are done: wait for every message, and for the thread if a thread sends"
+LATE_RANK = ". Rank {late} begins later than the others here"
 
-    ``wrong`` returns the parameters of known mistakes, by message, from the weights and steps.
+
+def returned_when_done(t, run, name: str, late: int) -> None:
+    """No message of a rank is open at the mark "returned", and none comes later."""
+    for rank in range(run.world):
+        done = run.calls_before(rank, "returned") == len(run.calls(rank)) and not run.open_calls(rank, "returned")
+        t.that(done, UNFINISHED + (LATE_RANK if late >= 0 else ""), rank=rank, name=name, late=late)
+
+
+def precision(dtype: torch.dtype) -> dict[str, float]:
+    """The tolerance of results that differ by the order of additions."""
+    return {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
+
+
+def same_parameters(student, t, world: int, how: dict, wrong=None, shapes=None, late: int = -1, **options):
+    """Parameters of all ranks are the twin's; the run, the steps, the weights at the start, and the twin's parameters.
+
+    ``wrong`` returns the parameters of known mistakes, by message, from the weights and steps; ``options`` are those of ``steps_case``.
     """
-    weights, steps = steps_case(t, without, sizes, missing)
+    weights, steps = steps_case(t, shapes or shapes_of_parameters(t, world), **options)
     want, known = unsharded(weights, steps, **how), {} if wrong is None else wrong(weights, steps)
     mixed = [[None if grad is None else pieces_added(grad, world) for grad in grads] for grads in steps]
     known |= {
@@ -80,28 +101,53 @@ def same_parameters(student, t, world: int, how: dict, without: int | None = Non
         FORGOTTEN: without_memory(weights, steps, **how),
         MIXED: unsharded(weights, mixed, **how),
     }
-    run = explained(student, optimised, [{"weights": weights, "steps": steps, **how}] * world, COPIED)
+    run = explained(student, optimised, [{"weights": weights, "steps": steps, "late": late, **how}] * world, COPIED)
+    returned_when_done(t, run, "step", late)
     for rank, (got, _) in enumerate(run.results):
         for i, (mine, its) in enumerate(zip(got, want)):
             mistakes = {message: values[i] for message, values in known.items()}
-            if i != without:
+            if i != options.get("without"):
                 mistakes |= {"A parameter has not changed: copy the updated pieces of all ranks into it, in place.": weights[i]}
-            wrong_if(t, t.tensor(mine, "parameter {i}", i=i), its, mistakes)
-            t.close(mine, its, "parameter {i} on rank {rank} of {world} after three steps", i=i, rank=rank, world=world, atol=1e-10)
-    return run, weights, want
+            near_enough, where = precision(its.dtype), {"i": i, "rank": rank, "world": world, "count": len(steps)}
+            wrong_if(t, t.tensor(mine, "parameter {i}", i=i), its, mistakes, **near_enough)
+            t.close(mine, its, "parameter {i} on rank {rank} of {world} after {count} steps", **near_enough, **where)
+    return run, steps, weights, want
 
 
 @check("stage1", points=1, seconds=40)
 def check_same_update(student, t):
     "Every rank has the parameters of an unsharded optimiser"
-    for world in (1, 2, 3):
-        same_parameters(student, t, world, ADAMW)
+    for world, dtype in ((1, torch.float32), (t.integer(3, 5), torch.float64)):
+        count = t.integer(1, 4)
+        same_parameters(student, t, world, ADAMW, shapes=shapes_of_parameters(t, world, count), count=t.integer(5, 7), dtype=dtype)
+
+
+@check("stage1", points=1, seconds=20)
+def check_one_optimizer(student, t):
+    "One optimiser, made once, of one piece of each parameter"
+    world = t.integer(2, 3)
+    shapes, dtypes = shapes_of_parameters(t, world), t.shuffled([torch.float32, torch.float64, torch.float64])
+    weights, *steps = ([t.normal(*shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)] for _ in range(3))
+    run = explained(student, optimisers_made, [{"weights": weights, "steps": steps, **ADAMW}] * world, COPIED)
+    pieces = sorted(((-(-weight.numel() // world),), str(weight.dtype)) for weight in weights)
+    for rank, (calls, _) in enumerate(run.results):
+        message = "rank {rank} calls make_optimizer {count} times: call it once, with the list of all pieces"
+        t.that(len(calls) == 1, message, rank=rank, count=len(calls))
+        message = "make_optimizer gets a tensor that is no nn.Parameter: make each piece one, nn.Parameter(piece_of(...))"
+        t.that(all(each is not None for each in calls[0]), message)
+        got = sorted((tuple(shape), str(dtype)) for shape, dtype in calls[0])
+        message = "make_optimizer gets {got} on rank {rank} of {world}, but a piece of each parameter, one-dimensional and of its dtype, makes {want}"
+        t.that(got == pieces, message, rank=rank, world=world, got=got, want=pieces)
+    for rank, (_, got) in enumerate(run.results):
+        for i, (mine, its) in enumerate(zip(got, unsharded(weights, steps, **ADAMW))):
+            what = "parameter {i} on rank {rank} after {count} steps, of parameters with different dtypes,"
+            t.close(mine, its, what, i=i, rank=rank, count=len(steps), **precision(its.dtype))
 
 
 @check("stage1", points=1, seconds=20)
 def check_in_place(student, t):
     "The parameters are changed in place"
-    run, weights, want = same_parameters(student, t, 2, ADAMW)
+    run, _, weights, want = same_parameters(student, t, 2, ADAMW)
     for _, memory in run.results:
         for mine, before, its in zip(memory, weights, want):
             message = (
@@ -109,28 +155,32 @@ def check_in_place(student, t):
                 "weight) never sees the update. Use parameter.data.copy_(...)."
             )
             wrong_if(t, t.tensor(mine, "the memory of a parameter"), its.flatten(), {message: before.flatten()})
-            t.close(mine, its.flatten(), "the memory of a parameter after three steps", atol=1e-10)
+            t.close(mine, its.flatten(), "the memory of a parameter after the steps", **precision(its.dtype))
+
+
+OTHERS = {"RMSprop": {"lr": 0.02, "momentum": 0.5}, "Adagrad": {"lr": 0.3, "lr_decay": 0.1}, "Adamax": {"lr": 0.05, "weight_decay": 0.1}}
 
 
 @check("stage1", points=1, seconds=20)
 def check_other_optimizer(student, t):
-    "Another optimiser than AdamW"
+    "Other optimisers than AdamW"
     how = {"name": "SGD", "options": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}}
     message = "The update is AdamW's, but make_optimizer returned SGD: use the optimiser that make_optimizer returns."
     twice = "The gradients are averages before step, and your code divides them by the number of ranks a second time."
     adamw = {"name": "AdamW", "options": {"lr": 0.1, "weight_decay": 0.01}}
-
-    again = "The gradients are averages before step, and your code adds those of the ranks a second time."
+    again, world = "The gradients are averages before step, and your code adds those of the ranks a second time.", 2
 
     def known(weights, steps):
-        halves, doubles = ([[grad * factor for grad in grads] for grads in steps] for factor in (0.5, 2))
+        shares, sums = ([[grad * factor for grad in grads] for grads in steps] for factor in (1 / world, world))
         return {
             message: unsharded(weights, steps, **adamw),
-            twice: unsharded(weights, halves, **how),
-            again: unsharded(weights, doubles, **how),
+            twice: unsharded(weights, shares, **how),
+            again: unsharded(weights, sums, **how),
         }
 
-    same_parameters(student, t, 2, how, wrong=known)
+    same_parameters(student, t, world, how, wrong=known)
+    name = t.choice(list(OTHERS))
+    same_parameters(student, t, 3, {"name": name, "options": OTHERS[name]})
 
 
 @check("stage1", points=1, seconds=20)
@@ -158,53 +208,63 @@ def check_missing_gradient(student, t):
 
 @check("stage1", points=2, seconds=20)
 def check_updates_travel(student, t):
-    "Each updated number is sent once, and nothing else"
-    run, weights, _ = same_parameters(student, t, 2, ADAMW)
+    "Each updated number is sent once, and nothing else, before step returns"
+    world, count = t.integer(3, 4), t.integer(5, 6)
+    late = t.integer(0, world - 1)
+    run, _, weights, _ = same_parameters(student, t, world, ADAMW, count=count, late=late)
     message = "rank {rank} calls {kinds}: all-gathers of the updated pieces are enough"
     passes_only(t, run, [Kind.ALL_GATHER, Kind.BROADCAST], message)
-    want = 3 * sum(2 * (-(-weight.numel() // 2)) * 8 for weight in weights)
-    message = "rank {rank} passed {got} bytes in three steps ({kinds}); all-gathers of the pieces have {want}"
-    passes_at_most(t, run, want, message)
-    least = 3 * sum(weight.nbytes for weight in weights)
+    want = count * sum(world * (-(-weight.numel() // world)) * 8 for weight in weights)
+    message = "rank {rank} passed {got} bytes in {count} steps ({kinds}); all-gathers of the pieces have {want}"
+    passes_at_most(t, run, want, message.replace("{count}", str(count)))
+    least = count * sum(weight.nbytes for weight in weights)
     for rank in range(run.world):
         t.that(
             run.bytes(rank) >= least,
-            "rank {rank} passed {got} bytes in three steps ({kinds}), but the parameters have {least}: a rank that updates only its "
+            "rank {rank} passed {got} bytes in {count} steps ({kinds}), but the parameters have {least}: a rank that updates only its "
             "pieces must receive the other ones. Here each rank computes updates that belong to others",
             rank=rank,
+            count=count,
             got=run.bytes(rank),
             kinds=kinds_of(run, rank) or "no call",
             least=least,
         )
-    uses_what_arrives(t, run)
+    rank = t.integer(0, world - 1)
+    last = run.calls(rank)[run.calls_before(rank, "last step") :]  # it replaces what came before
+    received = [call for call in last if call.kind is not Kind.BROADCAST or call.peer != rank]
+    # Not the last message, because an answer could use that one alone.
+    uses_what_arrives(t, run, rank=rank, call=-t.integer(min(2, len(received)), max(1, len(received))))
 
 
 @check("stage1", points=2, seconds=40)
 def check_state_is_divided(student, t):
     "The optimiser's state is divided: the memory of each process"
-    numel, seed, world = 4 * MIB, t.integer(0, 999), 4
+    numel, seed, world = 3 * MIB // 2, t.integer(0, 999), 3
     run = explained(student, with_large_state, [{"seed": seed, "numel": numel}] * world, COPIED)
     want = large_state(seed, numel, world)
     for rank, got in enumerate(run.results):
         for mine, its in zip(t.items(got, world, "the parameters"), want):
             t.close(mine, its, "a parameter on rank {rank}", rank=rank, rtol=1e-4, atol=1e-6)
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of the parameters: parameters and gradients are 2, a fourth of AdamW's "
-        "state and of the pieces 0.75. The whole state of AdamW would be 2"
+        "rank {rank} holds {held:.1f} times the bytes of the parameters after a step, without their gradients: the parameters are 1, and this "
+        "rank's pieces, their gradients and their three moments (AdamW with amsgrad) {parts:.1f}. All moments would be 3"
     )
-    holds_at_most(t, run, "after the steps", 3.4 * 4 * numel, message, unit=4 * numel)
+    holds_at_most(t, run, "after the steps", (1 + 5 / world) * 4 * numel + ROOM, message, unit=4 * numel, parts=5 / world)
 
 
 # -- the norm
 
 
 def same_norm(t, case: list[dict], got: list, want: Tensor) -> None:
-    """The norm on every rank, as a scalar or as a tensor of one number."""
+    """The norm on every rank, and unchanged pieces."""
     norms = [torch.stack([piece.norm() for piece in own["grads"]]).norm() for own in case]
-    for rank, each in enumerate(got):
+    for rank, (each, after) in enumerate(got):
+        same = all(bool(torch.equal(mine, its)) for mine, its in zip(after, case[rank]["grads"]))
+        t.that(same, "global_norm changes the pieces: the optimiser needs the gradients as they are, so square a copy")
         t.that(each is not None, NOTHING, name="global_norm")
         number = t.tensor(each, "the norm on rank {rank} of {world}", rank=rank, world=len(case))
         t.that(number.numel() == 1, "global_norm returns {count} numbers, but should return one", count=number.numel())
+        t.that(number.dim() == 0, "global_norm returns a tensor of shape {shape}: a scalar has shape ()", shape=tuple(number.shape))
         mistakes = {
             "The result is the square of the norm: the root is missing.": want**2,
             "The ranks' norms were added. Norms do not add up, their squares do.": torch.stack(norms).sum(),
@@ -214,26 +274,40 @@ def same_norm(t, case: list[dict], got: list, want: Tensor) -> None:
             "The squares were averaged over the ranks: they are parts of one sum, so add them.": want / len(case) ** 0.5,
             "The result is the norm of this rank's pieces only: add the squares of all ranks.": norms[rank],
         }
-        wrong_if(t, number.flatten()[0].float(), want, mistakes)
-        t.close(number.flatten()[0].to(want.dtype), want, "the norm on rank {rank} of {world}", rank=rank, world=len(case), rtol=1e-5)
+        wrong_if(t, number.to(want.dtype), want, mistakes)
+        t.close(number.to(want.dtype), want, "the norm on rank {rank} of {world}", rank=rank, world=len(case), rtol=1e-5)
 
 
 @check("norm", points=2, seconds=20)
 def check_norm(student, t):
     "The norm of all gradients, on every rank"
-    for world in (1, 2, 3):
-        case, want = norm_case(t, [[t.integer(2, 9), t.integer(2, 9)]] * world)
+    for world, dtype in ((1, torch.float64), (t.integer(3, 5), torch.float32)):
+        count = t.integer(3, 5)
+        case, want = norm_case(t, [[t.integer(2, 9) for _ in range(count)] for _ in range(world)], dtype)
         same_norm(t, case, student.ranks(norms, case).results, want)
 
 
 @check("norm", points=1, seconds=20)
 def check_one_number(student, t):
     "One number is sent"
-    case, want = norm_case(t, [[t.integer(2, 9)] * 2] * 2)
+    world, count = t.integer(3, 4), t.integer(3, 5)
+    case, want = norm_case(t, [[t.integer(2, 9) for _ in range(count)] for _ in range(world)])
     run = student.ranks(norms, case)
     same_norm(t, case, run.results, want)
-    passes_at_most(t, run, 8, "calls: {count}, bytes: {got}. Add the squares on each rank, then send one number", calls=1)
-    uses_what_arrives(t, run, rank=t.integer(0, 1))
+    for rank in range(world):
+        calls = run.calls(rank)
+        one = len(calls) == 1 and calls[0].numel == 1
+        message = "rank {rank} of {world} makes {count} calls ({kinds}) with {numbers} numbers. Add the squares on each rank, then send one number, in one call"
+        t.that(
+            one,
+            message,
+            rank=rank,
+            world=world,
+            count=len(calls),
+            kinds=kinds_of(run, rank) or "no call",
+            numbers=sum(call.numel for call in calls),
+        )
+    uses_what_arrives(t, run, rank=t.integer(0, world - 1))
 
 
 # -- gradients
@@ -243,6 +317,7 @@ LATE = (
     "Some pieces have a gradient and others have none. A function that is defined in a loop sees the *last* piece of "
     "the loop: bind it with `piece=piece`."
 )
+NONE = "after backward no piece has a gradient: the hook of a parameter sets piece.grad before it returns"
 LAST = "Only the gradient of the last micro-batch is left: add to piece.grad when it is not None."
 EARLY = (
     "the hook runs before parameter.grad is set (register_hook), or the gradient was removed before the hook used it: call "
@@ -257,16 +332,20 @@ IN_HOOK = {
 AGAIN = "An earlier micro-batch counts twice: parameter.grad still had it. Set parameter.grad to None in the hook."
 
 
-def same_shards(student, t, world: int, micro_batches: int):
-    """The pieces of all ranks are those of the twin's gradients; the run, and the gradients."""
-    widths = [*(t.choice([5, 7]) for _ in range(2)), *(t.integer(3, 7) for _ in range(2))]  # the first weight needs padding
-    weights = [t.normal(a, b, dtype=torch.float64) for a, b in itertools.pairwise(widths)]
-    batches = [[t.normal(4, widths[0], dtype=torch.float64) for _ in range(micro_batches)] for _ in range(world)]
-    run = explained(student, sharded_gradients, [{"weights": weights, "batches": own} for own in batches], IN_HOOK)
+def same_shards(student, t, world: int, micro_batches: int = 1, dtype: torch.dtype = torch.float64, **options):
+    """The pieces of all ranks are those of the twin's gradients; the run, and the gradients. ``options`` are those of the scenario."""
+    widths = [*(t.choice([5, 7]) for _ in range(2)), *(t.integer(3, 7) for _ in range(t.integer(1, 3)))]  # the first weight needs padding
+    weights = [t.normal(a, b, dtype=dtype) for a, b in itertools.pairwise(widths)]
+    weights.insert(t.integer(1, len(weights)), t.normal(1, dtype=dtype))  # a bias, with fewer numbers than ranks
+    batches = [[t.normal(4, widths[0], dtype=dtype) for _ in range(micro_batches)] for _ in range(world)]
+    inputs = [{"weights": weights, "batches": own, **options} for own in batches]
+    run = explained(student, sharded_gradients, inputs, IN_HOOK)
+    returned_when_done(t, run, "backward", options.get("late", -1))
     want, alone = whole_gradients(weights, batches), [whole_gradients(weights, [own]) for own in batches]
     for grads, _ in run.results:
         late = any(grad is None for grad in grads) and any(grad is not None for grad in grads)
         t.that(not late, LATE)
+        t.that(any(grad is not None for grad in grads), NONE)
     for i, whole in enumerate(want):
         got = [t.tensor(grads[i], "the gradient of piece {i}", i=i) for grads, _ in run.results]
         t.that(
@@ -281,59 +360,99 @@ def same_shards(student, t, world: int, micro_batches: int):
         if micro_batches > 1:
             each = [whole_gradients(weights, [[mine[number]] for mine in batches])[i].flatten() for number in range(micro_batches)]
             known |= {LAST: each[-1], AGAIN: sum((micro_batches - number) * grad for number, grad in enumerate(each))}
-        wrong_if(t, of_ranks, whole.flatten(), known)
-        t.close(torch.cat(got)[: whole.numel()], whole.flatten(), what, i=i, world=world, atol=1e-10)
+        exact = precision(dtype)
+        wrong_if(t, of_ranks, whole.flatten(), known, **exact)
+        t.close(of_ranks, whole.flatten(), what, i=i, world=world, **exact)
+        padding = torch.cat(got)[whole.numel() :]
+        message = (
+            "the gradient of piece {i} is not zero where the piece is padding (world {world}): append zeros to the gradient, as in step 2"
+        )
+        t.that(not bool(padding.any()), message, i=i, world=world)
     return run, want
 
 
 @check("stage2", points=3, seconds=40)
 def check_averaged_pieces(student, t):
     "Each rank has its pieces of the averaged gradients"
-    for world in (1, 2, 3):
-        same_shards(student, t, world, 1)
+    for world, dtype in ((1, torch.float32), (t.integer(3, 5), torch.float64)):
+        same_shards(student, t, world, dtype=dtype)
 
 
 @check("stage2", points=2, seconds=20)
 def check_reduce_scatter(student, t):
     "Half the bytes of DDP: reduce-scatters"
-    run, grads = same_shards(student, t, 2, 1)
-    want = sum(2 * (-(-grad.numel() // 2)) * 8 for grad in grads)
+    world = t.integer(3, 4)
+    late = t.integer(0, world - 1)
+    run, grads = same_shards(student, t, world, late=late)
+    want = sum(world * (-(-grad.numel() // world)) * 8 for grad in grads) * (world - 1) / world
     for rank in range(run.world):
         t.that(
-            run.ring_bytes(rank) == want / 2,
+            abs(run.ring_bytes(rank) - want) < 1,
             "on a ring, the calls of rank {rank} ({kinds}) send {got:.0f} bytes, but reduce-scatters of the gradients send {want:.0f}: "
             "a rank needs the sum of its piece only",
             got=run.ring_bytes(rank),
             rank=rank,
             kinds=kinds_of(run, rank) or "no call",
-            want=want / 2,
+            want=want,
         )
-    uses_what_arrives(t, run)
+    passes_only(
+        t, run, [Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL], "rank {rank} also calls {kinds}: a reduce-scatter for each parameter is enough"
+    )
+    uses_what_arrives(t, run, rank=t.integer(0, world - 1), call=t.integer(0, 99))
+
+
+@check("stage2", points=1, seconds=20)
+def check_during_backward(student, t):
+    "A gradient is reduced as soon as it is complete, while backward runs"
+    world = t.integer(3, 4)
+    run, grads = same_shards(student, t, world, marked=True)
+    for rank in range(world):
+        kinds = [call.kind for call in run.calls(rank)]
+        sent = kinds.index(Kind.BARRIER)
+        message = (
+            "when the gradient of the first parameter is computed, the last one of backward, rank {rank} has sent {sent} of the {others} other "
+            "gradients: send each in its own hook, because a gradient that waits needs memory"
+        )
+        t.that(sent == len(grads) - 1, message, rank=rank, sent=sent, others=len(grads) - 1)
 
 
 @check("stage2", points=1, seconds=20)
 def check_accumulates(student, t):
     "Micro-batches add up"
-    same_shards(student, t, 2, t.integer(2, 3))
+    same_shards(student, t, t.integer(3, 4), t.integer(4, 5))
 
 
 @check("stage2", points=2, seconds=40)
 def check_gradients_are_divided(student, t):
     "No rank keeps a whole gradient: the memory of each process"
-    seed, width = t.integer(0, 999), 1448
-    run = explained(student, large_gradients, [{"seed": seed, "rows": 4, "width": width}] * 2, IN_HOOK)
+    run, _ = same_shards(student, t, 2)
+    for rank, (_, left) in enumerate(run.results):
+        for i, has in enumerate(left):
+            message = "after backward parameter {i} still has a gradient on rank {rank}: set parameter.grad to None, zeros need memory too"
+            t.that(has is False, message, i=i, rank=rank)
+    seed, width, world = t.integer(0, 999), 768, 3
+    run = explained(student, large_gradients, [{"seed": seed, "rows": 4, "width": width}] * world, IN_HOOK)
     for sums in run.results:
-        t.that(len({total is None for total in t.items(sums, 2, "the gradients of the pieces")}) == 1, LATE)
+        t.that(len({total is None for total in t.items(sums, 4, "the gradients of the pieces")}) == 1, LATE)
     for i, want in enumerate(sums_of_gradients(seed, 4, width)):
         own = [t.number(sums[i], "the sum of the gradient of piece {i} on a rank", i=i) for sums in run.results]
-        wrong_if(t, sum(own), want, {AVERAGE: 2 * want, TWICE: want / 2}, rtol=1e-2, atol=1e-4)
+        wrong_if(t, sum(own), want, {AVERAGE: world * want, TWICE: want / world}, rtol=1e-2, atol=1e-4)
         t.close(sum(own), want, "the sum of gradient {i}", i=i, rtol=1e-2, atol=1e-4)
-    both = 2 * 4 * width**2
+    weights = 4 * 4 * width**2
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of the weights after backward: weights 1, pieces and their gradients 0.5 each. "
+        "rank {rank} holds {held:.1f} times the bytes of the weights {when}: weights 1, pieces and their gradients 1/{world} each{besides}. "
         "A whole gradient is still in memory: set parameter.grad to None, and keep no reference to it"
     )
-    holds_at_most(t, run, "after backward", 2.5 * both, message, unit=both)
+    for mark, when, most, besides in (
+        (
+            "before the last gradient",
+            "when the last of 4 gradients is computed",
+            1 + 1.75 / world + 0.5,
+            ", and at most two whole gradients, 0.5",
+        ),
+        ("after backward", "after backward", 1 + 2 / world, ""),
+    ):
+        holds_at_most(t, run, mark, most * weights + ROOM, message, unit=weights, world=world, when=when, besides=besides)
 
 
 # -- parameters
@@ -341,6 +460,7 @@ def check_gradients_are_divided(student, t):
 
 NO_OUTPUT = "sharded_linear returns None: is a return missing, in it or in the function that the checkpoint runs?"
 NOT_TRANSPOSED = "x is multiplied by the weight and not by its transpose: F.linear(x, weight) is x @ weight.T"
+OLD = "pass {number} uses the weight of the first pass, but the pieces have changed since: gather in each pass, and keep no whole weight"
 NO_WAY_BACK = (
     "weight_piece gets no gradient: gather it with Gather.apply(weight_piece, shape), because autograd does not pass through whole"
 )
@@ -355,50 +475,90 @@ BACKWARD = {
 }
 
 
-def same_linear(student, t, world: int):
+def of_all_ranks(t, results: list, whole: Tensor, what: str, alone: list[Tensor], world: int, missing: str = NO_WAY_BACK) -> None:
+    """The gradients of the pieces of all ranks are those of ``whole``, the average of ``alone``; ``missing`` is the message if there is none."""
+    t.that(all(of_piece is not None for of_piece in results), missing)
+    got = [t.tensor(of_piece, "the gradient of the piece on rank {rank}", rank=rank) for rank, of_piece in enumerate(results)]
+    flat, numel = whole.flatten(), whole.numel()
+    own = torch.cat([cut(its, rank, piece) for rank, (its, piece) in enumerate(zip(alone, got))])[:numel]
+    wrong_if(t, torch.cat(got)[:numel], flat, {AVERAGE: world * flat, TWICE: flat / world, OWN: own}, **precision(whole.dtype))
+    t.close(torch.cat(got)[:numel], flat, what, world=world, **precision(whole.dtype))
+    message = "the gradient of a piece is not zero where the piece is padding (world {world}): append zeros to the gradient, as in step 2"
+    t.that(not bool(torch.cat(got)[numel:].any()), message, world=world)
+
+
+def same_linear(student, t, world: int, passes: int = 1):
     """Outputs and gradients are those of the whole weight; the run, and the weight's gradient."""
-    case, mean = linear_case(t, world)
+    case, weights, means = linear_case(t, world, passes)
     run = explained(student, linear, case, BACKWARD)
-    for rank, (own, (out, of_x, _)) in enumerate(zip(case, run.results)):
-        where = {"rank": rank, "world": world}
-        if own["weight"].shape[0] == own["weight"].shape[1]:
-            wrong_if(t, out, own["x"] @ own["weight"].T, {NOT_TRANSPOSED: own["x"] @ own["weight"]})
-        t.close(out, own["x"] @ own["weight"].T, "the output on rank {rank} of {world}", atol=1e-10, **where)
-        t.close(of_x, own["grad"] @ own["weight"], "the gradient of x on rank {rank} of {world}", atol=1e-10, **where)
-    t.that(all(of_piece is not None for _, _, of_piece in run.results), NO_WAY_BACK)
-    got = [t.tensor(of_piece, "weight_piece.grad on rank {rank}", rank=rank) for rank, (_, _, of_piece) in enumerate(run.results)]
-    what = "the gradients of the pieces of all ranks together (world {world})"
-    own = torch.cat([cut(its["grad"].T @ its["x"], rank, piece) for rank, (its, piece) in enumerate(zip(case, got))])[: mean.numel()]
-    known = {AVERAGE: world * mean.flatten(), TWICE: mean.flatten() / world, OWN: own}
-    wrong_if(t, torch.cat(got)[: mean.numel()], mean.flatten(), known)
-    t.close(torch.cat(got)[: mean.numel()], mean.flatten(), what, world=world, atol=1e-10)
-    return run, mean
+    for rank, (own, (outs, of_xs, _)) in enumerate(zip(case, run.results)):
+        for number, (x, grad, weight, out, of_x) in enumerate(zip(own["xs"], own["grads"], weights, outs, of_xs)):
+            where = {"rank": rank, "world": world, "number": number + 1}
+            mistakes = {} if weight.shape[0] != weight.shape[1] else {NOT_TRANSPOSED: x @ weight}
+            if number:
+                mistakes[OLD] = x @ weights[0].T
+            wrong_if(t, out, x @ weight.T, mistakes, **where)
+            t.close(out, x @ weight.T, "the output on rank {rank} of {world}, pass {number}", rtol=1e-9, atol=1e-12, **where)
+            t.close(of_x, grad @ weight, "the gradient of x on rank {rank} of {world}, pass {number}", rtol=1e-9, atol=1e-12, **where)
+    grads = [of_piece for _, _, of_piece in run.results]
+    if passes == 1:
+        alone = [of_weight(own["xs"][0], own["grads"][0]) for own in case]
+        of_all_ranks(t, grads, means[0], "the gradients of the pieces of all ranks together (world {world})", alone, world)
+    return run, means, grads
+
+
+@check("stage3", points=1, seconds=40)
+def check_gather(student, t):
+    "Gather alone: the whole of any shape, and the averaged gradient of the piece"
+    world = t.integer(3, 4)
+    sizes = t.draw_until(lambda: [t.integer(2, 3), t.integer(2, 5), t.integer(2, 5)], lambda sizes: math.prod(sizes) % world > 0)
+    value, case = t.normal(*sizes, dtype=torch.float64), [t.normal(*sizes, dtype=torch.float64) for _ in range(world)]
+    run = explained(student, gathered, [{"value": value, "grad": grad} for grad in case], BACKWARD)
+    what = "Gather.apply(piece, shape) of shape {shape} on rank {rank} of {world}"
+    for rank, (got, _) in enumerate(run.results):
+        t.close(got, value, what, rank=rank, world=world, shape=tuple(sizes), rtol=0, atol=0)
+    what = "the gradients of the pieces of all ranks together (world {world}), from Gather alone,"
+    missing = "the piece gets no gradient from Gather: its backward returns the gradient of the piece, and None for the shape"
+    of_all_ranks(t, [of_piece for _, of_piece in run.results], sum(case) / world, what, case, world, missing)
+    passes_only(
+        t,
+        run,
+        [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL],
+        "{kinds} is more than Gather needs: an all-gather and a reduce-scatter",
+    )
+    size = [8 * world * -(-value.numel() // world)] * world
+    message = "forward and backward of Gather pass {got} bytes on rank {rank} ({kinds}): one all-gather and one reduce-scatter pass {want}"
+    passes_exactly(t, run, [2 * each for each in size], message, calls=2)
 
 
 @check("stage3", points=3, seconds=40)
 def check_linear(student, t):
     "Output and gradients are those of the whole weight"
-    for world in (1, 2, 3):
+    for world in (1, t.integer(3, 5)):
         same_linear(student, t, world)
 
 
 @check("stage3", points=1, seconds=20)
 def check_passes_add_up(student, t):
-    "Micro-batches add up in weight_piece.grad"
-    case, mean = linear_case(t, 2)
-    run = explained(student, linear, [{**own, "passes": 2} for own in case], BACKWARD)
-    t.that(all(of_piece is not None for _, _, of_piece in run.results), NO_WAY_BACK)
-    got = torch.cat([t.tensor(of_piece, "weight_piece.grad") for _, _, of_piece in run.results])[: mean.numel()]
-    last = "After two passes weight_piece.grad has the gradient of one: return it from backward, and autograd adds it."
-    wrong_if(t, got, 2 * mean.flatten(), {last: mean.flatten()})
-    t.close(got, 2 * mean.flatten(), "the gradients of the pieces of all ranks together, after two passes", atol=1e-10)
+    "Micro-batches add up in weight_piece.grad, and each uses the weight of now"
+    _run, means, grads = same_linear(student, t, t.integer(3, 4), passes=t.integer(3, 4))
+    t.that(all(of_piece is not None for of_piece in grads), NO_WAY_BACK)
+    total = sum(means)
+    got = torch.cat([t.tensor(of_piece, "weight_piece.grad") for of_piece in grads])[: total.numel()]
+    last = "After {count} passes weight_piece.grad has the gradient of the last one: return it from backward, and autograd adds it."
+    again = "After {count} passes weight_piece.grad has {count} times the gradient of the first one: compute it in each backward."
+    known = {last: means[-1].flatten(), again: len(means) * means[0].flatten()}
+    wrong_if(t, got, total.flatten(), known, count=len(means))
+    what = "the gradients of the pieces of all ranks together, after {count} passes"
+    t.close(got, total.flatten(), what, count=len(means), rtol=1e-9, atol=1e-12)
 
 
 @check("stage3", points=2, seconds=20)
 def check_gathers(student, t):
     "At most two all-gathers and one reduce-scatter"
-    run, mean = same_linear(student, t, 2)
-    size = 2 * (-(-mean.numel() // 2)) * 8
+    world = t.integer(3, 4)
+    run, (mean,), _ = same_linear(student, t, world)
+    size = world * (-(-mean.numel() // world)) * 8
     message = "{kinds} sends more than a reduce-scatter of the gradient"
     passes_only(t, run, [Kind.ALL_GATHER, Kind.REDUCE_SCATTER], message)
     for rank in range(run.world):
@@ -413,27 +573,42 @@ def check_gathers(student, t):
             size=size,
         )
     for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
-        uses_what_arrives(t, run, kind)
+        uses_what_arrives(t, run, kind, t.integer(0, world - 1))
 
 
 @check("stage3", points=2, seconds=40)
 def check_weights_are_freed(student, t):
-    "After forward no rank holds a whole weight: the memory of each process"
-    seed, width = t.integer(0, 999), 1448
-    run = explained(student, large_linear, [{"seed": seed, "width": width}] * 4, BACKWARD)
-    want = large_output(seed, width)
-    every_rank(t, run, want, "the output of three layers on rank {rank}", rtol=1e-3, atol=1e-4)
+    "A whole weight does not outlive the computation: the memory of each process"
+    seed, width, world = t.integer(0, 999), 896, 3
+    run = explained(student, large_linear, [{"seed": seed, "width": width}] * world, BACKWARD)
+    want, sums = large_output(seed, width)
+    every_rank(t, run, want, "the output of three layers on rank {rank}", of=lambda result: result[0], rtol=1e-3, atol=1e-4)
+    for i, right in enumerate(sums):
+        got = sum(t.number(own[i], "the sum of the gradient of piece {i}", i=i) for _, own in run.results)
+        t.close(got, right, "the sum of the gradient of weight {i}", i=i, rtol=1e-2, atol=1e-2 * width)
+    of_a_weight = 4 * width**2
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of a weight after forward, but its pieces of three weights have 0.75: "
+        "rank {rank} holds {held:.1f} times the bytes of a weight after forward, but its pieces of three weights have {parts:.2f}: "
         "either F.linear saves its weight for backward, because it runs outside of a checkpoint, or the whole weight is an "
-        "*argument* of the checkpoint, which keeps its arguments: gather inside the function that the checkpoint runs"
+        "*argument* of the checkpoint, which keeps its arguments (gather inside the function that the checkpoint runs), or your code keeps it"
     )
-    holds_at_most(t, run, "after forward", 2 * 4 * width**2, message, unit=4 * width**2)
+    holds_at_most(t, run, "after forward", 3 / world * of_a_weight + ROOM, message, unit=of_a_weight, parts=3 / world)
+    message = (
+        "rank {rank} holds {held:.1f} times the bytes of a weight {when}, but its pieces of three weights and the gradients of {count} "
+        "have {parts:.2f}: a whole weight or its gradient outlives the computation"
+    )
+    for mark, when, count in (
+        ("before the last layer of backward", "when backward has passed two of three layers", 2),
+        ("after backward", "after backward", 3),
+    ):
+        parts = (3 + count) / world
+        holds_at_most(t, run, mark, parts * of_a_weight + ROOM, message, unit=of_a_weight, parts=parts, when=when, count=count)
 
 
 # -- offload
 
 SMALL_STEPS = {"name": "AdamW", "options": {"lr": 0.002, "weight_decay": 0.1}}  # each is less than half the spacing of bf16
+SMALLER_STEPS = {"name": "SGD", "options": {"lr": 0.0003, "weight_decay": 0.01}}  # and of fp16
 LARGE_STEP = {"name": "AdamW", "options": {"lr": 0.25, "weight_decay": 0.1}}
 FP32 = (
     'a master or its gradient is in 16 bits: make the master with .to("cpu", torch.float32, copy=True), and cast the gradient with .float()'
@@ -452,7 +627,7 @@ def same_offloaded(student, t, without: int | None = None, first: bool = False):
 
     ``first``: a step with all gradients comes before.
     """
-    values, steps = offload_case(t, without, 1)
+    values, steps = offload_case(t, t.integer(2, 4), without)
     if first:
         steps = [[(value - 2).sign() for value in values], *steps]
     (got,) = explained(student, offloaded, [{"values": values, "steps": steps, **LARGE_STEP}], OFFLOADED).results
@@ -476,9 +651,17 @@ def in_fp32(values, steps):
 @check("offload", points=2)
 def check_offloaded(student, t):
     "Masters in fp32 and pieces in 16 bits have the update of an unsharded optimiser"
-    values, steps = offload_case(t)
-    ((pieces, _, masters, _),) = explained(student, offloaded, [{"values": values, "steps": steps, **SMALL_STEPS}], OFFLOADED).results
-    want = unsharded(*in_fp32(values, steps), **SMALL_STEPS)
+    for dtype, how in ((torch.bfloat16, SMALL_STEPS), (torch.float16, SMALLER_STEPS)):
+        same_masters(student, t, how, *offload_case(t, t.integer(3, 4), steps=t.integer(13, 16), dtype=dtype))
+
+
+def same_masters(student, t, how: dict, values: list[Tensor], steps: list[list[Tensor | None]]) -> None:
+    """Masters and pieces are the twin's after small steps."""
+    dtype = values[0].dtype
+    ((pieces, _, masters, _, made),) = explained(student, offloaded, [{"values": values, "steps": steps, **how}], OFFLOADED).results
+    want = unsharded(*in_fp32(values, steps), **how)
+    t.that(len(made) == 1, "make_optimizer is called {count} times: call it once, with the list of all masters", count=len(made))
+    t.that(all(each is True for each in made[0]), "a master is no nn.Parameter: make each one, nn.Parameter(...)")
     for i, (piece, master) in enumerate(zip(pieces, t.items(masters, len(values), "the parameters that make_optimizer gets"))):
         kind = t.tensor(master, "master {i}", i=i).dtype
         message = "master {i} is {kind}, not torch.float32: an update of less than half the spacing of 16-bit numbers is rounded away"
@@ -487,20 +670,30 @@ def check_offloaded(student, t):
             "After {count} steps the masters are those of masters that are read back from the rounded pieces, so small updates are "
             "lost: make the masters once, in __init__, and only write into the pieces"
         )
-        rounded = read_back(values, steps, **SMALL_STEPS)[i]
-        early, late = rounded, rounded.bfloat16().float()  # before a step, or after it
+        rounded = read_back(values, steps, **how)[i]
+        early, late = rounded, rounded.to(dtype).float()  # before a step, or after it
         wrong_if(t, master, want[i], {message: early}, rtol=1e-5, atol=1e-6, count=len(steps))
         wrong_if(t, master, want[i], {message: late}, rtol=1e-5, atol=1e-6, count=len(steps))
         t.close(master, want[i], "master {i} after {count} steps", i=i, count=len(steps), rtol=1e-5, atol=1e-6)
         message = "A piece has not changed, although its master has: copy the new values into the piece."
-        wrong_if(t, t.tensor(piece, "piece {i}", i=i), want[i].bfloat16(), {message: values[i]})
-        t.close(piece, want[i].bfloat16(), "piece {i} after {count} steps", i=i, count=len(steps), rtol=2**-7, atol=0)
+        wrong_if(t, t.tensor(piece, "piece {i}", i=i), want[i].to(dtype), {message: values[i]})
+        rounding = 2**-7 if dtype == torch.bfloat16 else 2**-10
+        t.close(
+            piece,
+            want[i].to(dtype),
+            "piece {i}, in {dtype}, after {count} steps",
+            i=i,
+            count=len(steps),
+            dtype=str(dtype),
+            rtol=rounding,
+            atol=0,
+        )
 
 
 @check("offload", points=1)
 def check_pieces_in_place(student, t):
     "The pieces are changed in place"
-    (_, memory, _, _), values, want = same_offloaded(student, t)
+    (_, memory, *_), values, want = same_offloaded(student, t)
     message = "A piece has new memory, and its old memory still has the old values. Use piece.data.copy_(...)."
     for mine, before, its in zip(memory, values, want):
         wrong_if(t, t.tensor(mine, "the memory of a piece"), its, {message: before})
@@ -510,7 +703,7 @@ def check_pieces_in_place(student, t):
 @check("offload", points=1)
 def check_no_gradient_left(student, t):
     "After the step no gradient is left"
-    (_, _, _, left), _, _ = same_offloaded(student, t)
+    (_, _, _, left, _), _, _ = same_offloaded(student, t)
     for found, who in zip(t.items(left, 2, "what is left"), ("piece", "master")):
         message = "After the step a {who} still has a gradient: it needs memory until the next backward. Set {who}.grad to None"
         t.that(found is False, message, who=who)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -24,12 +25,11 @@ def measured_state(config: LlamaConfig, world: int, stage: int, optimizer: str) 
     return {name: int(report.timeline[part][end]) for name, part in parts.items()}
 
 
-def whole_case(t, shape: tuple[int, ...], world: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[dict]]:
-    """A tensor, and the piece of each rank."""
-    tensor = t.normal(*shape, dtype=dtype)
+def whole_case(tensor: Tensor, world: int) -> tuple[Tensor, list[dict]]:
+    """The tensor, and the piece of each rank."""
     size = -(-tensor.numel() // world)
     padded = torch.nn.functional.pad(tensor.flatten(), (0, size * world - tensor.numel()))
-    return tensor, [{"piece": piece.clone(), "shape": list(shape)} for piece in padded.split(size)]
+    return tensor, [{"piece": piece.clone(), "shape": list(tensor.shape)} for piece in padded.split(size)]
 
 
 @twin
@@ -59,17 +59,30 @@ def pieces_added(grad: Tensor, world: int) -> Tensor:
     return padded.view(world, size).sum(0).repeat(world)[: grad.numel()].view_as(grad)
 
 
-ADAMW = {"name": "AdamW", "options": {"lr": 0.05, "weight_decay": 0.1}}
+ADAMW = {"name": "AdamW", "options": {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-15}}  # a small eps: the scale of gradients does not matter
+
+
+def shapes_of_parameters(t, world: int, count: int = 3) -> list[tuple[int, ...]]:
+    """Shapes of one to three dimensions, of which every rank has a piece that is not all padding."""
+
+    def draw(dimensions: int) -> tuple[int, ...]:
+        return tuple(t.integer(2, 20 if dimensions == 1 else 6) for _ in range(dimensions))
+
+    return [t.draw_until(lambda i=i: draw(1 + i % 3), lambda shape: math.prod(shape) > (world - 1) ** 2) for i in range(1, count + 1)]
 
 
 def steps_case(
-    t, without: int | None = None, sizes: list[tuple[int, int]] | None = None, missing: tuple[int, ...] = (0, 1, 2)
+    t,
+    shapes: list[tuple[int, ...]],
+    count: int = 3,
+    without: int | None = None,
+    missing: tuple[int, ...] | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-    """Weights of odd sizes and the gradients of three steps; ``without``: a parameter without gradient in the steps ``missing``."""
-    shapes = sizes or [(t.integer(2, 6), t.integer(2, 6)) for _ in range(3)]
-    weights = [t.normal(*shape, dtype=torch.float64) for shape in shapes]
-    steps: list[list[Tensor | None]] = [[t.normal(*weight.shape, dtype=torch.float64) for weight in weights] for _ in range(3)]
-    for step in missing if without is not None else ():
+    """Weights, and the gradients of ``count`` steps; ``without``: a parameter without gradient in the steps ``missing``, by default in all."""
+    weights = [t.normal(*shape, dtype=dtype) for shape in shapes]
+    steps: list[list[Tensor | None]] = [[t.normal(*weight.shape, dtype=dtype) for weight in weights] for _ in range(count)]
+    for step in (range(count) if missing is None else missing) if without is not None else ():
         steps[step][without] = None
     return weights, steps
 
@@ -78,18 +91,17 @@ def steps_case(
 def large_state(seed: int, numel: int, world: int) -> list[Tensor]:
     """The same in one process."""
     random = torch.Generator().manual_seed(seed)
-    parameters = [torch.nn.Parameter(torch.randn(numel // world, generator=random)) for _ in range(world)]
-    optimizer = torch.optim.AdamW(parameters, lr=0.05, foreach=False)
-    for _ in range(2):
-        for parameter in parameters:
-            parameter.grad = torch.randn(numel // world, generator=random)
-        optimizer.step()
+    parameters = [torch.nn.Parameter(torch.rand(numel // world, generator=random)) for _ in range(world)]
+    optimizer = torch.optim.AdamW(parameters, lr=0.05, amsgrad=True, foreach=False)
+    for parameter in parameters:
+        parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
+    optimizer.step()
     return [parameter.detach()[:: numel // 64].clone() for parameter in parameters]
 
 
-def norm_case(t, sizes: list[list[int]]) -> tuple[list[dict], Tensor]:
+def norm_case(t, sizes: list[list[int]], dtype: torch.dtype = torch.float32) -> tuple[list[dict], Tensor]:
     """Pieces of each rank, and the norm of them all."""
-    parts = [[t.normal(size) * (1 + rank) for size in own] for rank, own in enumerate(sizes)]
+    parts = [[t.normal(size, dtype=dtype) * (1 + rank) for size in own] for rank, own in enumerate(sizes)]
     return [{"grads": own} for own in parts], torch.cat([piece for own in parts for piece in own]).norm()
 
 
@@ -100,7 +112,7 @@ def whole_gradients(weights: list[Tensor], batches: list[list[Tensor]]) -> list[
     loss = torch.zeros((), dtype=torch.float64)
     for x in itertools.chain(*batches):
         for weight in weights:
-            x = torch.tanh(x @ weight)
+            x = torch.tanh(x @ weight) if weight.dim() == 2 else x + weight
         loss = loss + x.square().mean() / len(batches)
     return list(torch.autograd.grad(loss, weights))
 
@@ -109,30 +121,51 @@ def whole_gradients(weights: list[Tensor], batches: list[list[Tensor]]) -> list[
 def sums_of_gradients(seed: int, rows: int, width: int) -> list[float]:
     """Of whole gradients, in one process; all ranks have the same input."""
     random = torch.Generator().manual_seed(seed)
-    weights = [(torch.randn(width, width, generator=random) / width**0.5).requires_grad_() for _ in range(2)]
+    weights = [(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5).requires_grad_() for _ in range(4)]
     x = torch.randn(rows, width, generator=random)
-    torch.tanh(torch.tanh(x @ weights[0]) @ weights[1]).square().mean().backward()
+    for weight in weights:
+        x = torch.tanh(x @ weight)
+    x.square().mean().backward()
     return [weight.grad.sum().item() for weight in weights]
 
 
 @twin
-def large_output(seed: int, width: int) -> Tensor:
-    """In one process."""
+def large_output(seed: int, width: int) -> tuple[Tensor, list[float]]:
+    """In one process: the output, and the sums of the gradients."""
     random = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(width, width, generator=random) / width**0.5 for _ in range(3)]
+    weights = [(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5).requires_grad_() for _ in range(3)]
     x = torch.randn(2, width, generator=random)
     for weight in weights:
         x = torch.tanh(x @ weight.T)
-    return x
+    grads = torch.autograd.grad(x.sum(), weights)
+    return x.detach(), [float(grad.sum()) for grad in grads]
 
 
-def linear_case(t, world: int) -> tuple[list[dict], Tensor]:
-    """Input and gradient of each rank, and the averaged gradient of the weight."""
-    shape = (t.choice([5, 7]), t.choice([5, 7]))  # two and three ranks need padding
-    weight = t.normal(*shape, dtype=torch.float64)
-    case = [{"x": t.normal(4, shape[1], dtype=torch.float64), "grad": t.normal(4, shape[0], dtype=torch.float64)} for _ in range(world)]
-    mean = sum(own["grad"].T @ own["x"] for own in case) / world
-    return [{**own, "weight": weight} for own in case], mean
+def linear_case(t, world: int, passes: int = 1) -> tuple[list[dict], list[Tensor], list[Tensor]]:
+    """Inputs and gradients of each rank, in every second pass of three dimensions; the weight and the averaged gradient of each pass."""
+    shape = (t.choice([7, 11]), t.choice([7, 11]))  # two to five ranks need padding
+    first, later = drawn(t, *shape), [drawn(t, *shape) for _ in range(passes - 1)]
+    weights = list(itertools.accumulate([first, *later]))
+    batch = [(4,) if number % 2 == world % 2 else (2, 3) for number in range(passes)]
+    case = [
+        {
+            "xs": [drawn(t, *sizes, shape[1]) for sizes in batch],
+            "grads": [drawn(t, *sizes, shape[0]) for sizes in batch],
+        }
+        for _ in range(world)
+    ]
+    means = [sum(of_weight(own["xs"][number], own["grads"][number]) for own in case) / world for number in range(passes)]
+    return [{**own, "weight": first, "later": later} for own in case], weights, means
+
+
+def drawn(t, *shape: int) -> Tensor:
+    """In fp64."""
+    return t.normal(*shape, dtype=torch.float64)
+
+
+def of_weight(x: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the weight of a linear layer."""
+    return grad.flatten(0, -2).T @ x.flatten(0, -2)
 
 
 @twin
@@ -141,19 +174,21 @@ def read_back(values: list[Tensor], steps: list[list[Tensor]], name: str, option
     masters = [torch.nn.Parameter(value.float()) for value in values]
     optimizer = getattr(torch.optim, name)(masters, **options)
     for grads in steps:
-        for master, grad in zip(masters, grads):
-            master.data.copy_(master.data.bfloat16())
+        for master, grad, value in zip(masters, grads, values):
+            master.data.copy_(master.data.to(value.dtype))
             master.grad = grad.float()
         optimizer.step()
     return [master.detach() for master in masters]
 
 
-def offload_case(t, without: int | None = None, steps: int = 12) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-    """Pieces in bf16, between 1 and 2, and gradients that keep their sign; ``without``: a piece without gradients."""
-    values = [(1.5 + t.normal(t.integer(4, 9)).clamp(-2, 2) / 5).bfloat16() for _ in range(2)]
+def offload_case(
+    t, count: int, without: int | None = None, steps: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> tuple[list[Tensor], list[list[Tensor | None]]]:
+    """``count`` pieces between 1 and 2, and gradients that keep their sign; ``without``: a piece without gradients."""
+    values = [(1.5 + t.normal(t.integer(4, 9)).clamp(-2, 2) / 5).to(dtype) for _ in range(count)]
     signs = [t.normal(len(value)).sign() for value in values]
     grads = [
-        [None if i == without else (sign * (1 + t.normal(len(sign)).abs() / 10)).bfloat16() for i, sign in enumerate(signs)]
+        [None if i == without else (sign * (1 + t.normal(len(sign)).abs() / 10)).to(dtype) for i, sign in enumerate(signs)]
         for _ in range(steps)
     ]
     return values, grads
