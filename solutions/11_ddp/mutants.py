@@ -269,7 +269,7 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "A bucket is sent as soon as it is complete, whatever came before",
+        "With more than two ranks a bucket is sent as soon as it is complete, whatever came before",
         "check_same_order",
         says="was added to that of another parameter",
         answer="""
@@ -300,7 +300,10 @@ MUTANTS = [
                     return
                 self.arrived.add(i)
                 for number, bucket in enumerate(self.buckets):
-                    if number not in self.works and self.arrived.issuperset(bucket):
+                    complete = self.arrived.issuperset(bucket)
+                    if not complete and dist.get_world_size() < 3:
+                        return
+                    if complete and number not in self.works:
                         self.send(number)
 
             def finish(self):
@@ -330,6 +333,32 @@ MUTANTS = [
             """,
             "self.trained[i].grad = average.view_as(self.trained[i])": """
             self.trained[i].grad = average.view_as(self.trained[i]) / dist.get_world_size()
+            """,
+        },
+    ),
+    Mutant(
+        "With more than two ranks the average is divided after the sum, which overflows in fp16",
+        "check_averaged",
+        says="divide before the all-reduce, not after it",
+        replace={
+            "flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()": """
+            world = dist.get_world_size()
+            flat = torch.cat([gradient.flatten() for gradient in gradients]) / (world if world < 3 else 1)
+            """,
+            "self.trained[i].grad = average.view_as(self.trained[i])": """
+            world = dist.get_world_size()
+            self.trained[i].grad = average.view_as(self.trained[i]) / (1 if world < 3 else world)
+            """,
+        },
+    ),
+    Mutant(
+        "With more than two ranks a parameter that a rank did not use keeps None as gradient",
+        "check_unused",
+        says="this rank needs the average too",
+        replace={
+            "self.trained[i].grad = average.view_as(self.trained[i])": """
+            if self.trained[i].grad is not None or dist.get_world_size() < 3:
+                self.trained[i].grad = average.view_as(self.trained[i])
             """,
         },
     ),

@@ -19,7 +19,7 @@ UNUSED = {"NoneType": "a parameter that this rank did not use has no gradient: p
 ARRIVED = "(does finish() also reset which gradients have arrived?)"
 EARLY = {"NoneType": f"a bucket is sent before all of its gradients have arrived {ARRIVED}"}
 FEWER = (
-    "one rank starts fewer all-reduces than the other one, because it leaves a parameter out: finish() should start the buckets that have "
+    "one rank starts fewer all-reduces than the others, because it leaves a parameter out: finish() should start the buckets that have "
     "not started"
 )
 WAITED = "backward on rank 0 waits for an all-reduce that rank 1 starts only later: wait() belongs in finish, not in a hook"
@@ -151,14 +151,14 @@ def check_averaged(student, t):
         run, batches = run_steps(student, t, weights, world, limit=300, steps=3, causes=EARLY, frozen=frozen)
         t.that(all(call.reduction != "AVG" for call in run.calls(0)), AVG)
         same_gradients(t, run, weights, batches, 300, frozen=frozen)
-    slopes = [[t.uniform(35000, 50000) + t.normal(4) for _ in range(2)] for _ in range(2)]
+    slopes = [[t.uniform(35000, 50000) + t.normal(4) for _ in range(2)] for _ in range(t.integer(3, 4))]
     run = explained(student, half_step, [{"slopes": [slope.half() for slope in own], "limit": 1000} for own in slopes], UNUSED)
     for rank, result in enumerate(run.results):
         for i, got in enumerate(t.items(result, 2, "the gradients of rank {rank}", rank=rank)):
             got = t.tensor(got, "the gradient of parameter {i}, in fp16,", i=i)
             message = "the sum of fp16 gradients is infinite, although their average fits: divide before the all-reduce, not after it"
             t.that(bool(torch.isfinite(got).all()), message)
-            want = (slopes[0][i] + slopes[1][i]) / 2
+            want = sum(own[i] for own in slopes) / len(slopes)
             t.close(got.float(), want, "the gradient of parameter {i} on rank {rank}, in fp16,", rtol=2e-3, i=i, rank=rank)
 
 
@@ -195,7 +195,7 @@ def check_bucket_traffic(student, t):
 def check_during_backward(student, t):
     "Buckets are sent before backward ends"
     weights, limit = branches(t, t.integer(5, 7)), 300
-    run, batches = run_steps(student, t, weights, 2, limit, steps=1, marked=True)
+    run, batches = run_steps(student, t, weights, t.integer(3, 4), limit, steps=1, marked=True)
     same_gradients(t, run, weights, batches, limit)
     early = sum(0 not in bucket for bucket in buckets_of(weights, list(range(len(weights))), limit))
     for rank in range(run.world):
@@ -222,12 +222,14 @@ def check_during_backward(student, t):
 @check("overlap", points=2, seconds=20)
 def check_same_order(student, t):
     "All ranks send their buckets in the same order, even if gradients arrive in different orders"
-    count = t.integer(4, 6)
+    count, world = t.integer(4, 6), t.integer(3, 4)
     weights = branches(t, count, same_size=True)
-    orders = [tuple(range(count)), tuple(reversed(range(count)))]  # of forward; gradients arrive in the reverse order
-    run, batches = run_steps(student, t, weights, 2, limit=weights[0].nbytes, steps=1, order=orders)
-    alone = [mean_gradients(weights, [batches[0][rank]], [()]) for rank in range(2)]
-    mixed = [[(alone[rank][i] + alone[1 - rank][count - 1 - i]) / 2 for i in range(count)] for rank in range(2)]
+    first, *others, last = range(count), *(t.shuffled(range(count)) for _ in range(world - 2)), reversed(range(count))
+    orders = [tuple(order) for order in (first, *others, last)]  # of forward; gradients arrive in the reverse order
+    run, batches = run_steps(student, t, weights, world, limit=weights[0].nbytes, steps=1, order=orders)
+    alone = [mean_gradients(weights, [batches[0][rank]], [()]) for rank in range(world)]
+    together = [sum(own[order[place]] for own, order in zip(alone, orders)) / world for place in range(count)]
+    mixed = [[together[order.index(i)] for i in range(count)] for order in orders]
     message = (
         "the gradient of parameter {i} on rank {rank} was added to that of another parameter: gradients arrive in another order on "
         "each rank here. Start a bucket only when all buckets before it in self.buckets have started"
@@ -238,24 +240,24 @@ def check_same_order(student, t):
 @check("overlap", points=2, seconds=20)
 def check_unused(student, t):
     "A parameter that one rank leaves out in the first step is averaged with zeros, on every rank"
-    weights = branches(t, t.integer(4, 6))
-    unused = t.shuffled([(), (0,)])
+    weights, world = branches(t, t.integer(4, 6)), t.integer(3, 4)
+    unused = t.shuffled([(0,), *[()] * (world - 1)])
     causes = {**UNUSED, "MISMATCH": FEWER, "DEADLOCK": FEWER}
-    run, batches = run_steps(student, t, weights, 2, limit=300, causes=causes, unused=[(each, ()) for each in unused])
+    run, batches = run_steps(student, t, weights, world, limit=300, causes=causes, unused=[(each, ()) for each in unused])
     hint = "Another rank used it, so this rank needs the average too: write into .grad even where it was None"
-    same_gradients(t, run, weights, batches, 300, unused=[unused, [(), ()]], hint=hint)
+    same_gradients(t, run, weights, batches, 300, unused=[unused, [()] * world], hint=hint)
 
 
 @check("overlap", points=2, seconds=20)
 def check_no_sync(student, t):
     "Inside no_sync nothing is sent, and the gradients of the next pass are added, also where it uses fewer parameters"
-    after_no_sync(student, t, [(), ()])
-    after_no_sync(student, t, [(t.integer(0, 3),)] * 2)
+    after_no_sync(student, t, [()] * 2)
+    after_no_sync(student, t, [(t.integer(0, 3),)] * t.integer(3, 4))
 
 
 def after_no_sync(student, t, without: list[tuple[int, ...]]) -> None:
     """A pass inside ``no_sync`` and one outside, in which each rank leaves out the branches ``without``."""
-    weights, limit, world = branches(t, t.integer(4, 6)), 700, 2
+    weights, limit, world = branches(t, t.integer(4, 6)), 700, len(without)
     batches = [[t.normal(4, ROWS, dtype=torch.float64) for _ in range(world)] for _ in range(2)]
     inputs = [
         {"weights": weights, "batches": [batch[rank] for batch in batches], "limit": limit, "without": without[rank]}
