@@ -606,7 +606,9 @@ figures.training(together[0], alone, predicted_training)
 # Outside this course you write `DistributedDataParallel(module)`. It does the same as your class, with three
 # refinements: with `gradient_as_bucket_view=True` gradients are views of the buckets (no copy), the buckets follow the
 # order in which gradients arrived in the first step, and there is no `finish()`: a callback at the end of backward waits. `Standard`, in the
-# first cell, gives it the names of this lab. The sampler is `DistributedSampler`. Both pass your checks:
+# first cell, gives it the names of this lab. The sampler is `DistributedSampler`. Both pass your checks, except “The gradient is
+# that of the mean over all micro-batches of all ranks, and only the last backward pass communicates”: when PyTorch's wrapper is
+# built, it also compares the shapes of the parameters over the ranks, with an all-gather.
 
 # %% id="run_standard" tags=["demo"]
 from torch.utils.data import DistributedSampler

@@ -774,8 +774,8 @@ print(*sweep.table(job), sep="\n")
 # **Read · 5 min**
 #
 # PyTorch's `fully_shard` (FSDP2) has an option or a call for each exercise of this lab. It sends the **same messages in
-# the same order** as your form, so it passes the checks of step 5, with one exception on this machine: "only the block
-# that computes is waited for". FSDP2 leaves the overlap to the streams of the GPU. A CPU has no streams, so there it
+# the same order** as your form, so it passes the checks of step 5, with one exception on this machine: “Only the block
+# that computes is waited for”. FSDP2 leaves the overlap to the streams of the GPU. A CPU has no streams, so there it
 # waits for every message at once; your form, with `async_op=True`, overlaps here too. How the options look:
 #
 # - Backward prefetches the previous unit by default; forward does so only for the modules named with

@@ -1,5 +1,6 @@
 """Every reference notebook runs from top to bottom in a fresh kernel, away from the checkout,
-without an error in any cell, with full marks, and with figures that can be read.
+without an error in any cell, with full marks, and with figures that can be read. What a text says about the
+checks of the standard library's form holds.
 
 Sizes are reduced by the variables that lab.toml lists, and the kernels are forked from a process that has
 imported torch. `make course` runs the same with --full-size, in kernels started as usual.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -27,6 +29,9 @@ from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import build_notebook, source_folder
 
 CELL_SECONDS = 600  # far above the 90 s a whole lab may take: it ends a run that hangs
+INSTEAD = re.compile(r"^lab\.check\(.*\binstead=", re.MULTILINE)
+VERDICT = re.compile(r"\A\w+: [\d.]+ of [\d.]+ points")
+ROW = re.compile(r"^  ([✓✗]) (.+?) +[\d.]+/[\d.]+", re.MULTILINE)
 
 
 class ForkedKernel:
@@ -93,10 +98,35 @@ def test_reference_notebook_runs(
     ]
     assert ran == list(range(1, len(ran) + 1))
     assert list(below_full_marks(notebook)) == []
+    assert list(unlike_the_text(notebook)) == []
     figures = [json.loads(line) for line in faults.read_text().splitlines()] if faults.exists() else []
     assert figures or not (tmp_path / "figures.py").exists()
     found = [f"{figure['text'].split('. ')[0]}: {fault}" for figure in figures for fault in figure["faults"]]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "faults"),
+    [
+        ("It passes your checks:", "✓✓", 0),
+        ("It passes your checks:", "✓✗", 1),
+        ("It passes your checks, except “Only\nneighbours talk”:", "✓✗", 0),
+        ("It passes your checks, except “Only neighbours talk”:", "✓✓", 1),
+        ("It passes your checks, except “Only neighbours talk”:", "✗✗", 1),
+        ("It passes your checks:", "", 1),
+    ],
+)
+def test_what_the_text_says_of_a_standard_form_is_compared_with_its_checks(
+    text: str, marks: str, faults: int
+) -> None:
+    rows = [
+        f"  {mark} {title}  1/1" for mark, title in zip(marks, ("The sum is right", "Only neighbours talk"))
+    ]
+    shown = ["a table", "\n".join(["ring: 1 of 2 points (3 ms)", *rows])] if marks else ["a table"]
+    outputs = [nbformat.v4.new_output("display_data", {"text/plain": each}) for each in shown]
+    cell = nbformat.v4.new_code_cell('lab.check("ring", instead={"ring": standard})', outputs=outputs)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text), cell])
+    assert len(list(unlike_the_text(notebook))) == faults
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
@@ -135,3 +165,25 @@ def below_full_marks(notebook: nbformat.NotebookNode) -> Iterator[str]:
         texts = [output.data["text/plain"] for output in cell.outputs if "data" in output]
         if not any("All checks pass" in text for text in texts):
             yield f"{cell.metadata.nbgrader.grade_id}: {texts}"
+
+
+def unlike_the_text(notebook: nbformat.NotebookNode) -> Iterator[str]:
+    """Where ``lab.check(..., instead=...)`` shows another result than the text before the cell says.
+
+    A standard form passes all checks, except those whose titles this text has between “ and ”: they fail.
+    """
+    text = ""
+    for cell in notebook.cells:
+        text = cell.source if cell.cell_type == "markdown" else text
+        checks = len(INSTEAD.findall(cell.source)) if cell.cell_type == "code" else 0
+        if not checks:
+            continue
+        shown = [output.data["text/plain"] for output in cell.outputs if "data" in output]
+        verdicts = [each for each in shown if VERDICT.match(each)]
+        if len(verdicts) != checks:
+            yield f"{cell.id}: {len(verdicts)} verdicts of {checks} checks: {shown}"
+        named = {" ".join(title.split()) for title in re.findall("“([^”]+)”", text)}
+        for verdict in verdicts:
+            for mark, title in ROW.findall(verdict):
+                if (mark == "✗") != (title in named):
+                    yield f"{cell.id}: {mark} {title}. The text before names {named or 'no check'}: {verdict}"
