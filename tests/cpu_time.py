@@ -112,6 +112,8 @@ class Summary:
             f"CPU time {clock(user + system)} (user {clock(user)}, "
             f"system {clock(system)}), wall time {clock(wall)}"
         )
+        # more than the total where the processes of a sandbox count, for which no process outside it waits
+        write(f"The tests used {clock(sum(self.tests.values()))}, each with its sandboxes.")
         write(f"The whole machine used {clock(machine() - self.machine)} meanwhile, other programs included.")
 
 
