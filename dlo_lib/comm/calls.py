@@ -47,6 +47,34 @@ class Kind(enum.Enum):
         return self in (Kind.BROADCAST, Kind.REDUCE, Kind.GATHER, Kind.SCATTER)
 
 
+_TOWARDS = {
+    Kind.SEND: "sends to",
+    Kind.RECV: "receives from",
+    Kind.BROADCAST: "broadcasts from",
+    Kind.REDUCE: "reduces to",
+    Kind.GATHER: "gathers to",
+    Kind.SCATTER: "scatters from",
+}
+
+
+def require_peer(kind: Kind, rank: int, peer: int, size: int) -> None:
+    """Refuse a peer or a root outside the group: gloo waits for rank -1 without end.
+
+    Args:
+        rank: the rank that calls, within the group.
+        peer: the source, the destination or the root, within the group.
+        size: the number of ranks of the group.
+
+    Raises:
+        ValueError: there is no such rank.
+    """
+    if kind in _TOWARDS and not 0 <= peer < size:
+        raise ValueError(
+            f"rank {rank} {_TOWARDS[kind]} rank {peer}, but the ranks are 0 to {size - 1}: "
+            f"count them modulo {size}, as in (rank - 1) % {size}, or leave this call out"
+        )
+
+
 _KIND, _SITE = 1, -2  # their positions in a call and in its record
 
 

@@ -119,8 +119,9 @@ explore(figures.ring_messages, ranks=[2, 3, 4, 5, 6], step=range(11))
 # **Core · 6 min · ●○○**
 #
 # Before you write collectives, use one by hand. `%%ranks 4` runs a cell on four ranks, whose variables stay for
-# the next cell. Run the three cells below, then change the last one: reduce to one rank (`dist.reduce`), or let
-# rank 1 skip the call. The ranks survive a deadlock, so you can try anything.
+# the next cell. Run the three cells below, then change the last one: reduce to one rank (`dist.reduce`; the
+# other ranks keep what their part of the reduction left), or let rank 1 skip the call. The ranks survive a
+# deadlock, so you can try anything.
 
 # %% id="load_live" tags=["demo"]
 # %load_ext dlo_lib.live_ranks
@@ -240,6 +241,7 @@ lab.check("exchange")
 # it send next?
 #
 # - Each rank sends **only to its right neighbour** (rank + 1), with your `exchange`, N - 1 chunks in total.
+# - Any dtype: receive into a tensor of the dtype of the argument.
 # - The argument stays unchanged.
 # - The result must not keep the whole tensor in memory: it is the shard of a gradient, and the rest must be
 #   freed.
@@ -265,7 +267,7 @@ lab.check("scatter")
 # %% [markdown] id="gather_text"
 # ## 4 · All-gather
 #
-# **Core · 9 min · ●●○**
+# **Core · 7 min · ●●○**
 #
 # This is the lower row. Rank *r* has chunk *r* of a tensor of `size` elements, cut as above; at the end every
 # rank has the whole tensor. There is no addition: in each step a rank sends the chunk that it received last,
@@ -408,7 +410,7 @@ predicted_bars(of_rank_0, predicted_messages, "messages", title="sent by rank 0 
 # %% [markdown] id="cost_text"
 # ## 7 · A model with two parameters
 #
-# **Core · 9 min · ●●○**
+# **Core · 11 min · ●●○**
 #
 # How long does a message of *m* bytes take? A good approximation is
 #
@@ -574,8 +576,9 @@ predicted_bars(added, predicted_between, "bytes ÷ bytes of the tensor", title="
 # %% [markdown] id="standard_text"
 # ## 9 · The same with PyTorch
 #
-# `dist.all_reduce(tensor)` is what you will use. The cell compares its sums with those of your ring. The checks of your ring
-# refuse it, because they accept only messages between two ranks: a collective would be the answer itself.
+# `dist.all_reduce(tensor)` is what you will use. The checks of your ring refuse it, because they allow messages
+# only. So the next cell compares its sums with yours, on three ranks: an odd size, fewer elements than ranks,
+# integers, and a transposed matrix.
 
 # %% id="run_standard" tags=["demo"]
 def standard_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
@@ -584,13 +587,15 @@ def standard_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def largest_difference(size: int) -> float:
-    """The largest difference of an element of both sums, on this rank."""
-    tensor = torch.randn(size, generator=torch.Generator().manual_seed(dist.get_rank()))
-    return float((ring_all_reduce(tensor) - standard_all_reduce(tensor)).abs().max())
+def differences() -> dict[str, float]:
+    """Return the largest difference between the sums of both all-reduces, by tensor."""
+    ours = {"7 numbers": torch.randn(7), "2 numbers": torch.randn(2), "integers": torch.randint(-50, 50, (3, 5)), "transposed": torch.randn(3, 5).t()}
+    return {name: float((ring_all_reduce(tensor) - standard_all_reduce(tensor)).abs().max()) for name, tensor in ours.items()}
 
 
-print(f"largest difference of a sum on 4 ranks: {max(run_ranks(largest_difference, 4, 1000)):.1g}")
+found = run_ranks(differences, 3)
+for name in found[0]:
+    print(f"{name:<12}  largest difference {max(by_tensor[name] for by_tensor in found):.1e}")
 
 # %% [markdown] id="standard_table_text"
 # The table compares both on two ranks, for your largest tensor: the fastest of several tries, the memory that a rank

@@ -130,6 +130,21 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "What arrives is received in float32, whatever the dtype of the tensor",
+        "check_scatter_odd",
+        says="MISMATCH",
+        replace={"arriving = torch.empty_like(share)": "arriving = torch.empty(share.shape)"},
+    ),
+    Mutant(
+        "The ranks are not counted modulo their number",
+        "check_scatter_two",
+        also=("check_scatter_ring", "check_scatter_odd", "check_scatter_input", "check_scatter_traffic", "check_scatter_memory"),
+        says="but the ranks are 0 to 1: count them modulo 2",
+        replace={
+            "exchange(partial, (rank + 1) % world, arriving, (rank - 1) % world)": "exchange(partial, rank + 1, arriving, rank - 1)",
+        },
+    ),
+    Mutant(
         "The ring runs in the opposite direction",
         "check_scatter_ring",
         says="only to its right neighbour",
@@ -258,6 +273,23 @@ MUTANTS = [
                     dist.send(whole, other)
                 elif rank == other:
                     dist.recv(whole, 0)
+            """,
+        },
+    ),
+    Mutant(
+        "The own chunk is sent, but not in the whole tensor",
+        "check_gather",
+        also=("check_gather_odd", "check_gather_traffic"),
+        says="only the own chunk of rank",
+        replace={
+            """
+            whole = chunk.new_empty(size)
+            chunks = whole.tensor_split(world)
+            chunks[rank].copy_(chunk)
+            """: """
+            whole = chunk.new_zeros(size)
+            chunks = list(whole.tensor_split(world))
+            chunks[rank] = chunk
             """,
         },
     ),
@@ -744,6 +776,13 @@ MUTANTS = [
         "check_levels",
         says="has the sum over its node only",
         replace={"dist.all_reduce(chunk, group=between)": ""},
+    ),
+    Mutant(
+        "The chunks are added over all ranks",
+        "check_levels",
+        also=("check_levels_argument",),
+        says="adds the chunks of all ranks, which are different parts of the tensor",
+        replace={"dist.all_reduce(chunk, group=between)": "dist.all_reduce(chunk)"},
     ),
     Mutant(
         "Whole tensors are added between the nodes",

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
-from dlo_lib.comm.calls import Call, Kind, channel
+from dlo_lib.comm.calls import Call, Kind, channel, require_peer
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.comm.tracing.identity_map import IdentityMap
 from dlo_lib.comm.tracing.operators import OPERATORS, Reader, unknown_operators
@@ -170,6 +170,8 @@ class Tap:
             )
             by_reducer = from_reducer or (in_backward and getattr(here, "in_ddp_hook", False))
             read = reader.read(arguments, len(members), summed=from_reducer)
+            if not 0 <= read.root < len(members):
+                require_peer(reader.kind, group.rank(), read.root, len(members))
             peer = members[read.root] if read.root >= 0 else -1
             is_async: bool = read.is_async
             counter_key: Hashable = name

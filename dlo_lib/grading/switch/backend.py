@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.calls import Kind, require_peer
 from dlo_lib.grading.switch.link import CommunicationError, Link, SwitchWork
 from dlo_lib.torch_compat import refusing_backend
 
@@ -212,6 +212,7 @@ class SwitchGroup(dist.ProcessGroup):
         for tensor in whole:
             if not tensor.is_contiguous():
                 raise CommunicationError(f"{kind.value} needs a contiguous output")
+        require_peer(kind, self.rank(), peer, self.size())
         seq = self.link.post(
             kind, self.group_name, self.members, sent, into,
             peer=self.members[peer] if peer >= 0 else -1, tag=tag, reduction=reduction,
