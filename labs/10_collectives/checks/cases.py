@@ -119,9 +119,11 @@ def in_levels(student, rank, world, value, inside):
 # -- inputs and runs
 
 
-def drawn(t, world: int, size: int) -> list[Tensor]:
+def drawn(t, world: int, size: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """A tensor for each rank."""
-    return [t.normal(size) for _ in range(world)]
+    if not dtype.is_floating_point:
+        return [t.integers(-50, 50, size).to(dtype) for _ in range(world)]
+    return [t.normal(size, dtype=dtype) for _ in range(world)]
 
 
 def cut_sizes(t, world: int) -> list[int]:

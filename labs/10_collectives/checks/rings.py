@@ -73,9 +73,9 @@ def right_before(t, run: Run, values: Sequence[Tensor]) -> None:
     messages_only(t, run)
 
 
-def scatters(student, t, world: int, sizes: Sequence[int], what: str) -> Run:
+def scatters(student, t, world: int, sizes: Sequence[int], what: str, dtype: torch.dtype = torch.float32) -> Run:
     """A run with a tensor of each size, one after another, whose chunks are right."""
-    cases = [drawn(t, world, size) for size in sizes]
+    cases = [drawn(t, world, size, dtype) for size in sizes]
     run = run_all(student, scattered, cases)
     for values, case in zip(cases, by_case(t, run, len(cases))):
         same_chunks(t, case, values, what)
@@ -100,7 +100,7 @@ def check_scatter_ring(student, t):
 
 @check("scatter", points=1, seconds=40)
 def check_scatter_odd(student, t):
-    "Sizes that the number of ranks does not divide, and one rank alone"
+    "Sizes that the number of ranks does not divide, other dtypes, and one rank alone"
     for world in (2, t.integer(3, 4), 1):
         scatters(
             student,
@@ -108,6 +108,7 @@ def check_scatter_odd(student, t):
             world,
             cut_sizes(t, world)[:2],
             "the chunk of rank {rank} of {world}, of a tensor of {size} elements (cut it with tensor_split)",
+            t.choice([torch.float64, torch.int64]),
         )
 
 
@@ -200,6 +201,11 @@ def same_whole(t, run: Run, whole: Tensor, what: str) -> None:
             "each chunk is one place too far to the left on rank {rank} of {world}": torch.cat([*chunks[1:], chunks[0]]),
         }
         wrong_if(t, got, whole, mistakes, rank=rank, world=world)
+        if isinstance(got, Tensor) and got.shape == whole.shape and not torch.equal(got, whole):
+            repaired = got.clone()
+            repaired.tensor_split(world)[rank].copy_(chunks[rank])
+            message = "only the own chunk of rank {rank} of {world} is missing in its whole tensor: copy it to its place"
+            t.that(not torch.equal(repaired, whole), message, rank=rank, world=world)
         t.close(got, whole, what, rank=rank, world=world, size=whole.numel())
     messages_only(t, run)
 
@@ -209,7 +215,7 @@ def check_gather(student, t):
     "Every rank has all chunks in order"
     for world in (1, 3, t.integer(5, 6)):
         whole = t.normal(world * t.integer(2, 4), dtype=torch.float64)
-        gathers(student, t, [whole], world, "the whole tensor on rank {rank} of {world} (send on what arrived last)")
+        gathers(student, t, [whole], world, "the whole tensor on rank {rank} of {world}")
 
 
 @check("gather", points=1, seconds=40)

@@ -200,11 +200,18 @@ def check_reduce_argument(student, t):
 # -- 8 · two levels
 
 
+def chunks_of_nodes(values: Sequence[Tensor], inside: int) -> list[Tensor]:
+    """The chunk of each rank in the sum over its node."""
+    nodes = [summed(values[first : first + inside]).tensor_split(inside) for first in range(0, len(values), inside)]
+    return [chunk for node in nodes for chunk in node]
+
+
 def two_levels(student, t, world: int, inside: int) -> tuple[Run, list[Tensor]]:
     """A run with right sums, and the tensors of the ranks."""
     values = drawn(t, world, inside * t.integer(2, 5))
     run = run_on(student, in_levels, values, inside=inside)
     total = summed(values)
+    mixed = summed(chunks_of_nodes(values, inside)).repeat(inside)
     for rank, result in enumerate(run.results):
         got = pair(t, result, rank)[0]
         first = rank - rank % inside
@@ -213,6 +220,7 @@ def two_levels(student, t, world: int, inside: int) -> tuple[Run, list[Tensor]]:
         mistakes = {
             "rank {rank} of {world} has the sum over its node only: add the chunks of all nodes, with group=between": node,
             "rank {rank} of {world} has only the sum over the ranks with its place on every node: the sum inside the node is missing": peers,
+            "rank {rank} of {world} adds the chunks of all ranks, which are different parts of the tensor: pass group=between to the all-reduce": mixed,
             "rank {rank} of {world} has one chunk of the sum: gather the chunks of the node, with group=inside": total.tensor_split(inside)[
                 rank % inside
             ],
@@ -271,10 +279,9 @@ def check_levels(student, t):
         few_bytes(t, run, values[0].nbytes, inside)
         total = summed(values)
         total_chunks = [total.tensor_split(inside)[rank % inside] for rank in range(world)]
-        node_chunks = [summed(values[rank - rank % inside :][:inside]).tensor_split(inside)[rank % inside] for rank in range(world)]
         message = "rank {rank} passes other numbers to its all-reduce than its chunk of the sum over its node: they should come from the reduce-scatter"
         if world > inside:
-            sends_one_of(t, run, Kind.ALL_REDUCE, [[chunk] for chunk in node_chunks], message)
+            sends_one_of(t, run, Kind.ALL_REDUCE, [[chunk] for chunk in chunks_of_nodes(values, inside)], message)
         message = "rank {rank} passes other numbers to its all-gather than its chunk of the sum over all ranks: they should come from the all-reduce"
         sends_one_of(t, run, Kind.ALL_GATHER, [[chunk] for chunk in total_chunks], message)
         if world == 4:
