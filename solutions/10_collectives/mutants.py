@@ -549,7 +549,7 @@ MUTANTS = [
         "The place of a rank is rank XOR root, which is a place for powers of two only",
         "check_any_root",
         also=("check_broadcast_rounds",),
-        says="IndexError",
+        says="but the ranks are 0 to",
         replace={
             "place = (rank - root) % world  # counted from the root": "place = rank ^ root",
             "dist.send(data, (rank + distance) % world)": "dist.send(data, (place + distance) ^ root)",
