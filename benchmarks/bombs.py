@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from dlo_lib.grading.checks.quiz import NAME as QUIZ
-from dlo_lib.grading.lab.source import LabSource, defined_names
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
+from dlo_lib.grading.lab.names import defined_names
+from dlo_lib.grading.lab.source import LabSource
 
 FILL = """while True:
     try: open("FOLDER/full", "ab").write(bytes(1 << 24))

@@ -91,3 +91,23 @@ def test_importing_the_library_is_light():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        # The kernel of each student: 55 MB that only the side of the author and the grader needs.
+        (
+            "dlo_lib.grading.notebook.lab",
+            "nbgrader nbformat jupytext sqlalchemy requests torch._dynamo sympy",
+        ),
+        # The formgrader of each course, and the Hub's services: PyTorch is 200 MB.
+        ("dlo_lib.grading.classroom.nbgrader_course", "torch"),
+        ("dlo_lib.hub.membership", "torch"),
+        ("dlo_lib.cli.hub_probe", "torch"),
+    ],
+)
+def test_what_a_long_process_does_not_import(module: str, heavy: str) -> None:
+    code = f"import sys, {module}; sys.exit(' '.join(set({heavy.split()!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == ""

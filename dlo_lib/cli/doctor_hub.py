@@ -4,8 +4,9 @@ As an administrator (root, with ``hub.toml``), the rights of accounts, students 
 names: files as Unix users, pages of the Hub with a token of each, which is removed afterwards. As a student,
 in a terminal of the server, the doctor looks for the reason why a course or its labs do not appear.
 
-Reference: the questions of classes in nbgrader's issues 733 (other courses appear), 1034 (formgrader gives
-404), 1378 (a student sees no assignment), 1396 and 1663 (groups), 1293 and 1533 (no Collect button).
+Reference: the questions of classes in nbgrader's issues 733 (other courses appear), 1034 (formgrader in the
+servers of users), 1378 (a student sees no assignment), 1396, 1663 and 1936 (groups, and names of The Littlest
+JupyterHub), 1293 and 1533 (no Collect button).
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from typing import Any
 
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_hub_files import examine_files, students_with_account
+from dlo_lib.cli.doctor_hub_lists import file_that_sets, judge_list
 from dlo_lib.errors import UserError, nearest
-from dlo_lib.hub.extensions import server_extensions
-from dlo_lib.hub.folders import as_user
+from dlo_lib.hub.folders import as_account, as_user
 from dlo_lib.hub.membership import HubApi, known_users, roster_of, wanted
 from dlo_lib.hub.read_settings import read_settings
 from dlo_lib.hub.rights import MEMBERSHIP, STUDENT_SCOPES, doctor_token, user_environment
 from dlo_lib.hub.settings import HubCourse, HubSettings
 from dlo_lib.text import tr
 
+TLJH_PREFIX = "jupyter-"  # of Unix accounts; the Hub's users have none
 _ANSWER_S = 60
 _CONFIG = "deploy/hub/jupyterhub_config.py"
 
@@ -104,7 +106,15 @@ def _strangers(settings: HubSettings, users: set[str]) -> Iterator[Diagnosis]:
         near = nearest(user, ids)
         text = tr("{user} is on no roster and sees no labs", user=user)
         cure = tr("add the id {user} to the file of dlo roster import", user=user)
-        if near:
+        if (account := f"{TLJH_PREFIX}{user}") in ids:
+            text = tr(
+                '{user} is on no roster and sees no labs: "You do not have access to this course". '
+                "The roster has {account}, which is the user's Unix account on The Littlest JupyterHub",
+                user=user,
+                account=account,
+            )
+            cure = tr("write {user} in place of {account}: the Hub has this name", user=user, account=account)
+        elif near:
             cure += tr("; or is it {near}, in another spelling?", near=near[0])
         yield Diagnosis("user", False, text, cure)
 
@@ -170,8 +180,24 @@ def _reason(settings: HubSettings, course: HubCourse, status: int) -> tuple[str,
         cure = tr("set nbgrader.server_extensions.formgrader to true in {file}", file=file)
     else:
         text = tr("it does not answer (status {status})", status=status)
-        cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
+        cure = _wrong_plugin(settings, course)
+        cure = cure or tr('look for "Service {name}" in the log of the Hub', name=course.name)
     return text, cure
+
+
+def _wrong_plugin(settings: HubSettings, course: HubCourse) -> str:
+    """Return the line to remove if the account of the course asks the Hub for the groups of students."""
+    done = as_account(settings, course, "-m", "dlo_lib.cli.hub_probe")
+    if done.returncode:
+        return ""
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    if "JupyterHubAuthPlugin" not in answer["plugin"]:
+        return ""
+    return tr(
+        "remove c.Authenticator.plugin_class from {file}: the token of {account} has no right to read groups",
+        file=file_that_sets(answer, "plugin") or "nbgrader_config.py",
+        account=course.account,
+    )
 
 
 def _collect_button(
@@ -179,19 +205,14 @@ def _collect_button(
 ) -> Diagnosis:
     """Compare the state of each lab in formgrader with the exchange: a draft has no Collect button."""
     released = settings.released(course.name)
-    plugin = tr(
-        "remove c.Authenticator.plugin_class from the nbgrader_config.py that {account} reads: its token "
-        "has no right to read groups",
-        account=course.account,
-    )
+    cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
     if status != 200:
-        return Diagnosis(
-            name, False, tr("its list of labs gives status {status}", status=status), plugin, required=True
-        )
+        text = tr("its list of labs gives status {status}", status=status)
+        return Diagnosis(name, False, text, _wrong_plugin(settings, course) or cure, required=True)
     states = {one["name"]: one["status"] for one in json.loads(body)}
     if lost := sorted(lab for lab in released if states.get(lab) != "released"):
         text = tr("{lab} is released, and has no Collect button here", lab=lost[0])
-        return Diagnosis(name, False, text, plugin, required=True)
+        return Diagnosis(name, False, text, _wrong_plugin(settings, course) or cure, required=True)
     return Diagnosis(name, True, tr("open to its graders only; {number} labs released", number=len(released)))
 
 
@@ -226,50 +247,3 @@ def _lists(settings: HubSettings, api: HubApi, course: HubCourse) -> list[Diagno
         return [Diagnosis(name, False, text, cure, required=True)]
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     return [judge_list(settings, person.pw_name, settings.courses_of(groups), answer, name)]
-
-
-def judge_list(
-    settings: HubSettings, user: str, courses: list[str], answer: dict[str, Any], name: str
-) -> Diagnosis:
-    """Compare what the Assignment List shows with the exchange, and name the reason of a difference."""
-    role = "grader" if user in settings.graders else "student"
-    own = settings.jupyter_folder(role)
-    others = [file for file in answer["configurations"] if not file.startswith(str(own))]
-    where = ", ".join(others) or str(own / "nbgrader_config.py")
-    if Path(answer["exchange"]) != settings.exchange:
-        text = tr('{user} has the exchange "{found}"', user=user, found=answer["exchange"])
-        cure = tr("remove c.Exchange.root from {file}, or repeat dlo course --hub", file=where)
-        return Diagnosis(name, False, text, cure, required=True)
-    if "JupyterHubAuthPlugin" not in answer["plugin"]:
-        text = tr("{user} would see the labs of all courses", user=user)
-        cure = tr(
-            'set c.Authenticator.plugin_class to "nbgrader.auth.JupyterHubAuthPlugin" in {file}', file=where
-        )
-        return Diagnosis(name, False, text, cure, required=True)
-    expected = {one.rsplit(".")[-1] for one, on in server_extensions(role).items() if on}
-    if set(answer["extensions"]) != expected:
-        extra = sorted(set(answer["extensions"]) ^ expected)
-        text = tr("{user} has the wrong parts of nbgrader: {parts}", user=user, parts=", ".join(extra))
-        cure = tr("repeat dlo course --hub; check jpserver_extensions in ~/.jupyter of {user}", user=user)
-        return Diagnosis(name, False, text, cure, required=True)
-    if answer["labs"] is None:
-        text = tr("the list of {user} fails: {error}", user=user, error=answer["error"])
-        cure = tr("c.Spawner.server_token_scopes in {config} must contain read:users!user", config=_CONFIG)
-        return Diagnosis(name, False, text, cure, required=True)
-    shown = {(course, lab) for course, lab in answer["labs"]}
-    if foreign := sorted(course for course, _ in shown if course not in courses):
-        text = tr("{user} sees the course {course} without being in it", user=user, course=foreign[0])
-        cure = tr("remove {user} from the group nbgrader-{course}", user=user, course=foreign[0])
-        return Diagnosis(name, False, text, cure, required=True)
-    for course in courses:
-        seen = {lab for of_course, lab in shown if of_course == course}
-        if absent := sorted(settings.released(course) - seen):
-            text = tr("{user} does not see {lab} of {course}", user=user, lab=absent[0], course=course)
-            cure = f"chmod -R o+rX {settings.outbound(course)}"
-            return Diagnosis(name, False, text, cure, required=True)
-    if not courses:
-        text = tr('{user} is in no course: "You do not have access to this course"', user=user)
-        return Diagnosis(
-            name, False, text, tr("add {user} to a roster: dlo roster import", user=user), required=True
-        )
-    return Diagnosis(name, True, tr("{user} sees {number} labs", user=user, number=len(shown)))

@@ -7,6 +7,7 @@ import urllib.error
 from pathlib import Path
 
 from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.doctor_hub_lists import override
 from dlo_lib.cli.hub_probe import probe
 from dlo_lib.hub.membership import HubApi
 from dlo_lib.text import tr
@@ -47,10 +48,14 @@ def _list(courses: list[str]) -> list[Diagnosis]:
     """Read the Assignment List as JupyterLab does, and try whether a submission would be possible."""
     answer = probe()
     exchange = Path(answer["exchange"] or "/usr/local/share/nbgrader/exchange")
-    home = str(Path.home())
-    own = [file for file in answer["configurations"] if file.startswith(home)]
-    remove = tr("remove {file}, which overrides the settings of the Hub", file=own[0]) if own else ""
-    ask = remove or tr("administrator: dlo doctor --hub hub.toml")
+    hub = Path(os.environ["JUPYTER_CONFIG_PATH"].split(os.pathsep)[0])  # the Hub sets it
+    of_hub = [one["exchange"] for one in answer["configurations"] if Path(one["file"]).is_relative_to(hub)]
+    ask = tr("administrator: dlo doctor --hub hub.toml")
+    if (own := override(answer, hub, Path(next(filter(None, of_hub), exchange)))) is not None:
+        kind, value, file = own
+        text = tr("your {file} has another {kind} than the Hub: {value}", file=file, kind=kind, value=value)
+        cure = tr("remove {file}", file=file)
+        return [Diagnosis("nbgrader", False, text, cure, required=True)]
     if not os.access(exchange, os.W_OK | os.X_OK):
         text = tr("the exchange {folder} is not there, or you cannot write to it", folder=exchange)
         return [Diagnosis("exchange", False, text, ask, required=True)]

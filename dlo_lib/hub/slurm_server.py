@@ -156,6 +156,8 @@ def configure_slurm(c: Any, settings: HubSettings) -> None:
     assert servers is not None
     where = site(servers.site)
     offer = offer_of(servers, where)
+    from tornado.web import HTTPError
+
     from dlo_lib.hub.slurm_spawner import JobSpawner  # needs batchspawner
 
     c.JupyterHub.spawner_class = JobSpawner
@@ -174,7 +176,13 @@ def configure_slurm(c: Any, settings: HubSettings) -> None:
     spawner.options_from_form = lambda form: _or_refuse(offer, form)
 
     def apply(spawner: Any, options: dict[str, Any]) -> None:
-        spawner.user_options = picked = _or_refuse(offer, options)
+        try:
+            spawner.user_options = picked = _or_refuse(offer, options)
+        except HTTPError:
+            # The Hub stores a selection before it is examined, and uses it again for a start without one.
+            spawner.orm_spawner.user_options = {}
+            spawner.db.commit()
+            raise
         for name, value in requests(where, servers, settings.limits, picked).items():
             setattr(spawner, f"req_{name}", value)
 

@@ -223,6 +223,15 @@ class ClassOnHub:
             assert time.monotonic() < deadline, self.log[-6000:]
             time.sleep(0.2)
 
+    def stop_server(self, name: str) -> None:
+        """Stop the server of a user, if it runs."""
+        if self.api("GET", f"/users/{name}")["servers"]:
+            self.api("DELETE", f"/users/{name}/server")
+        deadline = time.monotonic() + START_S
+        while self.api("GET", f"/users/{name}")["servers"]:
+            assert time.monotonic() < deadline, self.log[-6000:]
+            time.sleep(0.2)
+
     def person(self, name: str) -> str:
         """Return the Unix name of a person, such as "ada"."""
         return next(one for one in self.passwords if one.endswith(f"-{name}"))

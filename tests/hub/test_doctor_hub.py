@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,7 +20,8 @@ from typing import Any
 import pytest
 
 from dlo_lib.cli.diagnosis import Diagnosis
-from dlo_lib.cli.doctor_hub import examine_hub, judge_list, token_of
+from dlo_lib.cli.doctor_hub import examine_hub, token_of
+from dlo_lib.cli.doctor_hub_lists import judge_list
 from dlo_lib.errors import UserError
 from dlo_lib.hub.folders import as_account
 from dlo_lib.hub.membership import HubApi
@@ -29,6 +31,7 @@ from dlo_lib.hub.settings import HubSettings
 from tests.hub.class_on_hub import DLO, LAB, ClassOnHub
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "hub" / "hub.toml"
+OWN = "/home/ada/.jupyter/nbgrader_config.py"
 Fault = Callable[[ClassOnHub], AbstractContextManager[object]]
 
 
@@ -39,14 +42,25 @@ def settings(tmp_path: Path) -> HubSettings:
     return replace(read_settings(EXAMPLE), folder=tmp_path)
 
 
-def answer(settings: HubSettings, **different: Any) -> dict[str, Any]:
+def configuration(file: str, exchange: str = "", plugin: str = "", error: str = "") -> dict[str, str]:
+    return {"file": file, "exchange": exchange, "plugin": plugin, "error": error}
+
+
+def answer(settings: HubSettings, own: dict[str, str] | None = None, **different: Any) -> dict[str, Any]:
+    """What the probe finds on a right Hub, but with the user's configuration ``own``, and ``different``."""
+    plugin = "nbgrader.auth.JupyterHubAuthPlugin"
+    of_hub = str(settings.jupyter_folder("student") / "nbgrader_config.py")
     return {
         "labs": [["deep26", LAB]],
+        "closed": [],
         "error": "",
         "exchange": str(settings.exchange),
-        "plugin": "nbgrader.auth.JupyterHubAuthPlugin",
+        "plugin": plugin,
         "extensions": ["assignment_list"],
-        "configurations": [str(settings.jupyter_folder("student") / "nbgrader_config.py")],
+        "configurations": [
+            *([own] if own else []),
+            configuration(of_hub, str(settings.exchange), plugin),
+        ],
     } | different
 
 
@@ -66,10 +80,21 @@ def test_a_right_list_is_right(settings: HubSettings) -> None:
         ),
         ({"labs": None, "error": "status code of: 403"}, "fails: status code of: 403", "server_token_scopes"),
         ({"plugin": ""}, "would see the labs of all courses", "c.Authenticator.plugin_class"),
+        ({"closed": [["deep26", LAB]]}, f"ada sees {LAB} of deep26 and cannot read it", "chmod -R o\\+rX"),
         (
-            {"exchange": "/tmp/x", "configurations": ["/home/ada/.jupyter/nbgrader_config.py"]},
-            'has the exchange "/tmp/x"',
-            "remove c.Exchange.root from /home/ada/.jupyter/nbgrader_config.py",
+            {"exchange": "/tmp/x", "own": configuration(OWN, exchange="/tmp/x")},
+            'ada has the exchange "/tmp/x"$',
+            f"remove c.Exchange.root from {OWN}",
+        ),
+        (
+            {"own": configuration(OWN, exchange="/tmp/x")},
+            'has the exchange "/tmp/x" in a shell outside the Hub',
+            f"remove c.Exchange.root from {OWN}",
+        ),
+        (
+            {"own": configuration(OWN, error="SyntaxError: invalid syntax")},
+            f"nbgrader cannot read {OWN} of ada: SyntaxError",
+            f"remove {OWN}",
         ),
         (
             {"extensions": ["assignment_list", "formgrader"]},
@@ -81,7 +106,7 @@ def test_a_right_list_is_right(settings: HubSettings) -> None:
 def test_a_wrong_list_names_its_reason(settings: HubSettings, different: dict, said: str, cure: str) -> None:
     found = judge_list(settings, "ada", ["deep26"], answer(settings, **different), "list")
     assert not found.ok
-    assert said in found.found
+    assert re.search(said, found.found)
     assert re.search(cure, found.cure)
 
 
@@ -137,9 +162,9 @@ def moved(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_config(hub: ClassOnHub, text: str) -> Iterator[None]:
-    """A file of the student that overrides the settings of the Hub."""
-    folder = hub.home(hub.person("ada")) / ".jupyter"
+def own_config(hub: ClassOnHub, text: str, place: str = ".jupyter") -> Iterator[None]:
+    """A configuration of the student, in a folder of the home."""
+    folder = hub.home(hub.person("ada")) / place
     folder.mkdir(exist_ok=True)
     for path in (folder, folder.parent):
         shutil.chown(path, hub.person("ada"))
@@ -170,6 +195,30 @@ def formgrader_for_students(hub: ClassOnHub) -> Iterator[None]:
         yield
     finally:
         file.write_text(before)
+
+
+@contextlib.contextmanager
+def without_plugin(hub: ClassOnHub) -> Iterator[None]:
+    """Two courses, and nbgrader's default: each student sees all of them."""
+    hub.release("other")
+    file = hub.settings.jupyter_folder("student") / "nbgrader_config.py"
+    before = file.read_text()
+    file.write_text("".join(line for line in before.splitlines(True) if "plugin_class" not in line))
+    try:
+        yield
+    finally:
+        file.write_text(before)
+
+
+@contextlib.contextmanager
+def name_of_the_account(hub: ClassOnHub) -> Iterator[None]:
+    """The roster has the Unix account of The Littlest JupyterHub in place of the Hub's name."""
+    with stranger(hub):
+        change(hub, "add_student", f"jupyter-{hub.person('zoe')}")
+        try:
+            yield
+        finally:
+            change(hub, "remove_student", f"jupyter-{hub.person('zoe')}")
 
 
 @contextlib.contextmanager
@@ -234,6 +283,21 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
         'has the exchange "/tmp"',
         "/.jupyter/nbgrader_config.py",
     ),
+    "a folder of labs has another exchange": (
+        lambda hub: own_config(hub, "c.Exchange.root = '/tmp'", "dlo-labs"),
+        'has the exchange "/tmp"',
+        "/dlo-labs/nbgrader_config.py",
+    ),
+    "a student's configuration is damaged": (
+        lambda hub: own_config(hub, "c.Exchange.root ="),
+        "nbgrader cannot read",
+        "/.jupyter/nbgrader_config.py",
+    ),
+    "a released lab is not readable": (
+        lambda hub: mode(hub.settings.outbound("deep") / LAB / "small.ipynb", 0o600),
+        f"sees {LAB} of deep and cannot read it",
+        "chmod -R o+rX",
+    ),
     "a student sees all courses": (
         lambda hub: own_config(hub, "c.Authenticator.plugin_class = 'nbgrader.auth.base.NoAuthPlugin'"),
         "would see the labs of all courses",
@@ -268,6 +332,75 @@ def test_a_planted_fault_is_named(fault: str, hub: ClassOnHub) -> None:
     assert cure in named[0].cure
 
 
+def sees_another_course(hub: ClassOnHub) -> bool:
+    done = in_server_of(hub, hub.person("ada"), "-m", "dlo_lib.cli.hub_probe")
+    return ["other", LAB] in json.loads(done.stdout)["labs"]
+
+
+def has_formgrader_at_the_own_server(hub: ClassOnHub) -> bool:
+    ada = hub.person("ada")
+    hub.stop_server(ada)
+    hub.start_server(ada)
+    status = hub.get(f"/user/{ada}/formgrader/", ada)[0]
+    hub.stop_server(ada)
+    return status != 404
+
+
+def sees_no_lab(hub: ClassOnHub) -> bool:
+    done = in_server_of(hub, hub.person("ada"), "-m", "dlo_lib.cli.hub_probe")
+    return json.loads(done.stdout)["labs"] == []
+
+
+def only_zoe_may_not_fetch(hub: ClassOnHub) -> bool:
+    def is_refused(name: str) -> bool:
+        command = ["-m", "nbgrader", "fetch_assignment", LAB, "--course", "deep"]
+        done = in_server_of(hub, hub.person(name), *command)
+        return "You do not have access to this course" in done.stderr
+
+    return is_refused("zoe") and not is_refused("ada")
+
+
+ISSUES: dict[int, tuple[Fault, Callable[[ClassOnHub], bool], str, str]] = {
+    733: (
+        without_plugin,
+        sees_another_course,
+        "would see the labs of all courses",
+        "/jupyter/student/nbgrader_config.py",
+    ),
+    1034: (
+        formgrader_for_students,
+        has_formgrader_at_the_own_server,
+        "wrong parts of nbgrader: formgrader",
+        "dlo course --hub",
+    ),
+    1378: (
+        lambda hub: mode(hub.settings.outbound("deep"), 0o700),
+        sees_no_lab,
+        "has the mode 700 instead of 755",
+        "chmod 755",
+    ),
+    1936: (
+        name_of_the_account,
+        only_zoe_may_not_fetch,
+        "which is the user's Unix account on The Littlest JupyterHub",
+        "in place of jupyter-",
+    ),
+}
+"""Issue of nbgrader → how a site comes to it, what its users see, and what the doctor says."""
+
+
+@pytest.mark.parametrize("issue", ISSUES)
+def test_an_issue_of_nbgrader_is_reproduced_and_named(issue: int, hub: ClassOnHub) -> None:
+    plant, seen, said, cure = ISSUES[issue]
+    if issue != 1936:  # before, zoe is on no roster either
+        assert not seen(hub)
+    with plant(hub):
+        assert seen(hub)
+        named = [finding for finding in wrong(hub) if said in finding.found]
+    assert named
+    assert cure in named[0].cure
+
+
 def test_faults_of_formgrader_are_named(hub: ClassOnHub) -> None:
     file = hub.settings.jupyter_folder("course") / "jupyter_server_config.json"
     config = hub.settings.jupyter_folder("course") / "nbgrader_config.py"
@@ -294,16 +427,20 @@ def test_faults_of_formgrader_are_named(hub: ClassOnHub) -> None:
         hub.start()
 
 
-def doctor_of(hub: ClassOnHub, name: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run `dlo doctor --hub` in the server of a user, with the rights of the server."""
+def in_server_of(hub: ClassOnHub, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the rights and the variables of the server of a user."""
     groups = set(hub.api("GET", f"/users/{name}")["groups"])
     api = HubApi(f"{hub.url}/hub/api", hub.api.token)
     with token_of(api, name, STUDENT_SCOPES) as token:
         variables = user_environment(hub.settings, name, groups)
         variables |= {"JUPYTERHUB_API_TOKEN": token, "JUPYTERHUB_API_URL": api.url, "JUPYTERHUB_USER": name}
         command = [f"{key}={value}" for key, value in variables.items()]
-        python = str(hub.environment / "bin" / "python")
-        done = hub.run_as(name, "/usr/bin/env", *command, python, *DLO, "doctor", "--hub", "--json")
+        return hub.run_as(name, "/usr/bin/env", *command, str(hub.environment / "bin" / "python"), *arguments)
+
+
+def doctor_of(hub: ClassOnHub, name: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run `dlo doctor --hub` in the server of a user."""
+    done = in_server_of(hub, name, *DLO, "doctor", "--hub", "--json")
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

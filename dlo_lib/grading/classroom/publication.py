@@ -13,8 +13,7 @@ from nbgrader.utils import capture_log, notebook_hash, temp_attrs
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.batch import run_step
 from dlo_lib.grading.classroom.nbgrader_course import CONFIG_FILE
-from dlo_lib.grading.lab import references
-from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.grading.lab.course import REFERENCES_FILE, LabInfo
 from dlo_lib.grading.lab.release import build_source
 from dlo_lib.grading.lab.source import source_folder
 from dlo_lib.text import tr
@@ -101,7 +100,7 @@ def publish(
     if not again:
         check_unpublished(course, lab)
     build_source(lab)
-    ignored = [*course.coursedir.ignore, *([] if with_references else [references.FILE])]
+    ignored = [*course.coursedir.ignore, *([] if with_references else [REFERENCES_FILE])]
     with temp_attrs(course.coursedir, ignore=ignored):
         run_step(course, "generate", course.generate_assignment(lab.directory))
     with temp_attrs(course.coursedir, assignment_id=lab.directory):

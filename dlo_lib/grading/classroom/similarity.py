@@ -41,10 +41,10 @@ from dlo_lib.grading.classroom.fingerprints import fingerprints, marks, size
 from dlo_lib.grading.classroom.tables import csv_text
 from dlo_lib.grading.judge.cells import Origin, rebuild_submission
 from dlo_lib.grading.judge.intake import Invalid, find_submission, read_notebook
-from dlo_lib.grading.lab.course import LabInfo
-from dlo_lib.grading.lab.references import FILE
+from dlo_lib.grading.lab.course import REFERENCES_FILE, LabInfo
+from dlo_lib.grading.lab.names import defined_names
 from dlo_lib.grading.lab.release import released_files
-from dlo_lib.grading.lab.source import CellKind, LabSource, defined_names, read_lab, source_folder
+from dlo_lib.grading.lab.source import CellKind, LabSource, read_lab, source_folder
 
 LEAST_EVIDENCE = 5.5  # of a pair of students
 LEAST_OF_SOURCE = 3.0  # evidence that a cell comes from the library or from a reference
@@ -164,7 +164,8 @@ def source_texts(lab: LabSource) -> dict[str, dict[str, str]]:
         if name.endswith(".py")
     }
     answers = {cell.id: cell.answer for cell in lab.cells if cell.kind is CellKind.SOLUTION}
-    return {name: {name: text} for name, text in texts.items()} | {f"{lab.info.directory}/{FILE}": answers}
+    by_file = {name: {name: text} for name, text in texts.items()}
+    return by_file | {f"{lab.info.directory}/{REFERENCES_FILE}": answers}
 
 
 def compare(class_: Mapping[str, Document], sources: Mapping[str, Document]) -> list[Match]:

@@ -25,7 +25,7 @@ from dlo_lib.grading.checks.codec import NotPlain, unpack
 from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.checks.outcome import Ended, Status
-from dlo_lib.grading.checks.quiz import NAME as QUIZ
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Origin, SubmissionCell
 from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.lab.syntax import imported_modules

@@ -15,7 +15,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from dlo_lib.grading.lab.source import Cell, CellKind, LabSource, defined_names
+from dlo_lib.grading.lab.names import defined_names
+from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed
 from dlo_lib.text import tr
 

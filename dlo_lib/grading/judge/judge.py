@@ -31,7 +31,7 @@ from typing import TypeVar
 from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.contract import Check, Student
 from dlo_lib.grading.checks.outcome import Outcome, Status, run_check, seed_for
-from dlo_lib.grading.checks.quiz import NAME as QUIZ
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.attempt import Attempt, RemoteStudent
 from dlo_lib.grading.judge.cells import Origin, Submission, SubmissionCell
 from dlo_lib.grading.judge.intake import Invalid, open_notebook, read_notebook

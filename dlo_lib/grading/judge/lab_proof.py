@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.outcome import Status
-from dlo_lib.grading.checks.quiz import NAME as QUIZ
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Submission
 from dlo_lib.grading.judge.judge import Judge, judge_answer, judge_mutant, open_submission
 from dlo_lib.grading.judge.report import GRADED, Report, overall_status

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlo_lib.grading.lab.declared import CHECKS_FOLDER, HIDDEN
 from dlo_lib.grading.lab.lint_flow import (
     constant_expected,
     direct_answers,
@@ -32,7 +33,6 @@ from dlo_lib.grading.lab.lint_flow import (
     measured_elsewhere,
     mentions,
 )
-from dlo_lib.grading.lab.modules import CHECKS_FOLDER, HIDDEN
 
 ROOT = Path(__file__).parents[2]
 # what authors import

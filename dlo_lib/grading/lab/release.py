@@ -23,17 +23,18 @@ from nbgrader.preprocessors import (
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_aside
-from dlo_lib.grading.lab import references
 from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
 from dlo_lib.grading.lab.course import (
     IN_GRADING_FILE,
     LAB_FILE,
+    REFERENCES_FILE,
     LabInfo,
     course_root,
     find_lab,
     source_labs,
 )
-from dlo_lib.grading.lab.modules import CHECKS_FOLDER, check_modules, declared_hidden
+from dlo_lib.grading.lab.declared import CHECKS_FOLDER, check_modules, declared_hidden
+from dlo_lib.grading.lab.references import references_text
 from dlo_lib.grading.lab.source import (
     build_notebook,
     notebook_text,
@@ -71,7 +72,7 @@ def released_files(lab: LabInfo) -> dict[str, bytes]:
     source = read_lab(folder)
     files = {
         lab.notebook: notebook_text(release_notebook(folder)).encode(),
-        references.FILE: references.references_text(source).encode(),
+        REFERENCES_FILE: references_text(source).encode(),
         IN_GRADING_FILE: in_grading_text(folder).encode(),
     }
     names = [
@@ -117,7 +118,7 @@ def build_source(lab: LabInfo) -> None:
     release of them."""
     folder = source_folder(lab)
     build_notebook(folder)
-    write_if_changed(folder / references.FILE, references.references_text(read_lab(folder)))
+    write_if_changed(folder / REFERENCES_FILE, references_text(read_lab(folder)))
     write_if_changed(folder / IN_GRADING_FILE, in_grading_text(folder))
 
 

@@ -35,7 +35,7 @@ from dlo_lib.files import write_text
 from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
 from dlo_lib.grading.lab.course import LAB_FILE, LabInfo, read_course_lab
 from dlo_lib.grading.lab.course import source_folder as source_folder
-from dlo_lib.grading.lab.modules import declared_points
+from dlo_lib.grading.lab.declared import declared_points
 
 TEST_PREFIX = "test_"
 DEMO_TAG = "demo"
@@ -48,17 +48,6 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 IDENTITY = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what nbformat allows
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 NBGRADER_DEFAULTS = {"grade": False, "locked": False, "schema_version": 3, "solution": False, "task": False}
-
-
-def defined_names(tree: ast.Module) -> list[str]:
-    """The names that a text defines at its top level: functions, classes and variables."""
-    names = []
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.append(node.name)
-        elif isinstance(node, ast.Assign):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return names
 
 
 class CellKind(Enum):

@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from dlo_lib.grading.checks.quiz import NAME as QUIZ
-from dlo_lib.grading.lab.source import Cell, CellKind, LabSource, defined_names
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
+from dlo_lib.grading.lab.names import defined_names
+from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed_cell
 
 EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$")

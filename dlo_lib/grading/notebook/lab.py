@@ -21,12 +21,13 @@ from dlo_lib.grading.checks.outcome import Outcome, run_check, seed_for
 from dlo_lib.grading.checks.quiz import quiz_html, quiz_text
 from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
-from dlo_lib.grading.lab.modules import load_checks, read_in_grading
-from dlo_lib.grading.lab.references import use_reference
+from dlo_lib.grading.lab.declared import read_in_grading
+from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.notebook.check_output import CheckOutput
 from dlo_lib.grading.notebook.failed_cells import failed_cells
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.grading.notebook.progress import Progress, read_progress
+from dlo_lib.grading.notebook.reference import use_reference
 from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
 from dlo_lib.grading.notebook.undefined_names import undefined_in, where_defined
 from dlo_lib.text import tr

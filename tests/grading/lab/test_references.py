@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from dlo_lib.errors import UserError
+from dlo_lib.grading.lab.course import REFERENCES_FILE as FILE
 from dlo_lib.grading.lab.course import source_labs
-from dlo_lib.grading.lab.references import FILE, references, references_text, use_reference
+from dlo_lib.grading.lab.references import references, references_text
 from dlo_lib.grading.lab.source import CellKind, LabSource, read_lab
+from dlo_lib.grading.notebook.reference import use_reference
 
 TOML = """
 number = 7

@@ -10,7 +10,7 @@ import pytest
 
 from dlo_lib.grading import Lab
 from dlo_lib.grading.lab.course import LAB_FILE, course_root, source_labs
-from dlo_lib.grading.lab.modules import declared_points
+from dlo_lib.grading.lab.declared import declared_points
 from dlo_lib.grading.lab.source import source_folder
 from dlo_lib.grading.notebook import start_page
 from dlo_lib.grading.notebook.progress import read_progress
