@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # dlo_lib of this copy; it needs no PyTorch here
 
 from dlo_lib.errors import UserError
-from dlo_lib.hub import kubernetes, local_server, rights, slurm_server
+from dlo_lib.hub import local_server, lti, rights, slurm_server
 from dlo_lib.hub.read_settings import read_settings
 
 c = get_config()  # noqa: F821
@@ -38,8 +38,8 @@ c.JupyterHub.cleanup_proxy = False
 
 # Users: those of the machine (PAM), or those of a Moodle. Accounts of courses do not log in.
 if settings.lti is not None:
-    c.JupyterHub.authenticator_class = kubernetes.LTI_CLASS
-    for key, value in kubernetes.authenticator(settings)["LTI13Authenticator"].items():
+    c.JupyterHub.authenticator_class = lti.CLASS
+    for key, value in lti.authenticator(settings)["LTI13Authenticator"].items():
         setattr(c.LTI13Authenticator, key, value)
 c.Authenticator.allow_all = True
 c.Authenticator.admin_users = set(settings.admins)

@@ -115,6 +115,7 @@ def start_jupyterlab(folder: Path, port: int | None, browser: bool, exchange: Cl
     This function does not return.
     """
     number = free_port(port)
+    os.chdir(folder)  # the Assignment List looks for fetched labs in the current folder
     environment = _environment(write_jupyter_config(folder, exchange))
     # Jupyter requires --allow-root if the user is root, as in a container.
     options = [

@@ -22,6 +22,8 @@ from dlo_lib.hub.rights import course_environment
 from dlo_lib.hub.settings import HubCourse, HubSettings
 from dlo_lib.text import tr
 
+KERNEL_START_S = 300
+"""A kernel imports PyTorch before it answers, and a class opens its notebooks in the same minute."""
 EXCHANGE_MODE = 0o1777
 """nbgrader requires that all users can write the exchange; the sticky bit protects the folders of others."""
 COURSE_MODES = {"": 0o755, "outbound": 0o755, "inbound": 0o3733, "feedback": 0o711}
@@ -91,12 +93,26 @@ def write_jupyter_folders(settings: HubSettings) -> None:
             server["ServerApp"]["tornado_settings"] = {"headers": headers}
         else:
             server["ServerProxy"] = {"servers": proxied(python)}
+            seconds = int(settings.limits.notebook_idle.total_seconds())
+            server["MappingKernelManager"] = {
+                "cull_idle_timeout": seconds,
+                "cull_interval": 60,
+                "kernel_info_timeout": KERNEL_START_S,
+            }
         write_text(folder / "jupyter_server_config.json", json.dumps(server, indent=1))
         write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(SETTINGS, indent=1))
         page = {"disabledExtensions": disabled_in_lab(role)}
         write_text(folder / "labconfig" / "page_config.json", json.dumps(page, indent=1))
         text = FOR_COURSES if role == "course" else FOR_USERS
         write_text(folder / "nbgrader_config.py", text.format(exchange=str(settings.exchange)))
+    # It has the name of the kernel that notebooks ask for, and comes before that of the environment.
+    kernel = {
+        "argv": [str(python), "-m", "dlo_lib.hub.kernel", "-f", "{connection_file}"],
+        "display_name": "Python 3",
+        "language": "python",
+        "metadata": {"debugger": True},
+    }
+    write_text(settings.data_folder / "kernels" / "python3" / "kernel.json", json.dumps(kernel, indent=1))
     for path in (settings.folder, *(settings.folder / "jupyter").rglob("*"), settings.folder / "jupyter"):
         path.chmod(0o755 if path.is_dir() else 0o644)
 

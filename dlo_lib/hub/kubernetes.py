@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dlo_lib.hub import lti
 from dlo_lib.hub.rights import SERVER_SCOPES, groups, roles
 from dlo_lib.hub.settings import HubSettings
 
@@ -18,6 +19,7 @@ MOUNT = "/srv/hub"
 CONFIG = """\
 COURSES = %(courses)s
 FIRST_UID = %(first_uid)d
+VARIABLES = %(variables)s
 
 def uid(spawner):
     return FIRST_UID + spawner.user.id
@@ -28,7 +30,7 @@ def prepare(spawner):
     course = next((name for name, account in COURSES.items() if account == spawner.user.name), None)
     graders = any(f"formgrade-{name}" in groups for name in COURSES)
     role = "course" if course else "grader" if graders else "student"
-    spawner.environment |= {
+    spawner.environment |= VARIABLES | {
         "DLO_HUB_COURSES": " ".join(mine),
         "HOME": f"/home/{spawner.user.name}",
         "JUPYTER_CONFIG_PATH": f"%(mount)s/jupyter/{role}",
@@ -53,6 +55,7 @@ def values(settings: HubSettings) -> dict[str, Any]:
     code = CONFIG % {
         "courses": {course.name: course.account for course in settings.courses},
         "first_uid": pods.first_uid,
+        "variables": settings.server_variables,
         "mount": MOUNT,
         "scopes": list(SERVER_SCOPES),
     }
@@ -82,30 +85,10 @@ def _hub_config(settings: HubSettings) -> dict[str, Any]:
     return {
         "JupyterHub": {
             "load_groups": groups(settings),
-            **({"authenticator_class": LTI_CLASS} if settings.lti else {}),
+            **({"authenticator_class": lti.CLASS} if settings.lti else {}),
         },
         "Authenticator": {"admin_users": list(settings.admins), "allow_all": True},
-        **authenticator(settings),
-    }
-
-
-LTI_CLASS = "ltiauthenticator.lti13.auth.LTI13Authenticator"
-
-
-def authenticator(settings: HubSettings) -> dict[str, dict[str, Any]]:
-    """Return the settings of LTI 1.3; none if ``hub.toml`` has no table [lti]."""
-    platform = settings.lti
-    if platform is None:
-        return {}
-    return {
-        "LTI13Authenticator": {
-            "issuer": platform.issuer,
-            "client_id": [platform.client_id],
-            "authorize_url": platform.authorize_url,
-            "jwks_endpoint": platform.keys_url,
-            "username_key": platform.username,
-            "uri_scheme": platform.issuer.partition(":")[0],
-        }
+        **lti.authenticator(settings),
     }
 
 

@@ -114,7 +114,7 @@ def course_environment(settings: HubSettings, course: HubCourse) -> dict[str, st
 def user_environment(settings: HubSettings, name: str, member_of: set[str]) -> dict[str, str]:
     """Return the variables of the server of the user ``name``, who is in the groups ``member_of``."""
     role = "grader" if name in settings.graders else "student"
-    return {
+    return settings.server_variables | {
         "DLO_COURSE": str(settings.labs),
         "DLO_HUB_COURSES": " ".join(settings.courses_of(member_of)),
         "JUPYTER_CONFIG_PATH": str(settings.jupyter_folder(role)),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dlo_lib.errors import UserError, unknown_name
 
+RANKS_IDLE = "DLO_RANKS_IDLE_MINUTES"  # launch.idle reads it; to import that room imports torch
+
 
 @dataclass(frozen=True)
 class HubLimits:
@@ -22,12 +24,16 @@ class HubLimits:
         processors: may be a fraction.
         processes: processes and threads.
         idle: a server without activity is stopped after this time.
+        notebook_idle: a notebook without activity that no page shows loses its kernel after this time.
+        ranks_idle: ranks without a cell are ended after this time; the next cell with ranks starts them.
     """
 
     memory: str = "2G"
     processors: float = 2.0
     processes: int = 512
     idle: timedelta = timedelta(hours=1)
+    notebook_idle: timedelta = timedelta(minutes=30)
+    ranks_idle: timedelta = timedelta(minutes=5)
 
     @property
     def memory_bytes(self) -> int:
@@ -175,6 +181,19 @@ class HubSettings:
     def jupyter_folder(self, role: str) -> Path:
         """Return the folder of Jupyter's settings for ``student``, ``grader`` or ``course``."""
         return self.folder / "jupyter" / role
+
+    @property
+    def data_folder(self) -> Path:
+        """The folder with the kernel of notebooks, for ``JUPYTER_PATH``."""
+        return self.folder / "jupyter" / "share"
+
+    @property
+    def server_variables(self) -> dict[str, str]:
+        """The variables of the server of each user."""
+        minutes = self.limits.ranks_idle.total_seconds() / 60
+        # glibc otherwise keeps a heap for each of the dozen threads of a server and a kernel.
+        arenas = {"MALLOC_ARENA_MAX": "2"}
+        return {"JUPYTER_PATH": str(self.data_folder), RANKS_IDLE: f"{minutes:g}", **arenas}
 
     def course(self, name: str) -> HubCourse:
         """Return a course by its name.

@@ -1,7 +1,8 @@
 """The caller's side of the warm server: start it once, request ranks, and make sure that they end.
 
 Each process has one server. The first launch starts it; it is replaced if it is dead, or if it belongs to the
-process that this one was forked from. It is reached only by a socket pair created here, so no other user or
+process that this one was forked from. It ends itself after ``idle_minutes`` without a launch, and the next
+launch starts another. It is reached only by a socket pair created here, so no other user or
 notebook can use it. Each launch has a separate socket pair: closing this end stops its ranks in any case.
 """
 
@@ -24,12 +25,16 @@ from typing import IO
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.interpreter import trusted_python
 from dlo_lib.launch.frames import stack_as_traceback
+from dlo_lib.launch.idle import idle_minutes
 from dlo_lib.launch.rank import LOOPBACK
+from dlo_lib.launch.seed import Seed, SeededServer
 from dlo_lib.launch.server import READY, REPORT, REQUEST, ServerRequest
 
 _STOP_TIMEOUT_S = 5.0
 _STACKS_TIMEOUT_S = 0.5
 _STACK_BYTES = 1 << 20
+seed: Seed | None = None
+"""Forks the server, if this process is a kernel that ``launch.seed`` has started."""
 _BOOT = """
 from dlo_lib.launch.server import main
 main(int(sys.argv[1]), int(sys.argv[2]))
@@ -63,12 +68,14 @@ class Server:
     """The server of this process."""
 
     def __init__(self) -> None:
+        idle_minutes()  # a wrong value is named here, and not in the server
         self._owner = os.getpid()
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  stays open as long as the server
         self._socket = ours
+        self._process: SeededServer | subprocess.Popen[bytes]
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = (seed and seed.fork(theirs, self._errors)) or subprocess.Popen(
                 trusted_python(_BOOT, str(theirs.fileno()), str(self._owner), user_settings=True),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -120,7 +127,7 @@ class Server:
                 self._socket.shutdown(socket.SHUT_RDWR)
             try:
                 self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, TimeoutError):
                 self._process.kill()
                 self._process.wait()
         self._socket.close()
@@ -137,8 +144,11 @@ def _open_launch(modules: Sequence[str]) -> socket.socket:
         if _server is not None and not _server.usable:
             _server.close()
             _server = None
-        if _server is None:
-            _server = Server()
+        if _server is not None:
+            with contextlib.suppress(BrokenPipeError):  # it ends in this moment, because it was idle
+                return _server.launch(modules)
+            _server.close()
+        _server = Server()
         return _server.launch(modules)
 
 

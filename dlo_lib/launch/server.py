@@ -33,12 +33,14 @@ import selectors
 import signal
 import socket
 import struct
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlo_lib.launch.failure import STACK_SIGNAL
+from dlo_lib.launch.idle import idle_minutes
 
 # torch.optim imports torch._dynamo with the first optimiser, which would cost each rank of each call 0.7 s.
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "cloudpickle", "dlo_lib.launch.rank")
@@ -77,8 +79,11 @@ class _Launch:
 
 
 class _Server:
-    def __init__(self, client: socket.socket, parent: int) -> None:
+    def __init__(self, client: socket.socket, parent: int, idle_s: float) -> None:
         self._client = client
+        self._idle_s = idle_s  # 0: wait for a launch without end
+        self._used = time.monotonic()
+        self._retired = False
         self._parent = parent
         self._launches: list[_Launch] = []
         # Each rank sends one datagram.
@@ -99,27 +104,54 @@ class _Server:
 
     def serve(self) -> None:
         """Serve until the parent has ended."""
-        timeout = None if self._parent_handle is not None else _PARENT_POLL_S
         while True:
-            for key, _ in self._selector.select(timeout):
+            for key, _ in self._selector.select(self._wait_s()):
                 key.data()
-            if os.getppid() != self._parent:
+            if self._parent_handle is None and os.getppid() != self._parent:
                 self._leave()
+            if self._launches:
+                self._used = time.monotonic()
+            elif self._idle_s and time.monotonic() - self._used >= self._idle_s:
+                self._retire()
+
+    def _wait_s(self) -> float | None:
+        """Return the longest time without an event."""
+        limits = [_PARENT_POLL_S] if self._parent_handle is None else []
+        if self._idle_s and not self._launches:
+            limits.append(max(0.0, self._used + self._idle_s - time.monotonic()))
+        return min(limits, default=None)
+
+    def _retire(self) -> None:
+        """End for lack of launches. The caller can send no more; what it has sent is served first."""
+        if not self._retired:
+            self._retired = True
+            self._client.shutdown(socket.SHUT_RD)
+            self._selector.unregister(self._client)
+            while self._take_launch():
+                pass
+        if not self._launches:
+            self._leave()
 
     def _listen(self, source: int | socket.socket, call: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, call)
 
     def _on_launch(self) -> None:
+        if not self._take_launch():
+            self._leave()
+
+    def _take_launch(self) -> bool:
+        """Start the next launch; return False at the end of the stream."""
         # One message at a time, because the kernel does not join messages that carry files.
         data, files, _, _ = socket.recv_fds(self._client, LAUNCH_BYTES, 1)
         if not data:
-            self._leave()
+            return False
         self._import_what_ranks_did()
         self._import(json.loads(data))
         for file in files:
             launch = _Launch(socket.socket(fileno=file))
             self._launches.append(launch)
             self._listen(launch.control, functools.partial(self._on_request, launch))
+        return True
 
     def _import_what_ranks_did(self) -> None:
         with contextlib.suppress(BlockingIOError):  # no rank has more to say
@@ -244,4 +276,4 @@ def main(file: int, parent: int) -> None:
     _settle()
     client = socket.socket(fileno=file)
     client.sendall(READY)
-    _Server(client, parent).serve()
+    _Server(client, parent, 60 * idle_minutes()).serve()

@@ -1,11 +1,12 @@
 """`dlo lab` uses the exchange of the class; without one it uses a private one, and prints which."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from dlo_lib.cli.jupyter import find_exchange, write_jupyter_config
+from dlo_lib.cli.jupyter import ClassExchange, find_exchange, start_jupyterlab, write_jupyter_config
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
 
@@ -53,3 +54,26 @@ def test_the_option_wins_and_must_be_a_folder(site: Path, tmp_path: Path) -> Non
     assert find_exchange(tmp_path).folder == tmp_path
     with pytest.raises(UserError, match="no folder .*nowhere: --exchange takes the folder"):
         find_exchange(tmp_path / "nowhere")
+
+
+def test_a_copy_of_a_lab_is_fetched_wherever_jupyterlab_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nbgrader.server_extensions.assignment_list.handlers import AssignmentList
+
+    work, elsewhere, exchange = tmp_path / "work", tmp_path / "elsewhere", tmp_path / "exchange"
+    for folder in (work / "91_small", elsewhere, exchange / "dlo" / "outbound" / "91_small"):
+        folder.mkdir(parents=True)
+    config: list[str] = []
+
+    def started(program: str, command: list[str], environment: dict[str, str]) -> None:
+        config.append(environment["JUPYTER_CONFIG_PATH"])
+
+    monkeypatch.setattr(os, "execvpe", started)
+    monkeypatch.chdir(elsewhere)
+    start_jupyterlab(work, None, False, ClassExchange(exchange))
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", config[0])
+    extension = AssignmentList()
+    extension.root_dir = str(work)
+    (lab,) = extension.list_released_assignments()["value"]
+    assert (lab["assignment_id"], lab["status"]) == ("91_small", "fetched")

@@ -54,6 +54,7 @@ proxy = "{proxy}"
 memory = "4G"
 processors = 2
 processes = 400
+ranks_idle = "{ranks_idle}"
 
 [[course]]
 name = "deep"
@@ -267,6 +268,7 @@ def class_on_hub(
     command: tuple[str, ...] = (),
     full: bool = False,
     second: bool = True,
+    ranks_idle: str = "0:05:00",
 ) -> Iterator[ClassOnHub]:
     """Create the users and the courses, and start the Hub.
 
@@ -276,6 +278,7 @@ def class_on_hub(
         variables: of the environment of the Hub.
         command: prefix of the command that starts the Hub.
         second: whether there is a second course, "other", without graders.
+        ranks_idle: of the limits in hub.toml.
         full: the labs of the course instead of lab 00 and the small lab of the tests.
     """
     _remove_left_over()
@@ -299,6 +302,7 @@ def class_on_hub(
         toml = (HUB_TOML + SECOND_COURSE * second).format(
             kind=kind, port=ports[0], deep_port=ports[1], other_port=ports[2], folder=folder, prefix=prefix,
             environment=environment, head=prefix + "head", proxy=os.environ["DLO_HUB_PROXY"], more=more,
+            ranks_idle=ranks_idle,
         )  # fmt: skip
         (folder / "hub.toml").write_text(toml)
         settings = read_settings(folder / "hub.toml")

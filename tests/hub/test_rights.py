@@ -72,6 +72,27 @@ def test_a_server_knows_the_courses_and_the_role_of_its_user(settings: HubSettin
     assert rights.user_environment(settings, "head", set())["JUPYTER_CONFIG_PATH"].endswith("jupyter/grader")
 
 
+def test_idle_ranks_of_a_server_end_after_the_time_of_the_file(
+    settings: HubSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dlo_lib.launch.idle import idle_minutes
+
+    for name, value in rights.user_environment(settings, "ada", set()).items():
+        monkeypatch.setenv(name, value)
+    assert idle_minutes() == settings.limits.ranks_idle.total_seconds() / 60 == 5
+
+
+def test_the_kernel_of_notebooks_shares_pytorch_with_its_ranks(
+    settings: HubSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    write_jupyter_folders(settings)
+    monkeypatch.setenv("JUPYTER_PATH", settings.server_variables["JUPYTER_PATH"])
+    found = KernelSpecManager().get_kernel_spec("python3")
+    assert found.argv[:3] == [str(settings.environment / "bin" / "python"), "-m", "dlo_lib.hub.kernel"]
+
+
 def test_each_role_has_its_parts_of_nbgrader(settings: HubSettings) -> None:
     has = {
         role: {name.rsplit(".")[-1] for name, on in server_extensions(role).items() if on} for role in ROLES
