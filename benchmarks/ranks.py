@@ -146,7 +146,7 @@ class Notebook:
         while True:
             try:
                 self.run(
-                    "x = torch.ones(1)\ndist.all_reduce(x)\nprint('sum', int(x))", shows=f"sum {WORLD_SIZE}"
+                    "x = torch.ones(1)\ndist.all_reduce(x)\nprint(f'sum {int(x)}')", shows=f"sum {WORLD_SIZE}"
                 )
             except NotStarted:
                 if time.perf_counter() > until:
