@@ -244,9 +244,9 @@ def _notebook(kind: Kind, python: str, folder: Path, failed: list[str]) -> Itera
         try:
             notebook = Notebook(kind, python, folder)
             break
-        except NotStarted:
+        except NotStarted as error:
             failed.append(kind.name)
-            print(f"  {kind.name}: a start has failed", file=sys.stderr)
+            print(f"  a start has failed: {error}", file=sys.stderr)
             if attempt == _ATTEMPTS - 1:
                 raise
     try:
