@@ -171,32 +171,6 @@ class ShardedOptimizer:
             p.data.view(-1).copy_(padded[: p.numel()])
 
 
-# %% stage2
-import torch.distributed._functional_collectives as funcol
-
-
-def shard_gradients(module, pieces):
-    """Asynchronous: a callback at the end of backward waits."""
-    world, started = dist.get_world_size(), []
-
-    def end():
-        while started:
-            work, own, piece = started.pop(0)
-            work.wait()
-            piece.grad = own if piece.grad is None else piece.grad + own
-
-    def hook(parameter, piece):
-        if not started:
-            torch.autograd.Variable._execution_engine.queue_callback(end)
-        padded = F.pad(parameter.grad.flatten() / world, (0, -parameter.numel() % world))
-        own = torch.empty_like(piece)
-        started.append((dist.reduce_scatter_tensor(own, padded, async_op=True), own, piece))
-        parameter.grad = None
-
-    for parameter, piece in zip(module.parameters(), pieces):
-        parameter.register_post_accumulate_grad_hook(lambda p, piece=piece: hook(p, piece))
-
-
 # %% stage3
 import torch.distributed._functional_collectives as funcol
 
