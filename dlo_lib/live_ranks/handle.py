@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +15,13 @@ import torch
 from dlo_lib.errors import UserError, require_count
 from dlo_lib.launch.client import end_server
 from dlo_lib.launch.failure import RankFailure
+from dlo_lib.launch.idle import idle_minutes
 from dlo_lib.launch.values import pack_variables, unpack_result
 from dlo_lib.live_ranks.devices import Devices, note_on_gpus
 from dlo_lib.live_ranks.messages import ASSIGN, COMPLETE, EVALUATE, RUN, RankCell
 from dlo_lib.live_ranks.session import Reply, Session
 from dlo_lib.live_ranks.transcript import Transcript
 from dlo_lib.text import tr
-
-IDLE_VARIABLE = "DLO_RANKS_IDLE_MINUTES"
-IDLE_MINUTES = 20.0
 
 
 class Ranks:
@@ -42,7 +39,7 @@ class Ranks:
     """
 
     def __init__(self, namespace: Mapping[str, object]) -> None:
-        self.idle_minutes = _idle_minutes()
+        self.idle_minutes = idle_minutes()
         self._namespace = namespace
         self._session: Session | None = None
         self._place: _Place | None = None
@@ -273,14 +270,3 @@ class _Place:
             and wanted.world_size in (0, self.world_size)
             and wanted.devices in (Devices.ANY, self.devices)
         )
-
-
-def _idle_minutes() -> float:
-    text = os.environ.get(IDLE_VARIABLE, "")
-    try:
-        minutes = float(text or IDLE_MINUTES)
-    except ValueError:
-        minutes = -1.0
-    if not 0 <= minutes < float("inf"):
-        raise UserError(f'{IDLE_VARIABLE} is "{text}": use a number of minutes, or 0 to keep idle ranks')
-    return minutes
