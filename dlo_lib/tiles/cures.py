@@ -15,7 +15,7 @@ INSTEAD = {
     "pow": "x * x is a square, tl.sqrt(x) a root, and tl.rsqrt(x) is 1 / tl.sqrt(x)",
 }
 """The last part of a name -> the cure."""
-KNOWN = "the first lines of help(tl) list what a kernel can use"
+KNOWN = "print(tl.__doc__) lists what a kernel can use"
 
 
 def instead_of(name: str) -> str:

@@ -4,11 +4,11 @@ programs     program_id(axis), num_programs(axis)
 tiles        arange(start, end), zeros(shape, dtype), full(shape, value, dtype), x[:, None], trans(x)
 memory       load(pointer, mask, other), store(pointer, value, mask), atomic_add(pointer, value, mask)
 elements     exp, exp2, log, log2, sqrt, rsqrt, sigmoid, abs, maximum(a, b), minimum(a, b),
-             where(condition, a, b)
+             where(condition, a, b), a & b and a | b of conditions, float("-inf")
 reductions   sum(x, axis), max(x, axis), min(x, axis)
 products     dot(a, b, acc): tiles of at least 16 x 16, the result in float32
 types        x.to(dtype), pointer.dtype.element_ty, float16, bfloat16, float32, int32, int64
-loops        for i in range(start, end, step), also tl.range and tl.static_range
+loops        for i in range(start, end, step), tl.range, tl.static_range; cdiv(a, b) is a / b, rounded up
 """
 
 from __future__ import annotations

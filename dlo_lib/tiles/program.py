@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from dlo_lib.errors import UserError
+from dlo_lib.text import tr
 from dlo_lib.tiles import language
 from dlo_lib.tiles.cures import dtype_cure, instead_of
 from dlo_lib.tiles.faults import TileError
@@ -68,6 +69,9 @@ def read_program(source: str) -> Program:
     reader = _Reader()
     try:
         return Program(function.name, text, _parameters(function), reader.block(function.body))
+    except NotWrittenError:
+        cure = "{name} is not written yet: write it in its cell, run that cell, and then this one"
+        raise NotWrittenError(tr(cure, name=function.name)) from None
     except TileError as error:
         error.line = error.line or reader.line
         lines = text.splitlines()
@@ -137,7 +141,7 @@ class _Reader:
                 ast.Raise(exc=ast.Call(func=ast.Name(id="NotImplementedError")))
                 | ast.Raise(exc=ast.Name(id="NotImplementedError"))
             ):
-                raise NotWrittenError("this kernel is not written yet")
+                raise NotWrittenError
             case ast.Return():
                 raise TileError("a kernel returns nothing: it writes its results with tl.store")
             case ast.While():

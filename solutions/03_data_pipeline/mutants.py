@@ -115,6 +115,14 @@ MUTANTS = [
         says="an exact ratio is enough",
         replace={"max(1, math.ceil(load / step))": "int(load / step) + 1"},
     ),
+    Mutant(
+        "No worker for a loader that takes no time",
+        "check_fewest",
+        says="the smallest number is 1",
+        replace={
+            "max(1, math.ceil(load / step))": "math.ceil(load / step)",
+        },
+    ),
     # -- seed_worker
     Mutant(
         "The seed is the base seed, the same for all workers",
@@ -145,6 +153,14 @@ MUTANTS = [
         "check_repeatable",
         says="no run can be repeated",
         replace={"[info.seed, rank]": ""},
+    ),
+    Mutant(
+        "The generator is a RandomState",
+        "check_generator",
+        says="old interface",
+        replace={
+            "np.random.default_rng([info.seed, rank])": "np.random.RandomState([info.seed % 2**32, rank])",
+        },
     ),
     # -- split
     Mutant(
@@ -249,6 +265,32 @@ MUTANTS = [
             rows = [shares[i] * pixels[i] + (1 - shares[i]) * pixels[others[i]] for i in range(len(pixels))]
             mixed = torch.from_numpy(np.stack(rows))
             """
+        },
+    ),
+    Mutant(
+        "The share of the partner overwrites the own one",
+        "check_targets",
+        says="one assignment overwrites the other",
+        replace={
+            "own = F.one_hot(labels, classes).to(share.dtype)": "own, row = share.new_zeros(len(labels), classes), torch.arange(len(labels))",
+            "return torch.lerp(own[partner], own, share[:, None])": "own[row, labels] = share\nown[row, labels[partner]] = 1 - share\nreturn own",
+        },
+    ),
+    Mutant(
+        "The own share overwrites that of the partner",
+        "check_targets",
+        says="one assignment overwrites the other",
+        replace={
+            "own = F.one_hot(labels, classes).to(share.dtype)": "own, row = share.new_zeros(len(labels), classes), torch.arange(len(labels))",
+            "return torch.lerp(own[partner], own, share[:, None])": "own[row, labels[partner]] = 1 - share\nown[row, labels] = share\nreturn own",
+        },
+    ),
+    Mutant(
+        "The partner is taken as a class",
+        "check_targets",
+        says="not classes",
+        replace={
+            "return torch.lerp(own[partner], own, share[:, None])": "return torch.lerp(F.one_hot(partner % classes, classes).to(share.dtype), own, share[:, None])",
         },
     ),
     # -- cutmix
@@ -373,6 +415,33 @@ MUTANTS = [
             return mixed, soft_targets(labels, partner, kept, classes)
         """,
     ),
+    Mutant(
+        "The area of the box is that before the border cuts it off",
+        "check_true_area",
+        says="counts pixels outside of the image",
+        replace={
+            "position = torch": "areas = (last - first) * (areas if axis else 1)\nposition = torch",
+            "kept = 1 - box.to(lam.dtype).mean((1, 2))": "kept = 1 - areas / (images.shape[-2] * images.shape[-1])",
+        },
+    ),
+    Mutant(
+        "The first edge is rounded down",
+        "check_boxes",
+        says="The first edges are rounded down",
+        replace={
+            "(centre - half).round()": "(centre - half).floor()",
+        },
+        also=["check_wide"],
+    ),
+    Mutant(
+        "Centre and half are rounded apart",
+        "check_boxes",
+        says="The centre and the half of the side are rounded",
+        replace={
+            "first, last = (centre - half)": "centre, half = centre.round(), half.round()\nfirst, last = (centre - half)",
+        },
+        also=["check_wide"],
+    ),
     # -- weights
     Mutant(
         "The weights are the sizes of the classes",
@@ -397,6 +466,14 @@ MUTANTS = [
         "check_recall",
         says="This is the accuracy",
         replace={"(predicted[labels == label] == label)": "(predicted == labels)"},
+    ),
+    Mutant(
+        "Whether a sample is of the class",
+        "check_recall",
+        says="samples of other classes that are not taken for it",
+        replace={
+            "(predicted[labels == label] == label)": "((predicted == label) == (labels == label))",
+        },
     ),
     # -- scaling
     Mutant(
@@ -515,7 +592,7 @@ MUTANTS = [
         "check_patience",
         says="expected True",
         replace={"self.since >= self.patience": "self.since > self.patience"},
-        also=["check_min_delta", "check_nan"],
+        also=["check_min_delta", "check_level", "check_nan"],
     ),
     Mutant(
         "It stops only with the loss that reaches the patience",
@@ -546,6 +623,7 @@ MUTANTS = [
         "check_min_delta",
         says="below best - min_delta",
         replace={"loss < self.best - self.min_delta": "loss < self.best"},
+        also=["check_level"],
     ),
     Mutant(
         "Every small improvement lowers the best loss",
@@ -573,6 +651,40 @@ MUTANTS = [
             "self.weights = copy.deepcopy(self.model.state_dict())": "self.weights = self.weights or copy.deepcopy(self.model.state_dict())"
         },
     ),
+    Mutant(
+        "min_delta is a share of the best loss",
+        "check_level",
+        says="and not below best * (1 - min_delta)",
+        replace={
+            "loss < self.best - self.min_delta": "loss < self.best * (1 - self.min_delta)",
+        },
+    ),
+    Mutant(
+        "min_delta is a share of the absolute value of the best loss",
+        "check_level",
+        says="and not below best * (1 - min_delta)",
+        replace={
+            "loss < self.best - self.min_delta": "loss < (self.best - self.min_delta * abs(self.best) if self.best < math.inf else math.inf)",
+        },
+    ),
+    Mutant(
+        "restore names another model",
+        "check_best_weights",
+        says="only names another model",
+        replace={
+            "copy.deepcopy(self.model.state_dict())": "copy.deepcopy(self.model)",
+            "self.model.load_state_dict(self.weights)": "self.model = self.weights",
+        },
+    ),
+    Mutant(
+        "The buffers are not kept",
+        "check_best_weights",
+        says="parameters() has no buffers",
+        replace={
+            "copy.deepcopy(self.model.state_dict())": "[each.detach().clone() for each in self.model.parameters()]",
+            "self.model.load_state_dict(self.weights)": "for each, kept in zip(self.model.parameters(), self.weights):\n    each.data.copy_(kept)",
+        },
+    ),
     # -- resume
     Mutant(
         "Every epoch has the same order",
@@ -591,7 +703,7 @@ MUTANTS = [
         "check_resumed",
         says="the order depends on more than seed and epoch",
         replace={"torch.randperm(self.size, generator=of_epoch)": "torch.randperm(self.size)"},
-        also=["check_prefetched", "check_end_of_epoch", "check_first_epoch"],
+        also=["check_global", "check_prefetched", "check_end_of_epoch", "check_first_epoch"],
     ),
     Mutant(
         "The position is not restored",
@@ -661,6 +773,41 @@ MUTANTS = [
         says="the state lacks that of the generator",
         replace={'self.generator.set_state(state["generator"])': ""},
     ),
+    Mutant(
+        "Batches are tensors",
+        "check_epochs",
+        says="a list of Python integers",
+        replace={
+            "yield indices.tolist()": "yield indices",
+        },
+    ),
+    Mutant(
+        "Batches are arrays of NumPy",
+        "check_epochs",
+        says="a list of Python integers",
+        replace={
+            "yield indices.tolist()": "yield indices.numpy()",
+        },
+    ),
+    Mutant(
+        "Each epoch seeds the global generator",
+        "check_global",
+        says="from which the training draws too",
+        replace={
+            "of_epoch = torch.Generator().manual_seed(1_000_003": "torch.manual_seed(1_000_003",
+            "torch.randperm(self.size, generator=of_epoch)": "torch.randperm(self.size)",
+        },
+    ),
+    Mutant(
+        "The state holds the generator itself",
+        "check_resumed",
+        says="keep generator.get_state()",
+        replace={
+            '"generator": self.generator.get_state()': '"generator": self.generator',
+            'self.generator.set_state(state["generator"])': 'self.generator = state["generator"]',
+        },
+        also=["check_epochs", "check_global", "check_prefetched", "check_end_of_epoch", "check_augmentation", "check_first_epoch"],
+    ),
     # -- ranges
     Mutant(
         "Ranks and workers have the same samples",
@@ -720,5 +867,14 @@ MUTANTS = [
         "check_augment_arguments",
         says="work on a copy",
         replace={"images = images.clone()": ""},
+    ),
+    Mutant(
+        "Each round begins with the given images",
+        "check_rounds",
+        says="Only the last round is there",
+        replace={
+            "images[group] = operation(images[group], magnitude)": "images[group] = operation(given[group], magnitude)",
+            "images = images.clone()": "given, images = images, images.clone()",
+        },
     ),
 ]

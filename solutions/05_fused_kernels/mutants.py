@@ -57,6 +57,7 @@ MUTANTS = [
         says="exp overflows",
         question="softmax",
         replace={"weights = tl.exp(x - tl.max(x, 0))": "weights = tl.exp(x)"},
+        also=("check_softmax_low",),
     ),
     Mutant(
         "Lanes after the end count as zeros of the softmax",
@@ -64,6 +65,7 @@ MUTANTS = [
         says="other=0.0 is not neutral here",
         question="softmax",
         replace={'other=float("-inf")': "other=0.0"},
+        also=("check_softmax_low",),
     ),
     Mutant(
         "Lanes after the end are undefined",
@@ -71,6 +73,7 @@ MUTANTS = [
         says="lanes outside of the mask of a tl.load have no defined value",
         question="softmax",
         replace={', other=float("-inf")': ""},
+        also=("check_softmax_low",),
     ),
     Mutant(
         "The stride of the rows of x is ignored",
@@ -113,6 +116,42 @@ MUTANTS = [
         replace={"weights / tl.sum(weights, 0)": "weights"},
         also=(
             "check_softmax_lanes",
+            "check_softmax_low",
+            "check_softmax_large",
+            "check_softmax_strides",
+            "check_softmax_16bit",
+            "check_softmax_traffic",
+        ),
+    ),
+    Mutant(
+        "Lanes after the end are -100",
+        "check_softmax_low",
+        says="lower than every number",
+        question="softmax",
+        replace={
+            'other=float("-inf")': "other=-100.0",
+        },
+    ),
+    Mutant(
+        "Lanes after the end are -10000",
+        "check_softmax_low",
+        says="lower than every number",
+        question="softmax",
+        replace={
+            'other=float("-inf")': "other=-1e4",
+        },
+    ),
+    Mutant(
+        "The mask compares offsets in the tensor",
+        "check_softmax",
+        says="those of the first row",
+        question="softmax",
+        replace={
+            "mask = offsets < columns": "mask = row * x_stride + offsets < columns",
+        },
+        also=(
+            "check_softmax_lanes",
+            "check_softmax_low",
             "check_softmax_large",
             "check_softmax_strides",
             "check_softmax_16bit",
@@ -161,6 +200,20 @@ MUTANTS = [
             "x * rstd * w, mask=mask": "tl.load(x_ptr + row * columns + offsets, mask=mask, other=0.0).to(tl.float32) * rstd * w, mask=mask"
         },
     ),
+    Mutant(
+        "eps is outside of the root",
+        "check_norm",
+        says="eps is added outside of the root",
+        question="norm",
+        replace={
+            "tl.rsqrt(tl.sum(x * x, 0) / columns + eps)": "1 / (tl.sqrt(tl.sum(x * x, 0) / columns) + eps)",
+        },
+        also=(
+            "check_norm_lanes",
+            "check_norm_zeros",
+            "check_norm_traffic",
+        ),
+    ),
     # -- norm_backward
     Mutant(
         "The term of rstd is missing",
@@ -189,7 +242,7 @@ MUTANTS = [
     Mutant(
         "The mean is divided by BLOCK, in the backward of RMSNorm",
         "check_norm_backward_sizes",
-        says="the gradient of x",
+        says="divided by BLOCK: divide it by columns",
         question="norm_backward",
         replace={"tl.sum(w * grad * normed, 0) / columns": "tl.sum(w * grad * normed, 0) / BLOCK"},
         also=("check_one_row",),
@@ -216,6 +269,62 @@ MUTANTS = [
         says="both gradients come from one pass",
         question="norm_backward",
         replace={"dw += grad * normed": "dw += grad * tl.load(x_ptr + row * columns + offsets, mask=mask, other=0.0) * rstd"},
+    ),
+    Mutant(
+        "dw has the factor w",
+        "check_norm_gradients",
+        says="w is in dw",
+        question="norm_backward",
+        replace={
+            "dw += grad * normed": "dw += w * grad * normed",
+        },
+        also=(
+            "check_norm_backward_sizes",
+            "check_norm_backward_traffic",
+            "check_one_row",
+        ),
+    ),
+    Mutant(
+        "The second term of dx has the wrong sign",
+        "check_norm_gradients",
+        says="has the wrong sign",
+        question="norm_backward",
+        replace={
+            "w * grad - normed * mean": "w * grad + normed * mean",
+        },
+        also=(
+            "check_norm_backward_sizes",
+            "check_norm_backward_traffic",
+            "check_one_row",
+        ),
+    ),
+    Mutant(
+        "rstd is missing in dx",
+        "check_norm_gradients",
+        says="rstd is missing in dx",
+        question="norm_backward",
+        replace={
+            "rstd * (w * grad - normed * mean)": "w * grad - normed * mean",
+        },
+        also=(
+            "check_norm_backward_sizes",
+            "check_norm_backward_traffic",
+            "check_one_row",
+        ),
+    ),
+    Mutant(
+        "All programs add to the first row of dw",
+        "check_norm_gradients",
+        says="adds to what stands there",
+        question="norm_backward",
+        replace={
+            "tl.store(dw_ptr + tl.program_id(0) * columns + offsets, dw, mask=mask)": "tl.atomic_add(dw_ptr + offsets, dw, mask=mask)",
+        },
+        also=(
+            "check_norm_backward_sizes",
+            "check_norm_backward_traffic",
+            "check_one_row",
+        ),
     ),
     # -- loss
     Mutant(
@@ -298,6 +407,107 @@ MUTANTS = [
         replace={"lse = largest + tl.log(total)": "lse = tl.log(total)"},
         also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
     ),
+    Mutant(
+        "start grows by 1",
+        "check_loss",
+        says="the blocks overlap, because `start` grows by 1",
+        question="loss",
+        replace={
+            "range(0, vocab, BLOCK)": "range(0, vocab)",
+        },
+        also=(
+            "check_loss_sizes",
+            "check_loss_large",
+            "check_loss_traffic",
+            "check_other_blocks",
+        ),
+    ),
+    Mutant(
+        "start counts blocks, and the words begin at start",
+        "check_loss",
+        says="the words begin at start * BLOCK",
+        question="loss",
+        replace={
+            "range(0, vocab, BLOCK)": "range(0, tl.cdiv(vocab, BLOCK))",
+        },
+        also=(
+            "check_loss_sizes",
+            "check_loss_large",
+            "check_loss_traffic",
+            "check_other_blocks",
+        ),
+    ),
+    Mutant(
+        "All rows are row 0",
+        "check_loss",
+        says="each row has the log-sum-exp of row 0",
+        question="loss",
+        replace={
+            "x = tl.load(logits_ptr + row * vocab + words": "x = tl.load(logits_ptr + words",
+        },
+        also=(
+            "check_loss_sizes",
+            "check_loss_large",
+            "check_loss_traffic",
+            "check_other_blocks",
+        ),
+    ),
+    Mutant(
+        "The logit of the target is that of row 0",
+        "check_loss",
+        says="read in row 0",
+        question="loss",
+        replace={
+            "own = tl.load(logits_ptr + row * vocab + tl": "own = tl.load(logits_ptr + tl",
+        },
+        also=(
+            "check_loss_sizes",
+            "check_loss_large",
+            "check_loss_traffic",
+            "check_other_blocks",
+        ),
+    ),
+    Mutant(
+        "Loss and log-sum-exp are exchanged",
+        "check_loss",
+        says="stored in each other",
+        question="loss",
+        replace={
+            "tl.store(lse_ptr + row, lse)": "tl.store(lse_ptr + row, lse - own)",
+            "tl.store(loss_ptr + row, lse - own)": "tl.store(loss_ptr + row, lse)",
+        },
+        also=(
+            "check_loss_sizes",
+            "check_loss_large",
+            "check_loss_traffic",
+            "check_other_blocks",
+        ),
+    ),
+    Mutant(
+        "Each lane has its own maximum",
+        "check_loss_sizes",
+        says="one maximum for each lane",
+        question="loss",
+        replace={
+            "total = 0.0": "total = tl.zeros((BLOCK,), tl.float32)",
+            'largest = float("-inf")': 'largest = tl.full((BLOCK,), float("-inf"), tl.float32)',
+            "new = tl.maximum(largest, tl.max(x, 0))": "new = tl.maximum(largest, x)",
+            "total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), 0)": "total = total * tl.exp(largest - new) + tl.exp(x - new)",
+            "lse = largest + tl.log(total)": "top = tl.max(largest, 0)\nlse = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))",
+        },
+    ),
+    Mutant(
+        "The target is compared with the lane, of the loss",
+        "check_loss",
+        says="compared with the number of the lane",
+        question="loss",
+        replace={
+            "total = 0.0": "total = 0.0\nown = 0.0",
+            "largest = new": "largest = new\nown = own + tl.sum(tl.where(tl.arange(0, BLOCK) == tl.load(targets_ptr + row), x, 0.0), 0)",
+            "own = tl.load(logits_ptr + row * vocab + tl.load(targets_ptr + row)).to(tl.float32)": "",
+        },
+        also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
+    ),
     # -- loss_backward
     Mutant(
         "1 is not subtracted at the target",
@@ -318,15 +528,15 @@ MUTANTS = [
     Mutant(
         "The target is compared with the lane",
         "check_loss_gradient",
-        says="the gradient of the logits",
+        says="compared with the number of the lane",
         question="loss_backward",
-        replace={"tl.where(words == target, 1.0, 0.0)": "tl.where(tl.arange(0, BLOCK) == target % BLOCK, 1.0, 0.0)"},
+        replace={"tl.where(words == target, 1.0, 0.0)": "tl.where(tl.arange(0, BLOCK) == target, 1.0, 0.0)"},
         also=("check_loss_gradient_sizes", "check_loss_gradient_traffic"),
     ),
     Mutant(
         "The last block writes after the end of the row",
         "check_loss_gradient_sizes",
-        says="logits_ptr, which program 0 writes",
+        says="writes logits_ptr at offset",
         question="loss_backward",
         replace={"- at_target), mask=mask)": "- at_target))"},
     ),
@@ -346,6 +556,19 @@ MUTANTS = [
             lse = tl.log(total)
             """,
         },
+    ),
+    Mutant(
+        "grad is read for row 0",
+        "check_loss_gradient",
+        says="grad is read for row 0 only",
+        question="loss_backward",
+        replace={
+            "grad = tl.load(grad_ptr + row)": "grad = tl.load(grad_ptr)",
+        },
+        also=(
+            "check_loss_gradient_sizes",
+            "check_loss_gradient_traffic",
+        ),
     ),
     # -- linear_loss
     Mutant(
@@ -427,6 +650,72 @@ MUTANTS = [
         says="the maximum begins at float",
         question="linear_loss",
         replace={'largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)': "largest = tl.zeros((BLOCK_M,), tl.float32)"},
+    ),
+    Mutant(
+        "-inf is loaded into W",
+        "check_linear_loss_sizes",
+        says="-inf was loaded into a tile",
+        question="linear_loss",
+        replace={
+            "mask=(word < vocab)[:, None] & exists[None, :], other=0.0": 'mask=(word < vocab)[:, None] & exists[None, :], other=float("-inf")',
+        },
+        also=("check_few_rows",),
+    ),
+    Mutant(
+        "The products of the columns are not added up",
+        "check_linear_loss",
+        says="those of the last block of columns",
+        question="linear_loss",
+        replace={
+            "logits += tl.dot": "logits = tl.dot",
+        },
+        also=(
+            "check_linear_loss_sizes",
+            "check_linear_loss_16bit",
+            "check_linear_loss_negative",
+            "check_no_logits",
+            "check_few_rows",
+        ),
+    ),
+    Mutant(
+        "The logit of the target is that of the last block",
+        "check_linear_loss",
+        says="that of the last block of words",
+        question="linear_loss",
+        replace={
+            "own += tl.sum": "own = tl.sum",
+        },
+        also=(
+            "check_linear_loss_sizes",
+            "check_linear_loss_16bit",
+            "check_linear_loss_negative",
+            "check_no_logits",
+        ),
+    ),
+    Mutant(
+        "The target is compared with the lane, of the logits",
+        "check_linear_loss",
+        says="compared with the number of the lane",
+        question="linear_loss",
+        replace={
+            "word[None, :] == target": "tl.arange(0, BLOCK_V)[None, :] == target",
+        },
+        also=(
+            "check_linear_loss_sizes",
+            "check_linear_loss_16bit",
+            "check_linear_loss_negative",
+            "check_no_logits",
+        ),
+    ),
+    Mutant(
+        "The rows of the targets are read again",
+        "check_no_logits",
+        says="the logit of a target is in a tile already",
+        question="linear_loss",
+        replace={
+            "own += tl.sum(tl.where(word[None, :] == target[:, None], logits, 0.0), 1)\n": "\n",
+            "lse = largest + tl.log(total)": "\n            for k in range(0, hidden, BLOCK_K):\n                column = k + tl.arange(0, BLOCK_K)\n                both = inside[:, None] & (column < hidden)[None, :]\n                x = tl.load(x_ptr + row[:, None] * hidden + column[None, :], mask=both, other=0.0).to(tl.float32)\n                w = tl.load(w_ptr + target[:, None] * hidden + column[None, :], mask=both, other=0.0).to(tl.float32)\n                own += tl.sum(x * w, 1)\n            lse = largest + tl.log(total)\n            ",
+        },
     ),
     # -- attention
     Mutant(
@@ -660,6 +949,32 @@ MUTANTS = [
         replace={"place = head // group * kv_head": "place = head * kv_head"},
         also=("check_causal_groups",),
     ),
+    Mutant(
+        "The causal mask has the number of the query in its block",
+        "check_attention_causal",
+        says="number of the query in its block",
+        question="attention",
+        replace={
+            "column[None, :] <= row[:, None]": "column[None, :] <= tl.arange(0, BLOCK_M)[:, None]",
+        },
+        also=(
+            "check_attention_skips",
+            "check_causal_groups",
+        ),
+    ),
+    Mutant(
+        "Masked scores are 0",
+        "check_attention_skips",
+        says="keys after the query count with the score 0",
+        question="attention",
+        replace={
+            'scores = tl.where(column[None, :] <= row[:, None], scores, float("-inf"))': "scores = tl.where(column[None, :] <= row[:, None], scores, 0.0)",
+        },
+        also=(
+            "check_attention_causal",
+            "check_causal_groups",
+        ),
+    ),
     # -- keys_backward
     Mutant(
         "The keys begin at i BLOCK_M",
@@ -706,5 +1021,31 @@ MUTANTS = [
         says="queries before the first key",
         question="keys_backward",
         replace={"range(first // BLOCK_M * BLOCK_M, size, BLOCK_M)": "range(0, size, BLOCK_M)"},
+    ),
+    Mutant(
+        "The causal mask is forgotten in the backward",
+        "check_keys_backward",
+        says="P has weights of queries before the key",
+        question="keys_backward",
+        replace={
+            "(column[None, :] <= row[:, None]) & inside[:, None]": "(column[None, :] >= 0) & inside[:, None]",
+        },
+        also=(
+            "check_keys_backward_sizes",
+            "check_keys_backward_memory",
+        ),
+    ),
+    Mutant(
+        "The scores of the backward are not scaled",
+        "check_keys_backward",
+        says="not multiplied by scale in P",
+        question="keys_backward",
+        replace={
+            "tl.trans(k)) * scale - lse": "tl.trans(k)) - lse",
+        },
+        also=(
+            "check_keys_backward_sizes",
+            "check_keys_backward_memory",
+        ),
     ),
 ]

@@ -136,7 +136,7 @@ def test_lanes_outside_of_the_mask_are_undefined_without_other() -> None:
         (["x = tl.load(x_ptr)", "x = x ** -0.5"], "tl.rsqrt(x) is x ** -0.5"),
         (["print(x_ptr)"], "store it in a tensor with tl.store"),
         (["x = tl.mean(tl.arange(0, 16), 0)"], "use tl.sum(x, axis) / n"),
-        (["x = tl.cumsum(tl.arange(0, 16), 0)"], "the first lines of help(tl)"),
+        (["x = tl.cumsum(tl.arange(0, 16), 0)"], "print(tl.__doc__)"),
         (["x = tl.load(x_ptr).to(torch.float32)"], "a dtype is tl.float32"),
         (["x = tl.zeros((16,), tl.float32) - torch.inf"], 'use float("inf")'),
         (["x = tl.load(x_ptr + 1000 + tl.arange(0, 16))"], "all lanes of this access are after the end"),
@@ -224,7 +224,7 @@ def test_work_and_memory_are_limited(lines: list[str]) -> None:
 
 
 def test_the_stub_of_an_exercise() -> None:
-    with pytest.raises(triton.NotWrittenError):
+    with pytest.raises(triton.NotWrittenError, match="^kernel is not written yet"):
         launch("raise NotImplementedError()")
 
 

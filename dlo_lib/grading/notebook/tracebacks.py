@@ -8,6 +8,7 @@ lines of this library above it say nothing to a student.
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -19,6 +20,18 @@ from dlo_lib.errors import UserError
 from dlo_lib.grading.notebook.undefined_names import undefined_name, where_defined
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.text import tr
+
+WORKER_ERROR = re.compile(r"Caught NotImplementedError in DataLoader worker process \d+\.\n")
+FRAME_NAME = re.compile(r'^  File ".+", line \d+, in (\w+)$', re.MULTILINE)
+
+
+def stub_of_a_worker(message: str) -> str:
+    """Return the name of the stub that raised in a worker of a ``DataLoader``, from the message that it
+    makes of the traceback of the worker; "" for another error.
+    """
+    raised = WORKER_ERROR.match(message) and message.rstrip().endswith("\nNotImplementedError")
+    names = FRAME_NAME.findall(message) if raised else []
+    return names[-1] if names else ""
 
 
 def shorten_tracebacks(namespace: MutableMapping[str, Any], notebook: Path) -> None:
@@ -48,10 +61,11 @@ def shorten_tracebacks(namespace: MutableMapping[str, Any], notebook: Path) -> N
                 print(words, file=sys.stderr)
             return
         frames = [frame for frame, _ in traceback.walk_tb(trace)]
-        if error.args or not frames or frames[-1].f_globals is not namespace:
+        name = stub_of_a_worker(str(error))
+        if not name and (error.args or not frames or frames[-1].f_globals is not namespace):
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
             return
-        name = frames[-1].f_code.co_name
+        name = name or frames[-1].f_code.co_name
         print(
             tr(
                 "{name} is not written yet: write it in its cell (# YOUR CODE HERE), run that cell, and then "

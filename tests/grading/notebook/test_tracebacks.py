@@ -20,6 +20,8 @@ CELLS = [
     "raise NotImplementedError()",
     'raise NotImplementedError("sum for Bool")',
     "lab.hint('scael')",
+    "from torch.utils.data import DataLoader\n"
+    "list(DataLoader([1, 2], num_workers=1, multiprocessing_context='fork', worker_init_fn=scale))",
     "import collections.abc\nclass Never:\n    def go(self):\n        return {}['x']\nNever().go()",
 ]
 
@@ -31,9 +33,10 @@ def test_a_missing_step_is_one_line(small: LabSource, tmp_path: Path) -> None:
     NotebookClient(
         notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
     ).execute()
-    called, at_top, with_words, mistyped, other = (cell.outputs for cell in notebook.cells[2:])
+    called, at_top, with_words, mistyped, worker, other = (cell.outputs for cell in notebook.cells[2:])
     cure = "write it in its cell (# YOUR CODE HERE), run that cell, and then this one.\n"
     assert [output.text for output in called] == [f"scale is not written yet: {cure}"]
+    assert [output.text for output in worker] == [f"scale is not written yet: {cure}"]
     assert [output.text for output in at_top] == [f"This step is not written yet: {cure}"]
     assert [output.evalue for output in with_words] == ["sum for Bool"]
     (line,) = [output.text for output in mistyped]
