@@ -273,7 +273,11 @@ MUTANTS = [
         says="one assignment overwrites the other",
         replace={
             "own = F.one_hot(labels, classes).to(share.dtype)": "own, row = share.new_zeros(len(labels), classes), torch.arange(len(labels))",
-            "return torch.lerp(own[partner], own, share[:, None])": "own[row, labels] = share\nown[row, labels[partner]] = 1 - share\nreturn own",
+            "return torch.lerp(own[partner], own, share[:, None])": """
+            own[row, labels] = share
+            own[row, labels[partner]] = 1 - share
+            return own
+            """,
         },
     ),
     Mutant(
@@ -282,7 +286,11 @@ MUTANTS = [
         says="one assignment overwrites the other",
         replace={
             "own = F.one_hot(labels, classes).to(share.dtype)": "own, row = share.new_zeros(len(labels), classes), torch.arange(len(labels))",
-            "return torch.lerp(own[partner], own, share[:, None])": "own[row, labels[partner]] = 1 - share\nown[row, labels] = share\nreturn own",
+            "return torch.lerp(own[partner], own, share[:, None])": """
+            own[row, labels[partner]] = 1 - share
+            own[row, labels] = share
+            return own
+            """,
         },
     ),
     Mutant(
@@ -420,7 +428,10 @@ MUTANTS = [
         "check_true_area",
         says="counts pixels outside of the image",
         replace={
-            "position = torch": "areas = (last - first) * (areas if axis else 1)\nposition = torch",
+            "position = torch": """
+            areas = (last - first) * (areas if axis else 1)
+            position = torch
+            """,
             "kept = 1 - box.to(lam.dtype).mean((1, 2))": "kept = 1 - areas / (images.shape[-2] * images.shape[-1])",
         },
     ),
@@ -438,7 +449,10 @@ MUTANTS = [
         "check_boxes",
         says="The centre and the half of the side are rounded",
         replace={
-            "first, last = (centre - half)": "centre, half = centre.round(), half.round()\nfirst, last = (centre - half)",
+            "first, last = (centre - half)": """
+            centre, half = centre.round(), half.round()
+            first, last = (centre - half)
+            """,
         },
         also=["check_wide"],
     ),
@@ -682,7 +696,10 @@ MUTANTS = [
         says="parameters() has no buffers",
         replace={
             "copy.deepcopy(self.model.state_dict())": "[each.detach().clone() for each in self.model.parameters()]",
-            "self.model.load_state_dict(self.weights)": "for each, kept in zip(self.model.parameters(), self.weights):\n    each.data.copy_(kept)",
+            "self.model.load_state_dict(self.weights)": """
+            for each, kept in zip(self.model.parameters(), self.weights):
+                each.data.copy_(kept)
+            """,
         },
     ),
     # -- resume

@@ -9,8 +9,8 @@
 # programs of a kernel one after another, counts bytes, and stops at an access outside of a tensor. It says nothing about speed. The same text
 # runs on a GPU with Triton.
 #
-# Builds on lab 04 (what fusion saves). The core exercises, predictions and the quiz take about 99 minutes; with the text and the demos plan 120. One optional
-# exercise takes 20 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
+# Builds on lab 04 (what fusion saves). The core exercises, predictions and the quiz take about 88 minutes; with the text and the demos plan 110. One optional
+# exercise takes 18 minutes more. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch.
 #
 # Words: block of a kernel (*bloc*), arithmetic intensity (*intensité arithmétique*), lane (*voie*), online softmax (*softmax en ligne*),
 # tile (*tuile*).
@@ -79,7 +79,8 @@ print(f"chain {1e3 * seconds['chain']:.1f} ms, one kernel {1e3 * seconds['one ke
 
 # %% [markdown] id="roofline_text"
 # The chain has five operations. The maximum and the sum read x and write one number for each row, which is nearly nothing. The difference, the
-# exponential and the quotient read and write a tensor of the size of x. So 5 reads and 3 writes give 8.
+# exponential and the quotient read and write a tensor of the size of x. So 5 reads and 3 writes give 8. The chain can be slower than its bytes
+# say, because each operation also allocates its result, and the system has to provide and clear new pages of memory.
 #
 # Is memory the limit? The **arithmetic intensity** of an operation is its number of floating-point operations for each byte that it moves. A device
 # that computes F operations in a second and moves B bytes reaches at most min(F, intensity · B): the *roofline*. The next cell measures both
@@ -114,7 +115,8 @@ figures.roofline(ceilings, operations)
 #
 # 1. computes which elements are its own: a tile of offsets, `tl.arange(0, BLOCK)`, moved by its number;
 # 2. reads them: `tl.load(pointer + offsets, mask=..., other=...)`;
-# 3. computes with whole tiles, in registers: `+ - * /`, `tl.exp`, `tl.sum(tile, axis)`, `tl.where`;
+# 3. computes with whole tiles, in registers: `+ - * /`, `tl.exp`, `tl.where(condition, a, b)`, and along an axis `tl.sum(tile, axis)` and
+#    `tl.max(tile, axis)`, with axis 0 for a tile of one dimension;
 # 4. writes the result: `tl.store(pointer + offsets, tile, mask=...)`.
 #
 # An argument that is a tensor arrives as a pointer to its first element. A parameter with `tl.constexpr` is known when the kernel is compiled; sizes
@@ -124,8 +126,8 @@ figures.roofline(ceilings, operations)
 figures.programs(n=22, block=8)
 
 # %% [markdown] id="example_text"
-# A kernel and its launch. `triton.cdiv(n, BLOCK)` is n / BLOCK, rounded up. In the interpreter a launch returns what it moved. The help of
-# `dlo_lib.tiles.language` lists what a kernel can use.
+# A kernel and its launch. `triton.cdiv(n, BLOCK)` is n / BLOCK, rounded up; inside of a kernel it is `tl.cdiv`. In the interpreter a launch returns
+# what it moved. The last line prints what a kernel can use, `tl.__doc__`.
 
 # %% id="given_double"
 @triton.jit
@@ -144,11 +146,12 @@ print(double_kernel[(triton.cdiv(1000, 64),)](x, out, 1000, BLOCK=64))
 print("right:", torch.equal(out, 2 * x))
 if not triton.has_triton():
     print("Triton is not installed here; on a machine with a GPU install it by: pip install 'dlo-lib[kernels]'. The interpreter runs without it.")
+print("\n" + tl.__doc__)
 
 # %% [markdown] id="add_text"
 # ## 1 · Vector add
 #
-# **Core · 6 min · ●○○**
+# **Core · 5 min · ●○○**
 #
 # Write `add_kernel`: out = x + y, for any number n of elements. Each element of x and y is read once.
 
@@ -174,12 +177,13 @@ lab.check("add")
 #
 # ## 2 · Softmax of a row
 #
-# **Core · 9 min · ●●○**
+# **Core · 8 min · ●●○**
 #
 # Write `softmax_kernel`: program i computes the softmax of row i, which fits into one block of BLOCK lanes.
 #
 # - Subtract the maximum of the row before `tl.exp`: softmax does not change, and no exponential overflows.
-# - Lanes after the end of the row must not count, neither in the maximum nor in the sum. Which `other` is neutral for both?
+# - Lanes after the end of the row must not count, neither in the maximum nor in the sum, whatever the numbers of the row are. Which `other` is neutral for
+#   both? (Infinity is `float("inf")` and `float("-inf")` in a kernel.)
 # - Row i begins at `i * x_stride` in x, and at `i * y_stride` in y. A row need not lie directly behind the previous one. Its elements are neighbours.
 # - Rows may be float16 or bfloat16: compute in float32, `x.to(tl.float32)`. `tl.store` converts to the dtype of the tensor.
 # - Each element is read once and written once.
@@ -204,7 +208,7 @@ lab.check("softmax")
 # %% [markdown] id="norm_text"
 # ## 3 · RMSNorm, forward
 #
-# **Core · 7 min · ●●○**
+# **Core · 6 min · ●●○**
 #
 # Write `rms_norm_kernel`: rstd = 1 / √(mean(x²) + eps) of the row, y = x · rstd · w. Program i has row i; rows are contiguous, so row i begins at
 # `i * columns`. Store rstd too, one float32 for each row (`tl.store(pointer + row, number)` writes one number, and `tl.load(pointer + row)` reads one): backward needs it, and it is much smaller than the row. Compute in float32, because
@@ -239,7 +243,7 @@ lab.check("norm")
 # The second term of dx is there because rstd depends on x. The sum of dw runs over *all rows*, and so over all programs. Two programs must not
 # write the same element. So each program adds up its rows, and writes one row of partial sums; PyTorch adds these afterwards.
 #
-# **Core · 14 min · ●●●**
+# **Core · 12 min · ●●●**
 #
 # Write `rms_norm_backward_kernel`. Program i has the rows from i · ROWS on, at most ROWS of them and none after the last one: a loop,
 # `for row in range(first, end)`. It writes dx of each row, and row i of `dw_ptr`. g and x are read once. (`tl.minimum(a, b)` is the smaller of two numbers.
@@ -338,7 +342,7 @@ for name, function in (("chain", norm_chain), ("yours", lambda x, w: RMSNorm.app
 figures.online([1.0, 3.0, 2.0, 5.0, 4.0, 4.5, 9.0, 6.0], block=2)
 
 # %% [markdown] id="loss_exercise"
-# **Core · 11 min · ●●○**
+# **Core · 10 min · ●●○**
 #
 # Write `loss_kernel`: program i reads row i of the logits (rows, vocab), contiguous, in blocks of BLOCK words, and writes its loss and its lse. The logits
 # are read once, apart from the logit of the target, which `tl.load` can read by itself. Begin with the maximum `float("-inf")` and the sum `0.0`.
@@ -370,7 +374,7 @@ lab.check("loss")
 # %% [markdown] id="loss_backward_text"
 # ## 6 · Its gradient, in the memory of the logits
 #
-# **Core · 7 min · ●●○**
+# **Core · 6 min · ●●○**
 #
 # The gradient of the logits is grad · (softmax(x) - 1 at the target). The softmax need not be kept: with lse it is exp(x - lse), element by element. And
 # nothing else needs the logits after backward. So write the gradient **over them**: no tensor of their size is allocated at all.
@@ -456,15 +460,16 @@ figures.peaks(parts, logits_guess)
 # The library's form still stores the logits of a chunk of rows. A kernel can do better: it computes a **tile** of logits, 16 rows by 32 words, uses
 # it for the online softmax, and forgets it. `tl.dot(a, b)` multiplies tiles (m, k) and (k, n), and gives float32; all three sizes are at least 16.
 #
-# **Core · 18 min · ●●●**
+# **Core · 16 min · ●●●**
 #
 # Write `linear_loss_kernel`: loss and lse of the logits x Wᵀ. Program i has the rows from i · BLOCK_M on. It loops over blocks of BLOCK_V words, and inside
 # of it over blocks of BLOCK_K columns, whose products it adds up. The first lines are given.
 #
 # - Offsets of a tile: `row[:, None] * hidden + column[None, :]`. `tl.trans` transposes a tile.
+# - `&` joins two conditions, also a column with a row: `a[:, None] & b[None, :]`. `tl.full(shape, value, tl.float32)` is a tile of one value.
 # - No size is a multiple of its block. Which lanes of x and W count as 0? Words after the end of the vocabulary need -inf *after* the product.
 # - Maximum, sum and logit of the target are tiles (BLOCK_M,) now: `tl.max(logits, 1)`. The target is one of the words of some block: select it with
-#   `tl.where`, and add up.
+#   `tl.where`, and add up; W is read once.
 # - x and W may be float16: sums are in float32.
 
 # %% nbgrader={"grade_id": "linear_loss", "solution": true}
@@ -539,7 +544,7 @@ def tiles(blocks: int = 6, causal: bool = True):
 explore(tiles, blocks=[4, 6, 8], causal=[True, False])
 
 # %% [markdown] id="attention_exercise"
-# **Core · 20 min · ●●●**
+# **Core · 18 min · ●●●**
 #
 # Write `attention_kernel`. Program (i, h) has the queries from i · BLOCK_M on of head h: `tl.program_id(0)` and `tl.program_id(1)`. The lines that
 # read the queries are given.
@@ -635,7 +640,7 @@ print(f"operations a byte: yours {traffic.intensity:.1f}, separate {traffic.flop
 # %% [markdown] id="keys_backward_text"
 # ## 9 · FlashAttention, backward
 #
-# **Optional · 20 min · ●●●**
+# **Optional · 18 min · ●●●**
 #
 # Backward computes the weights again from lse, tile by tile: P = exp(scale · q kᵀ - lse). With the gradient dO of o, and delta = Σ dO · o of each query (one
 # number, computed before):
@@ -695,7 +700,7 @@ lab.check("keys_backward")
 # | attention | `F.scaled_dot_product_attention`, which chooses FlashAttention where it can |
 #
 # The table compares them: time on this machine (the interpreter has none that means anything), the bytes that are kept for backward, and lines of code. The cell compiles a function, which takes
-# about half a minute the first time.
+# half a minute the first time, and more on a busy machine.
 
 # %% id="show_standard" tags=["demo"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
