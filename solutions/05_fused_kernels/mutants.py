@@ -686,19 +686,6 @@ MUTANTS = [
             "check_few_rows",
         ),
     ),
-    Mutant(
-        "The logit of the target is that of the last block",
-        "check_linear_loss",
-        says="that of the last block of words",
-        question="linear_loss",
-        replace={
-            "own += tl.sum": "own = tl.sum",
-        },
-        also=(
-            "check_linear_loss_sizes",
-            "check_linear_loss_negative",
-            "check_no_logits",
-        ),
     ),
     Mutant(
         "The target is compared with the lane, of the logits",
@@ -1050,17 +1037,5 @@ MUTANTS = [
             "check_keys_backward_memory",
         ),
     ),
-    Mutant(
-        "The scores of the backward are not scaled",
-        "check_keys_backward",
-        says="not multiplied by scale in P",
-        question="keys_backward",
-        replace={
-            "tl.trans(k)) * scale - lse": "tl.trans(k)) - lse",
-        },
-        also=(
-            "check_keys_backward_sizes",
-            "check_keys_backward_memory",
-        ),
     ),
 ]

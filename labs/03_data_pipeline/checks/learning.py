@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import wrong_if
 
 from .scenarios import trained, watched
-from .twins import stopped
+from .twins import stopped, stopped_by_share
 
 # -- 8 · scaling
 
@@ -73,6 +75,9 @@ def check_large_mean(student, t):
     features = 3
     rows = t.normal(t.integer(40, 60), features, dtype=torch.float64) + 10.0 ** t.integer(8, 9)
     _, _, squares = parts(t, student.statistics(rows), "statistics(chunk)", features)
+    wrong_if(
+        t, squares, of_rows(rows)[2], {"This is the variance, as for the statistics of a chunk.": of_rows(rows)[2] / len(rows)}, rtol=1e-3
+    )
     off = float((squares / of_rows(rows)[2] - 1).abs().max())
     lesson = "with a mean of 1e8 the squares are off by {off:.0%}: the sum of squares minus n times the squared mean loses its digits. Subtract the mean first"
     t.that(bool(off < 1e-3), lesson, off=off)
@@ -148,10 +153,10 @@ def check_threshold(student, t):
 # -- 9 · stopping
 
 
-def answers(student, t, losses: list[float | None], patience: int, min_delta: float) -> tuple[list[Any], Any, Any, list[bool], int]:
-    found, weight, buffer = t.items(student.run(watched, losses=losses, patience=patience, min_delta=min_delta), 3, "the result")
+def answers(student, t, losses: list[float | None], patience: int, min_delta: float) -> tuple[list[Any], Any, Any, Any, list[bool], int]:
+    found, *restored = t.items(student.run(watched, losses=losses, patience=patience, min_delta=min_delta), 4, "the result")
     want, kept = stopped(losses, patience, min_delta)
-    return t.items(found, len(losses), "the answers of stops"), weight, buffer, want, kept
+    return t.items(found, len(losses), "the answers of stops"), *restored, want, kept
 
 
 def same_answers(t, losses: list[float | None], got: list[Any], want: list[bool], lesson: str, **values: object) -> None:
@@ -209,6 +214,29 @@ def check_min_delta(student, t):
 
 
 @check("stopping", points=1)
+def check_level(student, t):
+    "min_delta is a difference, whatever the level of the losses"
+    share = (
+        "min_delta is taken as a share of the best loss: a loss is better if it is below best - min_delta, a difference, "
+        "and not below best * (1 - min_delta). The two agree for losses near 1 only"
+    )
+    lesson = "A loss is better if it is below best - min_delta, here {delta:.3g}, whatever the level of the losses."
+    patience = t.integer(2, 4)
+    large, small, negative = t.uniform(20.0, 80.0), t.uniform(0.02, 0.05), -t.uniform(20.0, 80.0)
+    delta, tiny = t.uniform(0.1, 0.4), t.uniform(0.005, 0.015)
+    for losses, min_delta in (
+        ([large, large - 1.5 * delta, *[large] * patience], delta),
+        ([small, *[small - 0.5 * tiny] * patience], tiny),
+        ([negative, *[negative + 0.5 * delta] * patience], delta),
+    ):
+        got, *_, want, _ = answers(student, t, losses, patience, min_delta)
+        for absolute in (False, True):
+            mistaken = stopped_by_share(losses, patience, min_delta, absolute)
+            t.that(mistaken == want or got != mistaken, share)
+        same_answers(t, losses, got, want, lesson, delta=min_delta)
+
+
+@check("stopping", points=1)
 def check_nan(student, t):
     "NaN is never better"
     patience, low = t.integer(2, 3), t.uniform(1.0, 2.0)
@@ -227,10 +255,17 @@ def check_best_weights(student, t):
         low - 0.3,
         *[low + 0.1 * k for k in range(t.integer(2, 3))],
     ]
-    _, weight, buffer, _, kept = answers(student, t, losses, 5, 0.0)
+    _, weight, buffer, written, _, kept = answers(student, t, losses, 5, 0.0)
     last = len(losses) - 1
-    for value, name in ((weight, "weight"), (buffer, "buffer")):
-        number = t.number(value, "the {name} after restore", name=name)
+    numbers = {name: t.number(value, "the {name} after restore", name=name) for name, value in (("weight", weight), ("buffer", buffer))}
+    other = (
+        "restore changes nothing in the model that EarlyStopping was given: an assignment such as self.model = ... only names another model. "
+        "Load the kept weights into it, with load_state_dict"
+    )
+    t.that(written is not False or numbers["weight"] != last, other)
+    no_buffers = "after restore the weight is right, and the buffer is that of the last call: parameters() has no buffers. Keep model.state_dict(), which has both"
+    t.that(not (numbers["weight"] == kept and numbers["buffer"] == last), no_buffers)
+    for name, number in numbers.items():
         t.that(
             number != last,
             "after restore the {name} is that of the last call: state_dict() holds references to the tensors, which the training changes. Keep copies",
@@ -249,11 +284,21 @@ def run_of(student, t, stop_in: int, ahead: int, at_end: bool = False) -> dict[s
     size, seed = batch * full + t.integer(1, batch - 1), t.integer(1, 10**6)
     per_epoch = full + 1
     stop = (stop_in + 1) * per_epoch - 1 if at_end else stop_in * per_epoch + t.integer(1, per_epoch - 2 - ahead)
-    case = {"size": size, "batch": batch, "seed": seed, "steps": 3 * per_epoch, "stop": stop, "ahead": ahead}
-    whole, before, after = t.items(student.run(trained, **case), 3, "the result")
+    case = {"size": size, "batch": batch, "seed": seed, "steps": 3 * per_epoch, "stop": stop, "ahead": ahead, "common": t.integer(1, 10**6)}
+    whole, before, after = t.items(readable(t, student.run(trained, **case)), 3, "the result")
     message = "three epochs of {size} images in batches of {batch} have {want} steps, not {got}: is there an epoch after the first one, with an incomplete last batch?"
     t.that(len(whole) == case["steps"], message, size=size, batch=batch, want=case["steps"], got=len(whole))
     return case | {"whole": whole, "before": before, "after": after, "per_epoch": per_epoch}
+
+
+def readable(t, found: Any) -> Any:
+    """Check that torch.load reads the state."""
+    if isinstance(found, dict):
+        safe = {"Tensor", "int", "bool", "float", "str", "list", "tuple", "dict"}
+        unsafe = ", ".join(f"{key!r} is a {kind}" for key, kind in found.items() if kind not in safe) or "one of its values"
+        message = "torch.load cannot read the state safely ({unsafe}): it holds integers and tensors only. For a generator, keep generator.get_state(), which is a tensor"
+        t.that(False, message, unsafe=unsafe)
+    return found
 
 
 def images(steps: list[Any]) -> list[list[int]]:
@@ -286,9 +331,11 @@ def check_epochs(student, t):
         )
     t.that(orders[0] != orders[1] != orders[2] != orders[0], "two epochs have the same order: it depends on the number of the epoch")
     t.that(list(itertools.chain(*orders[0])) != list(range(size)), "the order is not random")
-    other = t.items(
-        student.run(trained, size=size, batch=batch, seed=found["seed"] + 1, steps=per_epoch, stop=1, ahead=0), 3, "the result"
-    )[0]
+    kinds = sorted({kind for step in found["whole"] for kind in step[3]})
+    arrays = "the iterator yields {kinds}: a batch is a list of Python integers, .tolist(). Not every data set takes a tensor or an array as an index"
+    t.that(kinds == ["int", "list"], arrays, kinds=kinds)
+    next_seed = {"size": size, "batch": batch, "seed": found["seed"] + 1, "steps": per_epoch, "stop": 1, "ahead": 0, "common": 1}
+    other = t.items(student.run(trained, **next_seed), 3, "the result")[0]
     t.that(images(other) != orders[0], "two seeds give the same order")
     t.that(
         images(other) not in orders,
@@ -310,6 +357,22 @@ def same_images(t, found: dict[str, Any], lesson: str) -> None:
     t.that(got[:1] != first, "the resumed run begins with the first epoch: the state lacks the epoch, or does not restore it")
     where = next((k for k, (mine, right) in enumerate(zip(got, want)) if mine != right), min(len(got), len(want)))
     t.that(got == want, lesson, stop=stop, step=stop + where, ahead=found["ahead"])
+
+
+@check("resume", points=1)
+def check_global(student, t):
+    "The global random numbers of the training are left alone"
+    found = run_of(student, t, 1, 0)
+    common = found["common"]
+    of_torch, of_numpy, of_python = torch.Generator().manual_seed(common), np.random.RandomState(common), random.Random(common)
+    lesson = (
+        "the order changes the global generator of {name}, from which the training draws too (dropout): it would draw the same numbers in "
+        "every epoch, or others than without your class. Use an own generator: torch.Generator().manual_seed(...)"
+    )
+    for step in found["whole"]:
+        want = [torch.rand((), generator=of_torch).item(), float(of_numpy.random()), of_python.random()]
+        for name, mine, right in zip(("PyTorch", "NumPy", "Python"), t.items(step[2], 3, "the numbers"), want):
+            t.that(mine == right, lesson, name=name)
 
 
 @check("resume", points=2)

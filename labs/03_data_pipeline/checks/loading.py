@@ -125,6 +125,9 @@ def check_fewest(student, t):
     "The smallest number of workers"
     step = t.integer(1, 6) / 64
     exact = t.integer(2, 9)
+    got = t.number(student.fewest_workers(0.0, step), "fewest_workers(load, step)")
+    at_least = "fewest_workers(0.0, step) returns {got}: the smallest number is 1, also if loading takes no time. 0 means that the training loads itself"
+    t.that(got >= 1, at_least, got=got)
     for ratio in (exact, exact + 0.25, exact - 0.25, 0.5):
         want = max(1, math.ceil(ratio))
         got = t.number(student.fewest_workers(ratio * step, step), "fewest_workers(load, step)")
@@ -137,7 +140,7 @@ def check_fewest(student, t):
 
 def rows_of(student, t, workers: int, bases: list[int], ranks: list[int]) -> list[list[float]]:
     """Return the numbers of each worker, after the check that they are no longer those of the copied generator."""
-    rows, copied = t.items(student.run(drawn, workers=workers, bases=bases, ranks=ranks), 2, "the result")
+    rows, copied, _ = t.items(student.run(drawn, workers=workers, bases=bases, ranks=ranks), 3, "the result")
     t.that(
         copied not in rows,
         "The generator of the data set is still the copy: replace get_worker_info().dataset.rng by a new one.",
@@ -197,6 +200,16 @@ def streams(student, t, world: int, workers: int, count: int) -> list[list[list[
     known = all(item in items for rows in ranks for row in rows for item in row)
     t.that(known and any(row for rows in ranks for row in rows), "SplitStream yields nothing, or what is not in its items")
     return ranks
+
+
+@check("seed_worker", points=1)
+def check_generator(student, t):
+    "The generator is the one of NumPy that default_rng makes"
+    case = {"workers": 1, "bases": [t.integer(1000, 10**9)], "ranks": [t.integer(0, 3)]}
+    _, _, kinds = t.items(student.run(drawn, **case), 3, "the result")
+    message = "dataset.rng is a {kind}: RandomState is NumPy's old interface, and a data set may use methods that only a Generator has. Use np.random.default_rng"
+    for kind in t.items(kinds, 1, "the generators"):
+        t.that(kind == "Generator", message, kind=kind)
 
 
 @check("split", points=2)
@@ -276,7 +289,8 @@ def parts_of(student, t, case: tuple) -> list[tuple[int, int, int]]:
         good = (
             all(type(value) is int for value in (shard, first, last)) and 0 <= shard < len(case[0]) and 0 <= first < last <= case[0][shard]
         )
-        t.that(good, "the part {part} is empty, or not within a shard", part=part)
+        message = "the part {part} is empty, or not within a shard: `first` and `last` count from the start of their shard, and `last` is the first sample after the part"
+        t.that(good, message, part=part)
         parts.append((shard, first, last))
     return parts
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Scenario, check
@@ -16,8 +17,10 @@ from dlo_lib.labkit.compare import explaining, near, wrong_if
 
 from .scenarios import augmented, cutmix_in_place, mixup_in_place, recorded_cutmix, recorded_mixup
 from .twins import (
+    APART,
     DOWN,
     EXCHANGED,
+    FIRST_DOWN,
     INCLUSIVE,
     NO_HALF,
     NO_ROOT,
@@ -29,15 +32,19 @@ from .twins import (
     boxed,
     clear,
     in_rounds,
+    kept_beyond_the_border,
+    overwritten,
     targets_of,
 )
 
 CLASSES = 6
+PARTNERS = "`partner` holds the numbers of images, not classes: the label of the partner is labels[partner]"
+OVERWRITTEN = "Where an image and its partner are of one class, one assignment overwrites the other, and the row does not add up to 1: add the two shares"
 IMAGES_EXCHANGED = "The images are exchanged: the box shows the partner, and the rest is the own image."
 
 
 def pairs(t, batch: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Draw a batch with partners (none its own, and of another class), shares and centres; its edges are clear of rounding."""
+    """Draw a batch with partners (none its own, some of the same class and some of another), shares and centres; its edges are clear of rounding."""
 
     def draw() -> dict[str, Any]:
         shift, order = t.integer(1, batch - 1), torch.tensor(t.shuffled(range(batch)))
@@ -52,7 +59,8 @@ def pairs(t, batch: int, height: int, width: int, dtype: torch.dtype = torch.flo
         }
 
     def tells(case: dict[str, Any]) -> bool:
-        return clear(case["images"], case["lam"], case["centres"]) and bool((case["labels"] != case["labels"][case["partner"]]).any())
+        equal = case["labels"] == case["labels"][case["partner"]]
+        return clear(case["images"], case["lam"], case["centres"]) and bool(equal.any()) and not bool(equal.all())
 
     return t.draw_until(draw, tells)
 
@@ -79,10 +87,9 @@ def check_targets(student, t):
     for dtype in (torch.float32, torch.float64):
         case = pairs(t, t.integer(4, 7), 2, 3, dtype)
         labels, partner, lam = case["labels"], case["partner"], case["lam"]
-        for got, name in (
-            (student.soft_targets(labels, partner, lam, CLASSES), "soft_targets(...)"),
-            (mixed(student, t, case)[1], "the targets of mixup"),
-        ):
+        with explaining({"Class values must be smaller": PARTNERS}):
+            soft, (_, of_mixup) = student.soft_targets(labels, partner, lam, CLASSES), mixed(student, t, case)
+        for got, name in ((soft, "soft_targets(...)"), (of_mixup, "the targets of mixup")):
             right = targets_of(labels, partner, lam, CLASSES)
             mistakes = {
                 "The share belongs to the own label, 1 - share to that of the partner: they are exchanged.": targets_of(
@@ -91,7 +98,11 @@ def check_targets(student, t):
                 "All rows have the share of the first image: each image has its own, share[:, None].": targets_of(
                     labels, partner, lam[:1].expand(len(lam)).clone(), CLASSES
                 ),
+                OVERWRITTEN: overwritten(labels, partner, lam, CLASSES, False),
             }
+            numbers = F.one_hot(labels, CLASSES) * lam[:, None] + F.one_hot(partner % CLASSES, CLASSES) * (1 - lam[:, None])
+            mistakes[PARTNERS] = numbers.to(lam.dtype)
+            wrong_if(t, got, right, {OVERWRITTEN: overwritten(labels, partner, lam, CLASSES, True)}, rtol=1e-5, atol=1e-6)
             wrong_if(t, got, right, mistakes, rtol=1e-5, atol=1e-6)
             t.close(got, right, name)
 
@@ -189,6 +200,8 @@ def boxes_case(student, t, batch: int, height: int, width: int, dtype: torch.dty
         ),
         "The box has one pixel too many along each axis: it ends before `last`.": boxed(*inputs, INCLUSIVE),
         "The edges are rounded down (int, floor): round them to the nearest pixel.": boxed(*inputs, DOWN),
+        "The first edges are rounded down (floor): round both to the nearest pixel.": boxed(*inputs, FIRST_DOWN),
+        "The centre and the half of the side are rounded, and then added: round their sum and their difference.": boxed(*inputs, APART),
         "The box is twice as high and wide: half of its side lies on each side of the centre.": boxed(*inputs, NO_HALF),
         "The box has the share lam of the area: it has 1 - lam, and the rest is the own image.": boxed(*inputs, OF_LAM),
         "The last row and the last column are never in a box: `last` may be the size, because the box ends before it.": boxed(
@@ -229,8 +242,10 @@ def check_true_area(student, t):
                 labels, partner, 1 - own.to(dtype), CLASSES
             ),
         }
+        outside = "The area of the box counts pixels outside of the image: let the border cut `first` and `last` off, or take the mean of the mask."
+        mistakes[outside] = targets_of(labels, partner, kept_beyond_the_border(*inputs[:1], lam, case["centres"]), CLASSES)
         wrong_if(t, targets, right, mistakes, rtol=1e-5, atol=1e-6)
-        t.close(targets, right, "the targets of cutmix, beside its images,")
+        t.close(targets, right, "the targets of cutmix, compared with the share of its own pixels that each image shows,")
 
 
 @check("cutmix", points=1)
@@ -291,15 +306,17 @@ def check_recall(student, t):
             hits / max(1, int((predicted == label).sum())),
             float((predicted == labels).float().mean()),
             hits / len(labels),
+            float(((predicted == label) == (labels == label)).double().mean()),
         ]
 
     for _ in range(2):
-        case = t.draw_until(draw, lambda case: len({round(value, 3) for value in values(case)}) == 4 and bool((case[1] == case[2]).any()))
-        right, precision, accuracy, of_all = values(case)
+        case = t.draw_until(draw, lambda case: len({round(value, 3) for value in values(case)}) == 5 and bool((case[1] == case[2]).any()))
+        right, precision, accuracy, of_all, of_class = values(case)
         got = t.number(student.recall(*case), "recall(...)")
         mistakes = {
             "This is the precision, the share of the predictions of the class that are right: divide by the samples of the class.": precision,
             "This is the accuracy, over all classes: look at the samples of one class only.": accuracy,
+            "This is the accuracy of the question whether a sample is of the class: it also counts the samples of other classes that are not taken for it. Look at the samples of the class only.": of_class,
             "The hits are divided by all samples: divide by the samples of the class.": of_all,
         }
         wrong_if(t, got, right, mistakes)
@@ -330,6 +347,12 @@ def check_rounds(student, t):
                 **case | {"drawn": case["drawn"][:1]}
             ),
             "The rounds come in the wrong order.": in_rounds(**case | {"drawn": case["drawn"].flip(0)}),
+            "Only the last round is there: each round goes on with the images of the one before, not with `images`.": in_rounds(
+                **case | {"drawn": case["drawn"][-1:]}
+            ),
+            "The operations come in the order of the list, not of the rounds: loop over the rounds first.": in_rounds(
+                **case | {"drawn": case["drawn"].sort(0).values}
+            ),
         }
         wrong_if(t, got, in_rounds(**case), wrong, 1e-5)
         t.close(got, in_rounds(**case), "the images of rand_augment")

@@ -27,14 +27,15 @@ def clocked(student, start, loads, durations):
 
 @scenario
 def drawn(student, workers, bases, ranks):
-    """The first numbers of each worker: a row for each rank, each epoch (with its base seed) and each worker."""
+    """The first numbers of each worker: a row for each rank, each epoch (with its base seed) and each worker. Also those of the copied
+    generator, and the types of the new ones."""
     import numpy
     import torch.utils.data._utils.worker as loading
 
     class Data:
         pass
 
-    rows = []
+    rows, kinds = [], []
     for rank in ranks:
         for base in bases:
             for worker in range(workers):
@@ -46,8 +47,9 @@ def drawn(student, workers, bases, ranks):
                     student.seed_worker(worker, rank)
                 finally:
                     loading._worker_info = None
+                kinds.append(type(data.rng).__name__)
                 rows.append([float(value) for value in data.rng.random(3)])
-    return rows, [float(value) for value in numpy.random.default_rng(987654321).random(3)]
+    return rows, [float(value) for value in numpy.random.default_rng(987654321).random(3)], kinds
 
 
 @scenario
@@ -134,7 +136,8 @@ def augmented(student, images, factors, drawn, magnitude):
 
 @scenario
 def watched(student, losses, patience, min_delta):
-    """What `stops` returns for each loss (None: NaN), and the weight and buffer that `restore` brings back; before call k both are k."""
+    """What `stops` returns for each loss (None: NaN), the weight and buffer that `restore` brings back (before call k
+    both are k), and whether `restore` has written to the model."""
     model = torch.nn.BatchNorm1d(1)  # noqa: F821
     stopper, answers = student.EarlyStopping(model, patience, min_delta), []
     for number, loss in enumerate(losses):
@@ -142,18 +145,28 @@ def watched(student, losses, patience, min_delta):
             model.weight.fill_(number)
             model.running_mean.fill_(number)
         answers.append(stopper.stops(float("nan") if loss is None else loss))
+    before = model.weight, model.weight._version
     stopper.restore()
-    return [answers, model.weight.item(), model.running_mean.item()]
+    written = model.weight is not before[0] or model.weight._version != before[1]
+    return [answers, model.weight.item(), model.running_mean.item(), written]
 
 
 @scenario
-def trained(student, size, batch, seed, steps, stop, ahead):
-    """The images and the random numbers of each step: of an uninterrupted run, and of one that stops after `stop` steps, with
-    `ahead` batches in the queue of its workers, and resumes from a file in a new object."""
+def trained(student, size, batch, seed, steps, stop, ahead, common):
+    """The images, the random numbers, the numbers of the global generators (with the seed `common`) and the types of the batch and of an
+    index, for each step: of an uninterrupted run, and of one that stops after `stop` steps, with `ahead` batches in the queue of its
+    workers, and resumes from a file in a new object. If the file cannot be read: the types in the state."""
     import io
+    import pickle
+    import random
 
-    def run(order, count):
+    import numpy
+
+    def run(order, count, of_process):
         seen = []
+        torch.manual_seed(of_process)  # noqa: F821
+        numpy.random.seed(of_process)
+        random.seed(of_process)
         while len(seen) < count:
             batches, queue, before = iter(order), [], len(seen)
             while len(seen) < count:
@@ -161,23 +174,29 @@ def trained(student, size, batch, seed, steps, stop, ahead):
                     indices = next(batches, None)
                     if indices is None:
                         break
-                    queue.append([int(index) for index in indices])
+                    kinds = [type(indices).__name__, *sorted({type(index).__name__ for index in indices})]
+                    queue.append([[int(index) for index in indices], kinds])
                 if not queue:
                     break
                 numbers = torch.rand(2, generator=order.generator).tolist()  # noqa: F821
-                seen.append([queue.pop(0), numbers])
+                drawn = [torch.rand(()).item(), float(numpy.random.random()), random.random()]  # noqa: F821
+                indices, kinds = queue.pop(0)
+                seen.append([indices, numbers, drawn, kinds])
                 order.step_done()
             if len(seen) == before:
                 break  # an epoch without batches would never end
         return seen
 
-    whole = run(student.ResumableOrder(size, batch, seed), steps)
+    whole = run(student.ResumableOrder(size, batch, seed), steps, common)
     first = student.ResumableOrder(size, batch, seed)
-    before = run(first, stop)
-    file = io.BytesIO()
-    torch.save(first.state_dict(), file)  # noqa: F821
+    before = run(first, stop, common + 1)
+    file, state = io.BytesIO(), first.state_dict()
+    torch.save(state, file)  # noqa: F821
     file.seek(0)
-    torch.manual_seed(seed + 17)  # noqa: F821 - the global generator of another process
     second = student.ResumableOrder(size, batch, seed)
-    second.load_state_dict(torch.load(file, weights_only=True))  # noqa: F821
-    return [whole, before, run(second, steps - stop)]
+    try:
+        loaded = torch.load(file, weights_only=True)  # noqa: F821
+    except pickle.UnpicklingError:
+        return {str(key): type(value).__name__ for key, value in state.items()} if isinstance(state, dict) else {"": type(state).__name__}
+    second.load_state_dict(loaded)
+    return [whole, before, run(second, steps - stop, common + 2)]  # another process has another state

@@ -11,6 +11,7 @@ from dlo_lib.grading.checks.twins import twin
 
 RIGHT, SHARED, EXCHANGED, NO_ROOT, INCLUSIVE = "right", "one box", "axes exchanged", "no root", "last pixel"
 DOWN, NO_HALF, OF_LAM, SHORT, OUTSIDE = "rounded down", "whole side", "share lam", "clamped", "outside of the box"
+FIRST_DOWN, APART = "first edge rounded down", "centre and half rounded apart"
 
 
 @twin
@@ -37,7 +38,10 @@ def edges(images: Tensor, lam: Tensor, centres: Tensor, kind: str) -> list[list[
         share = part if kind == OF_LAM else 1 - part
         side = (share if kind == NO_ROOT else math.sqrt(share)) * (2 if kind == NO_HALF else 1)
         places = centre[::-1] if kind == EXCHANGED else centre
-        found.append([(place * size - side * size / 2, place * size + side * size / 2) for place, size in zip(places, images.shape[-2:])])
+        box = [(place * size, side * size / 2) for place, size in zip(places, images.shape[-2:])]
+        if kind == APART:
+            box = [(round(middle), round(half)) for middle, half in box]
+        found.append([(middle - half, middle + half) for middle, half in box])
     return [found[0]] * len(found) if kind == SHARED else found
 
 
@@ -54,11 +58,30 @@ def boxed(images: Tensor, partner: Tensor, lam: Tensor, centres: Tensor, kind: s
     mixed = outer.clone()
     more, whole = int(kind == INCLUSIVE), math.floor if kind == DOWN else round
     for number, box in enumerate(edges(images, lam, centres, kind)):
-        (top, bottom), (left, right) = ((max(0, whole(low)), max(0, whole(high) + more)) for low, high in box)
+        begin = math.floor if kind == FIRST_DOWN else whole
+        (top, bottom), (left, right) = ((max(0, begin(low)), max(0, whole(high) + more)) for low, high in box)
         if kind == SHORT:
             bottom, right = min(bottom, images.shape[-2] - 1), min(right, images.shape[-1] - 1)
         mixed[number, :, top:bottom, left:right] = inner[number, :, top:bottom, left:right]
     return mixed
+
+
+@twin
+def kept_beyond_the_border(images: Tensor, lam: Tensor, centres: Tensor) -> Tensor:
+    """The share that each image would keep if the border cut nothing off its box."""
+    height, width = images.shape[-2:]
+    areas = [math.prod(round(high) - round(low) for low, high in box) for box in edges(images, lam, centres, RIGHT)]
+    return 1 - torch.tensor(areas, dtype=lam.dtype) / (height * width)
+
+
+@twin
+def overwritten(labels: Tensor, partner: Tensor, share: Tensor, classes: int, own_last: bool) -> Tensor:
+    """The labels as probabilities, if the second assignment overwrites the first where both labels are equal."""
+    rows = torch.zeros(len(labels), classes, dtype=share.dtype)
+    for row, own, other, part in zip(rows, labels.tolist(), labels[partner].tolist(), share):
+        for label, value in ((other, 1 - part), (own, part)) if own_last else ((own, part), (other, 1 - part)):
+            row[label] = value
+    return rows
 
 
 @twin
@@ -81,6 +104,18 @@ def stopped(losses: list[float | None], patience: int, min_delta: float) -> tupl
             best, kept = loss, number
         answers.append(number - kept >= patience)
     return answers, kept
+
+
+@twin
+def stopped_by_share(losses: list[float | None], patience: int, min_delta: float, absolute: bool) -> list[bool]:
+    """The answers if a loss has to be better by the share ``min_delta`` of the best one, or of its absolute value."""
+    best, kept, answers = math.inf, -1, []
+    for number, loss in enumerate(losses):
+        least = min_delta * (abs(best) if absolute else best) if kept >= 0 else 0.0
+        if loss is not None and loss < best - least:
+            best, kept = loss, number
+        answers.append(number - kept >= patience)
+    return answers
 
 
 @twin

@@ -8,7 +8,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check
 
 from .launches import CLOSE, Launched, empty, holds_small_tiles, launched, moves, right
-from .rows import BEGINS_AT_MINUS_INF, NOT_RESCALED, WITHOUT_MAXIMUM, keeps_a_sum
+from .rows import BEGINS_AT_MINUS_INF, NOT_RESCALED, NUMBER_OF_A_LANE, WITHOUT_MAXIMUM, keeps_a_sum
 from .scenarios import text_of_attention, text_of_keys_backward, text_of_linear_loss
 from .twins import attention, attention_gradients, cross_entropy, not_rescaled
 
@@ -16,6 +16,12 @@ D = 64
 """The dimension of a head: neither BLOCK_M nor BLOCK_N."""
 LOW_CLOSE = 1e-3
 """Of results whose scores are sums with terms of 1280 in float32."""
+MINUS_INF_LOADED = (
+    "the log-sum-exp is NaN. If whole blocks pass, -inf was loaded into a tile, and tl.dot makes NaN of it (0 · -inf): "
+    "load 0 there, and set the logits or scores to -inf *after* the product"
+)
+IN_THE_BLOCK = "the causal mask compares the key with the number of the query in its block: the query is i BLOCK_M + the lane"
+MASKED_WITH_0 = "keys after the query count with the score 0: set their scores to -inf"
 ENDS_EARLY = (
     "the loop ends before the last keys that the program sees: program i has BLOCK_M queries, and its last one sees (i + 1) BLOCK_M keys"
 )
@@ -45,19 +51,44 @@ def linear_loss_run(
     args = {"x_ptr": x, "w_ptr": w, "targets_ptr": targets, "loss_ptr": empty(rows), "lse_ptr": empty(rows)}
     args |= {"rows": rows, "hidden": hidden, "vocab": vocab, "BLOCK_M": 16, "BLOCK_V": 32, "BLOCK_K": 16}
     logits = x.double() @ w.double().T
+    targets[0], targets[-1] = (
+        t.integer(0, min(32, vocab) - 1),
+        t.integer(min(32, vocab - 1), vocab - 1),
+    )  # of the first and of another block
     loss, lse = cross_entropy(logits, targets)
     run = launched(student, t, text_of_linear_loss, (-(-rows // 16),), args)
     lanes = torch.cat([logits, logits.new_zeros(rows, -vocab % 32)], 1)
     known = {NOT_RESCALED: not_rescaled(logits, 32)} if vocab > 32 and not overflow else {}
+    if vocab % 32 or hidden % 16:
+        no_infinity_loaded(t, run)
     if not overflow:
         keeps_a_sum(t, run)
+        begin = (hidden - 1) // 16 * 16
+        replaced = "the logits are those of the last block of columns: add the products up, logits += tl.dot(...)"
+        known[replaced] = cross_entropy(x[:, begin:].double() @ w[:, begin:].double().T, targets)[1]
+        known["lse_ptr has the losses: the two results are stored in each other's tensor"] = loss
         known[WITHOUT_MAXIMUM] = lse - logits.amax(1).float()
     if vocab % 32:
         words = "words after the end of the vocabulary count as logits of 0: set them to -inf before the maximum"
         known = {words: torch.logsumexp(lanes, 1).float()} | known
     right(t, run, "lse_ptr", lse, "the log-sum-exp of each row", known, overflow, atol)
-    right(t, run, "loss_ptr", loss, "the loss of each row", atol=atol)
+    own = (lse - loss) * (targets >= (vocab - 1) // 32 * 32)
+    in_first = torch.nn.functional.pad(logits, (0, -vocab % 32)).view(rows, -1, 32).sum(1).gather(1, (targets % 32)[:, None])[:, 0]
+    losses = {
+        "the loss has the wrong sign: it is lse - the logit of the target": -loss,
+        NUMBER_OF_A_LANE: lse - (in_first * (targets < 32)).float(),
+        "the logit of the target is that of the last block of words: it is in one of the blocks, so add up over them": lse - own,
+        "the logit of the target is missing: the loss is lse - the logit of the target": lse,
+    }
+    right(t, run, "loss_ptr", loss, "the loss of each row", losses, atol=atol)
     return run
+
+
+def no_infinity_loaded(t, run: Launched) -> None:
+    """Where some lanes are masked, the log-sum-exp that is written is not NaN."""
+    lse = run.args["lse_ptr"]
+    whole = run.traffic.written.get("lse_ptr", 0) == lse.nbytes
+    t.that(not whole or run.traffic.undefined or not bool(lse.isnan().any()), MINUS_INF_LOADED)
 
 
 @check("linear_loss", points=2, seconds=20)
@@ -100,9 +131,10 @@ def check_no_logits(student, t):
     rows, hidden, vocab = 16 * t.integer(1, 2), 32, 128
     run = linear_loss_run(student, t, rows, hidden, vocab)
     holds_small_tiles(t, run, 16 * 32, "BLOCK_M x BLOCK_V logits at a time, not a whole row of the vocabulary")
-    moves(
-        t, run, "w_ptr", rows // 16 * run.args["w_ptr"].nbytes, "a program reads W once: update maximum and sum after each block of words"
-    )
+    once, targets = rows // 16 * run.args["w_ptr"].nbytes, rows * hidden * 4
+    again = "a program reads W once, and its rows of the targets again: the logit of a target is in a tile already, select it with tl.where"
+    t.that(run.moved("w_ptr") != once + targets, again)
+    moves(t, run, "w_ptr", once, "a program reads W once: update maximum and sum after each block of words")
 
 
 # -- attention
@@ -147,6 +179,8 @@ def attention_run(
     out, lse = attention(q, k, v, scale, causal)
     known_out: dict[str, Tensor] = {}
     known_lse: dict[str, Tensor] = {}
+    if keys % block_n and not causal:
+        no_infinity_loaded(t, run)
     if mistakes:
         keeps_a_sum(t, run)
         known_lse[WITHOUT_MAXIMUM] = lse - _largest(q, k, scale)
@@ -160,6 +194,9 @@ def attention_run(
     if causal:
         whole = attention(q, k, v, scale, False)
         known_lse["a query reads keys after it: the mask is missing or reversed"] = whole[1]
+        known_lse[IN_THE_BLOCK] = _seen(q, k, scale, blocks, in_block=True)
+        known_lse[MASKED_WITH_0] = _seen(q, k, scale, blocks)
+        known_lse[f"all blocks are read, and {MASKED_WITH_0}"] = _seen(q, k, scale, (queries, keys))
         if block_m > block_n:
             known_lse[ENDS_EARLY] = _ends_early(q, k, scale, blocks)
     if group > 1:
@@ -210,6 +247,18 @@ def _not_rescaled(q: Tensor, k: Tensor, scale: float, block: int) -> Tensor:
     return not_rescaled(scores.flatten(0, 1), block).view(scores.shape[:-1])
 
 
+def _seen(q: Tensor, k: Tensor, scale: float, blocks: tuple[int, int], in_block: bool = False) -> Tensor:
+    """The log-sum-exp of causal attention if masked scores are 0 in the blocks that are read, or with the number of the query in its block."""
+    scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * scale
+    scores = torch.nn.functional.pad(scores, (0, -k.shape[1] % blocks[1]))  # lanes after the end are after the query too
+    row, column = torch.arange(q.shape[1])[:, None], torch.arange(scores.shape[-1])
+    if in_block:
+        return torch.logsumexp(scores.masked_fill(column > row % blocks[0], -torch.inf), -1)
+    end = (row // blocks[0] + 1) * blocks[0]  # of the keys that the program needs
+    read = column < -(-end // blocks[1]) * blocks[1]
+    return torch.logsumexp(scores.masked_fill(column > row, 0.0).masked_fill(~read, -torch.inf), -1)
+
+
 def _ends_early(q: Tensor, k: Tensor, scale: float, blocks: tuple[int, int]) -> Tensor:
     """The log-sum-exp of causal attention if program i reads the first (i + 1) BLOCK_N keys."""
     scores = q @ k.repeat_interleave(len(q) // len(k), 0).mT * scale
@@ -227,7 +276,7 @@ def check_attention(student, t):
 @check("attention", points=1, seconds=20)
 def check_attention_sizes(student, t):
     "Any number of queries and keys"
-    attention_run(student, t, 1, 1, t.integer(17, 30), t.integer(33, 47))
+    attention_run(student, t, 1, 1, t.integer(17, 30), t.integer(33, 47), mistakes=True)
 
 
 @check("attention", points=2, seconds=20)
@@ -252,7 +301,7 @@ def check_attention_skips(student, t):
 @check("attention", points=1, seconds=20)
 def check_attention_groups(student, t):
     "Grouped queries, and heads that are views: use the strides"
-    attention_run(student, t, 4, 2, 16, 64, views=True)
+    attention_run(student, t, 4, 2, 16, 64, views=True, mistakes=True)
 
 
 @check("attention", points=1, seconds=20)
@@ -281,7 +330,7 @@ def check_attention_negative(student, t):
 def check_attention_memory(student, t):
     "No scores are stored, small tiles are enough, and each query is read once"
     keys = 32 * t.integer(3, 4)
-    run = attention_run(student, t, 1, 1, 32, keys)
+    run = attention_run(student, t, 1, 1, 32, keys, mistakes=True)
     holds_small_tiles(t, run, 32 * D, "BLOCK_M x BLOCK_N scores at a time, not the scores of all keys")
     moves(t, run, "q_ptr", run.args["q_ptr"].nbytes, "the queries of a program stay in registers")
     for name in ("k_ptr", "v_ptr"):
@@ -308,6 +357,10 @@ def keys_backward_run(student, t, heads: int, size: int, blocks: tuple[int, int]
         known_k["the factor scale is missing in dk"] = dk / scale
         no_delta = "delta is missing: dS = P (dP - delta), with delta of the query"
         known_k[no_delta] = dk + _with_delta(q, k, lse, delta, scale)
+    known_v["the scores are not multiplied by scale in P = exp(scale · q kᵀ - lse)"] = torch.exp(q @ k.mT - lse[..., None]).tril().mT @ grad
+    known_v["P has weights of queries before the key: set them to 0, query r sees the keys c ≤ r"] = _unmasked(
+        q, k, lse, grad, scale, blocks
+    )
     if block_m > block_n:
         known_v[BEGINS_LATE] = _begins_late(q, k, lse, grad, scale, blocks)
     right(t, run, "dv_ptr", dv, "the gradient of v", known_v)
@@ -320,6 +373,13 @@ def _begins_late(q: Tensor, k: Tensor, lse: Tensor, grad: Tensor, scale: float, 
     row, column = torch.arange(q.shape[1])[:, None], torch.arange(q.shape[1])
     weights = torch.exp(q @ k.mT * scale - lse[..., None]).tril() * (row >= column // blocks[1] * blocks[0])
     return weights.mT @ grad
+
+
+def _unmasked(q: Tensor, k: Tensor, lse: Tensor, grad: Tensor, scale: float, blocks: tuple[int, int]) -> Tensor:
+    """The gradient of v without the causal mask, of the blocks of queries that are read."""
+    row, column = torch.arange(q.shape[1])[:, None], torch.arange(q.shape[1])
+    begin = column // blocks[1] * blocks[1] // blocks[0] * blocks[0]
+    return (torch.exp(q @ k.mT * scale - lse[..., None]) * (row >= begin)).mT @ grad
 
 
 def _with_delta(q: Tensor, k: Tensor, lse: Tensor, delta: Tensor, scale: float) -> Tensor:

@@ -19,15 +19,21 @@ from dlo_lib.labkit.compare import wrong_if
 
 MOST_WORK = 2_000_000
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+FIRST_ROW_ONLY = (
+    "{name}: {written} of {whole} bytes are written, those of the first row. A mask tells which lanes are in *the row*: "
+    "compare the place in the row with its length, not the offset in the tensor"
+)
+ADDED_TO_NOTHING = "{name} holds NaN: tl.atomic_add adds to what stands there, and nothing is there before the launch. Each program has its own row: write it with tl.store"
 ROUNDED = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative, twice the rounding of the result
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch: the arguments afterwards, and its traffic."""
+    """A launch: the arguments afterwards, its traffic, and the text of the kernel."""
 
     args: Mapping[str, Any]
     traffic: tiles.Traffic
+    text: str = ""
 
     def moved(self, *names: str) -> int:
         """Bytes read from and written to these arguments."""
@@ -39,7 +45,7 @@ def launched(student, t, text_of, grid: tuple[int, ...], args: Mapping[str, Any]
     text = student.run(text_of)
     t.that(type(text) is str, "the exercise needs a kernel: a function with the decorator @triton.jit")
     try:
-        return Launched(args, tiles.run(text, grid, args, MOST_WORK))
+        return Launched(args, tiles.run(text, grid, args, MOST_WORK), text)
     except tiles.NotWrittenError:
         raise NotWritten("not written yet: the kernel raises NotImplementedError", "not written yet") from None
     except tiles.TileError as error:
@@ -67,11 +73,15 @@ def right(
     """
     got = run.args[name]
     written, whole = run.traffic.written.get(name, 0), got.nbytes
+    t.that(written > 0, "{name}: 0 of {whole} bytes are written: the kernel stores nothing there", name=name, whole=whole)
+    first_only = got.dim() == 2 and len(got) > 1 and written == got[0].numel() * got.element_size() and bool(got[1:].isnan().all())
+    t.that(not first_only, FIRST_ROW_ONLY, name=name, written=written, whole=whole)
     t.that(written >= whole, "{name}: {written} of {whole} bytes are written", name=name, written=written, whole=whole)
     t.that(written == whole, "{name} is written more than once: {written} bytes, it has {whole}", name=name, written=written, whole=whole)
     finite = bool(torch.isfinite(got[torch.isfinite(want)]).all())
     lanes = "{what} holds NaN: lanes outside of the mask of a tl.load have no defined value, give it other="
     t.that(finite or not run.traffic.undefined or not bool(got.isnan().any()), lanes, what=what)
+    t.that(finite or "atomic_add" not in run.text, ADDED_TO_NOTHING, name=name)
     if overflow:
         t.that(finite, overflow)
     rtol = ROUNDED.get(got.dtype, CLOSE["rtol"])

@@ -31,6 +31,11 @@ EPS = 1e-3
 SIGN = "the log-sum-exp is NaN: in the first block m is -inf, so exp(m' - m) is infinite. The factor of the earlier sum is exp(m - m'), the old maximum first"
 STAYS = "the log-sum-exp is -inf: m is still -inf after the loop. Set m to m' at the end of each block"
 WITHOUT_MAXIMUM = "the log-sum-exp is the logarithm of the sum only: add the maximum, lse = m + log l"
+NUMBER_OF_A_LANE = "the target is compared with the number of the lane: compare it with start + the lane, the number of the word"
+A_MAXIMUM_OF_A_LANE = (
+    "the log-sum-exp is not finite. If whole blocks pass, there is one maximum for each lane: a lane after the end has only -inf, and -inf - (-inf) is NaN. "
+    "tl.max(x, 0) is one number for the row"
+)
 OVERFLOW = "exp overflows, or the maximum is missing in the result: subtract the largest logit so far, and add it to the logarithm"
 NOT_RESCALED = "the sum of the earlier blocks is not rescaled: when the maximum grows from m to m', multiply the sum by exp(m - m')"
 BEGINS_AT_MINUS_INF = (
@@ -105,6 +110,18 @@ def check_softmax_lanes(student, t):
 
 
 @check("softmax", points=1)
+def check_softmax_low(student, t):
+    "Rows far below 0: the lanes after the end do not count"
+    lowest = (
+        "all numbers of a row can be far below 0, and then a lane after the end is its maximum: `other` has to be lower than every number"
+    )
+    undefined = "each exponential of the row is 0, and 0 / 0 is NaN: subtract the maximum of the row first"
+    for level in (t.integer(500, 900), t.integer(30_000, 60_000), 1e30):
+        x = t.normal(2, t.integer(17, 31)) - level
+        softmax_run(student, t, x, mistakes={lowest: torch.zeros_like(x)}, overflow=undefined)
+
+
+@check("softmax", points=1)
 def check_softmax_large(student, t):
     "Large numbers do not overflow"
     x = 100 * t.normal(3, 32)
@@ -148,6 +165,8 @@ def norm_run(student, t, x: Tensor, weight: Tensor, eps: float = EPS, mistakes: 
     run = launched(student, t, text_of_norm, (rows,), args)
     y, rstd = rms_norm(x, weight, eps, columns)
     known: dict[str, Tensor] = {}
+    outside = "eps is added outside of the root: rstd = 1 / sqrt(mean + eps), not 1 / (sqrt(mean) + eps)"
+    known[outside] = (x.float() * weight.float() / (x.float().square().mean(1, keepdim=True).sqrt() + eps)).to(x.dtype)
     if mistakes:
         known["the mean is the sum over columns divided by BLOCK: divide it by columns"] = rms_norm(x, weight, eps, block_of(columns))[0]
     if overflow:
@@ -211,9 +230,16 @@ def norm_backward_run(student, t, rows: int, columns: int, each: int, mistakes: 
     dx, dw = rms_norm_gradients(grad, x, weight, EPS)
     normed = x * rstd[:, None]
     direct = rstd[:, None] * grad * weight
-    known = {}
+    mean = (grad * weight * normed).mean(1, keepdim=True)
+    known = {
+        "rstd is missing in dx: it is the factor of both terms": dx / rstd[:, None],
+        "the second term of dx has the wrong sign: w g - x̂ mean(w g x̂)": direct + rstd[:, None] * normed * mean,
+    }
+    if columns < block_of(columns):
+        over_block = "the mean in dx is the sum over columns divided by BLOCK: divide it by columns"
+        known[over_block] = direct - rstd[:, None] * normed * mean * (columns / block_of(columns))
     if mistakes:
-        known = {
+        known |= {
             "dx is the direct part only: rstd depends on x too, subtract the mean of w g x̂": direct,
             "the factor w is missing in dx": rms_norm_gradients(grad, x, torch.ones(columns), EPS)[0],
             "the mean in dx is not multiplied by x̂": direct - rstd[:, None] * (grad * weight * normed).mean(1, keepdim=True),
@@ -224,7 +250,10 @@ def norm_backward_run(student, t, rows: int, columns: int, each: int, mistakes: 
     right(t, run, "dx_ptr", dx, "the gradient of x", known)
     parts = torch.stack([(grad * normed)[start : start + each].sum(0) for start in range(0, rows, each)])
     raw = torch.stack([(grad * x)[start : start + each].sum(0) for start in range(0, rows, each)])
-    known = {"dw is the sum of g x: multiply it by rstd of each row, dw is the sum of g x̂": raw} if mistakes else {}
+    weighted = "w is in dw: it is the sum of g x̂, because y = x̂ w has the gradient g x̂ for w"
+    known = {weighted: parts * weight}
+    if mistakes:
+        known["dw is the sum of g x: multiply it by rstd of each row, dw is the sum of g x̂"] = raw
     right(t, run, "dw_ptr", parts, "the part of dw of each program", known)
     t.close(run.args["dw_ptr"].sum(0), dw, "the gradient of the weight", rtol=1e-4, atol=1e-4)
     return run
@@ -274,19 +303,44 @@ def loss_run(student, t, logits: Tensor, block: int, mistakes: bool = False, ove
     """The loss and the log-sum-exp of each row, compared."""
     rows, vocab = logits.shape
     targets = t.integers(0, vocab - 1, rows)
+    targets[0] = t.integer(0, min(block, vocab) - 1)
+    targets[-1] = t.integer(min(block, vocab - 1), vocab - 1)  # of the first block, and of another one
     args = {"logits_ptr": logits, "targets_ptr": targets, "loss_ptr": empty(rows), "lse_ptr": empty(rows), "vocab": vocab, "BLOCK": block}
     run = launched(student, t, text_of_loss, (rows,), args)
     loss, lse = cross_entropy(logits, targets)
-    known = {}
+    own = logits.gather(1, targets[:, None])[:, 0]
+    blocks = -(-vocab // block)
+    known = {
+        "lse_ptr has the losses: the two results are stored in each other's tensor": loss,
+        "each row has the log-sum-exp of row 0: row i begins at i * vocab": lse[:1].expand(rows).clone(),
+        "the blocks overlap, because `start` grows by 1: range(0, vocab, BLOCK)": overlapping(logits, block, vocab),
+        "the blocks overlap: if `start` counts blocks, the words begin at start * BLOCK": overlapping(logits, block, blocks),
+    }
     if mistakes:
         keeps_a_sum(t, run)
-        known = {NOT_RESCALED: not_rescaled(logits, block), WITHOUT_MAXIMUM: lse - logits.amax(1)}
+        known |= {NOT_RESCALED: not_rescaled(logits, block), WITHOUT_MAXIMUM: lse - logits.amax(1)}
     if vocab % block:
         lanes = torch.cat([logits, logits.new_zeros(rows, -vocab % block)], 1)
         known["lanes after the end of the row count as logits of 0: load them with other=float('-inf')"] = torch.logsumexp(lanes, 1)
     right(t, run, "lse_ptr", lse, "the log-sum-exp of each row", known, overflow)
-    right(t, run, "loss_ptr", loss, "the loss of each row", {"the loss has the wrong sign: it is lse - the logit of the target": -loss})
+    lanes = torch.cat([logits, logits.new_zeros(rows, -vocab % block)], 1).view(rows, blocks, block)
+    in_first = lanes.sum(1).gather(1, (targets % block)[:, None])[:, 0] * (targets < block)
+    known = {
+        "the loss has the wrong sign: it is lse - the logit of the target": -loss,
+        "the logit of the target is read in row 0: row i begins at i * vocab": lse - logits[0, targets],
+        NUMBER_OF_A_LANE: lse - in_first,
+        "the logit of the target is missing: the loss is lse - x[target]": lse,
+        "loss_ptr has the logit of the target: the loss is lse - x[target]": own,
+    }
+    right(t, run, "loss_ptr", loss, "the loss of each row", known)
     return run
+
+
+def overlapping(logits: Tensor, block: int, blocks: int) -> Tensor:
+    """The log-sum-exp of each row if the blocks begin at the words 0, 1, 2, ..., ``blocks`` - 1."""
+    word = torch.arange(logits.shape[1])
+    times = (word.clamp(max=blocks - 1) - (word - block + 1).clamp(min=0) + 1).clamp(min=0)
+    return torch.logsumexp(logits.double() + times.double().log(), 1).float()
 
 
 @check("loss", points=2)
@@ -300,7 +354,7 @@ def check_loss(student, t):
 def check_loss_sizes(student, t):
     "Any size of the vocabulary"
     for vocab in (t.integer(33, 47), t.integer(5, 15)):
-        loss_run(student, t, growing(t, 3, vocab, 16) - 8, 16)
+        loss_run(student, t, growing(t, 3, vocab, 16) - 8, 16, overflow=A_MAXIMUM_OF_A_LANE)
 
 
 @check("loss", points=1)
@@ -337,6 +391,8 @@ def loss_backward_run(student, t, rows: int, vocab: int, block: int, dtype: torc
             "the gradient has the wrong sign: it is softmax - 1 at the target": -want,
             "1 is subtracted after the product with grad: it belongs to the softmax": want
             + (grad[:, None] - 1) * torch.nn.functional.one_hot(targets, vocab),
+            "grad is read for row 0 only: grad_ptr + row": want / grad[:, None] * grad[0],
+            NUMBER_OF_A_LANE: grad[:, None] * (torch.softmax(logits, 1) - (torch.arange(vocab) % block == targets[:, None]).float()),
         }
     args = {"grad_ptr": grad, "logits_ptr": logits, "targets_ptr": targets}
     args |= {"lse_ptr": cross_entropy(logits, targets)[1], "vocab": vocab, "BLOCK": block}
@@ -354,8 +410,10 @@ def check_loss_gradient(student, t):
 @check("loss_backward", points=1)
 def check_loss_gradient_sizes(student, t):
     "Any size of the vocabulary, and 16-bit logits"
+    vocab = t.integer(17, 31)
+    loss_backward_run(student, t, 1, vocab, 16)  # one row first: a store without a mask leaves the tensor, and its line is named
     for dtype in t.shuffled([torch.float32, torch.bfloat16]):
-        loss_backward_run(student, t, 3, t.integer(17, 31), 16, dtype)
+        loss_backward_run(student, t, 3, vocab, 16, dtype)
 
 
 @check("loss_backward", points=1)
