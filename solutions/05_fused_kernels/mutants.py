@@ -315,7 +315,7 @@ MUTANTS = [
     Mutant(
         "All programs add to the first row of dw",
         "check_norm_gradients",
-        says="adds to what stands there",
+        says="adds to what the tensor holds",
         question="norm_backward",
         replace={
             "tl.store(dw_ptr + tl.program_id(0) * columns + offsets, dw, mask=mask)": "tl.atomic_add(dw_ptr + offsets, dw, mask=mask)",

@@ -28,7 +28,7 @@ def clocked(student, start, loads, durations):
 @scenario
 def drawn(student, workers, bases, ranks):
     """The first numbers of each worker: a row for each rank, each epoch (with its base seed) and each worker. Also those of the copied
-    generator, and the types of the new ones."""
+    generator, and the types of the new ones and of the copied one."""
     import numpy
     import torch.utils.data._utils.worker as loading
 
@@ -49,7 +49,8 @@ def drawn(student, workers, bases, ranks):
                     loading._worker_info = None
                 kinds.append(type(data.rng).__name__)
                 rows.append([float(value) for value in data.rng.random(3)])
-    return rows, [float(value) for value in numpy.random.default_rng(987654321).random(3)], kinds
+    copied = numpy.random.default_rng(987654321)
+    return rows, [float(value) for value in copied.random(3)], [*kinds, type(copied).__name__]
 
 
 @scenario

@@ -23,7 +23,7 @@ FIRST_ROW_ONLY = (
     "{name}: {written} of {whole} bytes are written, those of the first row. A mask tells which lanes are in *the row*: "
     "compare the place in the row with its length, not the offset in the tensor"
 )
-ADDED_TO_NOTHING = "{name} holds NaN: tl.atomic_add adds to what stands there, and nothing is there before the launch. Each program has its own row: write it with tl.store"
+ADDED_TO_NOTHING = "{name} holds NaN: tl.atomic_add adds to what the tensor holds, and nothing is set before the launch. Each program has its own row: write it with tl.store"
 ROUNDED = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative, twice the rounding of the result
 
 

@@ -245,7 +245,7 @@ def check_true_area(student, t):
         outside = "The area of the box counts pixels outside of the image: let the border cut `first` and `last` off, or take the mean of the mask."
         mistakes[outside] = targets_of(labels, partner, kept_beyond_the_border(*inputs[:1], lam, case["centres"]), CLASSES)
         wrong_if(t, targets, right, mistakes, rtol=1e-5, atol=1e-6)
-        t.close(targets, right, "the targets of cutmix, compared with the share of its own pixels that each image shows,")
+        t.close(targets, right, "the targets of cutmix, compared with the share of the pixels that each image keeps,")
 
 
 @check("cutmix", points=1)
@@ -347,7 +347,7 @@ def check_rounds(student, t):
                 **case | {"drawn": case["drawn"][:1]}
             ),
             "The rounds come in the wrong order.": in_rounds(**case | {"drawn": case["drawn"].flip(0)}),
-            "Only the last round is there: each round goes on with the images of the one before, not with `images`.": in_rounds(
+            "Only the last round is there: each round works on the result of the one before, not on `images`.": in_rounds(
                 **case | {"drawn": case["drawn"][-1:]}
             ),
             "The operations come in the order of the list, not of the rounds: loop over the rounds first.": in_rounds(
