@@ -140,12 +140,17 @@ def check_fewest(student, t):
 
 def rows_of(student, t, workers: int, bases: list[int], ranks: list[int]) -> list[list[float]]:
     """Return the numbers of each worker, after the check that they are no longer those of the copied generator."""
-    rows, copied, _ = t.items(student.run(drawn, workers=workers, bases=bases, ranks=ranks), 3, "the result")
+    return rows_and_kinds(student, t, workers, bases, ranks)[0]
+
+
+def rows_and_kinds(student, t, workers: int, bases: list[int], ranks: list[int]) -> tuple[list[list[float]], list[str]]:
+    """Return the same, and the types of the new generators and of the copied one."""
+    rows, copied, kinds = t.items(student.run(drawn, workers=workers, bases=bases, ranks=ranks), 3, "the result")
     t.that(
         copied not in rows,
         "The generator of the data set is still the copy: replace get_worker_info().dataset.rng by a new one.",
     )
-    return rows
+    return rows, kinds
 
 
 @check("seed_worker", points=1)
@@ -205,8 +210,7 @@ def streams(student, t, world: int, workers: int, count: int) -> list[list[list[
 @check("seed_worker", points=1)
 def check_generator(student, t):
     "The generator is the one of NumPy that default_rng makes"
-    case = {"workers": 1, "bases": [t.integer(1000, 10**9)], "ranks": [t.integer(0, 3)]}
-    _, _, kinds = t.items(student.run(drawn, **case), 3, "the result")
+    _, kinds = rows_and_kinds(student, t, 1, [t.integer(1000, 10**9)], [t.integer(0, 3)])
     message = "dataset.rng is a {kind}: RandomState is NumPy's old interface, and a data set may use methods that only a Generator has. Use np.random.default_rng"
     own, copied = t.items(kinds, 2, "the generators")
     t.that(own == copied, message, kind=own)
