@@ -30,6 +30,7 @@ from queue import Empty
 import psutil
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.provisioning import LocalProvisioner
 
 from benchmarks.paired import Row, Turn, Turns, compare
 
@@ -98,6 +99,7 @@ class Notebook:
         self._manager.start_kernel(
             env={**os.environ, "PATH": path, **dict(kind.environment)}, cwd=str(folder)
         )
+        assert isinstance(self._manager.provisioner, LocalProvisioner)
         self._kernel = psutil.Process(self._manager.provisioner.pid)
         self.client = self._manager.client()
         self.client.start_channels()

@@ -141,7 +141,11 @@ def run_rank(
         fn, args, kwargs = unpack_call(job.call)
         _populate_main(fn, *args, *kwargs.values())
         listener = None if listener_file is None else socket.socket(fileno=listener_file)
-        meeting = Meeting(*job.store, listener) if job.store else Meeting.here(listener)
+        if job.store:
+            meeting = Meeting(*job.store, listener)
+        else:
+            assert listener is not None  # every rank of this machine inherits it
+            meeting = Meeting.here(listener)
         call = partial(fn, *args, **kwargs)
         if job.session:
             fn(SessionRank(rank, job, channel, meeting, board), *args, **kwargs)

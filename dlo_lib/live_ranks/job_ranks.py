@@ -14,6 +14,7 @@ Cost: one srun for each node; 0.1 ms for a message, and about 5 MB/s for values.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import pickle
@@ -332,9 +333,9 @@ class JobRanks(Launch):
         on(self._server_end.fileno(), select.POLLIN, self._read_control)
         on(self._wakes, select.POLLIN, lambda: bool(os.read(self._wakes, 64)))
         for link in self._links:
-            on(link.from_node, select.POLLIN, lambda link=link: self._read_node(link))
+            on(link.from_node, select.POLLIN, functools.partial(self._read_node, link))
             if link.unsent:
-                on(link.to_node, select.POLLOUT, lambda link=link: link.write() is None)
+                on(link.to_node, select.POLLOUT, functools.partial(self._write_node, link))
         for number, rank in enumerate(self._rank_links):
             if rank.ended:
                 continue
@@ -343,10 +344,10 @@ class JobRanks(Launch):
             on(
                 rank.channel.fileno(),
                 select.POLLIN * reads | select.POLLOUT * to_channel,
-                lambda number=number: self._serve_channel(number),
+                functools.partial(self._serve_channel, number),
             )
             if rank.arrived and not to_channel:
-                on(rank.output, select.POLLOUT, lambda number=number: self._hand_over(number))
+                on(rank.output, select.POLLOUT, functools.partial(self._hand_over, number))
         for source, _ in poll.poll():
             if not calls[source]():
                 return False
@@ -369,6 +370,10 @@ class JobRanks(Launch):
             self._rank_links[rank].link.send(packed(Packet.KILL, rank))
         elif what == ServerRequest.STACKS:
             self._send_all(packed(Packet.STACKS))
+        return True
+
+    def _write_node(self, link: _NodeLink) -> bool:
+        link.write()
         return True
 
     def _read_node(self, link: _NodeLink) -> bool:

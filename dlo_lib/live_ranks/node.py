@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import pickle
@@ -159,9 +160,9 @@ class Node:
         for number, files in zip(launch.ranks, launch.files):
             rank = self._running.ranks[number]
             if rank.window > 0 and rank.output_open:
-                calls[files.output] = lambda number=number: self._read_output(number)
+                calls[files.output] = functools.partial(self._read_output, number)
             if rank.window > 0 and rank.channel_open and not rank.answer:
-                calls[files.channel.fileno()] = lambda number=number: self._read_answer(number)
+                calls[files.channel.fileno()] = functools.partial(self._read_answer, number)
         return calls
 
     def _read_input(self) -> bool:

@@ -103,9 +103,8 @@ class LiveRank:
                 return
             gc.collect()  # closes the sockets of the old group and its board, which are in cycles
             board, *listener = request.files
-            meeting = Meeting(
-                *json.loads(request.content), socket.socket(fileno=listener[0]) if listener else None
-            )
+            host, port = json.loads(request.content)
+            meeting = Meeting(host, port, socket.socket(fileno=listener[0]) if listener else None)
 
     def _as_member(self, meeting: Meeting, board_file: int) -> RankRequest | None:
         """Join a process group, and answer requests; return the one that asks to join another group."""
