@@ -836,7 +836,7 @@ figures.stopping(curves, stopped)
 # - Iterating yields the batches of the current epoch, lists of indices, from the first batch that the training has not used yet. Each epoch has all indices from 0 to `size − 1` once, in an order that depends only on the seed and the number of the
 #   epoch, and that differs from epoch to epoch. `seed + epoch` is no seed for it: epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
 # - The last batch may be smaller. The next iteration after a complete epoch is the next epoch.
-# - The order takes its random numbers from an own `torch.Generator`, not from the global one (`torch.manual_seed`), from which the training draws too, for example in dropout.
+# - The order takes its random numbers from a separate `torch.Generator`, not from the global one (`torch.manual_seed`), from which the training draws too, for example in dropout.
 # - `generator` is a `torch.Generator` with the seed `seed`; the training draws its augmentations from it. The order must not use it.
 # - `step_done()` is called by the training after each step. **Count steps here, not batches in `__iter__`**: workers prefetch, so the iterator is some batches ahead of the training, and what only waits in their queue is lost with the job.
 # - `state_dict()` and `load_state_dict(state)`: a dict of integers and tensors (no generator: `get_state()` gives a tensor), so that `torch.load` reads it safely. A new object that has loaded the state continues exactly as the old one would have.

@@ -126,7 +126,7 @@ figures.roofline(ceilings, operations)
 figures.programs(n=22, block=8)
 
 # %% [markdown] id="example_text"
-# A kernel and its launch. `triton.cdiv(n, BLOCK)` is n / BLOCK, rounded up; inside of a kernel it is `tl.cdiv`. In the interpreter a launch returns
+# A kernel and its launch. `triton.cdiv(n, BLOCK)` is n / BLOCK, rounded up; inside a kernel it is `tl.cdiv`. In the interpreter a launch returns
 # what it moved. The last line prints what a kernel can use, `tl.__doc__`.
 
 # %% id="given_double"
