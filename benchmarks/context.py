@@ -324,6 +324,10 @@ def row(name: str, case: str, world_size: int, pairs: int) -> Row:
     note, floor = "", None
     if not form.training:
         floor = median_cpu(rounds["alone"])
+        rounds["limit"] = [
+            Turn(with_messages.wall + sums.wall, with_messages.cpu + sums.cpu, 0)
+            for with_messages, sums in zip(rounds["together"], rounds["sums"], strict=True)
+        ]
         ours, limit, blocks, messages = (
             1e3 * median_cpu(rounds[part]) / world_size for part in ("ours", "limit", "blocks", "messages")
         )
