@@ -11,7 +11,8 @@ has a backward. On one rank they send nothing. No form has losses or a capacity.
 A turn is the forward and backward of one layer, with gradients of the tokens, the router and the experts.
 Every rank has other tokens. The floor is our layer in one process with the tokens of all ranks. The limit is
 the arithmetic and the messages alone: our experts on the rows that this rank receives, already sorted by
-expert, and our messages alone (``benchmarks.replay``). Memory is measured in separate jobs
+expert; the router with the sort and the weighted sum of the rows, which every form needs; and our messages
+alone (``benchmarks.replay``). Memory is measured in separate jobs
 (``benchmarks.peaks``).
 """
 
@@ -76,14 +77,17 @@ def rows(pairs: int = 40) -> Iterator[Row]:
 
 
 class Candidate:
-    """A layer with its tokens: ours, loop, grouped_mm, alone (one process with the tokens of all ranks), or
-    experts (our experts on sorted rows, without router and messages)."""
+    """A layer with its tokens: ours, loop, grouped_mm, alone (one process with the tokens of all ranks),
+    experts (our experts on sorted rows, without router and messages), or routing (our layer in one process
+    with experts that return their rows)."""
 
     def __init__(self, case: Case, form: str, ranks: int) -> None:
         torch.manual_seed(0)
         self.form, self.case = form, case
         self.layer = MoELayer(case.config, case.hidden)
-        if ranks > 1 and form != "alone":
+        if form == "routing":
+            self.layer.experts = _NoExperts()  # type: ignore[assignment]
+        elif ranks > 1 and form != "alone":
             parallelize_experts(self.layer)
         seeds = list(range(ranks)) if form == "alone" else [dist.get_rank()]
         self.x = torch.cat([_tokens(case, seed) for seed in seeds]).requires_grad_()
@@ -175,6 +179,11 @@ class Candidate:
         return self._combined(self._sent(results[back], send, receive), order, weights)
 
 
+class _NoExperts(torch.nn.Module):
+    def forward(self, rows: Tensor, segments: object) -> Tensor:
+        return rows
+
+
 def _tokens(case: Case, seed: int) -> Tensor:
     return torch.randn(case.tokens, case.hidden, generator=torch.Generator().manual_seed(seed))
 
@@ -194,13 +203,13 @@ def row(peer: str, case: str, world_size: int, pairs: int) -> Row:
     sizes = CASES[case]
     rounds = rounds_over_ranks(run_ranks(_rounds, world_size, sizes, peer, pairs, explain=Explain.OFF))
     turns = Turns(rounds["ours"], rounds["peer"])
-    floor, experts, messages, ours, its = (
-        median_cpu(rounds[part]) for part in ("alone", "experts", "messages", "ours", "peer")
+    floor, experts, routing, messages, ours, its = (
+        median_cpu(rounds[part]) for part in ("alone", "experts", "routing", "messages", "ours", "peer")
     )
-    note = f"ours / limit {of_limit(rounds, 'experts', 'messages')}; "
-    note += f"limit / peer {(experts + messages) / its:.2f}; "
+    note = f"ours / limit {of_limit(rounds, 'experts', 'routing', 'messages')}; "
+    note += f"limit / peer {(experts + routing + messages) / its:.2f}; "
     note += f"ours {1e3 * ours / world_size:.0f} ms per rank, "
-    note += f"of which the experts {1e3 * experts / world_size:.0f}"
+    note += f"of which the experts {1e3 * experts / world_size:.0f}, routing {1e3 * routing / world_size:.0f}"
     note += f" and messages {1e3 * messages / world_size:.0f}; " if world_size > 1 else "; "
     repeats = min(MEMORY_REPEATS, -(-pairs // 4))
 
@@ -222,12 +231,15 @@ def _rounds(case: Case, peer: str, pairs: int) -> dict[str, list[Turn]]:
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
     ranks = dist.get_world_size()
-    ours, other, experts = (Candidate(case, form, ranks) for form in ("ours", peer, "experts"))
+    ours, other, experts, routing = (
+        Candidate(case, form, ranks) for form in ("ours", peer, "experts", "routing")
+    )
     alone = Candidate(case, "alone", ranks)
     actions: dict[str, Callable[[], object]] = {
         "ours": ours.step,
         "peer": other.step,
         "experts": experts.step,
+        "routing": routing.step,
         "messages": Replay(ours.step).run if ranks > 1 else lambda: None,
         "alone": alone.step if dist.get_rank() == 0 else lambda: None,
     }
