@@ -11,7 +11,7 @@ reference solutions of the other steps.
 
 ``python -m tests.grading.answers [LAB ...]`` judges them and prints the table of their points. ``--only
 NAME`` takes the answers with this text in their name. The command ends with 1 if an answer earns other points
-than it must. It takes about 15 minutes of CPU time for all, so it is not part of ``make test``.
+than it must. It takes about 20 minutes of CPU time for all, so it is not part of ``make test``.
 """
 
 from __future__ import annotations

@@ -1495,7 +1495,7 @@ def unshard(unit: Unit) -> None:
 
 # == a_callback_that_does_nothing: a patched Tensor.backward does its work afterwards
 
-# %% end {"earns": 5.0}
+# %% end
 _LEFT = []
 _backward = torch.Tensor.backward
 
