@@ -21,143 +21,28 @@ import pickle
 import select
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import IO
 
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.errors import UserError
-from dlo_lib.interpreter import trusted_python
 from dlo_lib.launch.client import Launch, connect_rank
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.launch.rank import LOOPBACK
 from dlo_lib.launch.server import REPORT, REQUEST, ServerRequest
 from dlo_lib.live_ranks.devices import Devices, gpu_each
 from dlo_lib.live_ranks.local_ranks import session_modules, session_spec
-from dlo_lib.live_ranks.node import BOOT, NodeReport, Start
-from dlo_lib.live_ranks.packets import CHUNK_BYTES, COUNT, HELLO, STATUS, Packet, Unpacker, packed
-from dlo_lib.live_ranks.slurm_job import RunningJob, step_environment, why_ended
+from dlo_lib.live_ranks.node import NodeReport, Start
+from dlo_lib.live_ranks.node_link import LEAVE_S, NodeLink, RankLink
+from dlo_lib.live_ranks.packets import CHUNK_BYTES, COUNT, HELLO, STATUS, Packet, packed
+from dlo_lib.live_ranks.slurm_job import RunningJob, why_ended
 from dlo_lib.text import tr
 
 _START_S = 180.0  # for the imports of a node, which may come from a slow file system
-_LEAVE_S = 5.0
 _QUEUED_BYTES = 4 << 20
 """No more requests are read while this number of bytes waits for a node."""
-
-
-class _NodeLink:
-    """The connection to one node."""
-
-    def __init__(self, job: RunningJob, node: str, host: str, world_size: int) -> None:
-        self.node = node
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the link
-        self.unpacker = Unpacker(from_node=True)
-        self.unsent: deque[bytes] = deque()
-        self.unsent_bytes = 0
-        self.open = True
-        options = ["--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none"]
-        self.process = subprocess.Popen(
-            [
-                "srun",
-                f"--jobid={job.number}",
-                *options,
-                f"--nodelist={node}",
-                "--job-name=dlo-ranks",
-                *trusted_python(BOOT, host, str(world_size), user_settings=True),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            env=step_environment(),
-            start_new_session=True,  # an interrupt reaches only this process, which then stops its ranks
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.to_node, self.from_node = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self.to_node, False)
-        os.set_blocking(self.from_node, False)
-
-    def send(self, packet: bytes) -> None:
-        """Send a packet when the node can take it."""
-        self.unsent.append(packet)
-        self.unsent_bytes += len(packet)
-        self.write()
-
-    def write(self) -> None:
-        """Send what the node can take now."""
-        try:
-            while self.unsent:
-                packet = self.unsent.popleft()
-                sent = 0
-                try:
-                    sent = os.write(self.to_node, packet)
-                finally:
-                    self.unsent_bytes -= sent
-                    if sent < len(packet):
-                        self.unsent.appendleft(packet[sent:])
-        except BlockingIOError:
-            return
-        except OSError:  # srun has ended, which the end of its output shows
-            self.unsent.clear()
-            self.unsent_bytes = 0
-
-    def read(self) -> bool:
-        """Read what has arrived; return False at the end of the output."""
-        try:
-            data = os.read(self.from_node, CHUNK_BYTES)
-        except BlockingIOError:
-            return True
-        self.unpacker.add(data)
-        return bool(data)
-
-    def said(self) -> str:
-        """Return what srun and the node have written to stderr."""
-        self.errors.seek(0)
-        return self.errors.read().decode(errors="replace").strip()
-
-    def leave(self) -> None:
-        """Ask the node to end its ranks and itself, which it does at the end of its input."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def close(self, until: float) -> None:
-        """Wait for the end of srun, and end it if it does not end."""
-        assert self.process.stdout is not None
-        self.leave()
-        for stop in (self.process.terminate, self.process.kill):
-            try:
-                self.process.wait(max(0.1, until - time.monotonic()))
-                break
-            except subprocess.TimeoutExpired:
-                stop()  # srun passes it on to the node
-                until = time.monotonic() + _LEAVE_S
-        self.process.wait()
-        self.process.stdout.close()
-        self.errors.close()
-
-
-@dataclass
-class _RankLink:
-    """This process's ends of a rank's connections that the session does not use, and what waits for them."""
-
-    link: _NodeLink
-    channel: socket.socket
-    output: int
-    stack_file: IO[bytes]
-    arrived: deque[tuple[Packet, bytes]] = field(default_factory=deque)
-    ended: bool = False
-
-    def close(self) -> None:
-        """Close the ends; the session sees the ends of the streams."""
-        if not self.ended:
-            self.ended = True
-            self.channel.close()
-            os.close(self.output)
 
 
 class JobRanks(Launch):
@@ -184,13 +69,13 @@ class JobRanks(Launch):
         self._lock = threading.Condition()
         self._port = 0
         self.control, self._server_end = socket.socketpair()
-        self._links: list[_NodeLink] = []
-        self._rank_links: list[_RankLink] = []
+        self._links: list[NodeLink] = []
+        self._rank_links: list[RankLink] = []
         self._thread = threading.Thread(target=self._pass_on, name="dlo-job-ranks", daemon=True)
         host = LOOPBACK if len(job.nodes) == 1 else job.nodes[0]
         try:
             for at, node in enumerate(job.nodes):
-                self._links.append(_NodeLink(job, node, host if at == 0 else "", world_size))
+                self._links.append(NodeLink(job, node, host if at == 0 else "", world_size))
             per_node = world_size // len(job.nodes)
             has_gpus = [self._await_node(link, devices, per_node) for link in self._links]
             nccl = all(has_gpus)
@@ -236,7 +121,7 @@ class JobRanks(Launch):
         self.stop()
         if started:
             self._thread.join()
-        until = time.monotonic() + _LEAVE_S
+        until = time.monotonic() + LEAVE_S
         for link in self._links:
             link.leave()
         for link in self._links:
@@ -258,18 +143,18 @@ class JobRanks(Launch):
         else:
             self.control.close()
 
-    def _connect(self, link: _NodeLink) -> None:
+    def _connect(self, link: NodeLink) -> None:
         files, rank = self._new_connections(link)
         self.files.append(files)
         self._rank_links.append(rank)
 
-    def _new_connections(self, link: _NodeLink):
+    def _new_connections(self, link: NodeLink):
         files, theirs, write = connect_rank()
         theirs.setblocking(False)
         os.set_blocking(write, False)
-        return files, _RankLink(link, theirs, write, files.stack_file)
+        return files, RankLink(link, theirs, write, files.stack_file)
 
-    def _await_node(self, link: _NodeLink, devices: Devices, ranks: int) -> bool:
+    def _await_node(self, link: NodeLink, devices: Devices, ranks: int) -> bool:
         """Wait until a node can start ranks; return whether each gets a GPU there."""
         report = None
         until = time.monotonic() + _START_S
@@ -292,12 +177,12 @@ class JobRanks(Launch):
         where = tr("on node {node} of job {job}", node=link.node, job=self.job.number)
         return gpu_each(devices, report.gpus, ranks, report.nccl, where)
 
-    def _why_not_started(self, link: _NodeLink, timed_out: bool) -> str:
+    def _why_not_started(self, link: NodeLink, timed_out: bool) -> str:
         if timed_out:
             how = tr("it has not answered for {seconds:.0f} s", seconds=_START_S)
         else:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                link.process.wait(_LEAVE_S)
+                link.process.wait(LEAVE_S)
             if ended := why_ended(self.job, link.said()):
                 return ended
             how = tr("its process ended with status {status}", status=link.process.poll())
@@ -372,12 +257,12 @@ class JobRanks(Launch):
             self._send_all(packed(Packet.STACKS))
         return True
 
-    def _write_node(self, link: _NodeLink) -> bool:
+    def _write_node(self, link: NodeLink) -> bool:
         link.write()
         return True
 
-    def _read_node(self, link: _NodeLink) -> bool:
-        goes_on = link.read()
+    def _read_node(self, link: NodeLink) -> bool:
+        still_open = link.read()
         for kind, number, content in link.unpacker.packets():
             if kind is Packet.LISTENS:
                 with self._lock:
@@ -393,9 +278,9 @@ class JobRanks(Launch):
             else:
                 self._rank_links[number].arrived.append((kind, content))
                 self._hand_over(number)
-        if not goes_on:
+        if not still_open:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                link.process.wait(_LEAVE_S)
+                link.process.wait(LEAVE_S)
             said = link.said()
             lines = said.splitlines()
             self._lose(
@@ -407,7 +292,7 @@ class JobRanks(Launch):
                     said=lines[-1] if lines else tr("srun says nothing"),
                 )
             )
-        return goes_on
+        return still_open
 
     def _lose(self, why: str) -> None:
         with self._lock:
@@ -419,7 +304,7 @@ class JobRanks(Launch):
             if COUNT.unpack_from(content)[0] == self._board_number and not self.board.memory.closed:
                 self.board.apply(content[COUNT.size :])
 
-    def _write_stack(self, rank: _RankLink, content: bytes) -> None:
+    def _write_stack(self, rank: RankLink, content: bytes) -> None:
         with contextlib.suppress(ValueError):  # closed, because the rank was replaced
             os.ftruncate(rank.stack_file.fileno(), 0)
             os.pwrite(rank.stack_file.fileno(), content, 0)

@@ -170,8 +170,7 @@ class Tap:
             )
             by_reducer = from_reducer or (in_backward and getattr(here, "in_ddp_hook", False))
             read = reader.read(arguments, len(members), summed=from_reducer)
-            if not 0 <= read.root < len(members):
-                require_peer(reader.kind, group.rank(), read.root, len(members))
+            require_peer(reader.kind, group.rank(), read.root, len(members))
             peer = members[read.root] if read.root >= 0 else -1
             is_async: bool = read.is_async
             counter_key: Hashable = name
