@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast kernels compat combinations hub lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast kernels compat combinations proofs hub lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ course: setup-dev ## every reference lab at full size
 
 combinations: setup-dev ## every tested combination of tensor, pipeline, data, context and expert parallelism
 	@exec $(BIN)/python -m pytest -n 0 -s --every-combination --full-size tests/parallel/test_combinations.py tests/profiling/test_measure_mesh.py tests/train/test_other_plan.py $(ARGS)
+
+proofs: setup-dev ## the proofs of every lab in full: each mutant by all checks of its question
+	@exec $(BIN)/python -m pytest -n $(JOBS) --every-check tests/labs/test_every_lab.py $(ARGS)
 
 hub: setup-dev ## a class on a real JupyterHub, with Unix users and SLURM (root)
 	@exec $(BIN)/python deploy/hub_tests.py $(ARGS)

@@ -68,6 +68,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-combination", action="store_true", help="run all combinations of parallel dimensions"
     )
+    parser.addoption(
+        "--every-check", action="store_true", help="judge each mutant of a lab by all checks of its question"
+    )
 
 
 class WholeFiles(LoadScopeScheduling):

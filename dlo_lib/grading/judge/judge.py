@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -108,22 +108,39 @@ def reference_submission(lab: LabSource, answers: Mapping[str, str] | None = Non
 
 
 def judge_answer(
-    lab: LabSource, question: str, answer: str, zygote: Zygote, secret: str = "mutants"
+    lab: LabSource,
+    question: str,
+    answer: str,
+    zygote: Zygote,
+    secret: str = "mutants",
+    only: Collection[str] | None = None,
 ) -> QuestionReport:
-    """Judge ``answer`` to one question alone, with the reference solutions of the steps it needs."""
+    """Judge ``answer`` to one question alone, with the reference solutions of the steps it needs.
+
+    ``only``: the names of the checks to run; by default all checks of the question.
+    """
     submission = reference_submission(lab, {question: answer})
-    judge = Judge(lab, load_checks(lab.folder, lab.folder), secret, zygote)
+    checks = load_checks(lab.folder, lab.folder)
+    judge = Judge(lab, checks if only is None else checks.only(only), secret, zygote)
     return judge.question(question, submission, judge.judge_alone(question, submission))
 
 
-def judge_mutant(lab: LabSource, mutant: Mutant, zygote: Zygote, secret: str = "mutants") -> QuestionReport:
+def judge_mutant(
+    lab: LabSource,
+    mutant: Mutant,
+    zygote: Zygote,
+    secret: str = "mutants",
+    only: Collection[str] | None = None,
+) -> QuestionReport:
     """Judge only the question of a mutant, with the mutant as its answer.
+
+    ``only``: the names of the checks to run; by default all checks of the question.
 
     Raises:
         UserError: the mutant does not fit the lab's source.
     """
     planted = mutant.planted(lab)
-    return judge_answer(lab, planted.question, planted.answer, zygote, secret)
+    return judge_answer(lab, planted.question, planted.answer, zygote, secret, only)
 
 
 def visible_report(notebook: str | Path) -> Report:

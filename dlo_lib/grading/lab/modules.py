@@ -13,8 +13,8 @@ import functools
 import hashlib
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -46,6 +46,13 @@ class LabChecks:
     def of(self, question: str) -> list[Check]:
         """The checks of ``question``, the visible ones first."""
         return [check for check in (*self.visible, *self.hidden) if check.question == question]
+
+    def only(self, names: Collection[str]) -> LabChecks:
+        """The same without the checks that ``names`` does not contain."""
+        visible, hidden = (
+            tuple(check for check in checks if check.name in names) for checks in (self.visible, self.hidden)
+        )
+        return replace(self, visible=visible, hidden=hidden)
 
 
 def load_checks(folder: Path, hidden: Path | None = None) -> LabChecks:

@@ -269,6 +269,24 @@ def test_a_mutant_that_passes_its_check_is_a_fault(root: Path, edit: Edit, zygot
         edit("mutants.py", new, old)
 
 
+def test_only_the_full_proof_of_a_mutant_finds_that_it_fails_another_check(
+    root: Path, edit: Edit, zygote: Zygote
+) -> None:
+    edit("mutants.py", '"return total / 2"', '"return total / 5"')
+    mutant = read_mutants(lab(root))[-1]
+    (fault,) = mutant_faults(lab(root), mutant, zygote)
+    assert "should fail check_three_ranks and no other check, it fails {'check_mean_everywhere'" in fault
+    assert mutant_faults(lab(root), mutant, zygote, every_check=False) == []
+
+    edit(
+        "mutants.py",
+        '"return total / 5"',
+        '"return total / len([total, total, total][: dist.get_world_size()])"',
+    )
+    (fault,) = mutant_faults(lab(root), read_mutants(lab(root))[-1], zygote, every_check=False)
+    assert "should fail check_three_ranks" in fault
+
+
 def test_a_mutant_that_passes_with_another_class_secret_is_a_fault(
     root: Path, edit: Edit, zygote: Zygote
 ) -> None:
