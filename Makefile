@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast kernels compat combinations proofs hub lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast kernels compat combinations proofs hub gpu lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ proofs: setup-dev ## the proofs of every lab in full: each mutant by all checks 
 
 hub: setup-dev ## a class on a real JupyterHub, with Unix users and SLURM (root)
 	@exec $(BIN)/python deploy/hub_tests.py $(ARGS)
+
+gpu: setup-dev ## on a machine with a GPU: the tests that need one, the fused kernels on it, and their benchmark
+	@exec $(BIN)/python deploy/gpu.py $(ARGS)
 
 LAB ?= 13_dp_limit
 grade: setup ## a classroom in a box: three made-up students through the whole grading of LAB

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Test the Triton kernels of dlo_lib.kernels without a GPU: in Triton's interpreter, and compiled ahead of
-time.
+"""Test the Triton kernels of dlo_lib.kernels: on the GPU, or without one in Triton's interpreter and compiled
+ahead of time.
 
     python3 deploy/kernels.py [ARGUMENTS OF PYTEST]
     python3 deploy/kernels.py report [--operation NAME] [--dtype bf16]
@@ -41,11 +41,10 @@ def main() -> int:
         return 2
     before = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search_path + ([before] if before else []))}
+    environment.pop("TRITON_INTERPRET", None)  # the interpreter replaces the compiler
     if sys.argv[1:2] == ["report"]:
-        environment.pop("TRITON_INTERPRET", None)  # the interpreter replaces the compiler
         report = [sys.executable, "-m", "dlo_lib.kernels", *sys.argv[1:]]
         return subprocess.run(report, cwd=ROOT, env=environment).returncode
-    environment["TRITON_INTERPRET"] = "1"
     tests = [sys.executable, "-m", "pytest", "-n", "0", "tests/kernels", *sys.argv[1:]]
     return subprocess.run(tests, cwd=ROOT, env=environment).returncode
 

@@ -697,14 +697,25 @@ print(side_by_side.table(forms))
 # - The first step of `DistributedDataParallel` sends one bucket; from the second step on the buckets follow
 #   the order of arrival. It fills a bucket until the limit is *reached*, so buckets may exceed `bucket_cap_mb`.
 # - A parameter that a rank does not use needs `find_unused_parameters=True`, which walks through the graph in
-#   each step. Without it, the next step raises an error. Try
-#   `lab.check("overlap", instead={"DataParallel": Standard})`: four checks fail. Which of them
-#   concern the gradients, and which only the traffic?
+#   each step. Without it, the next step raises an error.
 #
+# The next cell runs your checks of section 4 on `Standard`. Four of them fail:
+#
+# - “One all-reduce for each bucket, of the gradients in it”,
+# - “Buckets are sent before backward ends”,
+# - “A parameter that one rank leaves out in the first step is averaged with zeros, on every rank”,
+# - “Inside no_sync nothing is sent, and the gradients of the next pass are added, also where it uses fewer parameters”.
+#
+# Which of the four concern the gradients, and which only the traffic?
+
+# %% id="run_standard_overlap" tags=["demo"]
+lab.check("overlap", instead={"DataParallel": Standard})
+
+# %% [markdown] id="standard_overlap_lesson"
 # <details><summary>Answer</summary>
 #
-# Two checks expect the traffic of *your* class. When PyTorch's wrapper is built, it compares the shapes of the
-# parameters over the ranks (all_gather), and the buckets of its first step are not yours. The two others leave a
+# The first two expect the traffic of *your* class. When PyTorch's wrapper is built, it compares the shapes of the
+# parameters over the ranks (all_gather), and the buckets of its first step are not yours. The last two leave a
 # parameter out. Without `find_unused_parameters=True` the bucket of this parameter never starts, so its gradients are
 # not averaged, and the next step raises the error. With it, both pass.
 #

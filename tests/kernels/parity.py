@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlo_lib.kernels.dispatch import KernelBackend, has_triton, using
 
-NO_TRITON = "NOT TESTED HERE: the kernels in Triton's interpreter (make kernels)"
+NO_TRITON = "NOT TESTED HERE: the Triton kernels (make kernels)"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 """The largest error of an element, divided by the largest element of the reference: a few roundings of the
 dtype (2**-52, 2**-23, 2**-8 and 2**-11)."""
@@ -48,7 +48,7 @@ def check(
     floating = [tensor.dtype for tensor in inputs if tensor.is_floating_point()]
     dtype = min([out.dtype, *floating], key=_digits)  # the narrowest
     close(out, expected, dtype, "output", factor)
-    grad = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    grad = random(*expected.shape, dtype=dtype, seed=1)
     out.backward(grad)
     expected.backward(grad.double())
     for number, (mine, exact) in enumerate(zip(ours, theirs)):
@@ -81,8 +81,9 @@ def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Return normal random numbers."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    """Return normal random numbers: the same ones on every device."""
+    numbers = torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return numbers.to(torch.get_default_device(), dtype)
 
 
 def strided(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

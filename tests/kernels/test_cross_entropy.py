@@ -12,7 +12,10 @@ from dlo_lib.profiling.tracker import MemoryTracker
 from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided
 
 FORMS = [{}, {"label_smoothing": 0.1, "z_loss": 0.02}]
-TARGETS = torch.tensor([4, -100, 0, 6, 6])
+
+
+def targets() -> torch.Tensor:
+    return torch.tensor([4, -100, 0, 6, 6])
 
 
 def reference(logits, targets, label_smoothing=0.0, z_loss=0.0, mean=False):
@@ -28,13 +31,13 @@ def test_cross_entropy(backend, form):
     for dtype in dtypes_of(backend):
         for make in (random, strided):
             check(
-                lambda x: cross_entropy(x, TARGETS, **form),
-                lambda x: reference(x, TARGETS, mean=True, **form),
+                lambda x: cross_entropy(x, targets(), **form),
+                lambda x: reference(x, targets(), mean=True, **form),
                 [make(5, 7, dtype=dtype) * 3], backend, factor=2,
             )  # fmt: skip
     check(
-        lambda x: cross_entropy(x, TARGETS[:4].view(2, 2), reduction=LossReduction.SUM, **form),
-        lambda x: reference(x, TARGETS[:4], **form),
+        lambda x: cross_entropy(x, targets()[:4].view(2, 2), reduction=LossReduction.SUM, **form),
+        lambda x: reference(x, targets()[:4], **form),
         [random(2, 2, 7)], backend,
     )  # fmt: skip
 
@@ -57,8 +60,8 @@ def test_rows_of_several_blocks_and_wrong_targets_in_the_kernel(backend, monkeyp
 
     monkeypatch.setattr(code, "BLOCK", 8)
     check(
-        lambda x: cross_entropy(x, TARGETS, **FORMS[1]),
-        lambda x: reference(x, TARGETS, mean=True, **FORMS[1]),
+        lambda x: cross_entropy(x, targets(), **FORMS[1]),
+        lambda x: reference(x, targets(), mean=True, **FORMS[1]),
         [random(5, 19)], backend, factor=2,
     )  # fmt: skip
     losses, _ = code.row_losses(random(2, 3), torch.tensor([3, 0]), CrossEntropyTerms())
@@ -71,8 +74,8 @@ def test_linear_cross_entropy(backend, form):
     for dtype in dtypes_of(backend):
         for reduction in LossReduction:
             check(
-                lambda x, w: linear_cross_entropy(x, w, TARGETS, chunk_rows=2, reduction=reduction, **form),  # noqa: B023
-                lambda x, w: reference(x @ w.T, TARGETS, mean=reduction is LossReduction.MEAN, **form),  # noqa: B023
+                lambda x, w: linear_cross_entropy(x, w, targets(), chunk_rows=2, reduction=reduction, **form),  # noqa: B023
+                lambda x, w: reference(x @ w.T, targets(), mean=reduction is LossReduction.MEAN, **form),  # noqa: B023
                 [strided(5, 3, dtype=dtype), random(7, 3, dtype=dtype, seed=5)], backend, factor=3,
             )  # fmt: skip
 
@@ -80,10 +83,10 @@ def test_linear_cross_entropy(backend, form):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_linear_cross_entropy_inside_autocast_has_gradients_of_its_inputs(backend):
     x, w = random(5, 3).requires_grad_(), random(7, 3, seed=5).requires_grad_()
-    with using(backend), torch.autocast("cpu", torch.bfloat16):
-        linear_cross_entropy(x, w, TARGETS, chunk_rows=2).backward()
+    with using(backend), torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        linear_cross_entropy(x, w, targets(), chunk_rows=2).backward()
     wide, weight = (tensor.detach().double().requires_grad_() for tensor in (x, w))
-    reference(wide @ weight.T, TARGETS, mean=True).backward()
+    reference(wide @ weight.T, targets(), mean=True).backward()
     for ours, exact in ((x, wide), (w, weight)):
         assert ours.grad.dtype == torch.float32
         assert (ours.grad - exact.grad).abs().max() < 0.02 * exact.grad.abs().max()
@@ -93,7 +96,7 @@ def test_linear_cross_entropy_never_stores_the_logits():
     """Forward and backward allocate the gradients, the logits of one chunk and small tensors."""
     rows, hidden, vocab = 256, 8, 512
     x, w = random(rows, hidden).requires_grad_(), random(vocab, hidden, seed=1).requires_grad_()
-    targets = torch.arange(rows)
+    every = torch.arange(rows)
 
     def peak(loss) -> int:
         x.grad = w.grad = None
@@ -104,11 +107,11 @@ def test_linear_cross_entropy_never_stores_the_logits():
         return max(sum(sizes[: end + 1]) for end in range(len(sizes)))
 
     logits = 4 * rows * vocab
-    ours = peak(lambda: linear_cross_entropy(x, w, targets, chunk_rows=16))
+    ours = peak(lambda: linear_cross_entropy(x, w, every, chunk_rows=16))
     assert ours < 0.5 * logits
-    assert peak(lambda: cross_entropy(x @ w.T, targets)) > 2 * logits
+    assert peak(lambda: cross_entropy(x @ w.T, every)) > 2 * logits
     with torch.no_grad():
-        assert not linear_cross_entropy(x, w, targets).requires_grad
+        assert not linear_cross_entropy(x, w, every).requires_grad
 
 
 @pytest.mark.parametrize(
@@ -119,12 +122,15 @@ def test_linear_cross_entropy_never_stores_the_logits():
             "targets contains 3: it should be 0 to 2",
         ),
         (lambda: cross_entropy(torch.ones(2, 3), torch.ones(2)), "targets is float32: it should be int64"),
-        (lambda: cross_entropy(torch.ones(2, 3), TARGETS), r"targets has shape \(5,\): it should be \(2,\)"),
-        (lambda: cross_entropy(torch.ones(5, 7), TARGETS, label_smoothing=2), "label_smoothing is 2"),
-        (lambda: cross_entropy(torch.ones(5, 7), TARGETS, z_loss=-1), "z_loss is -1"),
-        (lambda: linear_cross_entropy(torch.ones(5, 2), torch.ones(7, 3), TARGETS), r"\(vocab, hidden\)"),
         (
-            lambda: linear_cross_entropy(torch.ones(5, 3), torch.ones(7, 3), TARGETS, chunk_rows=0),
+            lambda: cross_entropy(torch.ones(2, 3), targets()),
+            r"targets has shape \(5,\): it should be \(2,\)",
+        ),
+        (lambda: cross_entropy(torch.ones(5, 7), targets(), label_smoothing=2), "label_smoothing is 2"),
+        (lambda: cross_entropy(torch.ones(5, 7), targets(), z_loss=-1), "z_loss is -1"),
+        (lambda: linear_cross_entropy(torch.ones(5, 2), torch.ones(7, 3), targets()), r"\(vocab, hidden\)"),
+        (
+            lambda: linear_cross_entropy(torch.ones(5, 3), torch.ones(7, 3), targets(), chunk_rows=0),
             "chunk_rows is 0: use at least 1",
         ),
     ],

@@ -146,14 +146,19 @@ def test_every_kernel_of_the_lab_has_a_launch() -> None:
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
 @pytest.mark.parametrize("name", list(launches()))
 def test_triton_computes_the_same(name: str, tmp_path: Path) -> None:
-    grid, args = launches()[name]
-    copies = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in args.items()}
+    with torch.device("cpu"):
+        grid, args = launches()[name]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    copies = {
+        key: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
+        for key, value in args.items()
+    }
     tiles.run(kernels()[name], grid, args)
     real = imported(tmp_path / f"{name}_in_triton.py", kernels()[name])
     getattr(real, name)[grid](**copies)
     for key, value in args.items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(copies[key], value, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(copies[key].cpu(), value, rtol=1e-4, atol=1e-5)
 
 
 def imported(file: Path, text: str) -> ModuleType:

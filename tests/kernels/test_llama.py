@@ -32,8 +32,9 @@ EVERY = frozenset(FusedOperation)
 
 
 def _batches(config: LlamaConfig, count: int = 2) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(3)
-    tokens = torch.randint(config.vocab_size, (count, 3, 18), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(3)
+    tokens = torch.randint(config.vocab_size, (count, 3, 18), generator=generator, device="cpu")
+    tokens = tokens.to(torch.get_default_device())
     targets = tokens[:, :, 1:].clone()
     targets[:, 0, 4:9] = -100
     return [(inputs, target) for inputs, target in zip(tokens[:, :, :-1], targets)]
