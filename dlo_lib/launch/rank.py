@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
@@ -35,6 +36,7 @@ from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.rank_recorder import record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
+from dlo_lib.comm.tracing.operators import OPERATORS, communicating_operators, reader_of
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communication_error, lost_a_worker
@@ -129,7 +131,7 @@ def run_rank(
 
     What this rank has imported is sent to ``say_imports`` at its end.
     """
-    at_fork = frozenset(sys.modules)
+    at_fork = len(sys.modules)
     _redirect_output(output)  # first, so that all errors are visible
     die_with(server)
     os.setpgid(0, 0)
@@ -321,15 +323,28 @@ def error_report(error: BaseException) -> bytes:
     return json.dumps({"headline": headline, "traceback": text, "is_consequence": is_consequence}).encode()
 
 
-def _imported_since(before: frozenset[str]) -> list[str]:
-    """The modules of ``WARM_PACKAGES`` that this process has imported from files since it had ``before``."""
+def _imported_since(before: int) -> list[str]:
+    """The modules of ``WARM_PACKAGES`` that this process has imported from files since it had ``before``
+    modules.
+
+    It does not look at the others: each of them lies in a page of memory that the rank would copy.
+    """
     return [
         name
-        for name, module in sorted(sys.modules.items())
-        if name not in before
-        and name.partition(".")[0] in WARM_PACKAGES
+        for name, module in sorted(islice(reversed(sys.modules.items()), max(0, len(sys.modules) - before)))
+        if name.partition(".")[0] in WARM_PACKAGES
         and getattr(getattr(module, "__spec__", None), "has_location", False)
     ]
+
+
+def warm_up() -> None:
+    """Do, in the process that forks the ranks, what each rank does first and what leaves only caches."""
+    with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # the tap of a rank reports it
+        communicating_operators()
+        for name, operator in OPERATORS.items():
+            reader_of(name, operator)
+    if not torch.backends.mps.is_built():  # there it starts the GPU, which a forked process cannot use
+        torch.manual_seed(SEED)  # reads the sources of its callers
 
 
 def _end() -> NoReturn:

@@ -273,6 +273,9 @@ def main(file: int, parent: int) -> None:
     gc.disable()  # imports leave no garbage, and a collection would write to pages that the ranks share
     for module in PRELOAD:
         importlib.import_module(module)
+    from dlo_lib.launch.rank import warm_up
+
+    warm_up()
     _settle()
     client = socket.socket(fileno=file)
     client.sendall(READY)

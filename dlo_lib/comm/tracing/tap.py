@@ -32,7 +32,7 @@ from torch.distributed import ProcessGroup, Work
 from dlo_lib.comm.calls import Call, Kind, channel, require_peer
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.comm.tracing.identity_map import IdentityMap
-from dlo_lib.comm.tracing.operators import OPERATORS, Reader, unknown_operators
+from dlo_lib.comm.tracing.operators import OPERATORS, Reader, reader_of, unknown_operators
 
 _NOT_WAITED_IN = ("isend", "irecv", "batch_isend_irecv")
 _NO_PASS: tuple[int, list[Work]] = (-1, [])
@@ -124,7 +124,7 @@ class Tap:
                     overload = getattr(torch.ops.c10d, name).default
                     library.impl(
                         name,
-                        self._kernel(overload, Reader(operator, overload._schema)),
+                        self._kernel(overload, reader_of(name, operator)),
                         "BackendSelect",
                         with_keyset=True,
                     )
