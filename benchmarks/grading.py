@@ -150,7 +150,7 @@ def new_course(folder: Path, lab: LabSource, answers: Mapping[str, Mapping[str, 
 def _class(folder: Path, lab: LabSource, submissions: int) -> Path:
     students = [f"s{number:03d}" for number in range(submissions)]
     reference = {question: lab.solution(question).answer for question in lab.questions}
-    planted = [mutant.planted(lab) for mutant in read_mutants(lab)]
+    planted = [mutant.planted(lab) for mutant in read_mutants(lab.folder)]
     chosen = {}
     for number, student in enumerate(students):
         half = {question: reference[question] for question in lab.questions[: len(lab.questions) // 2]}

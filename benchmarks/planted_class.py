@@ -259,7 +259,7 @@ def _solutions(directory: str) -> dict[str, tuple[str, ...]]:
 def _mutants(folder: Path) -> dict[str, list[str]]:
     lab = read_lab(folder)
     found: dict[str, list[str]] = {}
-    for mutant in read_mutants(lab):
+    for mutant in read_mutants(lab.folder):
         planted = mutant.planted(lab)
         found.setdefault(planted.question, []).append(planted.answer)
     return found

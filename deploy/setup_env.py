@@ -41,7 +41,17 @@ OLDEST_TORCH = (2, 6)
 EXTRAS = ("labs", "labs,dev")
 LEAST_GB = 0.8  # size of an environment whose packages are all in uv's cache
 UNPACKED = 2.7  # disk space of an environment and of uv's cache, divided by the bytes downloaded
-LOADED = ("torch.distributed", "torch._dynamo", "nbgrader.apps", "ipykernel.kernelapp", "matplotlib.pyplot")
+LOADED = (
+    "torch.distributed",
+    "torch._dynamo",
+    "nbgrader.apps",
+    "ipykernel.kernelapp",
+    "jupyterlab.labapp",
+    "matplotlib.pyplot",
+    "sklearn.datasets",
+    "optuna",
+    "rich.table",
+)
 PIP_DOWNLOAD_GB = {"cpu": 0.5, "cuda": 3.5}  # pip reports no sizes; measured with torch 2.13 on Linux x86-64
 
 
@@ -467,7 +477,8 @@ def finish(command: list, settings: dict) -> None:
 
 
 def write_bytecode() -> None:
-    """Import once what every command needs, so that Python stores its bytecode, and compile the library.
+    """Import once what the commands and the labs need, so that Python stores its bytecode, and compile the
+    library.
 
     Otherwise each import of PyTorch takes 5 s instead of 2 s for users who cannot write to .venv, such as the
     students of a shared installation, and where PYTHONDONTWRITEBYTECODE is set. The judge's ranks need less

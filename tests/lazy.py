@@ -13,4 +13,6 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):  # pytest looks for fixtures among the names of a test file
+            raise AttributeError(attribute)
         return getattr(import_module(self._name), attribute)

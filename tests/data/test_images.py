@@ -5,11 +5,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from dlo_lib.data.images import LabelledImages, digits, standardised
 from dlo_lib.data.reproducible import permutation
 from dlo_lib.errors import UserError
+from tests.lazy import Lazy
+
+datasets = Lazy("sklearn.datasets")
 
 
 def numbered(count: int) -> LabelledImages:
@@ -59,7 +61,7 @@ def test_digits_are_split_into_two_disjoint_parts():
 
 
 def test_digits_are_those_of_scikit_learn():
-    raw, data = load_digits(), digits()
+    raw, data = datasets.load_digits(), digits()
     order = permutation(len(raw.target), 0)
     kept = np.arange(len(order)) % 4 != 3
     assert torch.equal(data.train.labels, torch.from_numpy(raw.target[order][kept]))

@@ -9,6 +9,7 @@ it costs three times as much.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,16 +23,25 @@ from dlo_lib.grading.judge.lab_proof import (
     reference_faults,
     untouched_faults,
 )
-from dlo_lib.grading.lab.course import LabInfo, source_labs
+from dlo_lib.grading.lab.course import LabInfo, find_lab, source_folder, source_labs
 from dlo_lib.grading.lab.mutants import Mutant, read_mutants
-from dlo_lib.grading.lab.source import read_lab, source_folder
+from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.sandbox.host import Zygote
 
 LABS = source_labs()
-SOURCES = {lab.directory: read_lab(source_folder(lab)) for lab in LABS}
-MUTANTS = [(lab, mutant) for lab in LABS for mutant in read_mutants(SOURCES[lab.directory])]
+MUTANTS = [(lab, mutant) for lab in LABS for mutant in read_mutants(source_folder(lab))]
 
 every_lab = pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.directory)
+
+
+@functools.cache
+def _source(directory: str) -> LabSource:
+    return read_lab(source_folder(find_lab(directory, LABS)))
+
+
+def source_of(lab: LabInfo) -> LabSource:
+    """The source of a lab, read when a test first needs it, because every test process collects this file."""
+    return _source(lab.directory)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +51,7 @@ def zygote_of() -> Iterator[Callable[[LabInfo], Zygote]]:
 
     def get(lab: LabInfo) -> Zygote:
         if lab.directory not in started:
-            started[lab.directory] = zygote_for(SOURCES[lab.directory])
+            started[lab.directory] = zygote_for(source_of(lab))
         return started[lab.directory]
 
     yield get
@@ -52,18 +62,18 @@ def zygote_of() -> Iterator[Callable[[LabInfo], Zygote]]:
 @pytest.mark.slow
 @every_lab
 def test_the_reference_scores_full_marks(lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]) -> None:
-    assert reference_faults(SOURCES[lab.directory], zygote_of(lab)) == []
+    assert reference_faults(source_of(lab), zygote_of(lab)) == []
 
 
 @every_lab
 def test_the_untouched_notebook_scores_nothing(lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]) -> None:
-    assert untouched_faults(SOURCES[lab.directory], zygote_of(lab)) == []
+    assert untouched_faults(source_of(lab), zygote_of(lab)) == []
 
 
 @pytest.mark.slow
 @every_lab
 def test_what_does_nothing_earns_nothing(lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]) -> None:
-    assert idle_faults(SOURCES[lab.directory], zygote_of(lab)) == []
+    assert idle_faults(source_of(lab), zygote_of(lab)) == []
 
 
 @pytest.mark.slow
@@ -74,10 +84,10 @@ def test_each_mutant_loses_its_points(
     lab: LabInfo, mutant: Mutant, zygote_of: Callable[[LabInfo], Zygote], pytestconfig: pytest.Config
 ) -> None:
     every_check = pytestconfig.getoption("--every-check")
-    assert mutant_faults(SOURCES[lab.directory], mutant, zygote_of(lab), every_check=every_check) == []
+    assert mutant_faults(source_of(lab), mutant, zygote_of(lab), every_check=every_check) == []
 
 
 @every_lab
 @pytest.mark.parametrize("rule", STATIC_RULES.values(), ids=lambda rule: rule.__name__)
 def test_every_rule_holds_on_paper(lab: LabInfo, rule: Rule) -> None:
-    assert rule(SOURCES[lab.directory]) == []
+    assert rule(source_of(lab)) == []

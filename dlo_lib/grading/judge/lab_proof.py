@@ -74,13 +74,13 @@ def prove(lab: LabSource, zygote: Zygote, secrets: Sequence[str] = (SECRET,)) ->
         yield Proof(f"reference{of_secret}", tuple(reference_faults(lab, zygote, secret)))
         yield Proof(f"untouched notebook{of_secret}", tuple(untouched_faults(lab, zygote, secret)))
         yield Proof(f"idle answers{of_secret}", tuple(idle_faults(lab, zygote, secret)))
-        for mutant in read_mutants(lab):
+        for mutant in read_mutants(lab.folder):
             yield Proof(f"mutant {mutant.name}{of_secret}", tuple(mutant_faults(lab, mutant, zygote, secret)))
 
 
 def number_of_proofs(lab: LabSource, secrets: int = 1) -> int:
     """Return the number of results that :func:`prove` yields for this number of secrets."""
-    return len(STATIC_RULES) + secrets * (3 + len(read_mutants(lab)))
+    return len(STATIC_RULES) + secrets * (3 + len(read_mutants(lab.folder)))
 
 
 def proof_secrets(number: int) -> tuple[str, ...]:
@@ -244,7 +244,7 @@ def mutants_faults(lab: LabSource) -> list[str]:
     There must be enough of them, each must fit the solution, and its failing check must belong to its
     question.
     """
-    mutants, checks = read_mutants(lab), _checks(lab)
+    mutants, checks = read_mutants(lab.folder), _checks(lab)
     faults = (
         []
         if len(mutants) >= LEAST_MUTANTS

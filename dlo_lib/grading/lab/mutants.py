@@ -168,14 +168,15 @@ class Mutant:
         return UserError(f"mutant {self.title!r}: {what}")
 
 
-def read_mutants(lab: LabSource) -> tuple[Mutant, ...]:
-    """The mutants of a lab, in the order of its ``mutants.py``; none without that file. The file is run.
+def read_mutants(folder: Path) -> tuple[Mutant, ...]:
+    """The mutants of the lab whose source is in ``folder``, in the order of its ``mutants.py``; none without
+    that file. The file is run.
 
     Raises:
         UserError: it does not load, has no list ``MUTANTS`` of :class:`Mutant`, or two of
             its titles make one name.
     """
-    file = lab.folder / FILE
+    file = folder / FILE
     if not file.is_file():
         return ()
     mutants = _loaded(file)

@@ -579,7 +579,7 @@ def test_the_end_of_a_process_reveals_no_input_of_a_hidden_check(
 
 
 def test_a_mutant_is_judged_on_its_question_alone(small: LabSource, zygote: Zygote) -> None:
-    for mutant in read_mutants(small):
+    for mutant in read_mutants(small.folder):
         question = judge_mutant(small, mutant, zygote)
         assert question.question == mutant.planted(small).question
         (lost,) = [check for check in question.checks if check.status != "OK"]

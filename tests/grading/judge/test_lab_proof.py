@@ -168,7 +168,7 @@ def test_a_mutant_that_does_not_fit_is_found_before_anything_runs(
     )
     title = "The sum is divided by two, whatever the number of ranks"
     assert second == f"mutant {title!r}: 'return total / dist.get_world_size()' is not in any solution cell"
-    assert mutant_faults(lab(root), read_mutants(lab(root))[-1], zygote) == [second]
+    assert mutant_faults(lab(root), read_mutants(lab(root).folder)[-1], zygote) == [second]
 
 
 def test_a_check_that_is_not_written_as_a_decorated_function_is_found(root: Path, edit: Edit) -> None:
@@ -254,7 +254,7 @@ def test_a_check_without_condition_gives_points_for_the_untouched_notebook(
 
 
 def test_a_mutant_that_passes_its_check_is_a_fault(root: Path, edit: Edit, zygote: Zygote) -> None:
-    assert mutant_faults(lab(root), read_mutants(lab(root))[-1], zygote) == []
+    assert mutant_faults(lab(root), read_mutants(lab(root).folder)[-1], zygote) == []
     for old, new, said in (
         ('says="of 3"', 'says="of 5"', "should get the message 'of 5', it gets"),
         (
@@ -264,7 +264,7 @@ def test_a_mutant_that_passes_its_check_is_a_fault(root: Path, edit: Edit, zygot
         ),
     ):
         edit("mutants.py", old, new)
-        (fault,) = mutant_faults(lab(root), read_mutants(lab(root))[-1], zygote)
+        (fault,) = mutant_faults(lab(root), read_mutants(lab(root).folder)[-1], zygote)
         assert said in fault
         edit("mutants.py", new, old)
 
@@ -273,7 +273,7 @@ def test_only_the_full_proof_of_a_mutant_finds_that_it_fails_another_check(
     root: Path, edit: Edit, zygote: Zygote
 ) -> None:
     edit("mutants.py", '"return total / 2"', '"return total / 5"')
-    mutant = read_mutants(lab(root))[-1]
+    mutant = read_mutants(lab(root).folder)[-1]
     (fault,) = mutant_faults(lab(root), mutant, zygote)
     assert "should fail check_three_ranks and no other check, it fails {'check_mean_everywhere'" in fault
     assert mutant_faults(lab(root), mutant, zygote, every_check=False) == []
@@ -283,7 +283,7 @@ def test_only_the_full_proof_of_a_mutant_finds_that_it_fails_another_check(
         '"return total / 5"',
         '"return total / len([total, total, total][: dist.get_world_size()])"',
     )
-    (fault,) = mutant_faults(lab(root), read_mutants(lab(root))[-1], zygote, every_check=False)
+    (fault,) = mutant_faults(lab(root), read_mutants(lab(root).folder)[-1], zygote, every_check=False)
     assert "should fail check_three_ranks" in fault
 
 
@@ -299,7 +299,7 @@ def test_a_mutant_that_passes_with_another_class_secret_is_a_fault(
     proofs = list(prove(lab(root), zygote, secrets))
     assert len(proofs) == number_of_proofs(lab(root), secrets=4)
     faulty = [proof for proof in proofs if proof.faults]
-    name = f"mutant {read_mutants(lab(root))[0].name}"
+    name = f"mutant {read_mutants(lab(root).folder)[0].name}"
     assert 0 < len(faulty) < 4
     assert {proof.name for proof in faulty} <= {name, *(f"{name}, class secret {it}" for it in secrets[1:])}
 

@@ -194,11 +194,11 @@ def test_a_mutant_has_a_patch_or_an_answer(lab: LabSource) -> None:
 
 
 def test_the_file_of_a_lab_lists_its_mutants(lab: LabSource) -> None:
-    assert read_mutants(lab) == ()
+    assert read_mutants(lab.folder) == ()
     head = "from dlo_lib.grading.lab.mutants import Mutant\n"
     first = 'Mutant("Values are cut, not rounded", "check_round", says="", replace={"a": "b"})'
     (lab.folder / "mutants.py").write_text(f"{head}MUTANTS = [{first}]")
-    assert [mutant.name for mutant in read_mutants(lab)] == ["values_are_cut_not_rounded"]
+    assert [mutant.name for mutant in read_mutants(lab.folder)] == ["values_are_cut_not_rounded"]
     for text, said in (
         (f"{head}MUTANTS = [{first}, {first}]", "two mutants are called 'values_are_cut_not_rounded'"),
         (f"{head}MUTANTS = {first}", "MUTANTS must be a list of"),
@@ -207,4 +207,4 @@ def test_the_file_of_a_lab_lists_its_mutants(lab: LabSource) -> None:
     ):
         (lab.folder / "mutants.py").write_text(text)
         with pytest.raises(UserError, match=said):
-            read_mutants(lab)
+            read_mutants(lab.folder)

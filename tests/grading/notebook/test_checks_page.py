@@ -62,7 +62,7 @@ def test_the_mutant_is_caught_by_the_check_that_it_names(lab: Path) -> None:
         lab,
         (Cell("mean", CellKind.SOLUTION, RIGHT, RIGHT), Cell("test_mean", CellKind.TEST, "", "", 4.0)),
     )
-    mutants = read_mutants(source)
+    mutants = read_mutants(source.folder)
     assert len(mutants) == 2
     for mutant in mutants:
         planted = mutant.planted(source)
