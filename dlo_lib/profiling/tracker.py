@@ -74,6 +74,7 @@ class _Allocation:
 _copy = torch.ops.aten._to_copy.default
 _add = torch.ops.aten.add.Tensor
 _fused_sgd = torch.ops.aten._fused_sgd_.default
+_device = torch.ops.prim.device.default
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -154,6 +155,8 @@ class MemoryTracker(TorchDispatchMode):
         self._resize.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is _device and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # what the operator returns: two of three calls are this one
         if any(is_dtensor_class(kind) for kind in types):
             return NotImplemented  # DTensor then calls operators on its local tensors
         if func is _fused_sgd and self._fake_mode is not None:

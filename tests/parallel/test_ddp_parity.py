@@ -21,6 +21,7 @@ from tests.parallel.twin import (
     assert_same,
     gradients,
     llama,
+    steps_of,
     trained_alone,
     trained_on_ranks,
 )
@@ -73,9 +74,10 @@ def on_ranks(
 
 @pytest.mark.parametrize(("world_size", "count"), [(1, 3), (2, 3), (3, 3), (4, 3), (3, 1)])
 def test_a_tied_llama(world_size, count):
-    twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
+    steps = steps_of(world_size, count)
+    twin = trained_alone(llama, world_size, count, 0.5, torch.float64, steps=steps)
     assert max(twin.norms) > 0.5, "nothing was clipped"
-    assert_same(on_ranks(world_size, llama, count), twin, 1e-10)
+    assert_same(on_ranks(world_size, llama, count, steps=steps), twin, 1e-10)
 
 
 @pytest.mark.parametrize(

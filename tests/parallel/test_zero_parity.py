@@ -25,6 +25,7 @@ from tests.parallel.twin import (
     from_every_rank,
     gradients,
     llama,
+    steps_of,
     trained_alone,
     trained_on_ranks,
 )
@@ -130,9 +131,10 @@ def assert_same_parameters(ranks: list[History], twin: History) -> None:
 @pytest.mark.parametrize("stage", [Stage1(), Stage2()], ids=["1", "2"])
 @pytest.mark.parametrize(("world_size", "count"), [(1, 3), (2, 3), (3, 3), (4, 3), (3, 1)])
 def test_a_tied_llama(world_size, count, stage):
-    twin = trained_alone(llama, world_size, count, 0.5, torch.float64)
+    steps = steps_of(world_size, count)
+    twin = trained_alone(llama, world_size, count, 0.5, torch.float64, steps=steps)
     assert max(twin.norms) > 0.5, "nothing was clipped"
-    ranks = on_ranks(world_size, llama, stage, count=count)
+    ranks = on_ranks(world_size, llama, stage, count=count, steps=steps)
     assert_same(ranks, twin, 1e-10)
     assert_same_parameters(ranks, twin)
 

@@ -21,7 +21,10 @@ from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import IGNORE_INDEX, Precision, train_step
 
-STEPS, SEQ, VOCAB = 10, 6, 257
+STEPS, FEW = 10, 4
+"""The steps of one case of each wrapper, and of the others. Sizes of batches repeat after 3 steps, and a
+wrong gradient of one step changes everything from the next step on."""
+SEQ, VOCAB = 6, 257
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -87,12 +90,13 @@ def trained_alone(
     dtype: torch.dtype,
     make_optimizer: MakeOptimizer = adamw,
     device: str = "cpu",
+    steps: int = FEW,
 ) -> History:
     torch.manual_seed(0)
     model = build().to(device, dtype)
     optimizer = make_optimizer(model)
     history = History([], [], [], {})
-    for step in range(STEPS):
+    for step in range(steps):
         pieces = [piece for rank in range(world_size) for piece in micro_batches(step, rank, count, device)]
         tokens = sum(int((targets != IGNORE_INDEX).sum()) for _, targets in pieces)
         sums = [
@@ -110,6 +114,11 @@ def trained_alone(
         optimizer.zero_grad()
     history.parameters = {name: param.detach().cpu().clone() for name, param in model.named_parameters()}
     return history
+
+
+def steps_of(world_size: int, count: int) -> int:
+    """The steps of a tied Llama: more of them with 3 ranks and 3 micro-batches."""
+    return STEPS if (world_size, count) == (3, 3) else FEW
 
 
 class Wrapping(Protocol):
@@ -136,6 +145,7 @@ def _trained(
     dtype: torch.dtype,
     precision: Precision,
     device: str,
+    steps: int,
 ) -> History:
     rank = dist.get_rank()
     torch.set_num_threads(1)
@@ -146,7 +156,7 @@ def _trained(
     optimizer.register_step_pre_hook(
         lambda *_: history.gradients.append(wrapping.whole_gradients(model, module, optimizer))
     )
-    for step in range(STEPS):
+    for step in range(steps):
         pieces = micro_batches(step, rank, count, device)
         result = train_step(
             model,
@@ -174,14 +184,15 @@ def trained_on_ranks(
     precision: Precision = Precision.FP32,
     max_norm: float = 0.5,
     device: str = "cpu",
+    steps: int = FEW,
 ) -> list[History]:
-    """What each of ``world_size`` ranks sees in ``STEPS`` steps of ``count`` micro-batches."""
-    return run_ranks(_trained, world_size, build, wrapping, count, max_norm, dtype, precision, device)
+    """What each of ``world_size`` ranks sees in ``steps`` steps of ``count`` micro-batches."""
+    return run_ranks(_trained, world_size, build, wrapping, count, max_norm, dtype, precision, device, steps)
 
 
 def assert_same(ranks: list[History], twin: History, within: float) -> None:
     for history in ranks:
-        assert len(history.losses) == len(twin.losses) == STEPS
+        assert len(history.losses) == len(twin.losses) >= FEW
         torch.testing.assert_close(history.losses, twin.losses, rtol=0, atol=within)
         torch.testing.assert_close(history.norms, twin.norms, rtol=0, atol=within)
         for mine, its in zip(history.gradients, twin.gradients, strict=True):

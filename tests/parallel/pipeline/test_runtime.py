@@ -1,6 +1,7 @@
 """A pipeline trains as the whole model does: the same losses and gradients, whatever the schedule, the ranks
 and the micro-batches."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,7 @@ from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.simulate import simulate
 from dlo_lib.parallel.pipeline.table import F
 
-STEPS = 4
+STEPS = 3
 CONFIG = replace(
     model_config("tiny"),
     num_layers=6,
@@ -67,6 +68,7 @@ def model_of(config, frozen: bool) -> Llama:
     return model
 
 
+@functools.cache  # schedules and numbers of ranks share a twin; tests only read it
 def twin(config, micro_batches: int, max_norm: float | None, frozen: bool = False):
     """Losses, norms and weights of the model in one piece."""
     model = model_of(config, frozen)
@@ -169,23 +171,30 @@ def in_low_precision(name: str, precision: Precision, checkpointing: bool):
     return losses, kinds, None if scaler is None else scaler.get_scale()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
-def test_mixed_precision_and_checkpointing_follow_the_whole_model(name, precision, checkpointing):
+@functools.cache
+def in_one_piece(precision: Precision) -> tuple[list[float], float | None]:
+    """Losses and the last loss scale of the model in one piece."""
     torch.manual_seed(5)
     model = Llama(UNTIED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if precision is Precision.FP16 else None
-    exact = [
+    losses = [
         float(train_step(model, optimizer, batches(4, step), precision=precision, scaler=scaler).loss)
         for step in range(STEPS)
     ]
+    return losses, None if scaler is None else scaler.get_scale()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.FP16])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
+def test_mixed_precision_and_checkpointing_follow_the_whole_model(name, precision, checkpointing):
+    exact, last_scale = in_one_piece(precision)
     tolerance = 1e-5 if precision is Precision.FP32 else 2e-2
     for losses, kinds, scale in run_ranks(in_low_precision, 2, name, precision, checkpointing):
         torch.testing.assert_close(losses, exact, atol=tolerance, rtol=0)
         assert kinds == {torch.float32}
-        assert scale == (None if scaler is None else scaler.get_scale())
+        assert scale == last_scale
 
 
 def overflowing():
@@ -256,12 +265,18 @@ def with_data_parallelism(name: str, micro_batches: int, max_norm: float | None)
     return losses
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
-def test_with_ddp_it_learns_from_all_replicas_as_one(name):
+@functools.cache
+def from_both_replicas(max_norm: float | None) -> list[float]:
+    """Losses of the model in one piece, with the data of both pipelines."""
     model = model_of(UNTIED, frozen=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     both = [batches(3, step, seed=0) + batches(3, step, seed=1) for step in range(STEPS)]
-    exact = [float(train_step(model, optimizer, together, max_norm=0.5).loss) for together in both]
+    return [float(train_step(model, optimizer, together, max_norm=max_norm).loss) for together in both]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
+def test_with_ddp_it_learns_from_all_replicas_as_one(name):
+    exact = from_both_replicas(0.5)
     for losses in run_ranks(with_data_parallelism, 4, name, 3, 0.5):
         torch.testing.assert_close(losses, exact, atol=1e-10, rtol=0)
 
@@ -368,10 +383,7 @@ def with_sharded_stages(name: str):
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved"])
 def test_with_fsdp_it_learns_from_all_replicas_as_one(name):
-    model = model_of(UNTIED, frozen=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    both = [batches(3, step, seed=0) + batches(3, step, seed=1) for step in range(STEPS)]
-    exact = [float(train_step(model, optimizer, together).loss) for together in both]
+    exact = from_both_replicas(None)
     for losses in run_ranks(with_sharded_stages, 4, name):
         torch.testing.assert_close(losses, exact, atol=1e-10, rtol=0)
     with pytest.raises(RankFailure, match="splits the backward, which sharded stages cannot"):
