@@ -28,7 +28,7 @@ from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.protocol import ParallelModel
 
-RANKS, STEPS, SAVED, MICRO_BATCHES, SEQUENCES_EACH, SEQ, VOCAB, MAX_NORM = 8, 5, 3, 2, 8, 16, 31, 0.3
+RANKS, STEPS, SAVED, MICRO_BATCHES, SEQUENCES_EACH, SEQ, VOCAB, MAX_NORM = 8, 4, 2, 2, 8, 16, 31, 0.3
 EXPERTS = MoEConfig(
     num_experts=8, top_k=2, intermediate=8, shared_intermediate=8, every=2, balance_loss=0.3, z_loss=0.05
 )

@@ -1,5 +1,5 @@
 """Tensor, pipeline, data, context and expert parallelism on one mesh of eight ranks train what one process
-trains, over 5 steps with accumulation, activation checkpointing and clipping; one plan continues the
+trains, over 4 steps with accumulation, activation checkpointing and clipping; one plan continues the
 checkpoint of another. Drawn plans do the same, or are refused in one sentence.
 
 `make combinations` runs all of ``CASES`` and more drawn plans.

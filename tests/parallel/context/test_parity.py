@@ -1,5 +1,5 @@
 """A context-parallel Llama learns what one process learns from the whole sequences: losses and gradients
-within 1e-10 in float64, over 5 steps, on 1 to 4 ranks, in every form and placement."""
+within 1e-10 in float64, over 4 steps, on 1 to 4 ranks, in every form and placement."""
 
 from __future__ import annotations
 

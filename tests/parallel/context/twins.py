@@ -19,7 +19,7 @@ from dlo_lib.parallel.context import ContextKind, SequencePlacement, parallelize
 from dlo_lib.parallel.context.documents import document_ids
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
 
-STEPS = 5
+STEPS = 4
 CONFIG = LlamaConfig(
     61,
     hidden=30,

@@ -19,7 +19,7 @@ from dlo_lib.parallel.expert import ExpertParallel, parallelize_experts
 from dlo_lib.parallel.mesh import Degrees, ParallelMesh
 from tests.models.moe_twin import dense_moe
 
-STEPS, SEQ, VOCAB, EXPERTS, MICRO_BATCHES = 5, 5, 31, 12, 2
+STEPS, SEQ, VOCAB, EXPERTS, MICRO_BATCHES = 4, 5, 31, 12, 2
 PLAIN = MoEConfig(num_experts=EXPERTS, top_k=2, intermediate=6, balance_loss=0.5, z_loss=0.05)
 MIXTURES = {
     "drop-less top-2": PLAIN,

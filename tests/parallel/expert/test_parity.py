@@ -1,5 +1,5 @@
 """Experts on 1 to 4 ranks learn what one process learns from all the data: losses, norms and gradients within
-1e-10 in float64, over 5 steps of 2 micro-batches. The ranks have unequal numbers of tokens, and most
+1e-10 in float64, over 4 steps of 2 micro-batches. The ranks have unequal numbers of tokens, and most
 micro-batches leave experts without a token.
 
 All cases of a number of ranks are trained in one launch, because each rank needs a second for its imports.
