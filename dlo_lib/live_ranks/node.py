@@ -5,6 +5,9 @@ standard input and output are the only connection (``packets``); no port is open
 ranks as on the notebook's machine (``launch.client``). It ends, with its ranks, at the end of its input: when
 the notebook's process ends, or srun.
 
+It imports torch once for itself and for the server that forks the ranks (``launch.seed``), because imports
+from a slow file system are most of the time of a start.
+
 The ranks themselves meet at a port of the first node, as those of every job with PyTorch do.
 """
 
@@ -29,8 +32,10 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.comm.deadlock.board import Board, RowView
+from dlo_lib.launch import client, seed
 from dlo_lib.launch.client import Launch, listener_for
 from dlo_lib.launch.rank import LOOPBACK, LaunchSpec
+from dlo_lib.launch.server import PRELOAD
 from dlo_lib.live_ranks.messages import JOIN, send_request
 from dlo_lib.live_ranks.packets import CHUNK_BYTES, COUNT, HELLO, STATUS, WINDOW, Packet, Unpacker, packed
 
@@ -337,13 +342,19 @@ class Node:
 
 def main(host: str, world_size: int) -> None:
     """Serve the notebook's process at standard input and output. What this process prints goes to stderr."""
+    client.seed = seed.sow(PRELOAD)  # before it opens files, which a copy would keep open, or asks for GPUs
     output = os.dup(1)
     os.dup2(2, 1)
     Node(output, host, world_size).serve()
 
 
 BOOT: Any = """
+import os
+name, before = "OPENBLAS_NUM_THREADS", dict(os.environ)
+os.environ[name] = "1"  # otherwise numpy starts a thread when it is imported, which a fork would lose
 from dlo_lib.live_ranks.node import main
+os.environ.pop(name)
+os.environ.update({name: before[name]} if name in before else {})
 main(sys.argv[1], int(sys.argv[2]))
 """
 """The program of the node, for ``interpreter.trusted_python``."""

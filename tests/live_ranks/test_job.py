@@ -77,16 +77,10 @@ def four_ranks(notebook, job):
     notebook.cell(f"%%ranks --job {job}\nkept = rank * 10\nx = torch.ones(1)")
 
 
-def node_processes() -> set[int]:
-    """The processes that nodes started for ranks, with those of every other session of this machine."""
-    found = set()
-    for process in psutil.process_iter():
-        try:
-            if any(NODE in word for word in process.cmdline()) and process.name() != "srun":
-                found.add(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def above(ranks: list[int]) -> set[int]:
+    """The servers of these ranks, the seeds that forked them, and the nodes that forked the seeds."""
+    parents = [parent for rank in ranks for parent in psutil.Process(rank).parents()]
+    return {parent.pid for parent in parents if any(NODE in word for word in parent.cmdline())}
 
 
 def test_a_rank_for_each_task_on_both_nodes(notebook, four_ranks, job):
@@ -143,6 +137,20 @@ def test_names_are_completed(notebook, four_ranks):
     notebook.cell("%%rank 3\nsome_long_name = 1")
     found = notebook.shell.user_ns["ranks"].complete("some_l", 6, rank=3)
     assert [word for *_, word, _ in found] == ["some_long_name"]
+
+
+def test_nodes_have_no_port_for_cells(notebook, four_ranks):
+    """Only the node of rank 0 has a port, at which the next process group will meet."""
+    notebook.cell("%%ranks\nimport os")
+    own = above(notebook.cell("ranks.pull('os.getpid()')").value)
+    listening = [
+        connection
+        for pid in own
+        for connection in psutil.Process(pid).net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(own) == 6, "a node, its seed and its server on each of two machines"
+    assert len(listening) == 1
 
 
 def test_a_skipped_collective_is_explained(notebook, four_ranks):
@@ -211,18 +219,6 @@ def test_a_rank_that_cannot_be_interrupted_is_replaced(notebook, four_ranks, int
     assert_usable(notebook, lost={2})
 
 
-def test_ranks_end_and_the_job_stays(notebook, job, submit):
-    before = node_processes()
-    notebook.cell(f"%%ranks --job {job}\nimport os")
-    pids = notebook.cell("ranks.pull('os.getpid()')").value
-    mine = node_processes() - before
-    notebook.cell("ranks.stop()")
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    assert not mine & node_processes()
-    assert slurm("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
-    assert notebook.try_cell("%%ranks\n1").message == "no ranks run: begin a cell with %%ranks 4"
-
-
 def test_idle_ranks_are_released_and_come_back_in_the_job(notebook, four_ranks, job):
     ranks = notebook.shell.user_ns["ranks"]
     ranks.idle_minutes = 0.2 / 60
@@ -232,6 +228,17 @@ def test_idle_ranks_are_released_and_come_back_in_the_job(notebook, four_ranks, 
     ran = notebook.cell("%%ranks\nimport os\nos.uname().nodename")
     assert "The ranks were released" in ran.text
     assert ran.by_rank() == {"ranks 0 and 1": "'big-1'", "ranks 2 and 3": "'big-2'"}
+
+
+def test_ranks_end_and_the_job_stays(notebook, job, submit):
+    notebook.cell(f"%%ranks --job {job}\nimport os")
+    pids = notebook.cell("ranks.pull('os.getpid()')").value
+    own = above(pids)
+    assert len(own) == 6
+    notebook.cell("ranks.stop()")
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in (*pids, *own)))
+    assert slurm("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING"
+    assert notebook.try_cell("%%ranks\n1").message == "no ranks run: begin a cell with %%ranks 4"
 
 
 def test_the_end_of_the_notebook_leaves_none_behind(job, tmp_path):
@@ -317,20 +324,6 @@ def test_slurm_lets_no_other_user_start_a_step_in_a_job(job, elsewhere_conf):
         "runuser", "-u", OTHER, "--", "env", f"SLURM_CONF={elsewhere_conf.resolve()}", *srun, fails=True
     )
     assert "Access/permission denied" in said
-
-
-def test_nodes_have_no_port_for_cells(notebook, four_ranks):
-    """Only the node of rank 0 has a port, at which the next process group will meet."""
-    nodes = [psutil.Process(pid) for pid in node_processes()]
-    both = [one for node in nodes for one in (node, *node.children())]
-    listening = [
-        connection
-        for one in both
-        for connection in one.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert len(nodes) == 2
-    assert len(listening) == 1
 
 
 def test_a_gpu_that_pytorch_does_not_see_is_named(notebook, submit, job):

@@ -18,7 +18,7 @@ TIMEOUT = 120
 
 
 class Kernel:
-    """A kernel with four ranks."""
+    """A kernel with four ranks; a later test starts those that an earlier one has left, or new ones."""
 
     def __init__(self) -> None:
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
@@ -57,7 +57,7 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kernel() -> Iterator[Kernel]:
     kernel = Kernel()
     yield kernel
@@ -71,23 +71,6 @@ def assert_gone(pids: list[int]) -> None:
     ]:
         assert time.monotonic() < deadline, f"still there: {alive}"
         time.sleep(0.02)
-
-
-def test_a_restart_of_the_kernel_ends_the_ranks(kernel):
-    pids = kernel.start_ranks()
-    kernel.manager.restart_kernel(now=False)
-    assert_gone(pids)
-
-
-def test_the_end_of_the_kernel_ends_ranks_that_work(kernel):
-    pids = kernel.start_ranks()
-    kernel.client.execute("%%ranks\nwhile True: pass")
-    deadline = time.monotonic() + 60
-    while not all(psutil.Process(pid).cpu_times().user > 0.5 for pid in pids[1:]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
-    assert_gone(pids)
 
 
 def test_the_interrupt_of_the_kernel_stops_the_cell_and_keeps_the_ranks(kernel):
@@ -162,3 +145,21 @@ def test_a_notebook_holds_the_output_of_all_ranks():
     assert stuck.outputs[-1]["traceback"][0].startswith("DEADLOCK: ranks 1 and 2 wait")
     assert "Cell In[3], line 3: dist.barrier()" in "\n".join(stuck.outputs[-1]["traceback"])
     assert after.outputs[0]["data"]["text/plain"] == "[rank 0] 0\n[rank 1] 2\n[rank 2] 4"
+
+
+def test_a_restart_of_the_kernel_ends_the_ranks(kernel):
+    pids = kernel.start_ranks()
+    kernel.manager.restart_kernel(now=False)
+    assert_gone(pids)
+    kernel.client.wait_for_ready(timeout=TIMEOUT)  # for the next test
+
+
+def test_the_end_of_the_kernel_ends_ranks_that_work(kernel):
+    pids = kernel.start_ranks()
+    kernel.client.execute("%%ranks\nwhile True: pass")
+    deadline = time.monotonic() + 60
+    while not all(psutil.Process(pid).cpu_times().user > 0.5 for pid in pids[1:]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
+    assert_gone(pids)

@@ -22,6 +22,7 @@ from dlo_lib.grading.checks.contract import (
     Wrong,
 )
 from dlo_lib.grading.checks.status import Status as Status
+from dlo_lib.grading.checks.status import unreadable
 from dlo_lib.text import tr
 
 
@@ -69,11 +70,6 @@ class Outcome:
 
 OF_AN_ANSWER = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 """Exceptions of a check that a wrong structure, shape or number in an answer causes."""
-
-
-def unreadable() -> str:
-    """Return the words about an answer with which a check cannot compute."""
-    return tr("what came back does not have the form that the check reads")
 
 
 def run_check(check: Check, student: Student, seed: int) -> Outcome:

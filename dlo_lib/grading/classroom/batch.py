@@ -20,8 +20,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from dlo_lib.errors import UserError, causes_of
 from dlo_lib.files import write_text
-from dlo_lib.grading.checks.outcome import unreadable
-from dlo_lib.grading.checks.status import Status
+from dlo_lib.grading.checks.status import Status, unreadable
 from dlo_lib.grading.classroom.export import (
     REPORTS,
     GradeTable,

@@ -52,7 +52,6 @@ from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
 from dlo_lib.grading.judge.report_store import checks_version, report_from
 from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
-from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource, read_lab, source_folder
 from dlo_lib.text import tr
 
@@ -385,5 +384,5 @@ def _lab_of(folder: Path) -> tuple[LabSource, dict[str, tuple[str, ...]]]:
 
 @lru_cache(maxsize=4)
 def _read(folder: Path, modified: int) -> tuple[LabSource, dict[str, tuple[str, ...]]]:
-    checks = load_checks(folder)
-    return read_lab(folder), {question: tuple(map(tr, hints)) for question, hints in checks.hints.items()}
+    lab = read_lab(folder)
+    return lab, {question: tuple(map(tr, hints)) for question, hints in lab.info.hints.items()}

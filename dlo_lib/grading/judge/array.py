@@ -21,10 +21,16 @@ from typing import Protocol
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array_element import write_settings
-from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient, JudgeJob, Waiting, read_secret
+from dlo_lib.grading.judge.client import (
+    NEEDS_JUDGE,
+    RECORD_FILE,
+    JudgeClient,
+    JudgeJob,
+    Waiting,
+    read_secret,
+)
 from dlo_lib.grading.judge.proof_record import ProofRecord
 from dlo_lib.grading.judge.report_store import lab_key
-from dlo_lib.grading.judge.server import NEEDS_JUDGE
 from dlo_lib.grading.judge.work_queue import WorkQueue
 from dlo_lib.grading.lab.course import LabInfo, source_folder
 from dlo_lib.grading.lab.source import read_lab

@@ -27,6 +27,7 @@ from dlo_lib.interpreter import trusted_python
 from dlo_lib.text import tr
 
 STARTS = 4  # of the service, in one batch
+NEEDS_JUDGE = 3  # exit status of a screening that found something to run
 SECRET_FILE = "secret"  # in the course's folder: the class secret, the seed of the inputs of all checks
 LOG_FILE = "dlo-grade.log"  # in the course's folder
 RECORD_FILE = "proved"  # in the folder of the lab's grades: see ``proof_record``
@@ -251,7 +252,7 @@ class JudgeClient:
                 running.clear()
                 continue
             job, again = running.pop(answer["tag"])
-            if answer["code"] in (0, 3):
+            if answer["code"] in (0, NEEDS_JUDGE):
                 yield job, answer["code"]
             elif again:
                 yield job, 1

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlo_lib.grading.lab.modules import CHECKS_FOLDER
+from dlo_lib.grading.lab.declared import CHECKS_FOLDER
 from dlo_lib.grading.lab.release import imported_files
 from dlo_lib.grading.lab.source import CellKind, LabSource
 from dlo_lib.grading.lab.syntax import imported_modules, parsed

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.judge.client import NEEDS_JUDGE
 from dlo_lib.grading.judge.lab_zygote import zygote_for
 from dlo_lib.grading.judge.rebuilt_notebook import rebuild
 from dlo_lib.grading.judge.report import Report
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from dlo_lib.grading.judge.judge import Judge
 
 MOST_SECONDS = 1800  # of one submission, far more than all its checks together need
-NEEDS_JUDGE = 3  # exit status of a screening that found something to run
 
 
 class JudgeServer:

@@ -79,7 +79,7 @@ def check_traffic(student, t):
 @check("sharded", points=1, seconds=60)
 def check_memory(student, t):
     "The moments are spread over the ranks"
-    world, elements = 2, 1 << 23
+    world, elements = 2, 1 << 21
     inputs = case(t, world, elements, steps=1)
     run = student.ranks(train, inputs)
     same_everywhere(t, run, twin(inputs))
