@@ -47,7 +47,7 @@ from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.roster import read_roster
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
 from dlo_lib.grading.judge.cells import cell_was_missing
-from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_notebook
+from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_submission
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
 from dlo_lib.grading.judge.report_store import checks_version, report_from
@@ -346,7 +346,7 @@ def _read_next(lab: LabSource, cards: Iterable[QuestionCard]) -> tuple[str, ...]
 
 def _pictures(submitted: Path, info: LabInfo) -> Plots:
     try:
-        return pictures_of(read_notebook(find_submission(submitted, info.directory)[0]))
+        return pictures_of(read_submission(submitted, info.directory)[1])
     except Invalid:
         return Plots((), 0)
 

@@ -40,7 +40,7 @@ from dlo_lib.grading.classroom.export import grades_folder
 from dlo_lib.grading.classroom.fingerprints import fingerprints, marks, size
 from dlo_lib.grading.classroom.tables import csv_text
 from dlo_lib.grading.judge.cells import Origin, rebuild_submission
-from dlo_lib.grading.judge.intake import Invalid, find_submission, read_notebook
+from dlo_lib.grading.judge.intake import Invalid, read_submission
 from dlo_lib.grading.lab.course import REFERENCES_FILE, LabInfo
 from dlo_lib.grading.lab.names import defined_names
 from dlo_lib.grading.lab.release import released_files
@@ -136,7 +136,7 @@ def given_code(lab: LabSource) -> Given:
 def submitted_cells(lab: LabSource, notebook: Path) -> dict[str, str]:
     """Return the text of each cell that the student wrote; empty if the notebook is unreadable."""
     try:
-        cells = rebuild_submission(read_notebook(find_submission(notebook, lab.info.directory)[0]), lab).cells
+        cells = rebuild_submission(read_submission(notebook, lab.info.directory)[1], lab).cells
     except Invalid:
         return {}
     return {cell.id: cell.source for cell in cells if cell.origin is not Origin.GIVEN}

@@ -35,20 +35,29 @@ def find_submission(path: Path, lab: str) -> tuple[Path, list[str]]:
     Raises:
         Invalid: there is none.
     """
+    found, _, warnings = read_submission(path, lab)
+    return found, warnings
+
+
+def read_submission(path: Path, lab: str) -> tuple[Path, dict[str, Any], list[str]]:
+    """Return the same as :func:`find_submission`, with the parsed notebook: a large one takes seconds.
+
+    Raises:
+        Invalid: there is none.
+    """
     # A link in place of the lab's or the student's folder may lead to another student's.
     if any(folder.is_symlink() for folder in (path.parent, path.parent.parent)):
         raise Invalid("symlink")
     reason: Invalid | None = None
     if path.exists() or path.is_symlink():
         try:
-            read_notebook(path)
-            return path, []
+            return path, read_notebook(path), []
         except Invalid as error:
             reason = error
     for other in notebooks_beside(path):
         try:
-            if _lab_of(read_notebook(other)) == lab:
-                return other, [_taken_for(other, path)]
+            if _lab_of(notebook := read_notebook(other)) == lab:
+                return other, notebook, [_taken_for(other, path)]
         except Invalid:
             continue
     raise reason or Invalid(tr("there is no notebook {name} in the submission", name=path.name))
@@ -83,8 +92,8 @@ def open_notebook(path: Path, lab: LabSource) -> tuple[Submission, list[str]]:
     Raises:
         Invalid: there is no readable notebook.
     """
-    found, warnings = find_submission(path, lab.info.directory)
-    submission = rebuild_submission(read_notebook(found), lab)
+    _, notebook, warnings = read_submission(path, lab.info.directory)
+    submission = rebuild_submission(notebook, lab)
     if submission.attempted:
         return submission, warnings
     for other in notebooks_beside(path):

@@ -82,11 +82,22 @@ def open_submission(path: Path, lab: LabSource, checks: LabChecks) -> tuple[Subm
     """Return the submission in the notebook at ``path`` with warnings, or its report if there is nothing to
     run.
     """
+    return open_and_keep(path, lab, checks)[1]
+
+
+def open_and_keep(
+    path: Path, lab: LabSource, checks: LabChecks
+) -> tuple[Submission | None, tuple[Submission, list[str]] | Report]:
+    """Return the submission in the notebook at ``path``, None if it cannot be read; and the same as
+    :func:`open_submission`.
+    """
     try:
         submission, warnings = open_notebook(path, lab)
     except Invalid as error:
-        return _empty_report(lab, checks, f"INVALID({error})")
-    return (submission, warnings) if submission.attempted else _empty_report(lab, checks, NO_ATTEMPT)
+        return None, _empty_report(lab, checks, f"INVALID({error})")
+    if not submission.attempted:
+        return submission, _empty_report(lab, checks, NO_ATTEMPT)
+    return submission, (submission, warnings)
 
 
 def reference_submission(lab: LabSource, answers: Mapping[str, str] | None = None) -> Submission:

@@ -158,13 +158,13 @@ class SubmissionExporter(NotebookExporter):
         rebuilt it.
         """
         # Imported here, because every nbgrader command loads this module and few of them grade.
-        from dlo_lib.grading.judge.rebuilt_notebook import rebuild
+        from dlo_lib.grading.judge.rebuilt_notebook import rebuild_file
 
         path = Path(filename)
         ready = not getattr(self.parent, "_sanitizing", True) or resources["nbgrader"][
             "student"
         ] in _reports.get({})
-        rebuilt = nbformat.read(path, as_version=4) if ready else rebuild(_lab(resources), path)
+        rebuilt = nbformat.read(path, as_version=4) if ready else rebuild_file(_lab(resources), path)
         return self.from_notebook_node(rebuilt, resources, **kw)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from dlo_lib.grading.judge.cells import Origin
+from dlo_lib.grading.judge.cells import Origin, Submission
 from dlo_lib.grading.judge.intake import Invalid, open_notebook
 from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import LabSource, text_source
@@ -23,19 +23,25 @@ from dlo_lib.grading.lab.source import LabSource, text_source
 MOST_CHARACTERS = 200_000  # of one cell: a longer one is cut, so that the feedback page stays readable
 
 
-def rebuild(lab: LabSource, submission: Path) -> NotebookNode:
-    """Return the release of ``lab`` with the answers in ``submission``; if that is invalid, the bare
-    release.
+def rebuild_file(lab: LabSource, path: Path) -> NotebookNode:
+    """Return the release of ``lab`` with the answers in the notebook at ``path``, or the bare release if that
+    is invalid.
     """
-    notebook = copy.deepcopy(_released(lab.folder, text_source(lab.folder).stat().st_mtime_ns))
     try:
-        taken, _ = open_notebook(submission, lab)
+        return rebuild(lab, open_notebook(path, lab)[0])
     except Invalid:  # the judge reports the reason
+        return rebuild(lab, None)
+
+
+def rebuild(lab: LabSource, submission: Submission | None) -> NotebookNode:
+    """Return the release of ``lab`` with the answers in ``submission``; without one, the bare release."""
+    notebook = copy.deepcopy(_released(lab.folder, text_source(lab.folder).stat().st_mtime_ns))
+    if submission is None:
         return notebook
     behind: dict[str, list[NotebookNode]] = {cell.id: [cell] for cell in notebook.cells}
     at_the_top: list[NotebookNode] = []
     place = at_the_top
-    for cell in taken.cells:
+    for cell in submission.cells:
         source = cell.source[:MOST_CHARACTERS]
         if cell.origin is Origin.EXTRA:
             place.append(new_code_cell(source, id=cell.id))

@@ -40,6 +40,7 @@ from dlo_lib.lifetime import die_with
 from dlo_lib.text import tr
 
 if TYPE_CHECKING:
+    from dlo_lib.grading.judge.cells import Submission
     from dlo_lib.grading.judge.judge import Judge
 
 MOST_SECONDS = 1800  # of one submission, far more than all its checks together need
@@ -58,7 +59,7 @@ class JudgeServer:
         importlib.import_module("dlo_lib.grading.judge.judge")  # once, before the forks
         torch.set_num_threads(1)
         self.checks = load_checks(lab.folder, lab.folder)
-        rebuild(lab, Path(os.devnull))  # builds the release once, before the forks
+        rebuild(lab, None)  # builds the release once, before the forks
         self._ready = False
         self._reference: dict[str, float] = {}  # seconds of computing of the reference solution, by check
 
@@ -94,22 +95,22 @@ class JudgeServer:
 
     def screen(self, job: dict[str, Any]) -> int:
         """Write the report of a submission if nothing in it can be run; return the exit status."""
-        from dlo_lib.grading.judge.judge import open_submission
+        from dlo_lib.grading.judge.judge import open_and_keep
 
-        opened = open_submission(Path(job["notebook"]), self.lab, self.checks)
+        submission, opened = open_and_keep(Path(job["notebook"]), self.lab, self.checks)
         if not isinstance(opened, Report):
             return NEEDS_JUDGE
-        self._save(job, opened, 0.0, 0.0, crowded=False)
+        self._save(job, submission, opened, 0.0, 0.0, crowded=False)
         return 0
 
     def judge(self, job: dict[str, Any]) -> int:
         """Judge a submission and write its report; return the exit status."""
-        from dlo_lib.grading.judge.judge import open_submission
+        from dlo_lib.grading.judge.judge import open_and_keep
 
         began, judge = time.perf_counter(), self._judge()
-        opened = open_submission(Path(job["notebook"]), self.lab, self.checks)
+        submission, opened = open_and_keep(Path(job["notebook"]), self.lab, self.checks)
         report = opened if isinstance(opened, Report) else judge.judge(*opened)
-        self._save(job, report, time.perf_counter() - began, judge.computed, judge.crowded)
+        self._save(job, submission, report, time.perf_counter() - began, judge.computed, judge.crowded)
         return 0
 
     def _judge(self) -> Judge:
@@ -117,7 +118,15 @@ class JudgeServer:
 
         return Judge(self.lab, self.checks, self.secret, self.zygote, self._reference)
 
-    def _save(self, job: dict[str, Any], report: Report, wall: float, student: float, crowded: bool) -> None:
+    def _save(
+        self,
+        job: dict[str, Any],
+        submission: Submission | None,
+        report: Report,
+        wall: float,
+        student: float,
+        crowded: bool,
+    ) -> None:
         # Without a zygote no worker can have answered, so the report would be wrong.
         if os.getppid() != job["service"] or not self.zygote.serving:
             os._exit(1)
@@ -127,7 +136,7 @@ class JudgeServer:
             "judge_cpu": round(time.process_time(), 3),
             "student_cpu": round(student, 3),
         }
-        write_text(job["rebuilt"], notebook_text(rebuild(self.lab, Path(job["notebook"]))))
+        write_text(job["rebuilt"], notebook_text(rebuild(self.lab, submission)))
         # Computing and sleeping do not depend on other submissions. A submission is judged again only if it
         # ran out of time while it waited for a processor.
         alone = job["alone"] or not crowded

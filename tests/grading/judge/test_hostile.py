@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import ctypes
 import functools
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from hostile import CLASS, JUDGED
 from hostile.case import ALL, LAB, NOTEBOOK, Case, Notebook, cell, own_cell, write
 
+from dlo_lib.cli import main
 from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.judge import client
 from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.judge import Judge, judge_answer, open_submission, zygote_for
@@ -49,7 +53,7 @@ pytestmark = [
     ),
 ]
 HOME = Path(__file__).parents[1] / "hostile" / "course"
-GRADERS_DEADLINE = 2400  # a generous limit for a loaded machine
+HELD_BACK = {"CLASS_SECRET": "keep this secret"}  # in the environment of the grader
 SMALL = 64 << 20  # bytes that the switch holds for ranks that receive nothing
 SECRET = "the same inputs in every class"
 ROWS_OF_THE_LIST = [*map(str, range(1, 26)), "23b", "23c"]  # 26 is a separate test
@@ -181,33 +185,42 @@ def as_json(notebook: Any) -> Notebook:
     return values
 
 
-def command(*options: str) -> list[str]:
-    return [
-        sys.executable,
-        "-c",
-        "from dlo_lib.cli import main; main()",
-        "grade",
-        "93",
-        "--jobs",
-        "2",
-        *options,
-    ]
+class Lent:
+    """A service for one command, which does not end it: starting another would cost as much as judging half
+    of the class.
+    """
+
+    def __init__(self, judges: JudgeClient) -> None:
+        self.screen, self.judge = judges.screen, judges.judge
+
+    def __enter__(self) -> Lent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The service goes on."""
 
 
-def grade(course: Path, *options: str) -> Graded:
-    """Grade as an instructor does, with a secret in the environment."""
-    secret = {**os.environ, "CLASS_SECRET": "keep this secret"}
-    done = subprocess.run(
-        command(*options), cwd=course, capture_output=True, text=True, timeout=GRADERS_DEADLINE, env=secret
-    )
-    return Graded(course, done.returncode, done.stdout + done.stderr)
+def grade(course: Path, judges: JudgeClient) -> Graded:
+    """Grade as an instructor does, in this process."""
+    out, status = io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(out):
+        patch.setattr(client, "start_client", lambda *_: Lent(judges))
+        patch.setattr(sys, "argv", ["dlo", "grade", "93", "--jobs", "2"])
+        patch.chdir(course)
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code or 0
+    return Graded(course, status, out.getvalue())
 
 
 @pytest.fixture(scope="module")
 def judges(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeClient]:
     """One judging service for the batches that this process grades; all classes here have the same secret."""
     course = new_class(home, tmp_path_factory.mktemp("judges") / "course", [])
-    with JudgeClient(find_lab(LAB, source_labs()), course) as running:
+    with environment(HELD_BACK):
+        service = JudgeClient(find_lab(LAB, source_labs()), course)
+    with service as running:
         running.prove()  # from here on all its processes exist, so that none counts as a leftover
         yield running
 
@@ -228,7 +241,7 @@ def lab(home: Path) -> LabSource:
 @pytest.fixture(scope="module")
 def zygote(lab: LabSource) -> Iterator[Zygote]:
     """The zygote of the cases without a class."""
-    with environment({"CLASS_SECRET": "keep this secret"}), zygote_for(lab) as running:
+    with environment(HELD_BACK), zygote_for(lab) as running:
         yield running.wait()
 
 
@@ -246,7 +259,7 @@ def together(
     home: Path, leftovers: set[int], judges: JudgeClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Graded:
     """All students in one class."""
-    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CLASS, judges))
+    return grade(new_class(home, tmp_path_factory.mktemp("together") / "course", CLASS, judges), judges)
 
 
 def test_every_row_of_the_list_is_a_case() -> None:
@@ -343,7 +356,31 @@ def test_nothing_was_written_outside(together: Graded) -> None:
     assert not pwned(together.course)
 
 
+def test_a_killed_and_resumed_batch_gives_the_same_table(
+    home: Path, together: Graded, judges: JudgeClient, tmp_path: Path
+) -> None:
+    """Row 26, with those of each family that cost little; without those that state no status, because theirs
+    depends on the machine's speed. The small class is killed twice, see test_batch.py."""
+    cases = [case for case in CLASS if case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
+    course = new_class(home, tmp_path / "course", cases, judges)
+    command = [sys.executable, "-c", "from dlo_lib.cli import main; main()", "grade", "93", "--jobs", "2"]
+    grader = subprocess.Popen(
+        [*command, "--resume"], cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while len(list(course.glob("autograded/*"))) < len(cases) // 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert grader.poll() is None
+    grader.kill()
+    grader.wait()
+    grade_lab(find_lab(LAB, source_labs()), course, options=Options(jobs=2, resume=True), judges=judges)
+    resumed = Graded(course, 0, "")
+    of_all = together.lines()
+    assert resumed.lines() == {student: of_all[student] for student in resumed.lines()}
+
+
 def test_no_process_is_left(together: Graded, leftovers: set[int]) -> None:
+    """Neither of the batch nor, where the tests before this one ran, of the grader that was killed."""
     deadline = time.monotonic() + 30  # the kernel ends a sandbox's processes after its first process
     while (
         left := set(filter(is_running, descendants(os.getpid()))) - leftovers
@@ -358,25 +395,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_a_killed_and_resumed_batch_gives_the_same_table(
-    home: Path, together: Graded, judges: JudgeClient, tmp_path: Path
-) -> None:
-    """Row 26, with those of each family that cost little; without those that state no status, because theirs
-    depends on the machine's speed. The small class is killed twice, see test_batch.py."""
-    cases = [case for case in CLASS if case.status[:4] in ("GRAD", "INVA", "NO_A")][::14]
-    course = new_class(home, tmp_path / "course", cases, judges)
-    grader = subprocess.Popen(
-        command("--resume"), cwd=course, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 300
-    while len(list(course.glob("autograded/*"))) < len(cases) // 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert grader.poll() is None
-    grader.kill()
-    grader.wait()
-    grade_lab(find_lab(LAB, source_labs()), course, options=Options(jobs=2, resume=True), judges=judges)
-    resumed = Graded(course, 0, "")
-    of_all = together.lines()
-    assert resumed.lines() == {student: of_all[student] for student in resumed.lines()}

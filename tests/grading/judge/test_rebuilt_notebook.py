@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from dlo_lib.grading.judge.rebuilt_notebook import MOST_CHARACTERS, rebuild
+from dlo_lib.grading.judge.rebuilt_notebook import MOST_CHARACTERS, rebuild_file
 from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab
 
@@ -54,7 +54,7 @@ def submission(lab: LabSource) -> dict[str, Any]:
 def rebuilt(lab: LabSource, submission: object) -> NotebookNode:
     file = lab.folder / "handed_in.ipynb"
     file.write_text(json.dumps(submission))
-    return rebuild(lab, file)
+    return rebuild_file(lab, file)
 
 
 def sources(lab: LabSource, submission: object) -> list[str]:
@@ -138,7 +138,7 @@ def test_everything_except_answers_comes_from_the_source(
 )
 def test_any_file_gives_a_notebook_that_can_be_graded(lab: LabSource, file: str) -> None:
     (lab.folder / "handed_in.ipynb").write_text(file)
-    assert rebuild(lab, lab.folder / "handed_in.ipynb") == release_notebook(lab.folder)
+    assert rebuild_file(lab, lab.folder / "handed_in.ipynb") == release_notebook(lab.folder)
 
 
 def test_a_cell_with_very_long_text_is_cut(lab: LabSource, submission: dict[str, Any]) -> None:

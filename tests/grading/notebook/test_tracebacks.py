@@ -3,9 +3,11 @@ syntax error is named by the check that judges its earlier definition.
 """
 
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import jupyter_client
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -26,13 +28,32 @@ CELLS = [
 ]
 
 
-def test_a_missing_step_is_one_line(small: LabSource, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[jupyter_client.KernelManager]:
+    """One kernel for all notebooks: its start, and its imports, take more time than the cells."""
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def execute(kernel: jupyter_client.KernelManager) -> Callable[[nbformat.NotebookNode, Path], None]:
+    """Execute a notebook in its folder, without the names of the notebook before."""
+
+    def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
+        begin = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}")
+        whole = nbformat.v4.new_notebook(cells=[begin, *notebook.cells])
+        NotebookClient(whole, km=kernel, timeout=120, allow_errors=True).execute()
+        notebook.cells = whole.cells[1:]
+
+    return run
+
+
+def test_a_missing_step_is_one_line(small: LabSource, tmp_path: Path, execute: Callable) -> None:
     folder = tmp_path / small.info.directory
     shutil.copytree(small.folder, folder)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    NotebookClient(
-        notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    execute(notebook, folder)
     called, at_top, with_words, mistyped, worker, other = (cell.outputs for cell in notebook.cells[2:])
     cure = "write it in its cell (# YOUR CODE HERE), run that cell, and then this one.\n"
     assert [output.text for output in called] == [f"scale is not written yet: {cure}"]
@@ -58,7 +79,9 @@ SKIPPED = [
 ]
 
 
-def test_an_undefined_name_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Path) -> None:
+def test_an_undefined_name_names_the_cell_that_was_skipped(
+    small: LabSource, tmp_path: Path, execute: Callable
+) -> None:
     folder = tmp_path / small.info.directory
     shutil.copytree(small.folder, folder)
     new = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
@@ -66,9 +89,7 @@ def test_an_undefined_name_names_the_cell_that_was_skipped(small: LabSource, tmp
     whole = nbformat.v4.new_notebook(cells=[cell for _, cell in cells])
     nbformat.write(whole, folder / f"{small.info.name}.ipynb")
     run = nbformat.v4.new_notebook(cells=[cell for kind, cell in cells if kind == "code"])
-    NotebookClient(
-        run, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    execute(run, folder)
     here, on_a_rank, unknown, other = (cell.outputs for cell in run.cells[1:])
     for outputs, kind in ((here, "NameError"), (on_a_rank, "RankFailure")):
         error, said = outputs
@@ -80,7 +101,7 @@ def test_an_undefined_name_names_the_cell_that_was_skipped(small: LabSource, tmp
     assert [output.ename for output in other] == ["RankFailure"]
 
 
-def test_a_check_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Path) -> None:
+def test_a_check_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Path, execute: Callable) -> None:
     folder = tmp_path / small.info.directory
     shutil.copytree(small.folder, folder)
     code, markdown = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
@@ -91,9 +112,7 @@ def test_a_check_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Pat
     nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{small.info.name}.ipynb")
     cells = [code(source) for source in (setup, check, answer, check, given, check)]
     run = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(
-        run, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    execute(run, folder)
     no_answer, no_helper, right = ("".join(str(o.data) for o in run.cells[i].outputs) for i in (1, 3, 5))
     assert "`absmax_scale` is defined in another cell, which has not run" in no_answer
     assert "`largest` is defined in another cell, which has not run" in no_helper
@@ -118,14 +137,12 @@ EARLIER = [
 
 
 def test_a_check_names_a_cell_that_failed_and_left_the_earlier_definition(
-    small: LabSource, tmp_path: Path
+    small: LabSource, tmp_path: Path, execute: Callable
 ) -> None:
     folder = tmp_path / small.info.directory
     shutil.copytree(small.folder, folder)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in EARLIER])
-    NotebookClient(
-        notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    execute(notebook, folder)
     texts = ["".join(str(output.get("data", "")) for output in cell.outputs) for cell in notebook.cells]
     said = "The last run of the cell of `absmax_scale` ended with"
     assert f"{said} SyntaxError in line 3." in texts[3]
