@@ -151,8 +151,8 @@ class GradebookEntry(Autograde):
         self.exporter = NotebookExporter(parent=self, config=self.config)
         self.exporter._preprocessors = []  # as nbgrader does before each of its two passes
         for step in self.autograde_preprocessors:
-            # The rebuilt notebook has the metadata of the release, which has passed this check: a third of the
-            # time of a row.
+            # The release has passed this check, and the rebuilt notebook has its metadata. It would take
+            # a third of the time of a row.
             if step is not CheckCellMetadata:
                 self.exporter.register_preprocessor(REPLACEMENTS.get(step, step))
 

@@ -18,6 +18,8 @@ runs it as released::
 from __future__ import annotations
 
 import ast
+import copy
+import functools
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -164,13 +166,18 @@ def source_notebook(folder: Path) -> NotebookNode:
     Raises:
         UserError: the text is absent, or a cell's header cannot be read.
     """
-    text = text_source(folder)
     try:
-        cells = jupytext.reads(text.read_text(encoding="utf-8"), fmt="py:percent").cells
+        content = text_source(folder).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"no {text.name} in {folder}: a lab's text is called after its folder") from None
-    points = declared_points(folder)
-    nodes = [_node(text, cell, points) for cell in cells]
+        name = text_source(folder).name
+        raise UserError(f"no {name} in {folder}: a lab's text is called after its folder") from None
+    return copy.deepcopy(_notebook(folder, content, tuple(declared_points(folder).items())))
+
+
+@functools.lru_cache(maxsize=8)  # a release reads the text of its lab five times
+def _notebook(folder: Path, content: str, worth: tuple[tuple[str, float], ...]) -> NotebookNode:
+    text, points = text_source(folder), dict(worth)
+    nodes = [_node(text, cell, points) for cell in jupytext.reads(content, fmt="py:percent").cells]
     twice = [identity for identity, count in Counter(node.id for node in nodes).items() if count > 1]
     if twice:  # nbformat would quietly give the second one a random id
         raise UserError(f"{text}: two cells have the id {twice[0]!r}: give each its own")
