@@ -17,9 +17,6 @@ from pathlib import Path
 from textwrap import dedent
 
 import nbgrader
-from alembic.config import Config as AlembicConfig
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from nbgrader.api import Base, Gradebook
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.converters import Autograde
@@ -161,8 +158,13 @@ def _create_gradebook(file: Path) -> None:
     """Create an empty gradebook with the tables and the schema version that nbgrader gives it.
 
     nbgrader runs the command ``alembic`` for the version, which costs 2 s of CPU time; this process has
-    everything loaded that it needs.
+    loaded most of what it needs.
     """
+    # Imported here, because it takes half a second and every command of a course loads this module.
+    from alembic.config import Config as AlembicConfig
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
     settings = AlembicConfig()
     settings.set_main_option("script_location", str(Path(nbgrader.__file__).parent / "alembic"))
     file.touch(0o660)  # SQLite would not let a group of graders write
