@@ -197,7 +197,7 @@ class Lent:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The service goes on."""
+        """The service continues."""
 
 
 def grade(course: Path, judges: JudgeClient) -> Graded:
