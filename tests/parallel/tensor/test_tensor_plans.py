@@ -1,4 +1,4 @@
-"""Plans with tensor parallelism learn what one process learns from all the data, over 5 steps."""
+"""Plans with tensor parallelism learn what one process learns from all the data, over 4 steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.parallel.tensor import TensorParallel
 
-STEPS, SEQ = 5, 8
+STEPS, SEQ = 4, 8
 CONFIG = replace(
     model_config("tiny"),
     num_layers=2,
