@@ -11,6 +11,7 @@ the seed and the servers lead separate sessions.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -19,7 +20,7 @@ import signal
 import socket
 import struct
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, NoReturn
 
 _ASK = struct.Struct("!i")  # the kernel's process
 _ONE_THREAD = "OPENBLAS_NUM_THREADS"
@@ -85,22 +86,26 @@ def sow(modules: Sequence[str]) -> Seed:
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
-        _serve(theirs)
+        serve(theirs)
     theirs.close()
     return Seed(ours)
 
 
-def _serve(kernel: socket.socket) -> None:
-    """Fork a server for each request; never returns."""
+def serve(kernel: socket.socket) -> NoReturn:
+    """Fork a server for each request, and end after them, when the kernel has ended."""
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel of the system removes ended servers
         null = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(null, standard)
         while True:
             data, files, _, _ = socket.recv_fds(kernel, _ASK.size, 2)
+            # Waited for, so that their CPU time is this process's: servers that were idle, and the last one,
+            # which ends with the kernel.
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG if data else 0)[0]:
+                    pass
             if not data:
                 os._exit(0)
             pid = os.fork()
