@@ -25,8 +25,10 @@ OVERLAP = 0.15  # of the smaller one of two texts: boxes are a little larger tha
 
 
 def faults(figure: NotebookFigure) -> list[str]:
-    """Return one sentence for each fault of a drawn figure."""
-    FigureCanvasAgg(figure).draw()
+    """Return one sentence for each fault of a figure that was shown."""
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("none")  # each text and each plot stays where the reader has seen it
+    figure.draw_without_rendering()
     return [
         *_size(figure), *_alternative(figure), *_fonts(figure), *_overlaps(figure),
         *(fault for axes in figure.axes if axes.get_visible() for fault in (*_labels(axes), *_legend(axes))),
