@@ -122,7 +122,9 @@ def record_step(
         )
         _observe(optimizer, tracker)
         holder = local_optimizer(optimizer)
-        _warm_up(optimizer, holder if plan.stage is ZeroStage.GRADIENTS else optimizer)
+        _warm_up(
+            optimizer, holder if plan.stage is ZeroStage.GRADIENTS else optimizer, 1 if mesh is None else 2
+        )
         states = (
             held for state in holder.state.values() for held in state.values() if isinstance(held, Tensor)
         )
@@ -220,10 +222,10 @@ def _fake_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]:
         dist.destroy_process_group()
 
 
-def _warm_up(optimizer: torch.optim.Optimizer, holder: torch.optim.Optimizer) -> None:
-    """Run two steps with artificial gradients, so that the optimiser has its state and DDP has rebuilt its
-    buckets. ``holder`` is the optimiser whose parameters have gradients."""
-    for _ in range(2):
+def _warm_up(optimizer: torch.optim.Optimizer, holder: torch.optim.Optimizer, steps: int) -> None:
+    """Run steps with artificial gradients: one, so that the optimiser has its state, and with ranks another
+    one, because DDP rebuilds its buckets. ``holder`` is the optimiser whose parameters have gradients."""
+    for _ in range(steps):
         torch.stack([parameter.sum() for parameter in _parameters(holder)]).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
