@@ -29,6 +29,8 @@ from dlo_lib.labkit.predictions import compared, require_numbers
 
 STEPS = int(os.environ.get("DLO_STEPS", 60))  # of each training run below
 REPEATS = int(os.environ.get("DLO_REPEATS", 15))  # of each measurement of time
+LARGEST = int(os.environ.get("DLO_LARGEST", 1024))  # rows of the larger matrices
+CARD = int(os.environ.get("DLO_CARD_GIB", 16)) * 2**30  # memory of the card whose largest batch is searched
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH = 64
 lab = Lab(globals())
@@ -494,23 +496,24 @@ lab.check("mixed")
 
 # %% [markdown] id="predict_speed_text"
 # **Predict.** How many times as fast as fp32 is a matrix product in bf16 on this machine? The cell measures square
-# matrices of 512 and of 1024 rows, with your `step_times`; the minimum counts. An A100 has 16 times the FLOP/s of its fp32
+# matrices, small ones of 512 rows and large ones of 1024, with your `step_times`; the minimum counts. An A100 has 16 times the FLOP/s of its fp32
 # units in bf16, 312 against 19.5 TFLOP/s; a CPU gains only if it has instructions for bf16 (AVX512-BF16, AMX).
 
 # %% id="predict_speed" tags=["prediction"]
-predicted_speed = {"512": None, "1024": None}
+predicted_speed = {"small": None, "large": None}
 
 # %% id="show_speed" tags=["demo"]
 require_numbers(predicted_speed)
 def seconds_of_product(rows, dtype):
     a = torch.randn(rows, rows, device=DEVICE).to(dtype)
-    return min(step_times(lambda: a @ a, synchronize, time.perf_counter, 2, REPEATS))
+    return min(step_times(lambda: a @ a, synchronize, time.perf_counter, 1, max(1, REPEATS // 3)))
 
 
-speed = {str(rows): seconds_of_product(rows, torch.float32) / seconds_of_product(rows, torch.bfloat16) for rows in (512, 1024)}
+ROWS = {"small": LARGEST // 2, "large": LARGEST}
+speed = {name: seconds_of_product(rows, torch.float32) / seconds_of_product(rows, torch.bfloat16) for name, rows in ROWS.items()}
 print(f"{DEVICE.type}, {torch.backends.cpu.get_cpu_capability()}")
 print(compared(predicted_speed, speed))
-figures.ratio_bars(speed, predicted_speed, xlabel="rows of the matrices", ylabel="time in fp32 / time in bf16")
+figures.ratio_bars(speed, predicted_speed, xlabel=f"matrices of {LARGEST // 2} and of {LARGEST} rows", ylabel="time in fp32 / time in bf16")
 
 # %% id="show_trained" tags=["demo"]
 import warnings
@@ -760,8 +763,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dlo_lib.profiling import MemoryTracker
 
-CARD = 16 * 2**30
-
 
 def peak_bytes(batch, dtype=None):
     """Return the peak memory of a training step of `batch` images of 224 × 224 pixels."""
@@ -825,7 +826,7 @@ predicted_best = {"best": None}
 # %% id="show_throughput" tags=["demo"]
 require_numbers(predicted_best)
 SIZES = [2**power for power in range(10)]
-throughput = {size: size / min(step_times(stepper(fp32_step, size), synchronize, time.perf_counter, 1, max(3, REPEATS // 3))) for size in SIZES}
+throughput = {size: size / min(step_times(stepper(fp32_step, size), synchronize, time.perf_counter, 1, max(1, REPEATS // 3))) for size in SIZES}
 best = next(size for size in SIZES if throughput[size] >= 0.9 * max(throughput.values()))
 print(compared(predicted_best, {"best": best}))
 figures.throughput(throughput, best, predicted_best["best"])
@@ -880,7 +881,7 @@ steps = {name: stepper(step) for name, (step, _) in forms.items()}
 seconds = dict.fromkeys(forms, math.inf)
 for _ in range(3):
     for name, step in steps.items():
-        seconds[name] = min(seconds[name], *step_times(step, synchronize, time.perf_counter, 1, max(3, REPEATS // 3)))
+        seconds[name] = min(seconds[name], *step_times(step, synchronize, time.perf_counter, 1, max(1, REPEATS // 3)))
 memory = {name: peak_of_a_step(functools.partial(stepper, step)) for name, (step, _) in forms.items()}
 print(table(Form(name, lines=lines, seconds=seconds[name], memory=memory[name]) for name, (_, lines) in forms.items()))
 

@@ -34,8 +34,10 @@ GIB = 2**30
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 SEQ = int(os.environ.get("DLO_SEQ", 2048))
 STEPS = int(os.environ.get("DLO_STEPS", 30))  # of the real training near the end
+SMALL_SEQ = int(os.environ.get("DLO_SMALL_SEQ", 64))  # tokens of a sequence whose memory is counted there
 config = model_config(MODEL)
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
+ON_GPU = os.environ.get("DLO_ON_GPU", "llama-3.2-1b")  # the model whose step a GPU runs at the end
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -596,7 +598,7 @@ from dlo_lib.train import TrainConfig, read_metrics
 small = LlamaConfig(
     vocab_size=2048, hidden=128, intermediate=384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32, tied_embeddings=True
 )
-GLOBAL_BATCH, SMALL_SEQ = 16, 64
+GLOBAL_BATCH = 16
 
 
 def train_and_count(options: dict) -> dict[str, int]:
@@ -663,7 +665,7 @@ from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "ddp", "--precision", "bf16", "--optimizer-step", "fused", "--batch", "1"]
 large = ["--model", MODEL, "--seq", str(SEQ), "--steps", "100"]
-little = ["--model", "tiny", "--seq", "64", "--steps", "40", "--log-every", "5"]
+little = ["--model", "tiny", "--seq", "64", "--steps", str(min(40, 5 * STEPS)), "--log-every", "5"]
 
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
 print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
@@ -752,7 +754,7 @@ from dlo_lib.optim import Precision, train_step
 
 def allocated(checkpointing: bool) -> float:
     """Return the bytes that PyTorch has allocated at the peak of the second step: batch 1 x 2048, bf16, fused AdamW."""
-    model = Llama(model_config("llama-3.2-1b"), checkpointing=checkpointing, device="cuda")
+    model = Llama(model_config(ON_GPU), checkpointing=checkpointing, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randint(model.config.vocab_size, (1, 2048), device="cuda")
     for _ in range(2):
@@ -767,9 +769,9 @@ on_h100 = StoredResult(
 found = measured_or_stored(
     {"activations kept": partial(allocated, False), "activations checkpointed": partial(allocated, True)}, on_h100, gib=27
 )
-rows = [("Llama 3.2 1B, batch 1 x 2048", "allocated by the GPU", "measure_memory")]
+rows = [(f"{ON_GPU}, batch 1 x 2048", "allocated by the GPU", "measure_memory")]
 for (name, peak), checkpointing in zip(found.items(), (False, True)):
-    computed = measure_memory("llama-3.2-1b", 1, 2048, checkpointing=checkpointing, fused=True, parallel="none")
+    computed = measure_memory(ON_GPU, 1, 2048, checkpointing=checkpointing, fused=True, parallel="none")
     rows.append((name, size(peak), size(computed.peak_bytes)))
 print(columns(rows))
 

@@ -69,8 +69,8 @@ def replicas(held: dict[Part, int], ranks: int) -> Figure:
             if part is Part.GRADIENTS and rank < ranks - 1:
                 arrow = {"arrowstyle": "<->", "color": COLOURS[part], "linewidth": 2}
                 ax.annotate("", (rank + 0.7, middle), (rank + 0.3, middle), arrowprops=arrow)
-                note = {"ha": "center", "fontsize": SMALL}
-                ax.text(rank + 0.5, middle + 0.8, "all-reduce", **note)
+                above = {"xytext": (0, 4), "textcoords": "offset points"}
+                ax.annotate("all-reduce", (rank + 0.5, middle), **above, ha="center", fontsize=SMALL)
             bottom += heights[part]
     ax.set_xticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
     hatches = {Part.ACTIVATIONS: {"hatch": "//", "edgecolor": BACKGROUND}}

@@ -53,10 +53,11 @@ def measured(config: LlamaConfig, batch: int = 1, seq: int = 64, step: str = "fu
     return measure_memory(config, batch, seq, fused=OptimizerStep(step), parallel=parallel, **settings)
 
 
-def before_loss(report: MemoryReport, part: Part) -> int:
-    """What ``part`` holds when forward has ended."""
+def before_loss(config: LlamaConfig, batch: int, seq: int, checkpointing: bool = False) -> int:
+    """The bytes of the activations when forward has ended."""
+    report = measured(config, batch, seq, checkpointing=checkpointing, optimizer="sgd")  # the cheapest step: it does not matter here
     first = next(index for index, event in enumerate(report.events) if event.phase is Phase.LOSS)
-    return int(report.timeline[part][first - 1])
+    return int(report.timeline[Part.ACTIVATIONS][first - 1])
 
 
 def when_largest(report: MemoryReport, part: Part, phase: Phase) -> int:

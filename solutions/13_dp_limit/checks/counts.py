@@ -225,7 +225,7 @@ def check_everything_kept(student, t):
     "What forward keeps without checkpointing"
     config, batch, seq = drawn(t, num_layers=t.integer(4, 6), vocab_size=512), t.integer(1, 3), 32 * t.integer(2, 5)
     got = entry(t, student.activation_bytes(config, batch, seq), "activations", "activation_bytes(config, batch, seq)")
-    want = before_loss(measured(config, batch, seq), Part.ACTIVATIONS)
+    want = before_loss(config, batch, seq)
     t.that(
         near(got, want, rtol=0.15),
         "activations are {got:,} bytes, measured {want:,}: each of the num_layers blocks keeps block_bytes.",
@@ -241,7 +241,7 @@ def check_checkpointing(student, t):
     more = replace(config, num_layers=1 + t.integer(1, 2))
     what = "activation_bytes(config, batch, seq, checkpointing=True)"
     got = [entry(t, student.activation_bytes(each, batch, seq, checkpointing=True), "activations", what) for each in (config, more)]
-    want = [before_loss(measured(each, batch, seq, checkpointing=True), Part.ACTIVATIONS) for each in (config, more)]
+    want = [before_loss(each, batch, seq, checkpointing=True) for each in (config, more)]
     t.that(
         near(got[1] - got[0], want[1] - want[0], rtol=0.02),
         "additional checkpointed blocks ({blocks}) keep {got} bytes in your count, measured {want}: "
@@ -282,7 +282,7 @@ def check_last_norm(student, t):
             entry(t, student.activation_bytes(each, batch, seq, checkpointing=checkpointing), "activations", "activation_bytes(...)")
             for each in (config, more)
         ]
-        want = [before_loss(measured(each, batch, seq, checkpointing=checkpointing), Part.ACTIVATIONS) for each in (config, more)]
+        want = [before_loss(each, batch, seq, checkpointing) for each in (config, more)]
         t.that(
             near(beside_the_blocks(*got), beside_the_blocks(*want), rtol=0.2),
             "Beside the blocks you count {got:,} bytes, measured {want:,}. The last norm keeps its input and its normalised input in fp32, with and without checkpointing.",
