@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.cli.workspace import work_dir
+from dlo_lib.hub.extensions import part_of
 
 
 def probe() -> dict[str, Any]:
@@ -51,8 +52,7 @@ def enabled_extensions() -> list[str]:
 
     manager = ExtensionConfigManager(read_config_path=jupyter_config_path())
     parts = manager.get("jupyter_server_config").get("ServerApp", {}).get("jpserver_extensions", {})
-    prefix = "nbgrader.server_extensions."
-    return sorted(name.removeprefix(prefix) for name in parts if parts[name] and name.startswith(prefix))
+    return sorted({part for name, on in parts.items() if on and (part := part_of(name))})
 
 
 def read_configuration(file: Path) -> dict[str, str]:

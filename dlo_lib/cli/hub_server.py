@@ -14,7 +14,7 @@ from dlo_lib.cli.jupyter import HIDDEN_FILES, start_url
 from dlo_lib.cli.workspace import update_workspace, work_dir
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 
-SINGLE_USER = [sys.executable, "-m", "jupyterhub.singleuser"]
+SINGLE_USER = [sys.executable, "-m", "dlo_lib.hub.single_user"]
 
 
 def user_options() -> list[str]:

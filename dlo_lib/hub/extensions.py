@@ -21,6 +21,9 @@ SETTINGS = {
         "showLastModifiedColumn": False,
     },
 }
+OWN_LIST = "dlo_lib.hub.assignment_list"
+NBGRADERS_LIST = "nbgrader.server_extensions.assignment_list"
+"""In its place, :data:`OWN_LIST` answers the same requests, without nbgrader in the memory of the server."""
 _EXTENSIONS = {
     "assignment-list": ("student", "grader"),
     "course-list": ("grader",),
@@ -38,8 +41,21 @@ def disabled_in_lab(role: str) -> dict[str, bool]:
 
 def server_extensions(role: str) -> dict[str, bool]:
     """Return which server extensions of nbgrader ``role`` has, for ServerApp.jpserver_extensions."""
-    return {
+    found = {
         f"nbgrader.server_extensions.{name.replace('-', '_')}": role in roles
         for name, roles in _EXTENSIONS.items()
         if name != "create-assignment"  # it has no server extension
     }
+    found[OWN_LIST] = found[NBGRADERS_LIST]
+    found[NBGRADERS_LIST] = False
+    return found
+
+
+def part_of(extension: str) -> str | None:
+    """Return the part of nbgrader of a server extension, such as "assignment_list"; None if it is another.
+
+    >>> part_of("dlo_lib.hub.assignment_list"), part_of("jupyterlab")
+    ('assignment_list', None)
+    """
+    package, _, name = extension.rpartition(".")
+    return name if extension == OWN_LIST or package == NBGRADERS_LIST.rpartition(".")[0] else None

@@ -11,8 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlo_lib.errors import UserError, unknown_name
-
-RANKS_IDLE = "DLO_RANKS_IDLE_MINUTES"  # launch.idle reads it; to import that room imports torch
+from dlo_lib.ranks_idle import RANKS_IDLE
 
 
 @dataclass(frozen=True)

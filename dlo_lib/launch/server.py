@@ -40,7 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlo_lib.launch.failure import STACK_SIGNAL
-from dlo_lib.launch.idle import idle_minutes
+from dlo_lib.ranks_idle import idle_minutes
 
 # torch.optim imports torch._dynamo with the first optimiser, which would cost each rank of each call 0.7 s.
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "cloudpickle", "dlo_lib.launch.rank")

@@ -9,8 +9,8 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import client
-from dlo_lib.launch.idle import VARIABLE
 from dlo_lib.live_ranks.handle import Ranks
+from dlo_lib.ranks_idle import RANKS_IDLE
 
 
 def wait_for_release(ranks: Ranks) -> None:
@@ -79,9 +79,9 @@ def test_zero_keeps_idle_ranks(notebook, ranks):
 
 
 def test_the_limit_is_read_from_the_environment(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "7.5")
+    monkeypatch.setenv(RANKS_IDLE, "7.5")
     assert Ranks({}).idle_minutes == 7.5
     for wrong in ("soon", "-1", "nan", "inf"):
-        monkeypatch.setenv(VARIABLE, wrong)
-        with pytest.raises(UserError, match=f'{VARIABLE} is "{wrong}": use a number of minutes'):
+        monkeypatch.setenv(RANKS_IDLE, wrong)
+        with pytest.raises(UserError, match=f'{RANKS_IDLE} is "{wrong}": use a number of minutes'):
             Ranks({})

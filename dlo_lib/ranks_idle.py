@@ -8,7 +8,7 @@ import os
 
 from dlo_lib.errors import UserError
 
-VARIABLE = "DLO_RANKS_IDLE_MINUTES"
+RANKS_IDLE = "DLO_RANKS_IDLE_MINUTES"
 DEFAULT = 20.0
 
 
@@ -18,11 +18,11 @@ def idle_minutes() -> float:
     Raises:
         UserError: the variable is no such number.
     """
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(RANKS_IDLE, "")
     try:
         minutes = float(text or DEFAULT)
     except ValueError:
         minutes = -1.0
     if not 0 <= minutes < float("inf"):
-        raise UserError(f'{VARIABLE} is "{text}": use a number of minutes, or 0 to keep idle ranks')
+        raise UserError(f'{RANKS_IDLE} is "{text}": use a number of minutes, or 0 to keep idle ranks')
     return minutes
