@@ -1,11 +1,15 @@
-"""A class on a JupyterHub on one machine: what N students cost who open a lab, run its checks, have four
-ranks up, and submit in the same minute.
+"""A class on a JupyterHub on one machine: what N students cost who open a lab, run its cells, have four
+ranks up, train on them, check their work, and submit in the same minute.
 
 Memory is the proportional set size (PSS) of all processes of a student: a page that several processes share
 counts in parts. *Idle*: JupyterLab and the kernel of an open lab whose first cells have run, after the ranks
 of these cells were released. *With ranks*: in addition, four ranks that wait; they come back by themselves.
+*Trained*: the four ranks have trained with DDP and AdamW. *Idle again*: a while after all have submitted.
 The goals are 350 MB and 600 MB. The students are real Unix users, whose
 servers the Hub starts with the limits of its configuration.
+
+The students do each step together, except that a few at a time open the lab and check their work: on a
+machine with few processors more at a time take as long, and each check is a process of 0.5 GB.
 
 It needs root and a JupyterHub: ``make hub ARGS="benchmark --pairs 30"``, with 30 students.
 """
@@ -35,10 +39,13 @@ from tests.hub.class_on_hub import ClassOnHub, class_on_hub, missing
 LAB = "10_collectives"
 NOTEBOOK = "collectives.ipynb"
 STUDENTS = 3
-ROWS = 3
+ROWS = 5
 MB = 1e6
 IDLE_MB, RANKS_MB = 350, 600
-CELL_S = 600
+STEP_S = 3600
+"""The longest time of a step of all students, also on a busy machine."""
+AT_A_TIME = 4
+"""Students who open the lab, or check their work, at the same time."""
 RANKS_IDLE = "0:01:00"
 IDLE_PROCESSES = 3  # JupyterLab, the kernel, and the seed of its ranks
 FIRST_CELLS = 2  # of the notebook: its imports
@@ -48,11 +55,24 @@ from pathlib import Path
 from dlo_lib.launch import run_ranks
 def wait():
     import torch.distributed as dist
+    {work}
     dist.barrier()
     Path("ranks_are_up").touch()
     while not Path("enough").exists():
         time.sleep(0.1)
-run_ranks(wait, 4, timeout=600)
+    return True
+assert all(run_ranks(wait, 4, timeout={timeout}))
+"""
+TRAIN = """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    layers = torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
 """
 CHECK = f"""
 import subprocess
@@ -84,7 +104,7 @@ class Student:
     async def _run(self, code: str) -> str:
         url = f"{self.hub.url}/user/{self.name}/api/kernels/{self.kernel}/channels".replace("http", "ws", 1)
         headers = {"Authorization": f"token {self.token}"}
-        request = HTTPRequest(url, headers=headers, connect_timeout=60, request_timeout=CELL_S)
+        request = HTTPRequest(url, headers=headers, connect_timeout=60, request_timeout=STEP_S)
         channel = await websocket_connect(request)
         number = uuid.uuid4().hex
         header = {
@@ -106,7 +126,7 @@ class Student:
         printed: list[str] = []
         try:
             while True:
-                text = await asyncio.wait_for(channel.read_message(), CELL_S)
+                text = await asyncio.wait_for(channel.read_message(), STEP_S)
                 if text is None:
                     raise UserError(
                         f"the server of {self.name} closed the connection: its memory limit is reached"
@@ -128,47 +148,36 @@ def rows(pairs: int = STUDENTS) -> Iterator[Row]:
     """``pairs`` is the number of students."""
     if reason := missing():
         raise UserError(f'{reason}: make hub ARGS="benchmark --pairs {pairs}"')
+    _require_memory(pairs)
     people = [f"s{number:02d}" for number in range(pairs)]
     with (
         class_on_hub((*people, "head"), full=True, second=False, ranks_idle=RANKS_IDLE) as hub,
+        ThreadPoolExecutor(AT_A_TIME) as few,
         ThreadPoolExecutor(pairs) as pool,
     ):
         names = [hub.person(one) for one in people]
         hub.enrol("deep", *names)
         hub.release("deep", LAB)
         began = time.monotonic()
-        students = list(pool.map(lambda name: opened(hub, name), names))
+        students = list(few.map(lambda name: opened(hub, name), names))
         cells = first_cells(hub)
         _all(pool, students, lambda student: student.run(cells))
         wall = time.monotonic() - began
         cpu = cpu_of(students) / pairs
         note = f"{pairs} students opened a lab in {wall:.0f} s, {cpu:.1f} s of CPU time each"
         working = statistics.median(memory(student)[0] for student in students)
-        released = time.monotonic() + CELL_S
-        while any(len(processes(student.name)) > IDLE_PROCESSES for student in students):
-            if time.monotonic() > released:
-                raise UserError("idle ranks were not released")
-            time.sleep(0.5)
+        _wait_for_release(students)
         note += f"; {working:.0f} MB before their ranks were released"
         yield _memory_row("idle student", IDLE_MB, [memory(student) for student in students], note)
 
-        waiting = [pool.submit(student.run, RANKS) for student in students]
-        while not all((student.folder / "ranks_are_up").exists() for student in students):
-            if failed := [future for future in waiting if future.done()]:
-                failed[0].result()
-                raise UserError("the ranks ended before they were measured")
-            time.sleep(0.2)
-        held = [memory(student) for student in students]
-        for student in students:
-            (student.folder / "enough").touch()
-        for future in waiting:
-            future.result()
         limits = hub.settings.limits
         note = f"limits: {limits.memory}, {limits.processors:g} processors, {limits.processes} processes"
-        yield _memory_row("student with four ranks", RANKS_MB, held, note)
+        for name, work in (("student with four ranks", ""), ("after DDP and AdamW on them", TRAIN)):
+            held = with_ranks(pool, students, work)
+            yield _memory_row(name, RANKS_MB, held, note)
 
         began = time.monotonic()
-        _all(pool, students, lambda student: student.run(CHECK))
+        _all(few, students, lambda student: student.run(CHECK))
         checked = time.monotonic() - began
         began = time.monotonic()
         _all(pool, students, submit)
@@ -184,6 +193,48 @@ def rows(pairs: int = STUDENTS) -> Iterator[Row]:
         note = f"checks of all in {checked:.0f} s; all {pairs} submissions within {submitted:.1f} s, and "
         note += "received by dlo collect"
         yield Row("submissions that arrive", "students", pairs, Spread(share, share, share, pairs), note=note)
+
+        _wait_for_release(students)
+        held = [memory(student) for student in students]
+        yield _memory_row("idle again", IDLE_MB, held, "after training, checks and a submission")
+
+
+def _require_memory(students: int) -> None:
+    needed, there = students * RANKS_MB * MB, psutil.virtual_memory().available
+    if needed > there:
+        raise UserError(
+            f"{students} students need {needed / 1e9:.0f} GB, and {there / 1e9:.0f} GB are available: "
+            f"use --pairs {int(there / MB) // RANKS_MB}"
+        )
+
+
+def _wait_for_release(students: list[Student]) -> None:
+    """Wait until the ranks of all students, and the processes that fork them, have ended."""
+    released = time.monotonic() + STEP_S
+    while any(len(processes(student.name)) > IDLE_PROCESSES for student in students):
+        if time.monotonic() > released:
+            raise UserError("idle ranks were not released")
+        time.sleep(0.5)
+
+
+def with_ranks(pool: ThreadPoolExecutor, students: list[Student], work: str) -> list[tuple[float, float]]:
+    """Let all students run ``work`` on four ranks, and return their memory while the ranks wait."""
+    files = [student.folder / name for student in students for name in ("ranks_are_up", "enough")]
+    code = RANKS.format(work=work.strip(), timeout=STEP_S)
+    waiting = [pool.submit(student.run, code) for student in students]
+    while not all((student.folder / "ranks_are_up").exists() for student in students):
+        if failed := [future for future in waiting if future.done()]:
+            failed[0].result()
+            raise UserError("the ranks ended before they were measured")
+        time.sleep(0.2)
+    held = [memory(student) for student in students]
+    for student in students:
+        (student.folder / "enough").touch()
+    for future in waiting:
+        future.result()
+    for file in files:
+        file.unlink()
+    return held
 
 
 def _all(pool: ThreadPoolExecutor, students: list[Student], do: Callable[[Student], object]) -> None:
