@@ -39,7 +39,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (course / "outbound" / "91_small" / "small.ipynb").write_text("{}")
     (tmp_path / "nbgrader_config.py").write_text(
         f"c = get_config()\nc.Exchange.root = {str(tmp_path / 'exchange')!r}\n"
-        f"c.CourseDirectory.root = {str(work)!r}\n"
+        f"c.Exchange.cache = {str(tmp_path / 'cache')!r}\nc.CourseDirectory.root = {str(work)!r}\n"
     )
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", str(tmp_path))
     return work
