@@ -55,7 +55,8 @@ CHECKPOINTED, COMPILED = "fsdp + checkpointing", "fsdp + compile"
 BATCHES = {"ddp": (1, 2, 4, 8), "fsdp": (4, 8, 16, 32), CHECKPOINTED: (8, 16, 32), COMPILED: (8, 16, 24)}
 ROWS = [(form, batch) for form, batches in BATCHES.items() for batch in batches]
 SMALL = {"ddp": (1, 2, 4, 8), "fsdp": (2, 4, 8, 16), CHECKPOINTED: (2, 8, 16, 32)}
-SMALL_SEQ, SMALL_MODEL = 64, LlamaConfig(512, 256, 768, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
+SMALL_SEQ = int(os.environ.get("DLO_SEQ", 64))
+SMALL_MODEL = LlamaConfig(512, 256, 768, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
 
 Point = tuple[int, float, float]
 Sharding = Callable[[nn.Module, type[nn.Module]], None]
