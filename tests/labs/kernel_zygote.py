@@ -2,6 +2,9 @@
 worker pay for those imports once, and so do their ranks: each kernel has a seed (``dlo_lib.launch.seed``),
 as on a Hub, but here the seed is a child of this process, which waits for it and so counts its CPU time.
 
+Trainings that a notebook submits to this machine are forks too: ``warm_python`` asks for them on a socket,
+whose descriptor is the second argument. One runs at a time.
+
 Run as a script. Each line of its standard input is a request, as JSON: the command line of a kernel, its
 folder and its environment. It answers with two lines: the kernel's process id as soon as the kernel leads a
 new process group, and the kernel's exit status when it has ended. One kernel lives at a time. The end
@@ -10,10 +13,13 @@ of the input ends this process. Before the fork, only ``lifetime`` of the librar
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import sys
 from typing import Any, NoReturn
@@ -26,6 +32,8 @@ WARM = (
     "torch.distributed",
     "torch._dynamo",  # which torch.optim imports at the first optimiser
 )
+OF_TRAININGS = ("rich.progress", "torch.distributed.checkpoint", "torch.utils.tensorboard", "typer")
+MOST_BYTES = 1 << 20  # of a request for a training
 
 
 def be_kernel(request: dict[str, Any], to_seed: socket.socket) -> NoReturn:
@@ -35,18 +43,27 @@ def be_kernel(request: dict[str, Any], to_seed: socket.socket) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     take_place(request)
-    _, _, module, *arguments = request["command"]
+    client, seed = (importlib.import_module(f"dlo_lib.launch.{name}") for name in ("client", "seed"))
+    client.seed = seed.Seed(to_seed)
+    run_module(request["command"])
+
+
+def run_module(command: list[str]) -> NoReturn:
+    """What ``python -m MODULE ...`` does from here on; ends this process."""
+    _, _, module, *arguments = command
     sys.argv[:] = [module, *arguments]
+    code = 1
     try:
-        client, seed = (importlib.import_module(f"dlo_lib.launch.{name}") for name in ("client", "seed"))
-        client.seed = seed.Seed(to_seed)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
     except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else bool(end.code))
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001  as the interpreter shows it; this fork must not return
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(code)
 
 
 def be_seed(request: dict[str, Any], to_kernel: socket.socket) -> NoReturn:
@@ -62,13 +79,62 @@ def take_place(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
 
 
-def main(parent: int) -> None:
+def serve_trainings(listener: socket.socket, parent: int) -> NoReturn:
+    """Fork a training for each connection, until a SIGTERM."""
+    try:
+        importlib.import_module("dlo_lib.lifetime").die_with(parent)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        while True:
+            line = listener.accept()[0]
+            with line:
+                data, files, _, _ = socket.recv_fds(line, MOST_BYTES, 3)
+                child = os.fork()
+                if child == 0:
+                    listener.close()
+                    be_training(json.loads(data), files)
+                for file in files:
+                    os.close(file)
+                wait_for_training(child, line)
+    finally:
+        os._exit(1)
+
+
+def be_training(request: dict[str, Any], files: list[int]) -> NoReturn:
+    """What ``python -m MODULE ...`` does in a new process with these standard files."""
+    importlib.import_module("dlo_lib.lifetime").die_with(os.getppid())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+    take_place(request)
+    sys.path.insert(0, request["folder"])
+    run_module(request["command"])
+
+
+def wait_for_training(child: int, line: socket.socket) -> None:
+    """Answer with the exit status; end the training if the process that asked has ended."""
+    handle = os.pidfd_open(child)
+    ready, _, _ = select.select([handle, line], [], [])
+    if handle not in ready:
+        os.kill(child, signal.SIGKILL)
+    os.close(handle)
+    _, status = os.waitpid(child, 0)
+    if handle in ready:
+        line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def main(parent: int, listener: socket.socket) -> None:
     del sys.path[0]  # this folder: a kernel starts without it
     importlib.import_module("dlo_lib.lifetime").die_with(parent)
     # The import of ipykernel reads this: a kernel ends with this process.
     os.environ["JPY_PARENT_PID"] = str(os.getpid())
-    for module in WARM:
+    for module in (*WARM, *OF_TRAININGS):
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection would write to pages that all of them share
+    trainings = os.fork()
+    if trainings == 0:
+        serve_trainings(listener, os.getppid())
+    listener.close()
     for line in sys.stdin:
         request = json.loads(line)
         to_seed, to_kernel = socket.socketpair()
@@ -85,7 +151,9 @@ def main(parent: int) -> None:
         _, status = os.waitpid(kernel, 0)
         os.waitpid(seed, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
+    os.kill(trainings, signal.SIGTERM)
+    os.waitpid(trainings, 0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))

@@ -3,7 +3,8 @@ without an error in any cell, with full marks, and with figures that can be read
 checks of the standard library's form holds.
 
 Sizes are reduced by the variables that lab.toml lists, and the kernels are forked from a process that has
-imported torch. `make course` runs the same with --full-size, in kernels started as usual.
+imported torch, as are their ranks and trainings. `make course` runs the same with --full-size, in kernels
+started as usual.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import select
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from nbclient import NotebookClient
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import build_notebook, source_folder
+from tests.labs.warm_python import write_warm_python
 
 CELL_SECONDS = 600  # far above the 90 s a whole lab may take: it ends a run that hangs
 INSTEAD = re.compile(r"^lab\.check\(.*\binstead=", re.MULTILINE)
@@ -71,11 +74,20 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     environment["OPENBLAS_NUM_THREADS"] = "1"  # no fork survives a thread
     command = [sys.executable, str(Path(__file__).with_name("kernel_zygote.py")), str(os.getpid())]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, bufsize=1
-    ) as process:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + trainings_socket())
+        listener.listen()
+        process = subprocess.Popen(
+            [*command, str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            bufsize=1,
+            pass_fds=[listener.fileno()],
+        )
+    with process:
         yield process
-        process.kill()
 
 
 @pytest.mark.slow
@@ -90,6 +102,8 @@ def test_reference_notebook_runs(
         for name, value in lab.reduced.items():
             monkeypatch.setenv(name, value)
     faults = recorded_faults(tmp_path, monkeypatch)
+    if not request.config.getoption("--full-size"):
+        warm_trainings(tmp_path)
     # the released one, with the solutions in
     notebook = nbformat.read(build_notebook(source_folder(lab)), as_version=4)
     execute(notebook, tmp_path)
@@ -143,6 +157,19 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
                 raise
         else:
             return
+
+
+def trainings_socket() -> str:
+    """The name of the socket on which the zygote of this process listens for trainings."""
+    return f"dlo-trainings-{os.getpid()}"
+
+
+def warm_trainings(folder: Path) -> None:
+    """In the kernels started from now on, ``sys.executable`` is ``warm_python``."""
+    python = folder / ".python"
+    write_warm_python(python, trainings_socket())
+    startup = folder / ".ipython" / "profile_default" / "startup"
+    (startup / "python.py").write_text(f"import sys; sys.executable = {str(python)!r}")
 
 
 def recorded_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
