@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +114,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="NOT TESTED HERE: needs a CUDA GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """pytest-xdist sends reports as UTF-8, and the log of a hostile class has names that are none."""
+    return encodable((yield))
+
+
+def encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {encodable(key): encodable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(encodable(each) for each in value)
+    return value
