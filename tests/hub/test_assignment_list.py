@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -47,8 +48,12 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def below(process: psutil.Process) -> list[psutil.Process]:
     """The processes of nbgrader below a process; JupyterLab's server has others for a while."""
-    children = process.children(recursive=True)
-    return [one for one in children if assignment_list._SERVE in " ".join(one.cmdline())]
+    found = []
+    for one in process.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child of an earlier test that has just ended
+            if assignment_list._SERVE in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def test_the_process_ends_when_it_is_idle_and_comes_back(work: Path, monkeypatch) -> None:
