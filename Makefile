@@ -20,7 +20,7 @@ test: setup-dev ## set everything up and pass the whole suite
 	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
 	  echo; echo "Tests failed, see above. They run once more now, one after another:"; \
 	  echo "one that fails again is broken, one that passes depends on the other load of this machine."; \
-	  exec $(BIN)/python -m pytest --last-failed $(ARGS); }
+	  exec $(BIN)/python -m pytest --last-failed $(ARGS) --cpu-file=/dev/null; }
 
 test-fast: setup-dev ## the suite without what is slow
 	@exec $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
