@@ -8,6 +8,8 @@ are empty here. A function that uses one fails, because a query needs the databa
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 import types
 from typing import Any
@@ -57,7 +59,13 @@ def _remove_absent() -> None:
 
 
 def main() -> None:
-    """Serve a user until the server is stopped."""
+    """Serve a user until the server is stopped.
+
+    The Hub stops a server by SIGINT, for which Python raises KeyboardInterrupt wherever it is. In a place
+    that ignores exceptions, such as a finaliser, it is lost, and the Hub waits for 30 s. The handler of
+    SIGTERM stops Jupyter's loop, so SIGINT becomes SIGTERM.
+    """
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     import_singleuser().main()
 
 

@@ -38,6 +38,7 @@ SMALL_COURSE = ROOT / "tests" / "grading" / "small_course"
 LAB = "91_small"
 PREFIX = "dlotest-"
 START_S = 300
+STOP_S = 300  # JupyterHub waits for each of its services up to 65 s
 PICTURES = os.environ.get("DLO_HUB_PICTURES", "")
 """A folder that keeps the screenshots and the logs of the Hubs."""
 DLO = ("-c", "from dlo_lib.cli import main; main()")
@@ -169,7 +170,7 @@ class ClassOnHub:
         """Stop the Hub alone: its proxy and the servers of users stay."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(60)
+            self.process.wait(STOP_S)
             self.process = None
 
     def dlo(self, course: str, *arguments: str) -> str:

@@ -53,6 +53,28 @@ def imported(folder: Path) -> list:
     return json.loads(done.stdout)
 
 
+INTERRUPTED = """
+import os, signal, sys
+class Kept:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+def main():
+    stops = []  # as Jupyter's handler, which stops the loop
+    signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
+    Kept()
+    sys.exit(7 if stops else 0)
+"""
+
+
+def test_an_interrupt_in_a_finaliser_stops_the_server(packages: Path) -> None:
+    """Python ignores the KeyboardInterrupt there."""
+    (packages / "jupyterhub" / "singleuser.py").write_text(INTERRUPTED)
+    code = (
+        f"import sys; sys.path.insert(0, {str(packages)!r})\nfrom dlo_lib.hub.single_user import main; main()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 7
+
+
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
     for name, text in MODULES.items():
