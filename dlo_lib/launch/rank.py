@@ -36,7 +36,7 @@ from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.rank_recorder import record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
-from dlo_lib.comm.tracing.operators import OPERATORS, communicating_operators, reader_of
+from dlo_lib.comm.tracing.operators import OPERATORS, reader_of
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communication_error, lost_a_worker
@@ -338,9 +338,11 @@ def _imported_since(before: int) -> list[str]:
 
 
 def warm_up() -> None:
-    """Do, in the process that forks the ranks, what each rank does first and what leaves only caches."""
+    """Do, in the process that forks the ranks, what each rank does first and what leaves only caches.
+
+    It does not list torch's operators: with PyTorch 2.6 a rank then hangs in its first checkpoint.
+    """
     with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # the tap of a rank reports it
-        communicating_operators()
         for name, operator in OPERATORS.items():
             reader_of(name, operator)
     if not torch.backends.mps.is_built():  # there it starts the GPU, which a forked process cannot use
