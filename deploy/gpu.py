@@ -42,7 +42,8 @@ def main() -> int:
         "--only", nargs="+", choices=steps(1), metavar="NAME", help=f"of {', '.join(steps(1))}"
     )
     arguments = parser.parse_args()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_python_path()])}
+    search_path = [str(ROOT), os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, search_path))}
     environment.pop("TRITON_INTERPRET", None)
     card = subprocess.run(
         [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name())"],
@@ -68,11 +69,6 @@ def main() -> int:
         last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         print(f"gpu: {name}: status {status} after {time.monotonic() - began:.0f} s: {last}", flush=True)
     return int(failed)
-
-
-def _python_path() -> list[str]:
-    before = os.environ.get("PYTHONPATH")
-    return [before] if before else []
 
 
 if __name__ == "__main__":

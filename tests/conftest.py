@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.slow_tests import SLOW_TESTS
 
-pytest_plugins = ("tests.cpu_time",)
+pytest_plugins = ("tests.cpu_time", "tests.frozen_heap")
 
 # Before torch is imported, because this process and all that tests start read them then. Tensors in tests are
 # small: a second thread only spins, and takes the core from another test.

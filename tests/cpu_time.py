@@ -24,8 +24,6 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("tests.frozen_heap",)  # what it saves is in these figures
-
 SLOWEST = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 PROPERTY = "cpu_seconds"

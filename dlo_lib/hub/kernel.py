@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 
+from dlo_lib.one_thread import import_without_threads
+
 MODULES = (
     "torch",
     "torch.distributed",
@@ -36,7 +38,9 @@ def main() -> None:
         del sys.path[0]
     os.environ.setdefault("MPLBACKEND", INLINE)
     from dlo_lib.hub import debugger
-    from dlo_lib.launch import client, seed
+
+    with import_without_threads():  # the room of the ranks imports torch, and so numpy
+        from dlo_lib.launch import client, seed
 
     debugger.defer()
     client.seed = seed.sow(MODULES)

@@ -22,8 +22,9 @@ import struct
 from collections.abc import Sequence
 from typing import IO, NoReturn
 
+from dlo_lib.one_thread import ONE_THREAD, import_without_threads
+
 _ASK = struct.Struct("!i")  # the kernel's process
-_ONE_THREAD = "OPENBLAS_NUM_THREADS"
 _PID = struct.Struct("!i")  # of the new server
 
 
@@ -73,14 +74,9 @@ class Seed:
 
 def sow(modules: Sequence[str]) -> Seed:
     """Import ``modules``, of which one is torch, and fork the seed. This process must have no thread yet."""
-    before = os.environ.get(_ONE_THREAD)
-    os.environ[_ONE_THREAD] = "1"  # otherwise numpy starts a thread when it is imported
-    for name in (*modules, "dlo_lib.launch.rank", "dlo_lib.launch.server"):
-        importlib.import_module(name)
-    if before is None:
-        del os.environ[_ONE_THREAD]
-    else:
-        os.environ[_ONE_THREAD] = before
+    with import_without_threads():
+        for name in (*modules, "dlo_lib.launch.rank", "dlo_lib.launch.server"):
+            importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection would write to pages that the processes share
     ours, theirs = socket.socketpair()
@@ -124,7 +120,7 @@ def _become_server(client: int, errors: int, owner: int) -> None:
     os.dup2(errors, 2)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # As for a server that is started, see client.Server.
-    os.environ |= {_ONE_THREAD: "1", "TORCH_WARM_POOL": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    os.environ |= {ONE_THREAD: "1", "TORCH_WARM_POOL": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     from dlo_lib.launch import server
 
     server.main(client, owner)

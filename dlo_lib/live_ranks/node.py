@@ -349,12 +349,9 @@ def main(host: str, world_size: int) -> None:
 
 
 BOOT: Any = """
-import os
-name, before = "OPENBLAS_NUM_THREADS", dict(os.environ)
-os.environ[name] = "1"  # otherwise numpy starts a thread when it is imported, which a fork would lose
-from dlo_lib.live_ranks.node import main
-os.environ.pop(name)
-os.environ.update({name: before[name]} if name in before else {})
+from dlo_lib.one_thread import import_without_threads
+with import_without_threads():
+    from dlo_lib.live_ranks.node import main
 main(sys.argv[1], int(sys.argv[2]))
 """
 """The program of the node, for ``interpreter.trusted_python``."""

@@ -148,7 +148,7 @@ def test_every_kernel_of_the_lab_has_a_launch() -> None:
 def test_triton_computes_the_same(name: str, tmp_path: Path) -> None:
     with torch.device("cpu"):
         grid, args = launches()[name]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.get_default_device()
     copies = {
         key: value.to(device, copy=True) if isinstance(value, torch.Tensor) else value
         for key, value in args.items()

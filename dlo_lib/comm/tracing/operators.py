@@ -166,21 +166,12 @@ def reader_of(name: str, operator: Operator) -> Reader:
 
 def unknown_operators() -> list[str]:
     """Return the operators of torch that communicate on a process group and are not in ``OPERATORS``."""
-    return sorted(communicating_operators() - OPERATORS.keys())
-
-
-@functools.cache
-def communicating_operators() -> frozenset[str]:
-    """Return the operators of torch that communicate on a process group.
-
-    Cost: 5 ms the first time, because torch lists all its operators.
-    """
     names = {
         name.removeprefix("c10d::")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("c10d::")
     }
-    return frozenset(name for name in names if "." not in name and _communicates(name))
+    return sorted(name for name in names - OPERATORS.keys() if "." not in name and _communicates(name))
 
 
 def _communicates(name: str) -> bool:

@@ -47,7 +47,6 @@ from dlo_lib.grading.judge.report import (
 from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.lab.course import course_root, find_lab, labs
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
-from dlo_lib.grading.lab.mutants import Mutant
 from dlo_lib.grading.lab.released_lab import released_lab
 from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource
 from dlo_lib.grading.sandbox.host import Zygote
@@ -134,24 +133,6 @@ def judge_answer(
     checks = load_checks(lab.folder, lab.folder)
     judge = Judge(lab, checks if only is None else checks.only(only), secret, zygote)
     return judge.question(question, submission, judge.judge_alone(question, submission))
-
-
-def judge_mutant(
-    lab: LabSource,
-    mutant: Mutant,
-    zygote: Zygote,
-    secret: str = "mutants",
-    only: Collection[str] | None = None,
-) -> QuestionReport:
-    """Judge only the question of a mutant, with the mutant as its answer.
-
-    ``only``: the names of the checks to run; by default all checks of the question.
-
-    Raises:
-        UserError: the mutant does not fit the lab's source.
-    """
-    planted = mutant.planted(lab)
-    return judge_answer(lab, planted.question, planted.answer, zygote, secret, only)
 
 
 def visible_report(notebook: str | Path) -> Report:

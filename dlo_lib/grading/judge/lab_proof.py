@@ -24,7 +24,7 @@ from dlo_lib.files import write_text
 from dlo_lib.grading.checks.outcome import Status
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Submission
-from dlo_lib.grading.judge.judge import Judge, judge_answer, judge_mutant, open_submission
+from dlo_lib.grading.judge.judge import Judge, judge_answer, open_submission
 from dlo_lib.grading.judge.report import GRADED, Report, overall_status
 from dlo_lib.grading.judge.unused_messages import GuardedJudge
 from dlo_lib.grading.lab.course import course_root, source_labs
@@ -161,14 +161,18 @@ def mutant_faults(
     catches the mistake, but not that the others pass.
     """
     try:
-        question = judge_mutant(lab, mutant, zygote, secret, None if every_check else [mutant.fails])
+        planted = mutant.planted(lab)
+        only = None if every_check else [mutant.fails]
+        question = judge_answer(lab, planted.question, planted.answer, zygote, secret, only)
     except UserError as error:
         return [str(error)]
     failed = {check.name: check.message for check in question.checks if check.status != Status.OK.value}
-    if set(failed) != ({mutant.fails, *mutant.also} if every_check else {mutant.fails}):
-        wanted = ", ".join((mutant.fails, *mutant.also))
+    wanted = (mutant.fails, *mutant.also) if every_check else (mutant.fails,)
+    if set(failed) != set(wanted):
         found = failed or "none"
-        return [f"mutant {mutant.title!r} should fail {wanted} and no other check, it fails {found}"]
+        return [
+            f"mutant {mutant.title!r} should fail {', '.join(wanted)} and no other check, it fails {found}"
+        ]
     if mutant.says not in failed[mutant.fails]:
         got = failed[mutant.fails]
         return [f"mutant {mutant.title!r} should get the message {mutant.says!r}, it gets {got!r}"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dlo_lib.grading.checks.contract import Check
-from dlo_lib.grading.judge.judge import judge_mutant, judge_notebook, visible_report
+from dlo_lib.grading.judge.judge import judge_answer, judge_notebook, visible_report
 from dlo_lib.grading.judge.report import Report
 from dlo_lib.grading.judge.time_budget import TimeBudget
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
@@ -580,8 +580,9 @@ def test_the_end_of_a_process_reveals_no_input_of_a_hidden_check(
 
 def test_a_mutant_is_judged_on_its_question_alone(small: LabSource, zygote: Zygote) -> None:
     for mutant in read_mutants(small.folder):
-        question = judge_mutant(small, mutant, zygote)
-        assert question.question == mutant.planted(small).question
+        planted = mutant.planted(small)
+        question = judge_answer(small, planted.question, planted.answer, zygote)
+        assert question.question == planted.question
         (lost,) = [check for check in question.checks if check.status != "OK"]
         assert lost.name == mutant.fails
         assert question.maximum - question.points == lost.maximum > 0
