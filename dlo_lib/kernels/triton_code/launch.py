@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import triton
 from torch import Tensor
 
 from dlo_lib.kernels.dispatch import LONGEST_ROW
+from dlo_lib.kernels.triton_code.binaries import start
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,32 @@ OPTIONS = ("num_warps", "num_stages")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Start ``kernel`` on ``grid`` on the device of its first tensor; an empty grid starts nothing."""
-    if math.prod(grid) == 0:
+    """Start ``kernel`` on ``grid`` on the device of its first tensor; an empty grid starts nothing.
+
+    Args:
+        kernel: the result of ``triton.jit``.
+        grid: the number of programs in each of 1 to 3 dimensions.
+        args: the parameters of the kernel that are not ``tl.constexpr``, in their order.
+        meta: the ``tl.constexpr`` parameters and the options, such as ``num_warps``.
+    """
+    if 0 in grid:
         return
     recorder = _RECORDER.get()
     if recorder is not None:
         options = {name: meta.pop(name) for name in OPTIONS if name in meta}
         recorder(KernelLaunch(kernel, grid, dict(zip(kernel.arg_names, args)) | meta, options))
         return
-    first = next(arg for arg in args if isinstance(arg, Tensor))
-    with torch.cuda.device(first.device) if first.is_cuda else contextlib.nullcontext():
+    first = args[0]
+    if not isinstance(first, Tensor):
+        first = next(arg for arg in args if isinstance(arg, Tensor))
+    device = first.get_device()
+    if device < 0:  # interpreted
         kernel[grid](*args, **meta)
+    elif device == torch._C._cuda_getDevice():
+        start(kernel, grid, args, meta, device)
+    else:
+        with torch.cuda.device(device):
+            start(kernel, grid, args, meta, device)
 
 
 @contextlib.contextmanager
@@ -63,8 +80,15 @@ def row_block(columns: int, largest: int = LONGEST_ROW) -> int:
 def programs_at_once(device: torch.device) -> int:
     """Return about how many programs run at once: 4 of each multiprocessor of a GPU."""
     if device.type == "cuda":
-        return 4 * torch.cuda.get_device_properties(device).multi_processor_count
+        return 4 * multiprocessors(device)
     return 3  # interpreted: fewer than the rows of a test
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; the properties are read once."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
 
 
 def warps_for(block: int) -> int:
