@@ -55,17 +55,37 @@ def test_rows_without_a_target_and_masked_logits(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_rows_of_several_blocks_and_wrong_targets_in_the_kernel(backend, monkeypatch):
+def test_rows_of_several_blocks_and_wrong_targets_in_the_kernel(backend):
     from dlo_lib.kernels.triton_code import cross_entropy as code
+    from dlo_lib.kernels.triton_code.tuning import trying
 
-    monkeypatch.setattr(code, "BLOCK", 8)
-    check(
-        lambda x: cross_entropy(x, targets(), **FORMS[1]),
-        lambda x: reference(x, targets(), mean=True, **FORMS[1]),
-        [random(5, 19)], backend, factor=2,
-    )  # fmt: skip
+    tiles = {"LANES": 2}, {"BLOCK": 8}
+    with trying("cross_entropy.losses", tiles[0]), trying("cross_entropy.gradient", tiles[1]):
+        for dtype, columns in ((torch.float32, 19), (torch.float32, 16), (torch.bfloat16, 40)):
+            x = random(5, columns, dtype=dtype)
+            x[3, :17] = float("-inf")  # whole blocks, all lanes of the first one
+            x[3, 6] = 1.0
+            for form in FORMS if columns != 40 else FORMS[:1]:
+                rows = slice(0, 3) if form else slice(None)  # a smoothed loss of -inf is infinite
+                check(
+                    lambda x: cross_entropy(x, targets()[rows], **form),  # noqa: B023
+                    lambda x: reference(x, targets()[rows], mean=True, **form),  # noqa: B023
+                    [x[rows]], backend, factor=2,
+                )  # fmt: skip
     losses, _ = code.row_losses(random(2, 3), torch.tensor([3, 0]), CrossEntropyTerms())
     assert losses.isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_the_gradient_is_written_to_the_logits_and_takes_a_scale_of_any_stride(backend):
+    from dlo_lib.kernels.triton_code import cross_entropy as code
+
+    logits, wanted, terms = random(5, 11), targets(), CrossEntropyTerms()
+    _, lse = code.row_losses(logits, wanted, terms)
+    exact = code.logits_gradient(torch.full((5,), 0.5), logits, wanted, lse, terms)
+    out = code.logits_gradient(torch.tensor(0.5).expand(5), logits, wanted, lse, terms, logits)
+    assert out is logits
+    assert torch.equal(logits, exact)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["plain", "smoothed"])

@@ -41,11 +41,39 @@ def test_softmax_of_large_and_infinite_elements(backend):
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_softmax_of_rows_that_do_not_fit_into_a_block(backend, monkeypatch):
     from dlo_lib.kernels.triton_code import softmax as triton_softmax
+    from dlo_lib.kernels.triton_code.tuning import trying
 
-    monkeypatch.setattr(triton_softmax, "row_block", lambda columns: 8)
-    x = random(2, 21)
-    x[0, :8] = float("-inf")  # all of the first block of a row
-    check(softmax, lambda x: x.softmax(-1), [x], backend)
+    monkeypatch.setattr(triton_softmax, "LONGEST_ROW", 7)
+    for dtype, columns in ((torch.float32, 37), (torch.bfloat16, 64), (torch.float16, 5)):
+        x = random(2, columns, dtype=dtype)
+        x[0, :16] = x[1, 1:3] = float("-inf")  # all of the first block of a row, lanes of the other
+        if columns == 5:
+            x[0, 3] = 1.0
+        with trying("softmax.long", {"LANES": 4}):
+            check(softmax, lambda x: x.softmax(-1), [x], backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_blocks_and_rows_that_are_whole_or_not(backend):
+    """A whole block is loaded without a mask; a partial one, and a group that lacks rows, is not."""
+    for shape in ((4, 64), (3, 64), (4, 63), (1, 1), (65, 2)):
+        x, y = random(*shape), random(*shape, seed=1)
+        check(vector_add, torch.add, [x, y], backend)
+        check(softmax, lambda x: x.softmax(-1), [x], backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_softmax_leaves_the_gradient_of_its_output(backend):
+    """Autograd may give this gradient to other operations as well."""
+    x, grad = random(3, 8).requires_grad_(), random(3, 8, seed=1)
+    before = grad.clone()
+    with using(backend):
+        y = softmax(x)
+        of_y = y.detach().clone()
+        y.backward(grad, retain_graph=True)
+        y.backward(grad)
+    assert torch.equal(grad, before)
+    assert torch.equal(y, of_y)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,30 @@ def test_an_offset_does_not_change_the_deviation_of_layer_norm(backend):
         close(layer_norm(x, ones, zeros), F.layer_norm(x.double(), (64,)), torch.float32, "output", 50)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_in_groups_of_several_for_each_program(backend):
+    """A program of the backward computes several groups of rows; the last group has a row less."""
+    for columns in (8, 7):
+        for rows in (24, 23, 1):
+            inputs = [random(rows, columns), random(columns, seed=1), random(columns, seed=2)]
+            check(rms_norm, reference_rms, inputs[:2], backend, factor=4)
+            check(layer_norm, lambda x, w, b: F.layer_norm(x, w.shape, w, b), inputs, backend, factor=4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_the_parts_of_the_weight_gradient_are_few_and_one_kernel_sums_them(backend):
+    from dlo_lib.kernels.triton_code.launch import recorded
+
+    x = torch.empty(16384, 4096, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    w, b = (torch.empty(4096, dtype=torch.bfloat16, device="meta", requires_grad=True) for _ in range(2))
+    with using(backend), recorded() as launches:
+        layer_norm(x, w, b, 1e-5).backward(torch.empty_like(x))
+    names = [launch.kernel.__name__ for launch in launches]
+    assert names == ["_forward_kernel", "_backward_kernel", "_sum_parts_kernel"]
+    parts = launches[-1].arguments["parts_ptr"]
+    assert parts.numel() * parts.element_size() < 0.1 * x.numel() * x.element_size()
+
+
 def test_rows_that_are_too_long_for_a_program_are_computed_by_the_twin(monkeypatch):
     x, w = random(2, 8), random(8)
     monkeypatch.setattr("dlo_lib.kernels.dispatch.LONGEST_ROW", 7)

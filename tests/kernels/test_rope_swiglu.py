@@ -31,6 +31,19 @@ def test_rope(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_rope_of_each_number_of_heads_and_positions(backend):
+    """A program rotates a group of heads, or of positions if there are few heads."""
+    for heads, seq, dim in ((1, 5, 4), (1, 8, 8), (2, 3, 4), (3, 2, 6), (4, 3, 4), (9, 1, 2)):
+        cos, sin = angles(seq, dim, torch.float32)
+        for x in (random(2, heads, seq, dim), random(2, seq, heads, dim).transpose(1, 2)):
+            check(
+                lambda x: rope(x, cos, sin),  # noqa: B023
+                lambda x: apply_rope(x, cos.double(), sin.double()),  # noqa: B023
+                [x], backend,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_rope_keeps_the_layout_of_heads_and_saves_no_activation(backend):
     x = random(2, 5, 3, 4).transpose(1, 2).requires_grad_()
     cos, sin = angles(5, 4, torch.float32)
@@ -47,6 +60,18 @@ def test_swiglu(backend):
         for make, shape in ((random, (3, 1025)), (strided, (3, 5)), (random, (0, 3))):
             inputs = [make(*shape, dtype=dtype, seed=seed) for seed in (0, 1)]
             check(swiglu, lambda gate, up: F.silu(gate) * up, inputs, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_swiglu_leaves_what_it_reads(backend):
+    """The gradient of the output may belong to other operations, and a kept graph reads the inputs again."""
+    gate, up, grad = (random(3, 64, seed=seed) for seed in range(3))
+    before = [tensor.clone() for tensor in (gate, up, grad)]
+    with using(backend):
+        y = swiglu(gate.requires_grad_(), up.requires_grad_())
+        for _ in range(2):
+            y.backward(grad, retain_graph=True)
+    assert all(torch.equal(now, then) for now, then in zip((gate, up, grad), before))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

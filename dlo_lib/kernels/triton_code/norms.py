@@ -1,7 +1,9 @@
 """Kernels of ``dlo_lib.kernels.rms_norm`` and ``dlo_lib.kernels.layer_norm``.
 
-A program of the forward computes one row. A program of the backward computes every P-th row, and sums its
-part of the gradients of weight and bias in registers; P is about the number of programs that run at once.
+A program of the forward computes ROWS rows. A program of the backward computes every P-th group of ROWS rows,
+loads the next one while it computes, and keeps its part of the gradients of weight and bias in registers. P
+is the number of programs that run at once, so that the parts are small beside the rows; a second kernel sums
+them.
 """
 
 from __future__ import annotations
@@ -11,78 +13,84 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import as_rows, launch, programs_at_once, row_block, warps_for
+from dlo_lib.kernels.triton_code.launch import launch, row_block
+from dlo_lib.kernels.triton_code.rows import load, multiprocessors, store, sum_parts
+from dlo_lib.kernels.triton_code.tuning import tuned
 
 
 @triton.jit
 def _forward_kernel(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    y_ptr,
-    mean_ptr,
-    r_ptr,
-    columns,
-    eps,
-    CENTRED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < columns
-    x_raw = tl.load(x_ptr + row * columns + offsets, mask=mask, other=0.0)
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, r_ptr, rows, columns, eps,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
+    offsets = row[:, None] * columns + column
+    inside = column < columns
+    exists = first + row < rows
+    mask = inside & exists[:, None]
+    x_raw = load(x_ptr + first * columns + offsets, mask, 0.0, EVEN)
     x = x_raw.to(tl.float32)
-    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    weight = load(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
     if CENTRED:
-        mean = tl.sum(x, 0) / columns
-        x = tl.where(mask, x - mean, 0.0)
-        tl.store(mean_ptr + row, mean)
-    r = 1.0 / tl.sqrt(tl.sum(x * x, 0) / columns + eps)
-    tl.store(r_ptr + row, r)
+        mean = tl.sum(x, 1) / columns
+        x = x - mean[:, None]
+        if not WHOLE:
+            x = tl.where(inside, x, 0.0)
+        store(mean_ptr + first + row, mean, exists, EVEN)
+    r = 1.0 / tl.sqrt(tl.sum(x * x, 1) / columns + eps)
+    store(r_ptr + first + row, r, exists, EVEN)
     if CENTRED:
-        bias = tl.load(bias_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        y = x * r * weight + bias
+        bias = load(bias_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
+        y = x * r[:, None] * weight + bias
     else:  # rounded before the product with the weight, as in Llama
-        y = (x * r).to(x_raw.dtype).to(tl.float32) * weight
-    tl.store(y_ptr + row * columns + offsets, y, mask=mask)
+        y = (x * r[:, None]).to(x_raw.dtype).to(tl.float32) * weight
+    store(y_ptr + first * columns + offsets, y, mask, EVEN)
 
 
 @triton.jit
 def _backward_kernel(
-    grad_ptr, x_ptr, weight_ptr, mean_ptr, r_ptr, grad_x_ptr, parts_w_ptr, parts_b_ptr,
-    rows, columns, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+    grad_ptr, x_ptr, weight_ptr, mean_ptr, r_ptr, grad_x_ptr, parts_ptr, rows, columns,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    WHOLE: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < columns
-    weight = tl.load(weight_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    part_w = tl.zeros((BLOCK,), tl.float32)
-    part_b = tl.zeros((BLOCK,), tl.float32)
-    for row_number in range(program, rows, tl.num_programs(0)):
-        row = tl.cast(row_number, tl.int64)
-        x = tl.load(x_ptr + row * columns + offsets, mask=mask, other=0.0).to(tl.float32)
-        grad = tl.load(grad_ptr + row * columns + offsets, mask=mask, other=0.0).to(tl.float32)
-        r = tl.load(r_ptr + row)
+    programs = tl.num_programs(0)
+    row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
+    offsets = row[:, None] * columns + column
+    inside = column < columns
+    weight = load(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
+    part_w = tl.zeros((ROWS, BLOCK), tl.float32)
+    part_b = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in tl.range(program * ROWS, rows, programs * ROWS, num_stages=STAGES):
+        first = tl.cast(start, tl.int64)
+        exists = first + row < rows
+        mask = inside & exists[:, None]
+        x = load(x_ptr + first * columns + offsets, mask, 0.0, EVEN).to(tl.float32)
+        grad = load(grad_ptr + first * columns + offsets, mask, 0.0, EVEN).to(tl.float32)
+        r = load(r_ptr + first + row, exists, 0.0, EVEN)[:, None]
         if CENTRED:
-            x = x - tl.load(mean_ptr + row)
+            x = x - load(mean_ptr + first + row, exists, 0.0, EVEN)[:, None]
         normed = x * r
         scaled = grad * weight
-        grad_x = scaled - normed * (tl.sum(scaled * normed, 0) / columns)
+        grad_x = scaled - normed * (tl.sum(scaled * normed, 1) / columns)[:, None]
         if CENTRED:
-            grad_x -= tl.sum(scaled, 0) / columns
+            grad_x -= (tl.sum(scaled, 1) / columns)[:, None]
             part_b += grad
         part_w += grad * normed
-        tl.store(grad_x_ptr + row * columns + offsets, grad_x * r, mask=mask)
-    tl.store(parts_w_ptr + program * columns + offsets, part_w, mask=mask)
-    if CENTRED:
-        tl.store(parts_b_ptr + program * columns + offsets, part_b, mask=mask)
+        store(grad_x_ptr + first * columns + offsets, grad_x * r, mask, EVEN)
+    at = parts_ptr + program.to(tl.int64) * columns + column
+    store(at, tl.sum(part_w, 0)[None, :], inside, WHOLE)
+    if CENTRED:  # the parts of the bias follow those of the weight
+        at += programs.to(tl.int64) * columns
+        store(at, tl.sum(part_b, 0)[None, :], inside, WHOLE)
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the output and r (rows,) fp32."""
-    y = torch.empty_like(
-        x, dtype=torch.promote_types(x.dtype, weight.dtype), memory_format=torch.contiguous_format
-    )
+    dtype = x.dtype if x.dtype is weight.dtype else torch.promote_types(x.dtype, weight.dtype)
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     r = _forward(x, weight, weight, y, None, eps)
     return y, r
 
@@ -90,19 +98,31 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Ten
 def layer_norm_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output, the mean (rows,) and r (rows,), both fp32."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    mean = torch.empty(as_rows(x).shape[0], dtype=torch.float32, device=x.device)
+    mean = _of_rows(x)
     r = _forward(x, weight, bias, y, mean, eps)
     return y, mean, r
 
 
+def _of_rows(x: Tensor) -> Tensor:
+    """Return an fp32 number for each row of x (..., n), not initialised."""
+    return torch.empty(_count_rows(x), dtype=torch.float32, device=x.device)
+
+
+def _count_rows(x: Tensor) -> int:
+    columns = x.shape[-1]
+    return x.numel() // columns if columns else x.shape[:-1].numel()
+
+
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, mean: Tensor | None, eps: float) -> Tensor:
-    rows = as_rows(x)
-    r = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
-    block = row_block(rows.shape[1])
+    r, columns = _of_rows(x), x.shape[-1]
+    rows, block = r.shape[0], row_block(columns)
+    tiles = tuned("norms.forward", x.device, block=block)
+    held, whole = tiles["ROWS"], block == columns
     launch(
-        _forward_kernel, (rows.shape[0] if rows.shape[1] else 0,),
-        rows, weight.contiguous(), bias.contiguous(), y, r if mean is None else mean, r, rows.shape[1], eps,
-        CENTRED=mean is not None, BLOCK=block, num_warps=warps_for(block),
+        _forward_kernel, (triton.cdiv(rows, held) if columns else 0,),
+        x.contiguous(), weight.contiguous(), bias.contiguous(), y, r if mean is None else mean, r, rows,
+        columns, eps, CENTRED=mean is not None, BLOCK=block, WHOLE=whole, EVEN=whole and rows % held == 0,
+        **tiles,
     )  # fmt: skip
     return r
 
@@ -123,16 +143,21 @@ def layer_norm_backward(
 def _backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor | None, r: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = as_rows(x)
-    grad_x = torch.empty_like(rows)
-    programs = min(rows.shape[0], programs_at_once(x.device))
-    parts_w = torch.empty(programs, rows.shape[1], dtype=torch.float32, device=x.device)
-    parts_b = torch.empty_like(parts_w) if mean is not None else parts_w
-    block = row_block(rows.shape[1])
+    """Return the gradients; without a mean there is no bias, and its gradient is that of the weight."""
+    columns, rows = x.shape[-1], r.numel()
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    grad_bias = grad_weight if mean is None else torch.empty_like(grad_weight)
+    block = row_block(columns)
+    tiles = tuned("norms.backward", x.device, block=block)
+    held, whole = tiles["ROWS"], block == columns
+    programs = min(triton.cdiv(rows, held), tiles.pop("programs") * multiprocessors(x.device))
+    parts = torch.empty(1 if mean is None else 2, programs, columns, dtype=torch.float32, device=x.device)
     launch(
-        _backward_kernel, (programs if rows.shape[1] else 0,),
-        as_rows(grad), rows, weight.contiguous(), r if mean is None else mean, r, grad_x, parts_w, parts_b,
-        *rows.shape, CENTRED=mean is not None, BLOCK=block, num_warps=warps_for(block),
+        _backward_kernel, (programs if columns else 0,),
+        grad.contiguous(), x.contiguous(), weight.contiguous(), r if mean is None else mean, r, grad_x, parts,
+        rows, columns, CENTRED=mean is not None, BLOCK=block, WHOLE=whole, EVEN=whole and rows % held == 0,
+        **tiles,
     )  # fmt: skip
-    grad_weight, grad_bias = parts_w.sum(0).to(weight.dtype), parts_b.sum(0).to(weight.dtype)
-    return grad_x.view(x.shape), grad_weight, grad_bias
+    sum_parts(parts, grad_weight, None if mean is None else grad_bias)
+    return grad_x, grad_weight, grad_bias

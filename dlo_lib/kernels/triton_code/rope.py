@@ -1,5 +1,5 @@
-"""Kernel of ``dlo_lib.kernels.rope``. A program rotates a block of rows; a row is one head at one
-position."""
+"""Kernel of ``dlo_lib.kernels.rope``. A program rotates several heads of POSITIONS positions, so that the
+angles of a position are read once for its heads."""
 
 from __future__ import annotations
 
@@ -9,28 +9,37 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.triton_code.launch import launch, row_block
-
-ROWS = 16
+from dlo_lib.kernels.triton_code.rows import load, store
+from dlo_lib.kernels.triton_code.tuning import tuned
 
 
 @triton.jit
 def _rope_kernel(
-    x_ptr, cos_ptr, sin_ptr, y_ptr, rows, heads, seq, half,
+    x_ptr, cos_ptr, sin_ptr, y_ptr, heads, seq, half, blocks_of_heads, blocks_of_seq,
     x_batch, x_head, x_pos, x_dim, y_batch, y_head, y_pos, y_dim, angle_pos, angle_dim,
-    SIGN: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
+    SIGN: tl.constexpr, POSITIONS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    dim = tl.arange(0, HALF)[None, :]
-    mask = (row < rows) & (dim < half)
-    batch, head, pos = row // (heads * seq), row // seq % heads, row % seq
-    cos = tl.load(cos_ptr + pos * angle_pos + dim * angle_dim, mask=mask, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + pos * angle_pos + dim * angle_dim, mask=mask, other=0.0).to(tl.float32) * SIGN
-    x_at = x_ptr + batch * x_batch + head * x_head + pos * x_pos + dim * x_dim
-    first = tl.load(x_at, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(x_at + half * x_dim, mask=mask, other=0.0).to(tl.float32)
-    y_at = y_ptr + batch * y_batch + head * y_head + pos * y_pos + dim * y_dim
-    tl.store(y_at, first * cos - second * sin, mask=mask)
-    tl.store(y_at + half * y_dim, second * cos + first * sin, mask=mask)
+    program = tl.program_id(0)
+    place = program // blocks_of_heads
+    batch, first_pos = (place // blocks_of_seq).to(tl.int64), place % blocks_of_seq * POSITIONS
+    row, dim = tl.arange(0, POSITIONS * HEADS)[:, None], tl.arange(0, HALF)[None, :]
+    head = program % blocks_of_heads * HEADS + row % HEADS
+    pos = first_pos + row // HEADS
+    if POSITIONS == 1:  # one row of angles for all heads
+        angle = (tl.zeros((1, 1), tl.int32) + first_pos).to(tl.int64) * angle_pos + dim * angle_dim
+        angle_mask = dim < half
+    else:
+        angle = pos.to(tl.int64) * angle_pos + dim * angle_dim
+        angle_mask = (pos < seq) & (dim < half)
+    cos = load(cos_ptr + angle, angle_mask, 0.0, EVEN).to(tl.float32)
+    sin = load(sin_ptr + angle, angle_mask, 0.0, EVEN).to(tl.float32) * SIGN
+    mask = (head < heads) & (pos < seq) & (dim < half)
+    x_at = x_ptr + batch * x_batch + head.to(tl.int64) * x_head + pos.to(tl.int64) * x_pos + dim * x_dim
+    first = load(x_at, mask, 0.0, EVEN).to(tl.float32)
+    second = load(x_at + half * x_dim, mask, 0.0, EVEN).to(tl.float32)
+    y_at = y_ptr + batch * y_batch + head.to(tl.int64) * y_head + pos.to(tl.int64) * y_pos + dim * y_dim
+    store(y_at, first * cos - second * sin, mask, EVEN)
+    store(y_at + half * y_dim, second * cos + first * sin, mask, EVEN)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
@@ -40,10 +49,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     if sin.stride() != cos.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     batch, heads, seq, dim = x.shape
-    rows = batch * heads * seq
+    half = dim // 2
+    tiles = tuned("rope", x.device, heads=heads)
+    block, held, positions = row_block(half), tiles["HEADS"], tiles["POSITIONS"]
+    even = block == half and heads % held == 0 and seq % positions == 0
+    of_heads, of_seq = triton.cdiv(heads, held), triton.cdiv(seq, positions)
     launch(
-        _rope_kernel, (triton.cdiv(rows, ROWS) if dim else 0,),
-        x, cos, sin, y, rows, heads, seq, dim // 2, *x.stride(), *y.stride(), *cos.stride(),
-        SIGN=sign, ROWS=ROWS, HALF=row_block(dim // 2), num_warps=4,
+        _rope_kernel, (batch * of_heads * of_seq if dim else 0,),
+        x, cos, sin, y, heads, seq, half, of_heads, of_seq, *x.stride(), *y.stride(), *cos.stride(),
+        SIGN=sign, HALF=block, EVEN=even, **tiles,
     )  # fmt: skip
     return y

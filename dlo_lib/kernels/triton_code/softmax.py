@@ -1,4 +1,9 @@
-"""Kernels of ``dlo_lib.kernels.softmax``. A program computes one row."""
+"""Kernels of ``dlo_lib.kernels.softmax``. A program computes ROWS rows, each read and written once; a row of
+more than ``LONGEST_ROW`` elements is read twice, block after block.
+
+The backward does not write over the gradient of the output, which autograd may give to other operations as
+well, nor over the output, which belongs to the caller.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +12,74 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import as_rows, launch, row_block, warps_for
+from dlo_lib.kernels.dispatch import LONGEST_ROW
+from dlo_lib.kernels.triton_code.launch import launch, row_block
+from dlo_lib.kernels.triton_code.rows import combine, grow, load, store, vector_of
+from dlo_lib.kernels.triton_code.tuning import tuned
 
 
 @triton.jit
-def _softmax_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * columns
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < columns
-    x = tl.load(x_ptr + start + offsets, mask=mask, other=float("-inf")).to(tl.float32)
-    weights = tl.exp(x - tl.max(x, 0))
-    tl.store(y_ptr + start + offsets, weights / tl.sum(weights, 0), mask=mask)
+def _softmax_kernel(x_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    offsets = row * columns + column
+    mask = (first + row < rows) & (column < columns)
+    x = load(x_ptr + first * columns + offsets, mask, float("-inf"), EVEN).to(tl.float32)
+    weights = tl.exp(x - tl.max(x, 1)[:, None])
+    inverse = 1.0 / tl.sum(weights, 1)
+    store(y_ptr + first * columns + offsets, weights * inverse[:, None], mask, EVEN)
 
 
 @triton.jit
-def _long_softmax_kernel(x_ptr, y_ptr, columns, BLOCK: tl.constexpr):
+def _softmax_backward_kernel(
+    grad_ptr, y_ptr, out_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
+):
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
+    offsets = row * columns + column
+    mask = (first + row < rows) & (column < columns)
+    grad = load(grad_ptr + first * columns + offsets, mask, 0.0, EVEN).to(tl.float32)
+    y = load(y_ptr + first * columns + offsets, mask, 0.0, EVEN).to(tl.float32)
+    mean = tl.sum(grad * y, 1)
+    store(out_ptr + first * columns + offsets, y * (grad - mean[:, None]), mask, EVEN)
+
+
+@triton.jit
+def _long_softmax_kernel(
+    x_ptr, y_ptr, columns, LANES: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr
+):
     start = tl.program_id(0).to(tl.int64) * columns
-    offsets = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    BLOCK: tl.constexpr = LANES * VECTOR
     # Each lane keeps the maximum and the sum of its elements; the lanes are combined after the loop.
-    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for block in range(0, columns, BLOCK):
+    largest = tl.full((LANES,), float("-inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    for block in tl.range(0, columns, BLOCK, num_stages=STAGES):
         x = tl.load(x_ptr + start + block + offsets, mask=block + offsets < columns, other=float("-inf"))
-        x = x.to(tl.float32)
-        new = tl.maximum(largest, x)
-        # The difference of two infinities is NaN: a lane that has seen only -inf keeps the sum 0.
-        total = tl.where(new == float("-inf"), 0.0, total * tl.exp(largest - new) + tl.exp(x - new))
-        largest = new
-    maximum = tl.max(largest, 0)
-    total_of_row = tl.sum(total * tl.exp(largest - maximum), 0)
-    for block in range(0, columns, BLOCK):
+        largest, total = grow(largest, total, x.to(tl.float32))
+    maximum, total_of_row = combine(largest, total)
+    inverse = 1.0 / total_of_row
+    for block in tl.range(0, columns, BLOCK, num_stages=STAGES):
         mask = block + offsets < columns
         x = tl.load(x_ptr + start + block + offsets, mask=mask, other=float("-inf")).to(tl.float32)
-        tl.store(y_ptr + start + block + offsets, tl.exp(x - maximum) / total_of_row, mask=mask)
+        tl.store(y_ptr + start + block + offsets, tl.exp(x - maximum) * inverse, mask=mask)
 
 
 @triton.jit
-def _softmax_backward_kernel(grad_ptr, y_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+def _long_softmax_backward_kernel(
+    grad_ptr, y_ptr, out_ptr, columns, LANES: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr
+):
     start = tl.program_id(0).to(tl.int64) * columns
-    offsets = tl.arange(0, BLOCK)
-    products = tl.zeros((BLOCK,), tl.float32)
-    for block in range(0, columns, BLOCK):
+    offsets = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    BLOCK: tl.constexpr = LANES * VECTOR
+    products = tl.zeros((LANES, VECTOR), tl.float32)
+    for block in tl.range(0, columns, BLOCK, num_stages=STAGES):
         mask = block + offsets < columns
         grad = tl.load(grad_ptr + start + block + offsets, mask=mask, other=0.0).to(tl.float32)
         y = tl.load(y_ptr + start + block + offsets, mask=mask, other=0.0).to(tl.float32)
         products += grad * y
-    mean = tl.sum(products, 0)
-    for block in range(0, columns, BLOCK):
+    mean = tl.sum(tl.sum(products, 1), 0)
+    for block in tl.range(0, columns, BLOCK, num_stages=STAGES):
         mask = block + offsets < columns
         grad = tl.load(grad_ptr + start + block + offsets, mask=mask, other=0.0).to(tl.float32)
         y = tl.load(y_ptr + start + block + offsets, mask=mask, other=0.0).to(tl.float32)
@@ -61,25 +87,32 @@ def _softmax_backward_kernel(grad_ptr, y_ptr, out_ptr, columns, BLOCK: tl.conste
 
 
 def softmax_forward(x: Tensor) -> Tensor:
-    """Return the softmax of x (..., n) over the last dimension, contiguous."""
-    rows = as_rows(x)
-    y = torch.empty_like(rows)
-    columns = rows.shape[1]
-    block = row_block(columns)
-    kernel = _softmax_kernel if block >= columns else _long_softmax_kernel
-    grid = (rows.shape[0] if columns else 0,)
-    launch(kernel, grid, rows, y, columns, BLOCK=block, num_warps=warps_for(block))
-    return y.view(x.shape)
+    """Return the softmax of x (..., n) over its last dimension, contiguous."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _start("softmax.forward", _softmax_kernel, _long_softmax_kernel, x, y)
+    return y
 
 
 def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
-    """Return the gradient of x from that of the output ``y``."""
-    rows, outputs = as_rows(grad), as_rows(y)
-    out = torch.empty_like(outputs)
-    columns = rows.shape[1]
+    """Return the gradient of x from that of the output ``y``, contiguous."""
+    grad, y = grad.contiguous(), y.contiguous()
+    out = torch.empty_like(y)
+    _start("softmax.backward", _softmax_backward_kernel, _long_softmax_backward_kernel, grad, y, out)
+    return out
+
+
+def _start(name: str, kernel: object, long_kernel: object, *tensors: Tensor) -> None:
+    """Start ``kernel`` on the rows of contiguous tensors of one shape; ``long_kernel`` if they are long."""
+    x = tensors[0]
+    columns = x.shape[-1]
+    rows = x.numel() // max(columns, 1)
+    if columns > LONGEST_ROW:
+        tiles = tuned("softmax.long", x.device)
+        launch(long_kernel, (rows,), *tensors, columns, VECTOR=vector_of(x), **tiles)
+        return
     block = row_block(columns)
-    grid = (rows.shape[0] if columns else 0,)
-    launch(
-        _softmax_backward_kernel, grid, rows, outputs, out, columns, BLOCK=block, num_warps=warps_for(block)
-    )
-    return out.view(y.shape)
+    tiles = tuned(name, x.device, block=block)
+    held = tiles["ROWS"]
+    even = block == columns and rows % held == 0
+    launch(kernel, (triton.cdiv(rows, held),), *tensors, rows, columns, BLOCK=block, EVEN=even, **tiles)

@@ -1,4 +1,9 @@
-"""Kernels of ``dlo_lib.kernels.swiglu``. A program computes a block of consecutive elements."""
+"""Kernels of ``dlo_lib.kernels.swiglu``. A program computes a block of consecutive elements.
+
+The backward does not write over its inputs. Autograd may give the gradient of the output to other operations
+as well, and the gate and the up projection, which are saved, belong to the caller and are read again if the
+graph is kept. It would save memory, but no traffic.
+"""
 
 from __future__ import annotations
 
@@ -8,45 +13,56 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.triton_code.launch import launch
-
-BLOCK = 1024
+from dlo_lib.kernels.triton_code.tuning import tuned
 
 
 @triton.jit
 def _forward_kernel(gate_ptr, up_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    gate = tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offsets, gate * tl.sigmoid(gate) * up, mask=mask)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = tl.arange(0, BLOCK)
+    gate_at, up_at, out_at = gate_ptr + start + offsets, up_ptr + start + offsets, out_ptr + start + offsets
+    if start + BLOCK <= n:  # a whole block needs no mask
+        gate, up = tl.load(gate_at).to(tl.float32), tl.load(up_at).to(tl.float32)
+        tl.store(out_at, gate * tl.sigmoid(gate) * up)
+    else:
+        mask = start + offsets < n
+        gate = tl.load(gate_at, mask=mask, other=0.0).to(tl.float32)
+        up = tl.load(up_at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out_at, gate * tl.sigmoid(gate) * up, mask=mask)
+
+
+@triton.jit
+def _gradients(grad, gate, up):
+    grad, gate, up = grad.to(tl.float32), gate.to(tl.float32), up.to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    return grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), grad * gate * sigmoid
 
 
 @triton.jit
 def _backward_kernel(grad_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    grad = tl.load(grad_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(gate)
-    tl.store(grad_up_ptr + offsets, grad * gate * sigmoid, mask=mask)
-    tl.store(grad_gate_ptr + offsets, grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid)), mask=mask)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = tl.arange(0, BLOCK)
+    grad_at, gate_at, up_at = grad_ptr + start + offsets, gate_ptr + start + offsets, up_ptr + start + offsets
+    grad_gate_at, grad_up_at = grad_gate_ptr + start + offsets, grad_up_ptr + start + offsets
+    if start + BLOCK <= n:
+        grad_gate, grad_up = _gradients(tl.load(grad_at), tl.load(gate_at), tl.load(up_at))
+        tl.store(grad_gate_at, grad_gate)
+        tl.store(grad_up_at, grad_up)
+    else:
+        mask = start + offsets < n
+        grad = tl.load(grad_at, mask=mask, other=0.0)
+        gate = tl.load(gate_at, mask=mask, other=0.0)
+        grad_gate, grad_up = _gradients(grad, gate, tl.load(up_at, mask=mask, other=0.0))
+        tl.store(grad_gate_at, grad_gate, mask=mask)
+        tl.store(grad_up_at, grad_up, mask=mask)
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up, contiguous."""
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
-    launch(
-        _forward_kernel,
-        (triton.cdiv(gate.numel(), BLOCK),),
-        gate,
-        up,
-        out,
-        gate.numel(),
-        BLOCK=BLOCK,
-        num_warps=4,
-    )
+    n, tiles = gate.numel(), tuned("swiglu.forward", gate.device)
+    launch(_forward_kernel, (triton.cdiv(n, tiles["BLOCK"]),), gate, up, out, n, **tiles)
     return out
 
 
@@ -54,8 +70,7 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
     """Return the gradients of gate and up, contiguous."""
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-    launch(
-        _backward_kernel, (triton.cdiv(gate.numel(), BLOCK),),
-        grad, gate, up, grad_gate, grad_up, gate.numel(), BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
+    n, tiles = gate.numel(), tuned("swiglu.backward", gate.device)
+    grid = (triton.cdiv(n, tiles["BLOCK"]),)
+    launch(_backward_kernel, grid, grad, gate, up, grad_gate, grad_up, n, **tiles)
     return grad_gate, grad_up

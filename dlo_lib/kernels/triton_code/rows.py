@@ -1,0 +1,97 @@
+"""What the kernels of rows share: loads and stores without a mask where a tile is whole, and the sums of the
+parts that programs leave.
+
+A tile holds ROWS rows of BLOCK elements, a power of two. Row and column of an element are 32-bit offsets from
+the first element of the tile, whose offset has 64 bits. A thread accesses 16 bytes at a time, provided that
+the compiler knows that the rows begin at multiples of 16 elements.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.tuning import tuned
+
+
+@triton.jit
+def load(at, mask, other, EVEN: tl.constexpr):
+    """Load a tile; EVEN says that the whole tile exists, so that there is nothing to mask."""
+    return tl.load(at) if EVEN else tl.load(at, mask=mask, other=other)
+
+
+@triton.jit
+def store(at, tile, mask, EVEN: tl.constexpr):
+    """Store a tile; EVEN as for ``load``."""
+    if EVEN:
+        tl.store(at, tile)
+    else:
+        tl.store(at, tile, mask=mask)
+
+
+@triton.jit
+def grow(largest, total, x):
+    """Return the maximum (LANES,) and the sum of exp(x - maximum) (LANES,) of each lane after another tile x
+    (LANES, VECTOR). The old sum is rescaled once for VECTOR elements, so that almost one exponential is
+    computed for each."""
+    new = tl.maximum(largest, tl.max(x, 1))
+    # The difference of two infinities is NaN: as long as a lane has seen only -inf, subtract 0.
+    finite = tl.where(new == float("-inf"), 0.0, new)
+    total = total * tl.exp(largest - finite) + tl.sum(tl.exp(x - finite[:, None]), 1)
+    return new, total
+
+
+@triton.jit
+def combine(largest, total):
+    """Return the maximum and the sum of a row from those of its lanes."""
+    maximum = tl.max(largest, 0)
+    finite = tl.where(maximum == float("-inf"), 0.0, maximum)
+    return maximum, tl.sum(total * tl.exp(largest - finite), 0)
+
+
+@triton.jit
+def _sum_parts_kernel(
+    parts_ptr, first_ptr, second_ptr, parts, columns, PARTS: tl.constexpr, COLS: tl.constexpr
+):
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+    part = tl.arange(0, PARTS)[:, None]
+    at = parts_ptr + tl.program_id(1).to(tl.int64) * parts * columns + part * columns + cols
+    total = tl.zeros((PARTS, COLS), tl.float32)
+    for start in range(0, parts, PARTS):
+        mask = (start + part < parts) & (cols < columns)
+        total += tl.load(at + start * columns, mask=mask, other=0.0)
+    out = tl.sum(total, 0)[None, :]
+    if tl.program_id(1) == 0:
+        tl.store(first_ptr + cols, out, mask=cols < columns)
+    else:
+        tl.store(second_ptr + cols, out, mask=cols < columns)
+
+
+def sum_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> None:
+    """Sum ``parts`` (1 or 2, P, columns), fp32, over P: write the sums of the first to ``first`` (columns,)
+    and those of the second, if there are any, to ``second``. P may be 0."""
+    count, columns = parts.shape[1:]
+    tiles = tuned("rows.sum_parts", parts.device)
+    grid = (triton.cdiv(columns, tiles["COLS"]), parts.shape[0])
+    launch(
+        _sum_parts_kernel, grid, parts, first, first if second is None else second, count, columns, **tiles
+    )
+
+
+@lru_cache(maxsize=64)
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of ``device``: those of an H100 where there is no GPU to ask, and
+    on a CPU 3, fewer than the rows of a test."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return 3 if device.type == "cpu" else 132
+
+
+def vector_of(tensor: Tensor) -> int:
+    """Return the number of elements in 16 bytes."""
+    return 16 // tensor.element_size()
