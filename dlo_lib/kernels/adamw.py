@@ -27,7 +27,9 @@ from torch import Tensor
 from dlo_lib.errors import UserError
 from dlo_lib.kernels.dispatch import KernelBackend, backend_for
 
-Update = dict[str, float]
+SCALING = ("grad_scale", "found_inf")
+"""The attributes that ``GradScaler.step`` sets for the duration of a step."""
+Update = dict[str, Any]
 """The keyword arguments of ``adamw_update`` that are numbers."""
 
 
@@ -59,29 +61,40 @@ def adamw_update(
         param.addcdiv_(exp_avg, deviation, value=-lr / (1 - beta1**step))
 
 
-def _triton_updates(params: list[Tensor]) -> bool:
-    return bool(params) and backend_for(params[0]) is KernelBackend.TRITON
-
-
 class FusedAdamW(torch.optim.AdamW):
     """``torch.optim.AdamW`` whose step is one Triton kernel for the parameters of each dtype and device.
 
     Arguments and state are those of ``torch.optim.AdamW``, so that each loads the checkpoints of the other.
-    Without Triton the step is that of PyTorch's fused implementation. Parameters may be fp32, bf16 or fp16;
-    the moments have their dtype, as in PyTorch.
+    Without Triton the step is PyTorch's fused kernel. Parameters may be fp32, bf16 or fp16; the moments have
+    their dtype, as in PyTorch.
+
+    A ``GradScaler`` passes its scale and its overflow flag to the step. The kernel divides the gradients by
+    the scale, and after an overflow changes neither parameters nor state. The CPU waits for neither.
 
     Raises:
         UserError: an option is requested that the kernel does not have (amsgrad, maximize, capturable,
-            differentiable, foreach, a tensor as learning rate), or a parameter is a slice with gaps.
+            differentiable, foreach, a tensor as learning rate), by an argument or by the state that is
+            loaded; a parameter is a slice with gaps; in ``step``, a gradient is sparse.
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None:
-        for name in ("amsgrad", "maximize", "capturable", "differentiable", "foreach"):
-            if options.get(name):
-                raise UserError(f"FusedAdamW has no {name}: use torch.optim.AdamW")
+        _require_kernel(options)
         if isinstance(lr, Tensor):
             raise UserError("lr is a tensor: FusedAdamW needs a number")
         super().__init__(params, lr=lr, **{**options, "fused": True, "foreach": False})
+        self._tables: dict[tuple[Any, ...], Any] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, or a checkpoint, which may be that of an optimiser that is not fused."""
+        for group in state["param_groups"]:
+            _require_kernel({**group, "foreach": False})
+            group.update(fused=True, foreach=False)
+        super().__setstate__(state)
+        self._step_supports_amp_scaling = True
+        self._tables = {}
+        for param, values in self.state.items():
+            if "step" in values:
+                values["step"] = torch.as_tensor(values["step"], dtype=torch.float32, device=param.device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -99,44 +112,82 @@ class FusedAdamW(torch.optim.AdamW):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        every = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
-        for param in every:
-            # PyTorch's fused kernel on the CPU ignores the strides of a gradient as well.
-            param.grad = _in_layout_of(param, param.grad)
-        # The scaler of fp16 passes its scale to a fused step, which PyTorch's kernel applies.
-        if not _triton_updates(every) or getattr(self, "grad_scale", None) is not None:
-            super().step()
-            return loss
-        for group in self.param_groups:
-            self._update_group(group)
+        for number, group in enumerate(self.param_groups):
+            for kind, lists in self._batches(group).items():
+                scale, found = (_scalar_on(kind[0], getattr(self, name, None)) for name in SCALING)
+                if backend_for(lists[0][0]) is KernelBackend.TRITON:
+                    from dlo_lib.kernels.triton_code.adamw import Tables, adamw_update
+
+                    tables = self._tables.setdefault((number, *kind), Tables())
+                    adamw_update(*lists, **_numbers(group), grad_scale=scale, found_inf=found, tables=tables)
+                else:
+                    _update_in_pytorch(*lists, numbers=_numbers(group), grad_scale=scale, found_inf=found)
         return loss
 
-    def _update_group(self, group: dict[str, Any]) -> None:
-        from dlo_lib.kernels.triton_code.adamw import adamw_update as update
-
-        batches: dict[tuple[Any, ...], list[Tensor]] = {}
+    def _batches(self, group: dict[str, Any]) -> dict[tuple[Any, ...], list[list[Tensor]]]:
+        """Return for each device and dtypes the parameters, gradients, moments and steps; create the state of
+        parameters that have their first gradient."""
+        batches: dict[tuple[Any, ...], list[list[Tensor]]] = {}
         for param in group["params"]:
-            if param.grad is None:
+            grad = param.grad
+            if grad is None:
                 continue
+            if grad.layout is not torch.strided:
+                raise UserError(
+                    f"a parameter {tuple(param.shape)} has a sparse gradient: "
+                    "use sparse=False in its embedding"
+                )
+            strides = param.stride()
+            if grad.stride() != strides:  # the elements are read in the order of memory
+                grad = param.grad = _in_layout_of(param, grad)
             state = self.state[param]
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-            state["step"] += 1
-            batches.setdefault((param.device, param.dtype, param.grad.dtype), []).append(param)
-        for params in batches.values():
-            states = [self.state[param] for param in params]
-            for param, state in zip(params, states):
-                for name in ("exp_avg", "exp_avg_sq"):  # loaded ones may have another layout
+            for name in ("exp_avg", "exp_avg_sq"):
+                if state[name].stride() != strides:  # loaded ones may have another layout
                     state[name] = _in_layout_of(param, state[name])
-            update(
-                params,
-                [param.grad for param in params if param.grad is not None],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [state["step"] for state in states],
-                **_numbers(group),
-            )
+            kind = (param.device, param.dtype, grad.dtype)
+            lists = batches.get(kind)
+            if lists is None:
+                lists = batches[kind] = [[], [], [], [], []]
+            values = (param, grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
+            for held, value in zip(lists, values):
+                held.append(value)
+        return batches
+
+
+def _require_kernel(options: dict[str, Any]) -> None:
+    for name in ("amsgrad", "maximize", "capturable", "differentiable", "foreach"):
+        if options.get(name):
+            raise UserError(f"FusedAdamW has no {name}: use torch.optim.AdamW")
+
+
+def _update_in_pytorch(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    *,
+    numbers: Update,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+) -> None:
+    """Update as the kernel does, with PyTorch's fused kernel."""
+    torch._foreach_add_(steps, 1)
+    if found_inf is not None:  # a sum of flags; PyTorch's kernel compares it with 1
+        found_inf = (found_inf != 0).to(torch.float32).reshape(())
+    torch._fused_adamw_(
+        params, grads, exp_avgs, exp_avg_sqs, [], steps, **numbers,
+        amsgrad=False, maximize=False, grad_scale=grad_scale, found_inf=found_inf,
+    )  # fmt: skip
+    if found_inf is not None:
+        torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+
+def _scalar_on(device: torch.device, value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.to(device, torch.float32, non_blocking=True)
 
 
 def _in_layout_of(param: Tensor, value: Tensor) -> Tensor:
