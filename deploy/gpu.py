@@ -118,7 +118,7 @@ def main() -> int:
     card = subprocess.run([sys.executable, "-c", CARD], capture_output=True, text=True, env=environment)
     if card.returncode:
         print(
-            "gpu: PyTorch sees no GPU here: run this command on a machine that has one, with a PyTorch for CUDA",
+            "gpu: PyTorch sees no GPU here: use a machine that has one, and a PyTorch for CUDA",
             file=sys.stderr,
         )
         return 2

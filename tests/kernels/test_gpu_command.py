@@ -68,8 +68,7 @@ def test_without_a_gpu_it_prints_one_line(tmp_path):
     done = run("--to", str(tmp_path / "out"))
     assert (done.returncode, done.stdout) == (2, "")
     assert (
-        done.stderr
-        == "gpu: PyTorch sees no GPU here: run this command on a machine that has one, with a PyTorch for CUDA\n"
+        done.stderr == "gpu: PyTorch sees no GPU here: use a machine that has one, and a PyTorch for CUDA\n"
     )
     assert not (tmp_path / "out").exists()
 
