@@ -104,6 +104,9 @@ class TrainConfig:
         Kernels,
         Option("norms, RoPE, SwiGLU, loss and AdamW as in PyTorch or fused", same_on_resume=False),
     ] = Kernels.EAGER
+    compile: Annotated[
+        bool, Option("compile each block, and the loss, with torch.compile", same_on_resume=False)
+    ] = False
     checkpointing: Annotated[
         bool, Option("save only the input of each block and recompute the block in the backward")
     ] = False
@@ -164,6 +167,11 @@ class TrainConfig:
             raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
         if self.async_tp and not self.sequence_parallel:
             raise UserError("async-tp needs sequence-parallel: add --sequence-parallel, or leave it out")
+        if self.compile and self.tp > 1:
+            raise UserError(
+                "compile cannot trace the communication inside the linear layers of tp: leave --compile out, "
+                "or use --tp 1"
+            )
         self._check_seq()
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")

@@ -23,6 +23,7 @@ from dlo_lib.parallel.parallelize import local_tokens
 from dlo_lib.parallel.plan import ZeroStage
 from dlo_lib.stop import StopRequests
 from dlo_lib.train.checkpoint import save
+from dlo_lib.train.compiled import compile_loss
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.control import Control, Decision
 from dlo_lib.train.prepare import Prepared, open_out, prepare
@@ -87,6 +88,8 @@ def _run(
     tokens = torch.tensor(state.tokens, device=here.device)
     verdict, failure, loss = Decision.CONTINUE, None, None
     which_loss = loss_options(config.kernels.operations, prepared.plan.takes_logits)
+    if state.compiled is not None:
+        which_loss = compile_loss(which_loss, here.device)
 
     with control.together():
         report = reporter(config, here, state)

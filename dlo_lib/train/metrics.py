@@ -31,12 +31,16 @@ class Metrics:
         lr: the learning rate of the step.
         grad_norm: the norm before clipping; None without clipping.
         tokens: the number of valid tokens on all ranks since the start of the run.
-        tokens_per_second: the rate of all ranks together.
+        tokens_per_second: the rate of all ranks together, without the time of compilation and, like
+            ``step_seconds``, without the first step of this process, which initialises the device (but a line
+            for this step alone shows it).
         step_seconds: the wall time per step.
         peak_bytes: the peak memory of rank 0, of its GPU or of its process.
         mfu: the model FLOPs divided by the peak FLOPs of the GPU; None on other devices.
         loss_scale: the scale of the fp16 scaler after the step, or None.
         gpu: the name of the GPU in ``dlo_lib.hardware``; None if it is unknown.
+        compile_seconds: the time of compilation on rank 0 since the previous line; None without
+            ``--compile``.
         load_seconds to communication_seconds: the parts of this step on rank 0 (``train.clock``), or None.
     """
 
@@ -51,6 +55,7 @@ class Metrics:
     mfu: float | None = None
     loss_scale: float | None = None
     gpu: str | None = None
+    compile_seconds: float | None = None
     load_seconds: float | None = None
     forward_seconds: float | None = None
     backward_seconds: float | None = None

@@ -27,6 +27,7 @@ from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.profiling.settings import OptimizerStep
 from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
+from dlo_lib.train.compiled import compile_model, inductor
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.disk import writing
 from dlo_lib.train.metrics import METRICS_FILE
@@ -61,6 +62,7 @@ class Prepared:
         plan, mesh = self.plan, self.mesh
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         spread = parallelize(self.model, plan, mesh, device=place.device, values=self.values, seq=config.seq)
+        compiled = compile_model(spread, plan, place.device) if config.compile else None
         scaler: torch.amp.GradScaler | None = None
         if config.precision is Precision.FP16:
             kind = place.device.type
@@ -83,6 +85,7 @@ class Prepared:
             scaler,
             learns_with,
             plan.saves_in_parts and mesh is not None,
+            compiled=compiled,
         )
 
 
@@ -95,6 +98,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     plan = config.plan(place.world_size, place.local_world_size)
     mesh = ParallelMesh(plan.degrees) if config.is_parallel else None
     checkpoint = _resumed(config, plan, place) if config.resume else None
+    if config.compile:
+        inductor(place.device)  # before the model is built
     seed_everything(config.seed)  # the same weights on every rank, and the same as on one
     model, values = _model(config, plan, checkpoint, place.device)
     dataset = open_dataset(config.data, config.seq)

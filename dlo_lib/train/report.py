@@ -21,6 +21,7 @@ from dlo_lib.optim import Precision, StepResult
 from dlo_lib.profiling import mfu
 from dlo_lib.text import tr
 from dlo_lib.train.clock import NoClock, StepClock
+from dlo_lib.train.compiled import CompileClock
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.disk import writing
 from dlo_lib.train.metrics import Metrics, MetricsWriter, peak_memory
@@ -65,6 +66,9 @@ class Reporter(Quiet):
         self._card = _card(place.device)
         self._gpu = _gpu(place.device, config.precision)
         self._clock: StepClock | None = None
+        self._first = state.step + 1
+        self._compiling = CompileClock() if state.compiled is not None else None
+        self._compile_seconds = 0.0  # since the last line
         if place.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place.device)
         with writing(config.out):
@@ -110,9 +114,12 @@ class Reporter(Quiet):
     def after_step(self, result: StepResult, tokens: Tensor) -> None:
         step = self._state.step
         self._progress.advance(step)
+        if step == self._first:
+            self._after_first_step(tokens)
         if not self._is_due(step):
             return
         loss, all_tokens = float(result.loss), int(tokens)  # waits for the device before the clock is read
+        self._leave_out_compilation()
         seconds = time.perf_counter() - self._since
         rate = (all_tokens - self._since_tokens) / seconds
         metrics = Metrics(
@@ -127,11 +134,41 @@ class Reporter(Quiet):
             mfu=None if self._gpu is None else self._mfu(rate, self._gpu),
             loss_scale=None if self._state.scaler is None else self._state.scaler.get_scale(),
             gpu=None if self._card is None else self._card.name,
+            compile_seconds=None if self._compiling is None else self._compile_seconds,
             **self._split(),
         )
         self._metrics.write(metrics)
         self._progress.show(metrics)
-        self._since, self._since_step, self._since_tokens = time.perf_counter(), step, all_tokens
+        self._compile_seconds = 0.0
+        self._measure_from(step, all_tokens)
+
+    def _measure_from(self, step: int, tokens: int) -> None:
+        """Begin the interval of the rates after this step."""
+        self._since, self._since_step, self._since_tokens = time.perf_counter(), step, tokens
+
+    def _after_first_step(self, tokens: Tensor) -> None:
+        """Say how long the compilation took. Leave the first step out of the rates, because it initialises
+        the device, unless it has a line."""
+        compiled = self._state.compiled
+        if compiled is not None:
+            self._leave_out_compilation()
+            self._progress.say(
+                tr(
+                    "compiled {blocks} blocks in {seconds:.1f} s; cache: {cache}",
+                    blocks=compiled.blocks,
+                    seconds=self._compile_seconds,
+                    cache=compiled.cache,
+                )
+            )
+        if not self._is_due(self._first):
+            self._measure_from(self._first, int(tokens))  # waits for the device
+
+    def _leave_out_compilation(self) -> None:
+        """Exclude the compilation since the last call from the rates, and add it to that of the next line."""
+        if self._compiling is not None:
+            seconds = self._compiling.lap()
+            self._compile_seconds += seconds
+            self._since += seconds
 
     def _split(self) -> dict[str, float | None]:
         split = self._clock.split() if self._clock is not None else None

@@ -24,6 +24,7 @@ from dlo_lib.data import RankSampler
 from dlo_lib.files import full_disk_as_os_error
 from dlo_lib.models import Llama
 from dlo_lib.parallel.protocol import ParallelModel
+from dlo_lib.train.compiled import Compiled
 
 
 @dataclass
@@ -37,6 +38,7 @@ class TrainState:
         group: the data-parallel ranks.
         saves_in_parts: whether every rank writes its shards to a checkpoint.
         tokens: the number of valid tokens so far on all ranks.
+        compiled: what this rank compiles; None without ``--compile``.
     """
 
     model: Llama
@@ -49,6 +51,7 @@ class TrainState:
     saves_in_parts: bool = False
     step: int = 0
     tokens: int = 0
+    compiled: Compiled | None = None
 
 
 @dataclass(frozen=True)
