@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -52,18 +54,107 @@ def test_flash_attention(backend, is_causal, monkeypatch):
                 )  # fmt: skip
 
 
+KERNELS = ("forward", "dq", "dkv")
+
+
+@contextlib.contextmanager
+def trying(**values: int) -> Iterator[None]:
+    """Use these constants in the three kernels."""
+    from dlo_lib.kernels.triton_code.tuning import trying
+
+    with contextlib.ExitStack() as stack:
+        for kernel in KERNELS:
+            stack.enter_context(trying(f"flash_attention.{kernel}", values))
+        yield
+
+
+@pytest.mark.parametrize("bulk", [0, 1], ids=["pointers", "bulk copies"])
+@pytest.mark.parametrize("tiles", [(32, 16), (16, 32)], ids=["32x16", "16x32"])
 @pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_tiles_with_other_numbers_of_queries_than_of_keys(backend, monkeypatch):
+def test_tiles(backend, tiles, bulk):
+    """Tiles with more queries than keys and fewer; sequences that they divide and do not divide."""
+    for shape in ((1, 2, 1, 37, 37, 16), (1, 1, 1, 35, 5, 16), (1, 3, 1, 7, 70, 24), (1, 4, 2, 64, 64, 16)):
+        for is_causal in (False, True):
+            with trying(ROWS=tiles[0], COLS=tiles[1], BULK=bulk):
+                check(
+                    lambda q, k, v: flash_attention(q, k, v, is_causal),  # noqa: B023
+                    lambda q, k, v: reference(q, k, v, is_causal)[0],  # noqa: B023
+                    make(shape), backend, factor=4,
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_head_dims(backend):
+    """Head dims that are no power of two, in both forms of loads and in each dtype."""
+    for dim in (80, 96, 128):
+        for bulk in (0, 1):
+            for dtype in (torch.float32, torch.bfloat16):
+                with trying(ROWS=32, COLS=32, BULK=bulk):
+                    check(
+                        lambda q, k, v: flash_attention(q, k, v, True),
+                        lambda q, k, v: reference(q, k, v, True)[0],
+                        make((1, 2, 1, 33, 33, dim), dtype), backend, factor=4,
+                    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_heads_in_several_sections(backend, monkeypatch):
     from dlo_lib.kernels.triton_code import flash_attention as code
 
-    for rows, cols in ((32, 16), (16, 32)):  # on a GPU the forward has more queries, dk and dv fewer
-        monkeypatch.setattr(code, "_tiles", lambda *_: {"ROWS": rows, "COLS": cols, "DIMS": 16})  # noqa: B023
-        for shape in ((1, 2, 1, 37, 37, 16), (1, 1, 1, 35, 5, 16)):
+    monkeypatch.setattr(code, "L2_BYTES", 2 * 2 * 40 * 16 * 4)  # of 2 of the 3 key heads
+    check(
+        lambda q, k, v: flash_attention(q, k, v, True),
+        lambda q, k, v: reference(q, k, v, True)[0],
+        make((1, 6, 3, 40, 40, 16)), backend, factor=4,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_very_small_scores(backend):
+    """A lse far below 0, whose exponential overflows, reaches no gradient by the keys after the last."""
+
+    q, k, v = make((1, 1, 1, 19, 19, 16))
+    q[..., 0], k[..., 0] = 30, -30  # adds -225 to each score
+    for is_causal in (False, True):
+        with trying(ROWS=16, COLS=32, BULK=1):
             check(
-                lambda q, k, v: flash_attention(q, k, v, True),
-                lambda q, k, v: reference(q, k, v, True)[0],
-                make(shape), backend, factor=4,
+                lambda q, k, v: flash_attention(q, k, v, is_causal),  # noqa: B023
+                lambda q, k, v: reference(q, k, v, is_causal)[0],  # noqa: B023
+                (q, k, v), backend, factor=100,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_what_a_bulk_copy_cannot_read(backend):
+    """Rows that are not contiguous, not aligned, or expanded are read by pointers, with equal results."""
+    q, k, _ = make((1, 2, 1, 20, 20, 16))
+    odd = torch.zeros(1, 1, 20, 17)[..., 1:].copy_(k)  # 68 bytes a row, and 4 before the first
+    transposed = k.transpose(2, 3).contiguous().transpose(2, 3)
+    with using(backend), trying(ROWS=16, COLS=16, BULK=1):
+        expected = flash_attention(q, k, k, True)
+        for keys in (odd, transposed, k[:, :, :1].expand_as(k)):
+            same = expected if keys.stride(2) else flash_attention(q, keys.contiguous(), keys, True)
+            torch.testing.assert_close(flash_attention(q, keys, keys, True), same)
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_a_tile_is_read_in_bulk_where_the_table_and_the_strides_allow_it():
+    from dlo_lib.kernels.triton_code.launch import recorded
+
+    def bulk(q, k, v):
+        with using(KernelBackend.TRITON), recorded() as launches:
+            out = FlashAttention.apply(q, k, v, True)
+            out.backward(torch.empty_like(out))
+        return [launch.arguments["BULK"] for launch in launches]
+
+    inputs = [torch.empty(1, 2, 64, 64, device="meta", dtype=torch.bfloat16) for _ in range(3)]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    assert bulk(*inputs) == [False] * 3
+    with trying(BULK=1):
+        assert bulk(*inputs) == [True] * 3
+        strided = torch.empty(1, 2, 64, 65, device="meta", dtype=torch.bfloat16)[..., :64].requires_grad_()
+        assert bulk(inputs[0], strided, inputs[2]) == [False, False, True]
+        assert bulk(strided, *inputs[1:]) == [True, True, False]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -176,7 +176,7 @@ def _dq_step(
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, grad_ptr, lse_ptr, rows_ptr, dq_ptr,
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d, g_b, g_h, g_s, g_d,
-    dq_b, dq_h, dq_s, dq_d, numbers, heads, group, seq_q, seq_k, section, scale,
+    dq_b, dq_h, dq_s, dq_d, numbers, heads, group, seq_q, seq_k, padded, section, scale,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
@@ -192,12 +192,12 @@ def _dq_kernel(
     q_ptr += batch * q_b + head * q_h
     out = _tile(o_ptr, 0, start, seq_q, 0, o_s, o_d, False, True, DIM, ROWS, DIMS)
     grad = _tile(grad_ptr, 0, start, seq_q, 0, g_s, g_d, False, True, DIM, ROWS, DIMS)
-    # For the kernel of dk and dv, which runs next: (2, batch, heads, seq), lse with base 2 and delta.
+    # For the kernel of dk and dv, which runs next: (batch * heads, 2, padded), lse with base 2 and delta.
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
-    row_at = number.to(tl.int64) * seq_q + rows
-    lse = tl.load(lse_ptr + row_at, mask=rows < seq_q, other=0.0) * LOG2_E
-    tl.store(rows_ptr + row_at, lse, mask=rows < seq_q)
-    tl.store(rows_ptr + tl.cast(numbers, tl.int64) * seq_q + row_at, delta, mask=rows < seq_q)
+    lse = tl.load(lse_ptr + number.to(tl.int64) * seq_q + rows, mask=rows < seq_q, other=0.0) * LOG2_E
+    rows_at = rows_ptr + number.to(tl.int64) * (2 * padded) + rows
+    tl.store(rows_at, lse, mask=rows < seq_q)
+    tl.store(rows_at + padded, delta, mask=rows < seq_q)
     q = _tile(q_ptr, 0, start, seq_q, 0, q_s, q_d, False, True, DIM, ROWS, DIMS)
     acc = tl.zeros((ROWS, DIMS), tl.float32)
     unmasked, end = _key_range(start, seq_k, CAUSAL, ROWS, COLS)
@@ -218,24 +218,33 @@ def _dq_kernel(
 
 
 @triton.jit
+def _row_values(source, line, first, length, padded, BULK: tl.constexpr, ROWS: tl.constexpr):
+    """The values (ROWS,) of a line of lse or delta; 0 outside."""
+    if BULK:
+        return source.load([line, first]).reshape(ROWS)
+    else:
+        rows = first + tl.arange(0, ROWS)
+        return tl.load(source + tl.cast(line, tl.int64) * padded + rows, mask=rows < length, other=0.0)
+
+
+@triton.jit
 def _dkv_step(
-    k, v, dk, dv, q_at, grad_at, rows_at, delta_at, head, first, cols, q_h, q_s, q_d, g_h, g_s, g_d,
-    seq_q, scale, MASKED: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
+    k, v, dk, dv, q_at, grad_at, rows_at, head, first, cols, q_h, q_s, q_d, g_h, g_s, g_d,
+    seq_q, padded, scale, MASKED: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    # A query outside of the sequence has an infinite lse, which makes its weights 0.
-    rows = first + tl.arange(0, ROWS)
-    row_at = tl.cast(head, tl.int64) * seq_q + rows
+    # A query outside of the sequence adds 0, because q, grad, lse and delta are 0.
     q = _tile(q_at, head, first, seq_q, q_h, q_s, q_d, BULK, True, DIM, ROWS, DIMS)
-    lse = tl.load(rows_at + row_at, mask=rows < seq_q, other=float("inf"))
+    lse = _row_values(rows_at, 2 * head, first, seq_q, padded, BULK, ROWS)
     scores = dot(k, tl.trans(q))  # (cols, rows)
     grad = _tile(grad_at, head, first, seq_q, g_h, g_s, g_d, BULK, True, DIM, ROWS, DIMS)
     grad_weights = dot(v, tl.trans(grad))
     weights = tl.exp2(scores * scale - lse[None, :])
     if MASKED:
+        rows = first + tl.arange(0, ROWS)
         weights = tl.where(rows[None, :] >= cols[:, None], weights, 0.0)
     dv = dot(weights.to(grad.dtype), grad, dv)
-    delta = tl.load(delta_at + row_at, mask=rows < seq_q, other=0.0)
+    delta = _row_values(rows_at, 2 * head + 1, first, seq_q, padded, BULK, ROWS)
     grad_scores = weights * (grad_weights - delta[None, :])
     dk = dot(grad_scores.to(q.dtype), q, dk)
     return dk, dv
@@ -245,7 +254,8 @@ def _dkv_step(
 def _dkv_kernel(
     q_ptr, k_ptr, v_ptr, grad_ptr, rows_ptr, dk_ptr, dv_ptr,
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, g_b, g_h, g_s, g_d,
-    dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, numbers, kv_heads, group, seq_q, seq_k, section, scale,
+    dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, numbers, kv_heads, group, seq_q, seq_k, padded, section,
+    scale,
     CAUSAL: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
@@ -256,8 +266,9 @@ def _dkv_kernel(
     grad_ptr += batch * g_b + kv_head * group * g_h
     q_at = _source(q_ptr, group, seq_q, q_h, q_s, BULK, DIM, ROWS, DIMS)
     grad_at = _source(grad_ptr, group, seq_q, g_h, g_s, BULK, DIM, ROWS, DIMS)
-    rows_at = rows_ptr + number.to(tl.int64) * group * seq_q
-    delta_at = rows_at + tl.cast(numbers, tl.int64) * group * seq_q
+    rows_at = rows_ptr + number.to(tl.int64) * (2 * group * padded)
+    if BULK:
+        rows_at = tl.make_tensor_descriptor(rows_at, [2 * group, seq_q], [padded, 1], [1, ROWS])
     k_ptr += batch * k_b + kv_head * k_h
     v_ptr += batch * v_b + kv_head * v_h
     k = _tile(k_ptr, 0, start, seq_k, 0, k_s, k_d, False, True, DIM, COLS, DIMS)
@@ -271,14 +282,14 @@ def _dkv_kernel(
         low, full = tl.minimum(start // ROWS, tiles), tl.minimum(tl.cdiv(start + COLS - 1, ROWS), tiles)
         for step in range(0, group * (full - low)):
             dk, dv = _dkv_step(
-                k, v, dk, dv, q_at, grad_at, rows_at, delta_at, step // (full - low),
-                (low + step % (full - low)) * ROWS, cols, q_h, q_s, q_d, g_h, g_s, g_d, seq_q, scale,
+                k, v, dk, dv, q_at, grad_at, rows_at, step // (full - low),
+                (low + step % (full - low)) * ROWS, cols, q_h, q_s, q_d, g_h, g_s, g_d, seq_q, padded, scale,
                 True, BULK, DIM, ROWS, DIMS,
             )  # fmt: skip
     for step in range(0, group * (tiles - full)):
         dk, dv = _dkv_step(
-            k, v, dk, dv, q_at, grad_at, rows_at, delta_at, step // (tiles - full),
-            (full + step % (tiles - full)) * ROWS, cols, q_h, q_s, q_d, g_h, g_s, g_d, seq_q, scale,
+            k, v, dk, dv, q_at, grad_at, rows_at, step // (tiles - full),
+            (full + step % (tiles - full)) * ROWS, cols, q_h, q_s, q_d, g_h, g_s, g_d, seq_q, padded, scale,
             False, BULK, DIM, ROWS, DIMS,
         )  # fmt: skip
     mask = (cols[:, None] < seq_k) & (tl.arange(0, DIMS)[None, :] < DIM)
@@ -293,9 +304,7 @@ L2_BYTES = 24 * 2**20
 """Of keys and values whose heads are processed together: half of an H100's L2 cache."""
 
 
-def _constants(
-    kernel: str, q: Tensor, k: Tensor, is_causal: bool, read: tuple[Tensor, Tensor]
-) -> dict[str, int]:
+def _constants(kernel: str, q: Tensor, is_causal: bool, read: tuple[Tensor, Tensor]) -> dict[str, int]:
     """Return the constants and the options of a kernel whose loop reads tiles of the tensors ``read``."""
     dim = q.shape[3]
     dims = max(16, triton.next_power_of_2(dim))
@@ -331,7 +340,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple
     lse = torch.empty(batch, heads, seq_q, dtype=torch.float32, device=q.device)
     if seq_k == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    tiles = _constants("forward", q, k, is_causal, (k, v))
+    tiles = _constants("forward", q, is_causal, (k, v))
     launch(
         _forward_kernel, (triton.cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(), batch * heads, heads, group,
@@ -350,19 +359,20 @@ def attention_backward(
     if not q.numel() or not k.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     group, scale = heads // kv_heads, dim**-0.5 * LOG2_E.value
-    rows = torch.empty(2, batch, heads, seq_q, dtype=torch.float32, device=q.device)
-    tiles = _constants("dq", q, k, is_causal, (k, v))
+    padded = triton.cdiv(seq_q, 4) * 4  # lines of 16 bytes, which the copy engine requires
+    rows = torch.empty(batch * heads, 2, padded, dtype=torch.float32, device=q.device)
+    tiles = _constants("dq", q, is_causal, (k, v))
     launch(
         _dq_kernel, (triton.cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
         q, k, v, out, grad, lse.contiguous(), rows, dq, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-        *grad.stride(), *dq.stride(), batch * heads, heads, group, seq_q, seq_k, _section(k, group), scale,
-        EVEN=seq_k % tiles["COLS"] == 0, **tiles,
+        *grad.stride(), *dq.stride(), batch * heads, heads, group, seq_q, seq_k, padded, _section(k, group),
+        scale, EVEN=seq_k % tiles["COLS"] == 0, **tiles,
     )  # fmt: skip
-    tiles = _constants("dkv", q, k, is_causal, (q, grad))
+    tiles = _constants("dkv", q, is_causal, (q, grad))
     launch(
         _dkv_kernel, (triton.cdiv(seq_k, tiles["COLS"]) * batch * kv_heads,),
         q, k, v, grad, rows, dk, dv, *q.stride(), *k.stride(), *v.stride(), *grad.stride(), *dk.stride(),
-        *dv.stride(), batch * kv_heads, kv_heads, group, seq_q, seq_k, max(1, _section(q, 1) // group), scale,
-        **tiles,
+        *dv.stride(), batch * kv_heads, kv_heads, group, seq_q, seq_k, padded,
+        max(1, _section(q, 1) // group), scale, **tiles,
     )  # fmt: skip
     return dq, dk, dv
