@@ -1,9 +1,15 @@
-"""Chooses between a Triton kernel and its PyTorch twin, and checks what both require of their inputs.
+"""Chooses between a Triton kernel, its PyTorch twin and PyTorch's own operators, and checks the inputs.
 
-The choice is made for each call, from its first tensor: Triton for a CUDA tensor in fp32, bf16 or fp16 if
-Triton is installed, the twin for everything else: a CPU tensor, fp64, a fake tensor, and code that
-``torch.compile`` traces, because the compiler fuses the twin itself. ``using`` overrides the choice, for
-tests and comparisons.
+The choice is made for each call, from its first tensor:
+
+- a CUDA tensor in fp32, bf16 or fp16: Triton, if it is installed; below ``SMALLEST`` bytes PyTorch's
+  operators, because a call of a kernel then costs more than it saves
+- a CPU tensor, fp64, a fake tensor: the twin, which saves the same tensors for the backward as the kernel
+- in code that ``torch.compile`` traces: PyTorch's operators, which the compiler fuses with their neighbours.
+  The operations of ``LIBRARY_WHEN_COMPILING`` become operators of ``kernels.library``, which call the kernel
+  or the twin while the compiled code runs.
+
+``using`` overrides the choice, for tests and comparisons.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -22,11 +28,28 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import Function, forward_ad
 
 from dlo_lib.errors import UserError
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of the Triton kernels, which compute in fp32."""
+
+SMALLEST = {
+    "vector_add": 32 << 20,
+    "softmax": 4 << 20,
+    "rms_norm": 0,
+    "layer_norm": 8 << 20,
+    "rope": 0,
+    "swiglu": 2 << 20,
+}
+"""The fewest bytes of the first tensor for which the kernel of an operation is used. 0: a kernel is faster
+than PyTorch's operators at every size, because it replaces many of them."""
+
+LIBRARY_WHEN_COMPILING = frozenset(
+    {"cross_entropy", "linear_cross_entropy", "flash_attention", "grouped_matmul"}
+)
+"""The operations that stay kernels in compiled code, where the compiler has no form that stores as little."""
 
 LONGEST_ROW = 16384
 """The most elements of a row that one program holds at once. The norms hold whole rows."""
@@ -70,11 +93,14 @@ def using(backend: KernelBackend) -> Iterator[None]:
 
 
 def backend_for(tensor: Tensor) -> KernelBackend:
-    """Return the backend of a call whose first tensor is ``tensor``.
+    """Return the backend of a call whose first tensor is ``tensor``. In traced code it is PyTorch, and ``run``
+    then calls an operator of ``kernels.library``.
 
     Raises:
         UserError: ``using`` requests Triton for a tensor that it cannot process.
     """
+    if torch.compiler.is_compiling():
+        return KernelBackend.TORCH
     chosen = _CHOSEN.get()
     if chosen is KernelBackend.TRITON:
         _require_possible(tensor)
@@ -82,9 +108,7 @@ def backend_for(tensor: Tensor) -> KernelBackend:
         return chosen
     if not tensor.is_cuda or tensor.dtype not in KERNEL_DTYPES or not has_triton():
         return KernelBackend.TORCH
-    if isinstance(tensor, FakeTensor) or torch.compiler.is_compiling():
-        return KernelBackend.TORCH
-    return KernelBackend.TRITON
+    return KernelBackend.TORCH if isinstance(tensor, FakeTensor) else KernelBackend.TRITON
 
 
 def backend_for_rows(x: Tensor) -> KernelBackend:
@@ -92,22 +116,74 @@ def backend_for_rows(x: Tensor) -> KernelBackend:
     return KernelBackend.TORCH if x.shape[-1] > LONGEST_ROW else backend_for(x)
 
 
+def uses_operators(operation: str, tensor: Tensor) -> bool:
+    """Return whether PyTorch's own operators, with autograd's graph of them, compute ``operation``: a key of
+    ``SMALLEST`` or ``LIBRARY_WHEN_COMPILING``. ``tensor`` is its first one."""
+    if torch.compiler.is_compiling():
+        return operation not in LIBRARY_WHEN_COMPILING
+    return tensor.is_cuda and tensor.nbytes < SMALLEST.get(operation, 0) and _CHOSEN.get() is None
+
+
 def has_cpu_data(tensor: Tensor) -> bool:
     """Return whether ``tensor`` is a CPU tensor with data and ``using`` requests no backend.
 
     An operation that computes an activation again in its backward saves memory, not time, on a CPU.
     """
-    fake = isinstance(tensor, FakeTensor) or torch.compiler.is_compiling()
-    return tensor.device.type == "cpu" and not fake and _CHOSEN.get() is None
+    if torch.compiler.is_compiling():
+        return tensor.device.type == "cpu"
+    return tensor.is_cpu and not isinstance(tensor, FakeTensor) and _CHOSEN.get() is None
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {}
+"""The operators of ``kernels.library`` by the names of their twins."""
 
 
 def run(backend: KernelBackend, module: str, twin: Callable[..., Any], *args: Any) -> Any:
-    """Call ``twin`` with ``args``, or the function of its name in ``triton_code.<module>``."""
+    """Call ``twin`` with ``args``, or the function of its name in ``triton_code.<module>``; in traced code,
+    the operator of its name."""
     if backend is KernelBackend.TRITON:
-        code = import_module(f"dlo_lib.kernels.triton_code.{module}")
-        return getattr(code, twin.__name__)(*args)
+        return kernel(module, twin.__name__)(*args)
+    if torch.compiler.is_compiling():
+        return OPERATORS[twin.__name__](*args)
     with _AROUND.get()():
         return twin(*args)
+
+
+@cache
+def kernel(module: str, name: str) -> Callable[..., Any]:
+    """Return the function ``name`` of ``triton_code.<module>``, which is imported with the first call."""
+    function: Callable[..., Any] = getattr(import_module(f"dlo_lib.kernels.triton_code.{module}"), name)
+    return function
+
+
+def apply(function: type[Function], *args: Any) -> Any:
+    """Return ``function.apply(*args)``, without what only the transforms of ``torch.func`` need."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(Function, function).apply(*args)  # type: ignore[misc]
+
+
+def is_recorded(*tensors: Tensor) -> bool:
+    """Return whether autograd records an operation of ``tensors``. A ``Function`` that is not recorded only
+    costs time. Forward-mode differentiation needs it, because it refuses it."""
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse to differentiate ``backward``, as the decorator of PyTorch does.
+
+    That one enters ``torch.no_grad`` at each call. Here it is called only where autograd records the
+    backward.
+    """
+    recorded: Callable[..., Any] = torch.autograd.function.once_differentiable(backward)
+
+    @wraps(backward)
+    def once(ctx: Any, *grads: Tensor) -> Any:
+        return recorded(ctx, *grads) if torch.is_grad_enabled() else backward(ctx, *grads)
+
+    return once
 
 
 @contextlib.contextmanager
@@ -160,7 +236,7 @@ def require_shape(name: str, tensor: Tensor, shape: tuple[int, ...], because: st
     Raises:
         UserError: it has another one.
     """
-    if tuple(tensor.shape) != tuple(shape):
+    if tensor.shape != shape:
         raise UserError(f"{name} has shape {tuple(tensor.shape)}: it should be {tuple(shape)}, {because}")
 
 
@@ -170,6 +246,12 @@ def require_same(names: str, *tensors: Tensor) -> None:
     Raises:
         UserError: they do not.
     """
+    first = tensors[0]
+    if all(
+        other.shape == first.shape and other.dtype is first.dtype and other.device == first.device
+        for other in tensors[1:]
+    ):
+        return
     for what in ("shape", "dtype", "device"):
         values = [getattr(tensor, what) for tensor in tensors]
         if any(value != values[0] for value in values):

@@ -18,10 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape, run
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    apply,
+    backend_for,
+    is_recorded,
+    once_differentiable,
+    require_floating,
+    require_shape,
+    run,
+)
 
 
 def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -50,11 +58,18 @@ def grouped_matmul(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     require_shape("counts", counts, (weights.shape[0],), "one number for each expert")
     if counts.dtype is not torch.int64:
         raise UserError(f"counts is {str(counts.dtype).removeprefix('torch.')}: it should be int64")
-    if counts.device.type == "cpu" and ((counts < 0).any() or counts.sum() != rows.shape[0]):
+    if (
+        counts.is_cpu
+        and not torch.compiler.is_compiling()
+        and ((counts < 0).any() or counts.sum() != rows.shape[0])
+    ):
         raise UserError(
             f"counts is {counts.tolist()}: use numbers whose sum is that of the rows, {rows.shape[0]}"
         )
-    return _GroupedMatmul.apply(rows, weights, counts, backend_for(rows))
+    backend = backend_for(rows)
+    if is_recorded(rows, weights):
+        return apply(_GroupedMatmul, rows, weights, counts, backend)
+    return run(backend, "grouped_matmul", grouped_forward, rows, weights, counts)
 
 
 def grouped_forward(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
@@ -88,7 +103,7 @@ class _GroupedMatmul(Function):
         return run(backend, "grouped_matmul", grouped_forward, rows, weights, counts)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         rows, weights, counts = ctx.saved_tensors
         code = "grouped_matmul"

@@ -16,15 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dlo_lib.kernels.dispatch import (
     KernelBackend,
+    apply,
     backend_for_rows,
+    is_recorded,
+    kernel,
+    once_differentiable,
     require_rows,
     require_same,
     require_shape,
+    uses_operators,
 )
 
 
@@ -46,10 +50,11 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     require_rows("weight", weight)
     require_same("weight and bias", weight, bias)
     require_shape("weight", weight, (x.shape[-1],), "the last dimension of x")
-    backend = backend_for_rows(x)
-    if backend is KernelBackend.TORCH:
+    if uses_operators("layer_norm", x) or backend_for_rows(x) is KernelBackend.TORCH:
         return layer_norm_twin(x, weight, bias, eps)
-    return _LayerNorm.apply(x, weight, bias, eps)
+    if is_recorded(x, weight, bias):
+        return apply(_LayerNorm, x, weight, bias, eps)
+    return kernel("norms", "layer_norm_forward")(x, weight, bias, eps)[0]
 
 
 def layer_norm_twin(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -63,15 +68,11 @@ def layer_norm_twin(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
 class _LayerNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        from dlo_lib.kernels.triton_code import norms
-
-        y, mean, r = norms.layer_norm_forward(x, weight, bias, eps)
+        y, mean, r = kernel("norms", "layer_norm_forward")(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, r)
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from dlo_lib.kernels.triton_code import norms
-
-        return *norms.layer_norm_backward(grad, *ctx.saved_tensors), None
+        return *kernel("norms", "layer_norm_backward")(grad, *ctx.saved_tensors), None

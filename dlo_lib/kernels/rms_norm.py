@@ -18,17 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from dlo_lib.kernels.dispatch import (
     KernelBackend,
+    apply,
     backend_for_rows,
     computed_in,
+    is_recorded,
+    once_differentiable,
     require_floating,
     require_rows,
     require_shape,
     run,
+    uses_operators,
 )
+from dlo_lib.models.llama import rms_norm as by_operators
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -49,7 +53,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
     require_rows("x", x)
     require_floating("weight", weight)
     require_shape("weight", weight, (x.shape[-1],), "the last dimension of x")
-    return _RMSNorm.apply(x, weight, eps, backend_for_rows(x))
+    if uses_operators("rms_norm", x):
+        return by_operators(x, weight, eps)
+    backend = backend_for_rows(x)
+    if is_recorded(x, weight):
+        return apply(_RMSNorm, x, weight, eps, backend)
+    return run(backend, "norms", rms_norm_forward, x, weight, eps)[0]
 
 
 def rms_norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -82,7 +91,7 @@ class _RMSNorm(Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, weight, r = ctx.saved_tensors
         return *run(ctx.backend, "norms", rms_norm_backward, grad, x, weight, r), None, None

@@ -16,10 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_shape, run
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    apply,
+    backend_for,
+    is_recorded,
+    once_differentiable,
+    require_floating,
+    require_shape,
+    run,
+    uses_operators,
+)
+from dlo_lib.models.llama import apply_rope
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -42,9 +52,15 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             f"x has shape {tuple(x.shape)}: it should be (batch, heads, seq, head_dim) with an even head_dim"
         )
     for name, table in (("cos", cos), ("sin", sin)):
-        require_shape(name, table, tuple(x.shape[2:]), "the last two dimensions of x")
+        require_shape(name, table, x.shape[2:], "the last two dimensions of x")
+    if uses_operators("rope", x):
+        return apply_rope(x, cos, sin).to(x.dtype)
     half = x.shape[-1] // 2
-    return _Rope.apply(x, cos[:, :half], sin[:, :half], backend_for(x))
+    cos, sin = cos[:, :half], sin[:, :half]
+    backend = backend_for(x)
+    if is_recorded(x):
+        return apply(_Rope, x, cos, sin, backend)
+    return run(backend, "rope", rotate, x, cos, sin, 1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
@@ -70,7 +86,7 @@ class _Rope(Function):
         return run(backend, "rope", rotate, x, cos, sin, 1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
         return run(ctx.backend, "rope", rotate, grad, cos, sin, -1), None, None, None

@@ -18,9 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_rows
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    apply,
+    backend_for,
+    is_recorded,
+    kernel,
+    once_differentiable,
+    require_rows,
+    uses_operators,
+)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -32,7 +40,9 @@ def softmax(x: Tensor) -> Tensor:
         UserError: ``x`` is a scalar or not floating-point.
     """
     require_rows("x", x)
-    return softmax_twin(x) if backend_for(x) is KernelBackend.TORCH else _Softmax.apply(x)
+    if uses_operators("softmax", x) or backend_for(x) is KernelBackend.TORCH:
+        return softmax_twin(x)
+    return apply(_Softmax, x) if is_recorded(x) else kernel("softmax", "softmax_forward")(x)
 
 
 def softmax_twin(x: Tensor) -> Tensor:
@@ -43,16 +53,12 @@ def softmax_twin(x: Tensor) -> Tensor:
 class _Softmax(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        from dlo_lib.kernels.triton_code.softmax import softmax_forward
-
-        y = softmax_forward(x)
+        y: Tensor = kernel("softmax", "softmax_forward")(x)
         ctx.save_for_backward(y)
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        from dlo_lib.kernels.triton_code.softmax import softmax_backward
-
         (y,) = ctx.saved_tensors
-        return softmax_backward(grad, y)
+        return kernel("softmax", "softmax_backward")(grad, y)

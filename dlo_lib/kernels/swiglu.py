@@ -16,16 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dlo_lib.kernels.dispatch import (
     KernelBackend,
+    apply,
     backend_for,
     has_cpu_data,
+    is_recorded,
+    once_differentiable,
     require_floating,
     require_same,
     run,
+    uses_operators,
 )
 
 
@@ -39,9 +42,12 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """
     require_floating("gate", gate)
     require_same("gate and up", gate, up)
-    if has_cpu_data(gate):
+    if has_cpu_data(gate) or uses_operators("swiglu", gate):
         return F.silu(gate) * up
-    return _SwiGLU.apply(gate, up, backend_for(gate))
+    backend = backend_for(gate)
+    if is_recorded(gate, up):
+        return apply(_SwiGLU, gate, up, backend)
+    return run(backend, "swiglu", swiglu_forward, gate, up)
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ class _SwiGLU(Function):
         return run(backend, "swiglu", swiglu_forward, gate, up)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         gate, up = ctx.saved_tensors
         return *run(ctx.backend, "swiglu", swiglu_backward, grad, gate, up), None

@@ -13,9 +13,18 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, require_floating, require_same
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    apply,
+    backend_for,
+    is_recorded,
+    kernel,
+    once_differentiable,
+    require_floating,
+    require_same,
+    uses_operators,
+)
 
 
 def vector_add(x: Tensor, y: Tensor) -> Tensor:
@@ -26,17 +35,17 @@ def vector_add(x: Tensor, y: Tensor) -> Tensor:
     """
     require_floating("x", x)
     require_same("x and y", x, y)
-    return x + y if backend_for(x) is KernelBackend.TORCH else _VectorAdd.apply(x, y)
+    if uses_operators("vector_add", x) or backend_for(x) is KernelBackend.TORCH:
+        return x + y
+    return apply(_VectorAdd, x, y) if is_recorded(x, y) else kernel("vector_add", "add")(x, y)
 
 
 class _VectorAdd(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        from dlo_lib.kernels.triton_code.vector_add import add
-
-        return add(x, y)
+        return kernel("vector_add", "add")(x, y)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return grad, grad
