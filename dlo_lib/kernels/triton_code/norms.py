@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.triton_code.launch import launch, row_block
-from dlo_lib.kernels.triton_code.rows import load, multiprocessors, store, sum_parts
+from dlo_lib.kernels.triton_code.rows import load, load_again, multiprocessors, store, sum_parts
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 
@@ -53,7 +53,7 @@ def _forward_kernel(
 def _backward_kernel(
     grad_ptr, x_ptr, weight_ptr, mean_ptr, r_ptr, grad_x_ptr, parts_ptr, rows, columns,
     CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    WHOLE: tl.constexpr, EVEN: tl.constexpr,
+    RELOAD: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -67,22 +67,29 @@ def _backward_kernel(
         first = tl.cast(start, tl.int64)
         exists = first + row < rows
         mask = inside & exists[:, None]
-        x = load(x_ptr + first * columns + offsets, mask, 0.0, EVEN).to(tl.float32)
-        grad = load(grad_ptr + first * columns + offsets, mask, 0.0, EVEN).to(tl.float32)
+        x_at, grad_at = x_ptr + first * columns + offsets, grad_ptr + first * columns + offsets
+        x = load(x_at, mask, 0.0, EVEN).to(tl.float32)
+        grad = load(grad_at, mask, 0.0, EVEN).to(tl.float32)
         r = load(r_ptr + first + row, exists, 0.0, EVEN)[:, None]
-        if CENTRED:
-            x = x - load(mean_ptr + first + row, exists, 0.0, EVEN)[:, None]
-        normed = x * r
+        mean = load(mean_ptr + first + row, exists, 0.0, EVEN)[:, None] if CENTRED else 0.0
+        if RELOAD:
+            weight = load(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
         scaled = grad * weight
-        grad_x = scaled - normed * (tl.sum(scaled * normed, 1) / columns)[:, None]
-        if CENTRED:
-            grad_x -= (tl.sum(scaled, 1) / columns)[:, None]
-            part_b += grad
+        mean_of_products = tl.sum(scaled * ((x - mean) * r), 1)[:, None] / columns
+        mean_of_scaled = tl.sum(scaled, 1)[:, None] / columns if CENTRED else 0.0
+        if RELOAD:  # from the cache, because the registers of a long row hold the parts only
+            x = load_again(x_at, mask, 0.0, EVEN).to(tl.float32)
+            grad = load_again(grad_at, mask, 0.0, EVEN).to(tl.float32)
+            weight = load_again(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
+        normed = (x - mean) * r
+        grad_x = grad * weight - normed * mean_of_products - mean_of_scaled
         part_w += grad * normed
+        if BIAS:
+            part_b += grad
         store(grad_x_ptr + first * columns + offsets, grad_x * r, mask, EVEN)
     at = parts_ptr + program.to(tl.int64) * columns + column
     store(at, tl.sum(part_w, 0)[None, :], inside, WHOLE)
-    if CENTRED:  # the parts of the bias follow those of the weight
+    if BIAS:  # the parts of the bias follow those of the weight
         at += programs.to(tl.int64) * columns
         store(at, tl.sum(part_b, 0)[None, :], inside, WHOLE)
 
@@ -152,12 +159,17 @@ def _backward(
     tiles = tuned("norms.backward", x.device, block=block)
     held, whole = tiles["ROWS"], block == columns
     programs = min(triton.cdiv(rows, held), tiles.pop("programs") * multiprocessors(x.device))
-    parts = torch.empty(1 if mean is None else 2, programs, columns, dtype=torch.float32, device=x.device)
+    # The parts of both do not fit into the registers of a long row: its bias is a sum over the rows of grad.
+    both = mean is not None and not tiles["RELOAD"]
+    parts = torch.empty(2 if both else 1, programs, columns, dtype=torch.float32, device=x.device)
+    grad = grad.contiguous()
     launch(
         _backward_kernel, (programs if columns else 0,),
-        grad.contiguous(), x.contiguous(), weight.contiguous(), r if mean is None else mean, r, grad_x, parts,
-        rows, columns, CENTRED=mean is not None, BLOCK=block, WHOLE=whole, EVEN=whole and rows % held == 0,
-        **tiles,
+        grad, x.contiguous(), weight.contiguous(), r if mean is None else mean, r, grad_x, parts, rows,
+        columns, CENTRED=mean is not None, BLOCK=block, BIAS=both, WHOLE=whole,
+        EVEN=whole and rows % held == 0, **tiles,
     )  # fmt: skip
-    sum_parts(parts, grad_weight, None if mean is None else grad_bias)
+    sum_parts(parts, grad_weight, grad_bias if both else None)
+    if mean is not None and not both:
+        sum_parts(grad.view(1, rows, columns), grad_bias)
     return grad_x, grad_weight, grad_bias

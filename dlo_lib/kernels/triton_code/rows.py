@@ -26,6 +26,17 @@ def load(at, mask, other, EVEN: tl.constexpr):
 
 
 @triton.jit
+def load_again(at, mask, other, EVEN: tl.constexpr):
+    """Load a tile a second time, from the cache, so that no register holds it meanwhile. With the hint it is
+    another load for the compiler, which would take the values of the first one."""
+    if EVEN:
+        tile = tl.load(at, eviction_policy="evict_first")
+    else:
+        tile = tl.load(at, mask=mask, other=other, eviction_policy="evict_first")
+    return tile
+
+
+@triton.jit
 def store(at, tile, mask, EVEN: tl.constexpr):
     """Store a tile; EVEN as for ``load``."""
     if EVEN:
@@ -64,7 +75,7 @@ def _sum_parts_kernel(
     total = tl.zeros((PARTS, COLS), tl.float32)
     for start in range(0, parts, PARTS):
         mask = (start + part < parts) & (cols < columns)
-        total += tl.load(at + start * columns, mask=mask, other=0.0)
+        total += tl.load(at + tl.cast(start, tl.int64) * columns, mask=mask, other=0.0).to(tl.float32)
     out = tl.sum(total, 0)[None, :]
     if tl.program_id(1) == 0:
         tl.store(first_ptr + cols, out, mask=cols < columns)
@@ -73,8 +84,8 @@ def _sum_parts_kernel(
 
 
 def sum_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> None:
-    """Sum ``parts`` (1 or 2, P, columns), fp32, over P: write the sums of the first to ``first`` (columns,)
-    and those of the second, if there are any, to ``second``. P may be 0."""
+    """Sum ``parts`` (1 or 2, P, columns), contiguous, over P: write the sums of the first to ``first``
+    (columns,) and those of the second, if there are any, to ``second``. P may be 0."""
     count, columns = parts.shape[1:]
     tiles = tuned("rows.sum_parts", parts.device)
     grid = (triton.cdiv(columns, tiles["COLS"]), parts.shape[0])
