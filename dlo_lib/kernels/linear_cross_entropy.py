@@ -1,13 +1,21 @@
-"""Cross-entropy of a linear layer whose logits are never stored: chunk after chunk of rows.
+"""Cross-entropy of a linear layer that stores the logits of one chunk of rows at a time.
 
     logits = x W^T        loss = cross-entropy(logits, targets)
     dx = dlogits W        dW = dlogits^T x
 
-The logits of N rows are N * V numbers: 0.5 GB in bf16 for 2048 tokens of Llama 3 (V = 128,256), 1.0 GB in
-fp32, and their gradient the same. Here the forward takes a few rows at a time: it computes their logits,
+The logits of N rows are N * V numbers: 2.1 GB in bf16 for 8192 tokens of Llama 3 (V = 128,256), 4.2 GB in
+fp32, and their gradient the same. Here the forward takes a chunk of rows at a time: it computes their logits,
 their losses, overwrites the logits with their gradient, and adds its products to dx and dW. The backward
-multiplies dx and dW by the gradient of the loss, which is one number. The products are those of the usual
-form; what is stored is dx, dW, and the logits of one chunk, which are at most as large as x.
+multiplies dx and dW by the gradient of the loss, which is one number.
+
+Rows are cheap and chunks are not: the product of a chunk with C rows reads and writes dW, 8 bytes for 2 C
+operations of each element, so that it takes less time than its operations from about C = 1000 on an H100. A
+chunk has 2048 rows, or half as many as x has columns if that is more. Memory beyond the arguments: the logits
+of a chunk, dx, and dW in fp32, which is also the gradient if W is fp32.
+
+If one chunk is enough, dW is not stored twice: the forward keeps the gradient of the logits, and the backward
+multiplies x by the gradient of the loss before it computes dW. With fp16, where this product might
+underflow, it is computed as that of several chunks.
 
 The gradients in the forward are those of the *sum*, without 1 / N, so that they do not underflow in fp16. dW
 is summed in fp32 if W is narrower. Without gradients (``torch.no_grad``) only the losses are computed.
@@ -23,6 +31,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -45,10 +54,13 @@ from dlo_lib.kernels.dispatch import (
     require_floating,
     run,
 )
+from dlo_lib.torch_compat import RELEASE
 
-LEAST_ROWS = 128
-"""The fewest rows of a chunk that is chosen here, because a product of fewer rows reads W for too little
-work."""
+CHUNK_ROWS = 2048
+"""The fewest rows of a chunk that is chosen here, because a product of fewer rows reads and writes dW for too
+little work."""
+ROWS_OF_A_TILE = 128
+"""The rows of a chunk are a multiple of this, which fills the tiles of a product."""
 
 
 def linear_cross_entropy(
@@ -70,8 +82,8 @@ def linear_cross_entropy(
             ``x``.
         targets: (...) int64, in [0, vocab) or ``ignore_index``.
         ignore_index, label_smoothing, z_loss, reduction: as for ``cross_entropy``.
-        chunk_rows: the rows of a chunk; None: as many as make its logits as large as ``x``, at least 128. On
-            a CPU, None stores all logits, because chunks need 1.3 to 2.4 times the time there.
+        chunk_rows: the most rows of a chunk; None: 2048, or hidden / 2 if that is more. On a CPU, None stores
+            all logits, because chunks need 1.3 to 2.4 times the time there.
 
     Raises:
         UserError: the shapes or dtypes do not fit, or an argument is out of range.
@@ -99,9 +111,16 @@ def linear_cross_entropy(
         )
     rows = x.reshape(-1, x.shape[-1])
     needs = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    chunk = chunk_rows or max(LEAST_ROWS, rows.numel() // max(weight.shape[0], 1))
+    chunk = chunk_rows or _rows_of_a_chunk(rows.shape[0], rows.shape[1])
     total = _LinearCrossEntropy.apply(rows, weight, targets.reshape(-1), terms, chunk, needs, backend_for(x))
     return total if reduction is LossReduction.SUM else total / valid_rows(targets, terms)
+
+
+def _rows_of_a_chunk(rows: int, hidden: int) -> int:
+    """Return the rows of chunks of equal size, of which the last may be smaller."""
+    most = max(CHUNK_ROWS, hidden // 2)
+    equal = -(-rows // max(1, -(-rows // most)))
+    return max(ROWS_OF_A_TILE, -(-equal // ROWS_OF_A_TILE) * ROWS_OF_A_TILE)
 
 
 class _LinearCrossEntropy(Function):
@@ -120,53 +139,119 @@ class _LinearCrossEntropy(Function):
         # The meta device, on which launches are recorded, has no autocast.
         known = torch.amp.is_autocast_available(kind)
         dtype = torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else x.dtype
-        narrow, w = x.to(dtype), weight.to(dtype)
+        narrow, w = x.to(dtype).contiguous(), weight.to(dtype)
         total = torch.zeros((), dtype=computed_in(dtype), device=x.device)
-        grad_x = torch.empty_like(x) if needs and ctx.needs_input_grad[0] else None
-        wide = computed_in(weight.dtype)
-        grad_w = torch.zeros_like(weight, dtype=wide) if needs and ctx.needs_input_grad[1] else None
+        needs_x, needs_w = (needs and needed for needed in ctx.needs_input_grad[:2])
+        ctx.backend, ctx.dtypes = backend, (x.dtype, weight.dtype)
+        # The backward multiplies x by the gradient of the loss, which may be too small a number for fp16.
+        ctx.is_one_chunk = 0 < x.shape[0] <= chunk and w.numel() > 0 and dtype is not torch.float16
         with torch.autocast(kind, enabled=False) if known else contextlib.nullcontext():
-            for rows in range(0, x.shape[0], chunk) if w.numel() else ():
-                part = slice(rows, rows + chunk)
-                total += _chunk(narrow[part], w, targets[part], terms, grad_x, grad_w, part, backend)
-        ctx.save_for_backward(grad_x, None if grad_w is None else grad_w.to(weight.dtype))
+            if ctx.is_one_chunk:
+                logits = narrow @ w.T
+                total += _losses(logits, targets, terms, needs_x or needs_w, backend)
+                ctx.save_for_backward(*((logits, narrow, w) if needs_x or needs_w else ()))
+                return total
+            make = torch.empty if x.shape[0] and w.numel() else torch.zeros
+            wide = computed_in(weight.dtype)
+            grad_x = make(x.shape, dtype=x.dtype, device=x.device) if needs_x else None
+            grad_w = make(weight.shape, dtype=wide, device=x.device) if needs_w else None
+            for first in range(0, x.shape[0], chunk) if w.numel() else ():
+                part = slice(first, first + chunk)
+                logits = narrow[part] @ w.T
+                total += _losses(logits, targets[part], terms, needs_x or needs_w, backend)
+                if grad_x is not None:
+                    product(logits, w, grad_x[part])
+                if grad_w is not None:
+                    product(logits.T, narrow[part], grad_w, add=first > 0)
+                del logits  # before the next one is allocated
+        ctx.save_for_backward(grad_x, grad_w)
         return total
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_w = ctx.saved_tensors
-        return (
-            None if grad_x is None else grad_x * scale.to(grad_x.dtype),
-            None if grad_w is None else grad_w * scale.to(grad_w.dtype),
-            *[None] * 5,
-        )
+        needs_x, needs_w = ctx.needs_input_grad[:2]
+        x_dtype, w_dtype = ctx.dtypes
+
+        def times_scale(grad: Tensor, dtype: torch.dtype, in_place: bool) -> Tensor:
+            out = grad if in_place and grad.dtype == dtype else torch.empty_like(grad, dtype=dtype)
+            result: Tensor = run(ctx.backend, "loss_and_gradient", scaled, grad, scale, out)
+            return result
+
+        grad_x = grad_w = None
+        if ctx.is_one_chunk:
+            logits, x, w = ctx.saved_tensors
+            kind = x.device.type
+            known = torch.amp.is_autocast_available(kind)
+            with torch.autocast(kind, enabled=False) if known else contextlib.nullcontext():
+                if needs_x:
+                    grad_x = torch.empty_like(x, dtype=x_dtype)
+                    product(logits, w, grad_x)
+                    grad_x = times_scale(grad_x, x_dtype, in_place=True)
+                if needs_w:
+                    grad_w = torch.empty(w.shape, dtype=w_dtype, device=w.device)
+                    product(logits.T, times_scale(x, x.dtype, in_place=False), grad_w)
+        else:
+            # A graph that is freed after this does not read its gradients again: they are scaled in place.
+            in_place = not torch.compiler.is_compiling() and not _graph_is_kept()
+            grad_x, grad_w = ctx.saved_tensors
+            grad_x = None if grad_x is None else times_scale(grad_x, x_dtype, in_place)
+            grad_w = None if grad_w is None else times_scale(grad_w, w_dtype, in_place)
+        return grad_x, grad_w, None, None, None, None, None
 
 
-def _chunk(
-    x: Tensor,
-    w: Tensor,
-    targets: Tensor,
-    terms: CrossEntropyTerms,
-    grad_x: Tensor | None,
-    grad_w: Tensor | None,
-    part: slice,
-    backend: KernelBackend,
+def _graph_is_kept() -> bool:
+    """Return whether the graph of the backward that runs now is kept (``retain_graph``)."""
+    is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return is_kept is None or bool(is_kept())
+
+
+def _losses(
+    logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, gradient: bool, backend: KernelBackend
 ) -> Tensor:
-    """Return the sum of the losses of the rows ``part``; write their gradient and add that of the weight."""
-    logits = x @ w.T  # (chunk, vocab)
-    losses, lse = run(backend, "cross_entropy", row_losses, logits, targets, terms)
-    if grad_x is not None or grad_w is not None:
-        of_rows = torch.ones_like(lse)
-        grad = run(backend, "cross_entropy", logits_gradient, of_rows, logits, targets, lse, terms, logits)
-        if grad_x is not None:
-            if grad_x.dtype == grad.dtype:
-                torch.mm(grad, w, out=grad_x[part])
-            else:
-                grad_x[part] = grad @ w
-        if grad_w is not None:
-            if grad_w.dtype == grad.dtype:
-                grad_w.addmm_(grad.T, x)
-            else:
-                grad_w += grad.T @ x
+    """Return the sum of the losses, (); with ``gradient``, overwrite the logits with its gradient."""
+    if gradient:
+        losses: Tensor = run(backend, "loss_and_gradient", loss_and_gradient, logits, targets, terms)
+        return losses.sum()
+    losses, _ = run(backend, "cross_entropy", row_losses, logits, targets, terms)
     return losses.sum()
+
+
+def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> Tensor:
+    """Compute the losses (rows,) in PyTorch, and overwrite ``logits`` (rows, vocab) with the gradient of
+    their sum."""
+    losses, lse = row_losses(logits, targets, terms)
+    logits_gradient(torch.ones_like(lse), logits, targets, lse, terms, logits)
+    return losses
+
+
+def scaled(x: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """Compute ``x * scale`` in PyTorch, in fp32 or wider, and return it in ``out``, which may be ``x``."""
+    return torch.mul(x.to(computed_in(x.dtype)), scale, out=out)
+
+
+def product(a: Tensor, b: Tensor, out: Tensor, *, add: bool = False) -> None:
+    """Write ``a @ b`` to ``out``, or add it. The sum is that of the dtype of ``out``, which may be fp32 where
+    ``a`` and ``b`` are narrower; a GPU computes this in the product."""
+    if out.dtype == a.dtype:
+        out.addmm_(a, b) if add else torch.mm(a, b, out=out)
+    elif _has_wide_products(a, out):
+        if add:
+            torch.addmm(out, a, b, out_dtype=out.dtype, out=out)
+        else:
+            torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        run(KernelBackend.TORCH, "", _narrow_product, a, b, out, add)
+
+
+def _has_wide_products(a: Tensor, out: Tensor) -> bool:
+    """Return whether cuBLAS adds the products of two narrow matrices to one in fp32. Before 2.11, PyTorch
+    required a narrow matrix there, and until then it cannot be traced."""
+    if not a.is_cuda or out.dtype is not torch.float32 or a.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return RELEASE >= (2, 11) and not isinstance(a, FakeTensor) and not torch.compiler.is_compiling()
+
+
+def _narrow_product(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:
+    """The product in the dtype of ``a``; a tensor of its size is allocated."""
+    out.add_(a @ b) if add else out.copy_(a @ b)

@@ -1,0 +1,107 @@
+"""Kernels of ``dlo_lib.kernels.linear_cross_entropy``: the losses of logits together with their gradient, and
+a gradient times the gradient of the loss."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
+from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
+from dlo_lib.kernels.triton_code.tuning import tuned
+
+
+@triton.jit
+def _gradient(x, lse, factor, uniform, is_target, of_target, ignore):
+    grad = tl.exp(x.to(tl.float32) - lse) * factor - uniform
+    grad = tl.where(is_target, grad - of_target, grad)
+    return tl.where(ignore, 0.0, grad)  # also where the logits of an ignored row are infinite
+
+
+@triton.jit
+def _loss_and_gradient_kernel(
+    logits_ptr, targets_ptr, losses_ptr, columns, ignored, smoothing, z_loss, SMOOTHED: tl.constexpr,
+    LANES: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # A program reads its row twice. The second time it is in the L2 cache, if few programs run at once.
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets_ptr + row)
+    in_range = (target >= 0) & (target < columns)
+    # A wrong target makes the loss NaN, because an error cannot be raised here.
+    x_target = tl.load(logits_ptr + row * columns + target, mask=in_range, other=float("nan")).to(tl.float32)
+    BLOCK: tl.constexpr = LANES * VECTOR
+    offsets = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    at = logits_ptr + row * columns + offsets
+    largest = tl.full((LANES,), float("-inf"), tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    sums = tl.zeros((LANES, VECTOR), tl.float32)
+    whole = columns // BLOCK * BLOCK
+    for block in tl.range(0, whole, BLOCK, num_stages=STAGES):
+        x = tl.load(at + block, eviction_policy="evict_last").to(tl.float32)
+        largest, total = grow(largest, total, x)
+        if SMOOTHED:
+            sums += x
+    if whole < columns:
+        mask = whole + offsets < columns
+        x = tl.load(at + whole, mask=mask, other=float("-inf")).to(tl.float32)
+        largest, total = grow(largest, total, x)
+        if SMOOTHED:
+            sums += tl.where(mask, x, 0.0)
+    maximum, total_of_row = combine(largest, total)
+    lse = maximum + tl.log(total_of_row)
+    loss = lse - (1.0 - smoothing) * x_target + z_loss * lse * lse
+    if SMOOTHED:
+        loss -= smoothing * tl.sum(tl.sum(sums, 1), 0) / columns
+    ignore = target == ignored
+    tl.store(losses_ptr + row, tl.where(ignore, 0.0, loss))
+    factor, uniform, of_target = 1.0 + 2.0 * z_loss * lse, smoothing / columns, 1.0 - smoothing
+    # No thread overwrites a logit that another one has not read.
+    tl.debug_barrier()
+    if whole < columns:
+        mask = whole + offsets < columns
+        x = tl.load(at + whole, mask=mask, other=float("-inf"))
+        grad = _gradient(x, lse, factor, uniform, whole + offsets == target, of_target, ignore)
+        tl.store(at + whole, grad, mask=mask)
+    for done in tl.range(0, whole, BLOCK, num_stages=STAGES):
+        block = whole - BLOCK - done  # backwards, because the end of the row was read last
+        x = tl.load(at + block, eviction_policy="evict_first")
+        grad = _gradient(x, lse, factor, uniform, block + offsets == target, of_target, ignore)
+        tl.store(at + block, grad)
+
+
+def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> Tensor:
+    """Return the losses (rows,) fp32, and overwrite contiguous ``logits`` (rows, vocab) with the gradient of
+    their sum."""
+    rows, columns = logits.shape
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    launch(
+        _loss_and_gradient_kernel, (rows,),
+        logits, targets.contiguous(), losses, columns, terms.ignore_index, terms.label_smoothing,
+        terms.z_loss, SMOOTHED=terms.label_smoothing > 0, VECTOR=vector_of(logits),
+        **tuned("loss_and_gradient", logits.device, columns=columns),
+    )  # fmt: skip
+    return losses
+
+
+@triton.jit
+def _scaled_kernel(x_ptr, scale_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    scale = tl.load(scale_ptr).to(tl.float32)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    offsets = first + tl.arange(0, BLOCK)
+    if first + BLOCK <= size:
+        tl.store(out_ptr + offsets, tl.load(x_ptr + offsets).to(tl.float32) * scale)
+    else:
+        x = tl.load(x_ptr + offsets, mask=offsets < size, other=0.0)
+        tl.store(out_ptr + offsets, x.to(tl.float32) * scale, mask=offsets < size)
+
+
+def scaled(x: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+    """Return ``x * scale`` in ``out``, computed in fp32. ``x`` and ``out`` are contiguous, of one shape, and
+    may be one tensor; ``scale`` has one element."""
+    tiles = tuned("scaled", x.device)
+    grid = (triton.cdiv(x.numel(), tiles["BLOCK"]),)
+    launch(_scaled_kernel, grid, x, scale, out, x.numel(), **tiles)
+    return out
