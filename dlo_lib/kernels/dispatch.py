@@ -93,7 +93,7 @@ def using(backend: KernelBackend) -> Iterator[None]:
 
 
 def backend_for(tensor: Tensor) -> KernelBackend:
-    """Return the backend of a call whose first tensor is ``tensor``. In traced code it is PyTorch, and ``run``
+    """Return the backend of a call whose first tensor is ``tensor``. In traced code it is PyTorch: ``run``
     then calls an operator of ``kernels.library``.
 
     Raises:
