@@ -1,5 +1,5 @@
-"""Kernel of ``dlo_lib.kernels.rope``. A program rotates several heads of POSITIONS positions, so that the
-angles of a position are read once for its heads."""
+"""Kernel of ``dlo_lib.kernels.rope``. A program rotates HEADS heads of POSITIONS positions, so that the
+angles of a position are read from memory once for its heads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ def _rope_kernel(
     row, dim = tl.arange(0, POSITIONS * HEADS)[:, None], tl.arange(0, HALF)[None, :]
     head = program % blocks_of_heads * HEADS + row % HEADS
     pos = first_pos + row // HEADS
-    if POSITIONS == 1:  # one row of angles for all heads
-        angle = (tl.zeros((1, 1), tl.int32) + first_pos).to(tl.int64) * angle_pos + dim * angle_dim
-        angle_mask = dim < half
-    else:
-        angle = pos.to(tl.int64) * angle_pos + dim * angle_dim
-        angle_mask = (pos < seq) & (dim < half)
+    # All heads of a position load its angles, which the cache has after the first one: a single row of angles
+    # would have another layout than the tile, and pass through shared memory.
+    angle = pos.to(tl.int64) * angle_pos + dim * angle_dim
+    angle_mask = (pos < seq) & (dim < half)
     cos = load(cos_ptr + angle, angle_mask, 0.0, EVEN).to(tl.float32)
     sin = load(sin_ptr + angle, angle_mask, 0.0, EVEN).to(tl.float32) * SIGN
     mask = (head < heads) & (pos < seq) & (dim < half)
@@ -50,7 +48,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
         cos, sin = cos.contiguous(), sin.contiguous()
     batch, heads, seq, dim = x.shape
     half = dim // 2
-    tiles = tuned("rope", x.device, heads=heads)
+    tiles = tuned("rope", x.device, heads=heads, half=half)
     block, held, positions = row_block(half), tiles["HEADS"], tiles["POSITIONS"]
     even = block == half and heads % held == 0 and seq % positions == 0
     of_heads, of_seq = triton.cdiv(heads, held), triton.cdiv(seq, positions)
