@@ -2,8 +2,8 @@
 
 Ours is Triton at every size, whatever ``dispatch.SMALLEST`` says; eager is PyTorch's own operators. ``cpu``
 is the time of Python until a call is enqueued, ``all`` the time of a call in a loop until the GPU is idle,
-the larger of what the CPU and the GPU need. FOLDER/launch.json receives every time, from which ``SMALLEST`` is
-chosen. ``--smoke`` runs tiny sizes on a CPU, with TRITON_INTERPRET=1.
+the larger of what the CPU and the GPU need. FOLDER/launch.json receives every time, from which ``SMALLEST``
+is chosen. ``--smoke`` runs tiny sizes on a CPU, with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
-from dlo_lib.kernels.triton_code.launch import as_rows, launch
+from dlo_lib.kernels.triton_code.launch import as_rows, cdiv, launch
 from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
 from dlo_lib.kernels.triton_code.tuning import tuned
 
@@ -111,7 +111,7 @@ def logits_gradient(
     rows, columns = logits.shape
     out = torch.empty_like(logits) if out is None else out
     tiles = tuned("cross_entropy.gradient", logits.device, columns=columns)
-    blocks = triton.cdiv(columns, tiles["BLOCK"])
+    blocks = cdiv(columns, tiles["BLOCK"])
     launch(
         _gradient_kernel, (rows * blocks,),
         scale, logits, targets.contiguous(), lse, out, columns, blocks, terms.ignore_index,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.products import dot
 
 
@@ -84,9 +84,9 @@ def grouped_forward(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     experts, inner, columns = weights.shape
     out = rows.new_zeros(rows.shape[0], columns)
     tiles = _tiles(rows)
-    row_tiles = triton.cdiv(rows.shape[0], tiles["ROWS"]) + experts  # an expert has at most one partial tile
+    row_tiles = cdiv(rows.shape[0], tiles["ROWS"]) + experts  # an expert has at most one partial tile
     launch(
-        _forward_kernel, (row_tiles if rows.shape[0] else 0, triton.cdiv(columns, tiles["COLS"])), rows,
+        _forward_kernel, (row_tiles if rows.shape[0] else 0, cdiv(columns, tiles["COLS"])), rows,
         weights, counts, out, experts, inner, columns, *rows.stride(), *weights.stride(), *out.stride(),
         **tiles,
     )  # fmt: skip
@@ -98,7 +98,7 @@ def grouped_weight_gradient(rows: Tensor, grad: Tensor, counts: Tensor) -> Tenso
     experts, inner, columns = counts.shape[0], rows.shape[1], grad.shape[1]
     out = rows.new_empty(experts, inner, columns)
     tiles = _tiles(rows) | ({} if rows.device.type == "cpu" else {"ROWS": 64, "INNER": 128})
-    grid = (experts, triton.cdiv(inner, tiles["INNER"]), triton.cdiv(columns, tiles["COLS"]))
+    grid = (experts, cdiv(inner, tiles["INNER"]), cdiv(columns, tiles["COLS"]))
     launch(
         _weight_gradient_kernel, grid,
         rows, grad, counts, out, inner, columns, *rows.stride(), *grad.stride(), **tiles,

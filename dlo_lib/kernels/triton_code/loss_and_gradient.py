@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
-from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
 from dlo_lib.kernels.triton_code.tuning import tuned
 
@@ -102,6 +102,6 @@ def scaled(x: Tensor, scale: Tensor, out: Tensor) -> Tensor:
     """Return ``x * scale`` in ``out``, computed in fp32. ``x`` and ``out`` are contiguous, of one shape, and
     may be one tensor; ``scale`` has one element."""
     tiles = tuned("scaled", x.device)
-    grid = (triton.cdiv(x.numel(), tiles["BLOCK"]),)
+    grid = (cdiv(x.numel(), tiles["BLOCK"]),)
     launch(_scaled_kernel, grid, x, scale, out, x.numel(), **tiles)
     return out

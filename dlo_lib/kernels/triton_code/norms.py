@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch, row_block
+from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
 from dlo_lib.kernels.triton_code.rows import load, load_again, multiprocessors, store, sum_parts
 from dlo_lib.kernels.triton_code.tuning import tuned
 
@@ -126,7 +126,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, mean: Tensor | 
     tiles = tuned("norms.forward", x.device, block=block)
     held, whole = tiles["ROWS"], block == columns
     launch(
-        _forward_kernel, (triton.cdiv(rows, held) if columns else 0,),
+        _forward_kernel, (cdiv(rows, held) if columns else 0,),
         x.contiguous(), weight.contiguous(), bias.contiguous(), y, r if mean is None else mean, r, rows,
         columns, eps, CENTRED=mean is not None, BLOCK=block, WHOLE=whole, EVEN=whole and rows % held == 0,
         **tiles,
@@ -158,7 +158,7 @@ def _backward(
     block = row_block(columns)
     tiles = tuned("norms.backward", x.device, block=block)
     held, whole = tiles["ROWS"], block == columns
-    programs = min(triton.cdiv(rows, held), tiles.pop("programs") * multiprocessors(x.device))
+    programs = min(cdiv(rows, held), tiles.pop("programs") * multiprocessors(x.device))
     # The parts of both do not fit into the registers of a long row: its bias is a sum over the rows of grad.
     both = mean is not None and not tiles["RELOAD"]
     parts = torch.empty(2 if both else 1, programs, columns, dtype=torch.float32, device=x.device)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 
@@ -88,7 +88,7 @@ def sum_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> Non
     (columns,) and those of the second, if there are any, to ``second``. P may be 0."""
     count, columns = parts.shape[1:]
     tiles = tuned("rows.sum_parts", parts.device)
-    grid = (triton.cdiv(columns, tiles["COLS"]), parts.shape[0])
+    grid = (cdiv(columns, tiles["COLS"]), parts.shape[0])
     launch(
         _sum_parts_kernel, grid, parts, first, first if second is None else second, count, columns, **tiles
     )

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.dispatch import LONGEST_ROW
-from dlo_lib.kernels.triton_code.launch import launch, row_block
+from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
 from dlo_lib.kernels.triton_code.rows import combine, grow, load, store, vector_of
 from dlo_lib.kernels.triton_code.tuning import tuned
 
@@ -115,4 +115,4 @@ def _start(name: str, kernel: object, long_kernel: object, *tensors: Tensor) -> 
     tiles = tuned(name, x.device, block=block)
     held = tiles["ROWS"]
     even = block == columns and rows % held == 0
-    launch(kernel, (triton.cdiv(rows, held),), *tensors, rows, columns, BLOCK=block, EVEN=even, **tiles)
+    launch(kernel, (cdiv(rows, held),), *tensors, rows, columns, BLOCK=block, EVEN=even, **tiles)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 
@@ -62,7 +62,7 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
     n, tiles = gate.numel(), tuned("swiglu.forward", gate.device)
-    launch(_forward_kernel, (triton.cdiv(n, tiles["BLOCK"]),), gate, up, out, n, **tiles)
+    launch(_forward_kernel, (cdiv(n, tiles["BLOCK"]),), gate, up, out, n, **tiles)
     return out
 
 
@@ -71,6 +71,6 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
     n, tiles = gate.numel(), tuned("swiglu.backward", gate.device)
-    grid = (triton.cdiv(n, tiles["BLOCK"]),)
+    grid = (cdiv(n, tiles["BLOCK"]),)
     launch(_backward_kernel, grid, grad, gate, up, grad_gate, grad_up, n, **tiles)
     return grad_gate, grad_up

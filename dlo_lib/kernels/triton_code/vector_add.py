@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 
@@ -30,5 +30,5 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     x, y = x.contiguous(), y.contiguous()
     z = torch.empty_like(x)
     n, tiles = x.numel(), tuned("vector_add", x.device)
-    launch(_add_kernel, (triton.cdiv(n, tiles["BLOCK"]),), x, y, z, n, **tiles)
+    launch(_add_kernel, (cdiv(n, tiles["BLOCK"]),), x, y, z, n, **tiles)
     return z
