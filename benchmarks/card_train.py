@@ -1,0 +1,132 @@
+"""`python -m benchmarks.card_train FOLDER`: the speed and the memory of training on one GPU, eager, with
+fused kernels, compiled, and with both.
+
+Each configuration is a run of `dlo_lib.train` in a process with a time limit. The run differs from that of a
+user in two ways: the weights are drawn on the GPU, because that takes 1 s instead of 20 s, and no checkpoint
+is written. The rates are those of 10 steps; the first 5 steps compile and fill the caches. The next process
+imports PyTorch while the current one trains, and does not touch the GPU before its turn.
+
+FOLDER/training.json has what is measured so far, FOLDER/NAME.txt the output of a configuration. Inductor's
+cache is in FOLDER/inductor. A second run leaves out what FOLDER has. Without a GPU, the model is a small one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CARD = torch.cuda.is_available()
+WARMUP, MEASURED, EVERY = 5, 10, 5
+LIMIT = 60.0 if CARD else 300.0
+"""Seconds of one configuration, from its turn."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration: the model, the batch, and the options of `dlo_lib.train` that are compared."""
+
+    model: str
+    batch: int
+    kernels: str = "eager"
+    compile: bool = False
+    profile: bool = False
+
+    @property
+    def name(self) -> str:
+        kind = {"eager": "compile", "fused": "compile-fused"}[self.kernels] if self.compile else self.kernels
+        return f"{self.model}-{kind}-batch{self.batch}"
+
+
+def cases() -> list[Case]:
+    """Return the configurations, the most important first."""
+    small = "llama-3.2-1b" if CARD else "tiny"
+    listed = [
+        Case(small, batch, kernels, compiled)
+        for batch in (2, 8)
+        for compiled, kernels in ((False, "eager"), (False, "fused"), (True, "eager"), (True, "fused"))
+    ]
+    return [*listed[:-2], *(Case(small, 8, case.kernels, True, profile=True) for case in listed[-2:])]
+
+
+def main(folder: Path, seconds: float = 170.0) -> int:
+    """Run the configurations that fit in ``seconds``; return 1 if one failed."""
+    began = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    results = folder / "training.json"
+    rows: list[dict[str, Any]] = json.loads(results.read_text()) if results.exists() else []
+    done = {row["name"] for row in rows if "tokens_per_second" in row}
+    rows = [row for row in rows if row["name"] in done]
+    left = [case for case in cases() if case.name not in done]
+    waiting = _start(left[0], folder) if left else None
+    for case, following in zip(left, [*left[1:], None]):
+        process = waiting
+        assert process is not None
+        if seconds - (time.monotonic() - began) < 15:
+            process.kill()
+            print(f"{case.name} and what follows: no time left", flush=True)
+            break
+        waiting = _start(following, folder) if following else None
+        row = _measure(case, process, folder, min(LIMIT, seconds - (time.monotonic() - began)))
+        rows.append(row)
+        results.write_text(json.dumps(rows, indent=1) + "\n")
+        print(_line(row), flush=True)
+    return int(any("tokens_per_second" not in row for row in rows))
+
+
+def _start(case: Case, folder: Path) -> subprocess.Popen[str]:
+    """Start the process of ``case``, which imports and then waits for a line."""
+    environment = {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder.resolve() / "inductor"),
+        "DLO_CACHE": str(folder.resolve() / "cache"),
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+    }
+    with open(folder / f"{case.name}.txt", "w", encoding="utf-8") as log:
+        command = [sys.executable, "-m", "benchmarks.card_train_run", json.dumps(asdict(case)), str(folder)]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True
+        )
+
+
+def _measure(case: Case, process: subprocess.Popen[str], folder: Path, limit: float) -> dict[str, Any]:
+    """Give the process its turn, wait for it, and return its row, or what went wrong."""
+    began = time.monotonic()
+    found = folder / f"{case.name}.json"
+    found.unlink(missing_ok=True)
+    try:
+        process.communicate("go\n", timeout=limit)
+        error = f"status {process.returncode}" if process.returncode else None
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        error = f"not done after {limit:.0f} s"
+    seconds = round(time.monotonic() - began, 1)
+    row: dict[str, Any] = {"name": case.name, **asdict(case), "seconds": seconds}
+    if found.exists():
+        return {**row, **json.loads(found.read_text())}
+    said = (folder / f"{case.name}.txt").read_text(errors="replace").strip().splitlines()
+    return {**row, "error": f"{error}: {said[-1] if said else 'no output'}"}
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{row['name']}: {row['error']}"
+    mfu = "" if row["mfu"] is None else f", MFU {row['mfu']:.1%}"
+    compiled = "" if row["compile_seconds"] is None else f", compiled in {row['compile_seconds']:.1f} s"
+    expected = "" if row["expected_gib"] is None else f" (measure_memory {row['expected_gib']:.1f})"
+    return (
+        f"{row['name']}: {row['tokens_per_second']:,.0f} tokens/s{mfu}, {row['peak_gib']:.1f} GiB{expected}, "
+        f"loss {row['loss']:.3f}{compiled}, {row['seconds']:.0f} s in all"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *(float(text) for text in sys.argv[2:3])))
