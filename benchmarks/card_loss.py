@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -102,7 +103,7 @@ def losses(tokens: int, autocast: bool) -> None:
     name, work = f"{tokens} {'autocast' if autocast else 'bf16'}", 6.0 * tokens * HIDDEN * VOCAB
     for rows in (2048,) if SMOKE else (2048, 4096) if autocast else (1024, 1536, 2048, 3072, 4096):
         most = 16 if SMOKE else rows
-        record(f"{name}: ours, {rows} rows", lambda n=most: step(linear_cross_entropy, chunk_rows=n), 0, work)
+        record(f"{name}: ours, {rows} rows", partial(step, linear_cross_entropy, chunk_rows=most), 0, work)
     with mock.patch.object(code, "_has_wide_products", return_value=False):
         record(f"{name}: ours, dW added apart", lambda: step(linear_cross_entropy), 0, work)
     record(f"{name}: eager", lambda: step(eager), 0, work)
@@ -117,15 +118,19 @@ def losses(tokens: int, autocast: bool) -> None:
 def errors() -> None:
     """The largest error of each gradient, against fp32 and divided by its largest element."""
     x, w, targets = inputs(1024 if not SMOKE else 24, torch.bfloat16)
-    exact = [tensor.detach().float().requires_grad_() for tensor in (x, w)]
-    (eager(*exact, targets) * 0.37).backward()
-    forms = {"one chunk": 1024, "chunks": 256 if not SMOKE else 8}
-    forms = {name: lambda *a, n=rows: linear_cross_entropy(*a, chunk_rows=n) for name, rows in forms.items()}
-    for name, loss in {**forms, "eager": eager}.items():
-        x.grad = w.grad = None
-        (loss(x, w, targets) * 0.37).backward()
-        pairs = zip((x, w), exact)
-        found = [((a.grad.float() - b.grad).abs().max() / b.grad.abs().max()).item() for a, b in pairs]
+    wide, weight = (tensor.detach().float().requires_grad_() for tensor in (x, w))
+    exacts = torch.autograd.grad(eager(wide, weight, targets) * 0.37, (wide, weight))
+    rows = 8 if SMOKE else 256
+    forms: dict[str, Callable[..., Tensor]] = {
+        "one chunk": partial(linear_cross_entropy, chunk_rows=1024),
+        "chunks": partial(linear_cross_entropy, chunk_rows=rows),
+        "eager": eager,
+    }
+    for name, loss in forms.items():
+        mine = torch.autograd.grad(loss(x, w, targets) * 0.37, (x, w))
+        found = []
+        for grad, exact in zip(mine, exacts):
+            found.append(((grad.float() - exact).abs().max() / exact.abs().max()).item())
         RESULTS[f"error of dx and dW, {name}"] = [float(f"{value:.2e}") for value in found]
 
 
@@ -158,7 +163,7 @@ def products() -> None:
     narrow = torch.empty_like(dw, dtype=torch.bfloat16)
     for out in (dw, narrow):
         moved = dw.numel() * (4.0 + out.element_size())
-        record(f"scaled to {out.dtype}", lambda o=out: lambda: loss_and_gradient.scaled(dw, scale, o), moved)
+        record(f"scaled to {out.dtype}", lambda: partial(loss_and_gradient.scaled, dw, scale, out), moved)  # noqa: B023
     for k in () if SMOKE else (512, 1024, 1536, 2048, 3072, 4096):
         a, b = (torch.randn(k, n, device=DEVICE).bfloat16() for n in (VOCAB, HIDDEN))
         work = 2.0 * k * dw.numel()
@@ -186,13 +191,12 @@ def adamw() -> None:
     for name, (kind, options, tile) in kinds.items():
         optimizer = kind(params, lr=1e-5, **options)
         with trying("adamw", tile):
-            record(f"AdamW, {name}", lambda o=optimizer: o.step, moved)
+            record(f"AdamW, {name}", lambda: optimizer.step, moved)  # noqa: B023
             synchronized()
             start = time.perf_counter()
             optimizer.step()
             if isinstance(RESULTS[f"AdamW, {name}"], dict):
                 RESULTS[f"AdamW, {name}"]["CPU ms"] = round(1e3 * (time.perf_counter() - start), 3)
-        del optimizer
 
 
 def main() -> None:
