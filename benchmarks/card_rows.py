@@ -52,6 +52,15 @@ def of_norm(m: int, n: int) -> tuple[Any, ...]:
     return r(m, n), x, r(n), x.float().mean(-1), torch.rsqrt(x.float().var(-1, correction=0) + EPS)
 
 
+def of_rms_norm(m: int, n: int) -> tuple[Any, ...]:
+    grad, x, weight, _, inverse = of_norm(m, n)
+    return grad, x, weight, inverse
+
+
+def rms_norm_twin(grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> Any:
+    return rms_norm_backward(grad, x, weight, inverse[:, None])
+
+
 def of_rope(m: int, n: int) -> tuple[Any, ...]:
     angle = r(m, 64).float()
     return r(1, m, n // 128, 128).transpose(1, 2), angle.cos().bfloat16(), angle.sin().bfloat16(), 1  # type: ignore[attr-defined]
@@ -101,8 +110,8 @@ CASES = [
     Case("layer_norm", "norms.forward", 2, lambda m, n: (r(m, n), r(n), r(n), EPS),
          lambda *args: norms.layer_norm_forward(*args)[0],
          lambda x, w, b, eps: F.layer_norm(x, w.shape, w, b, eps), HELD[1:4]),
-    Case("rms_norm, backward", "norms.backward", 3, lambda m, n: of_norm(m, n)[:3] + of_norm(m, n)[4:],
-         norms.rms_norm_backward, lambda g, x, w, r: rms_norm_backward(g, x, w, r[:, None]), LOOPS),
+    Case("rms_norm, backward", "norms.backward", 3, of_rms_norm,
+         norms.rms_norm_backward, rms_norm_twin, LOOPS),
     Case("layer_norm, backward", "norms.backward", 3, of_norm, norms.layer_norm_backward, layer_norm_backward,
          LOOPS),
     Case("rope", "rope", 2, of_rope, rope.rotate, rotate, HEADS),
@@ -114,6 +123,14 @@ CASES = [
          cross_entropy.row_losses, row_losses, LANES, LONG),
     Case("cross_entropy, backward", "cross_entropy.gradient", 2, lambda m, n: (*of_loss(m, n), TERMS),
          cross_entropy.logits_gradient, logits_gradient, FLAT, LONG),
+    Case("softmax of long rows", "softmax.long", 3, lambda m, n: (r(m, n),), softmax.softmax_forward,
+         lambda x: x.softmax(-1),
+         settings("LANES STAGES num_warps", (1024, 1, 16), (512, 1, 8), (1024, 3, 16), (1024, 1, 8)),
+         [(4096, 32768)]),
+    Case("rms_norm, backward, long rows", "norms.backward", 3, of_rms_norm,
+         norms.rms_norm_backward, rms_norm_twin,
+         settings("ROWS RELOAD programs num_warps", (1, 1, 1, 16), (1, 1, 1, 32), (1, 1, 2, 16)),
+         [(4096, 16384)]),
     Case("sum of the parts", "rows.sum_parts", 2, lambda m, n: (r(1, m, n).float(),), sums,
          lambda parts: parts[0].sum(0),
          settings("PARTS COLS num_warps", (128, 32, 8), (64, 32, 4), (128, 16, 4), (256, 16, 8), (32, 64, 4)),

@@ -69,13 +69,14 @@ def main(folder: Path) -> None:
     places = [(number, size) for which in range(3) for number, case in enumerate(CASES)
               for size in case.sizes[which : which + 1]]  # fmt: skip
     copied, records = 1.0, []
+    jobs = [(number, size, values) for number, size in places for values in CASES[number].candidates]
+    many = 12 if timed else 1
+    with ProcessPoolExecutor(many, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_all, [jobs[start::12] for start in range(12)] if timed else [jobs[:2]]))
+    print(f"compiled in {time.monotonic() - started:.1f} s", flush=True)
     if timed:
         from triton.testing import do_bench
 
-        jobs = [(number, size, values) for number, size in places for values in CASES[number].candidates]
-        with ProcessPoolExecutor(12, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(compile_all, [jobs[start::12] for start in range(12)]))
-        print(f"compiled in {time.monotonic() - started:.1f} s", flush=True)
         x, y = r(16384, 16384), r(16384, 16384)
         copied = 4 * x.numel() / do_bench(lambda: y.copy_(x), warmup=5, rep=50, return_mode="median") / 1e6
         print(f"copy: {copied:.0f} GB/s", flush=True)
