@@ -76,7 +76,8 @@ def require_targets(
     if targets.dtype is not torch.int64:
         raise UserError(f"targets is {str(targets.dtype).removeprefix('torch.')}: it should be int64")
     require_shape("targets", targets, shape, because)
-    if type(targets) is Tensor and targets.device.type == "cpu":  # elsewhere it would wait for the device
+    # Elsewhere it would wait for the device; traced code has no values.
+    if type(targets) is Tensor and targets.is_cpu and not torch.compiler.is_compiling():
         wrong = targets[((targets < 0) | (targets >= vocab)) & (targets != terms.ignore_index)]
         if wrong.numel():
             raise UserError(
@@ -134,7 +135,12 @@ def logits_gradient(
         if terms.label_smoothing:
             grad -= of_rows * (terms.label_smoothing / logits.shape[-1])
         grad.scatter_add_(-1, index, of_rows * (terms.label_smoothing - 1))
-        out[part] = grad
+        # An ignored row may hold infinite logits, whose gradient times 0 is NaN.
+        zero, kept = grad.new_zeros(()), valid.unsqueeze(-1)
+        if out.dtype == grad.dtype:
+            torch.where(kept, grad, zero, out=out[part])
+        else:
+            out[part] = torch.where(kept, grad, zero)
     return out
 
 
