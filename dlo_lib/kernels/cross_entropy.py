@@ -135,13 +135,18 @@ def logits_gradient(
         if terms.label_smoothing:
             grad -= of_rows * (terms.label_smoothing / logits.shape[-1])
         grad.scatter_add_(-1, index, of_rows * (terms.label_smoothing - 1))
-        # An ignored row may hold infinite logits, whose gradient times 0 is NaN.
-        zero, kept = grad.new_zeros(()), valid.unsqueeze(-1)
-        if out.dtype == grad.dtype:
-            torch.where(kept, grad, zero, out=out[part])
-        else:
-            out[part] = torch.where(kept, grad, zero)
+        _clear_ignored(grad, valid, lse[part])
+        out[part] = grad
     return out
+
+
+def _clear_ignored(grad: Tensor, valid: Tensor, lse: Tensor) -> None:
+    """Write 0 to the gradients of ignored rows with infinite logits, which are NaN: 0 times NaN. On a CPU,
+    where the pass costs as much as a softmax, it is left out if there is no such row."""
+    has_data = type(grad) is Tensor and grad.device.type == "cpu" and not torch.compiler.is_compiling()
+    if has_data and not (~valid & ~lse.isfinite()).any():
+        return
+    grad.masked_fill_(~valid.unsqueeze(-1), 0)
 
 
 def _parts(logits: Tensor) -> list[slice]:
