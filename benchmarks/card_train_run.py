@@ -7,6 +7,7 @@ writes FOLDER/NAME.json.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.card_train import CARD, EVERY, MEASURED, WARMUP, Case
 from dlo_lib.kernels import Kernels
+from dlo_lib.lifetime import die_with
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import Precision
 from dlo_lib.profiling import measure_memory
@@ -126,7 +128,9 @@ def _profiled(step: Any, last: int, to: Path) -> Any:
 
 
 if __name__ == "__main__":
+    die_with(os.getppid())
     case, folder = Case(**json.loads(sys.argv[1])), Path(sys.argv[2])
     expected = None if case.compile else _expected(case)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        sys.exit("it is not the turn of this configuration any more")
     (folder / f"{case.name}.json").write_text(json.dumps({**run(case, folder), "expected_gib": expected}))
