@@ -103,7 +103,7 @@ def _rows_cases(rows: int, columns: int, dtype: torch.dtype, device: torch.devic
             "softmax": {"Liger": liger.liger_softmax},
             "rms_norm": {"Liger": lambda x, w: liger.liger_rms_norm(x, w, EPSILON, in_place=False)},
             "layer_norm": {"Liger": lambda x, w, b: liger.liger_layer_norm(x, w, b, EPSILON)},
-            "rope": {"Liger": lambda x: liger.liger_rope(x, keys, cos[None], sin[None])[0]},
+            "rope": {"Liger": lambda x: liger.liger_rope(x, keys, cos, sin)[0]},
             "swiglu": {"Liger": liger.liger_swiglu},
         }
     made: list[tuple[str, Action, Action, tuple[tuple[int, ...], ...], tuple[int, int]]] = [
