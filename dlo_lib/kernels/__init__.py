@@ -6,6 +6,7 @@ which are imported with the first call that needs them, because Triton is option
 (``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models`` and ``data``.
 """
 
+from dlo_lib.kernels import library  # noqa: F401 - defines the operators of compiled code
 from dlo_lib.kernels.adamw import BackwardAdamW, FusedAdamW, adamw_update
 from dlo_lib.kernels.cross_entropy import cross_entropy
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction

@@ -28,7 +28,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.dispatch import KernelBackend, backend_for, computed_in, require_floating, run
+from dlo_lib.kernels.dispatch import (
+    KernelBackend,
+    backend_for,
+    computed_in,
+    require_floating,
+    run,
+    uses_operators,
+)
 
 LARGEST_HEAD = 128
 TILE = 128
@@ -51,7 +58,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     """
     _require_attention(q, k, v)
     backend = backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
-    if backend is KernelBackend.TRITON:
+    compiled = torch.compiler.is_compiling() and q.is_cuda and not uses_operators("flash_attention", q)
+    if backend is KernelBackend.TRITON or compiled:
         return FlashAttention.apply(q, k, v, is_causal)
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
 

@@ -47,6 +47,7 @@ from dlo_lib.kernels.cross_entropy import (
 )
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import (
+    OPERATORS,
     KernelBackend,
     backend_for,
     computed_in,
@@ -112,7 +113,11 @@ def linear_cross_entropy(
     rows = x.reshape(-1, x.shape[-1])
     needs = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     chunk = chunk_rows or _rows_of_a_chunk(rows.shape[0], rows.shape[1])
-    total = _LinearCrossEntropy.apply(rows, weight, targets.reshape(-1), terms, chunk, needs, backend_for(x))
+    if torch.compiler.is_compiling():
+        total = OPERATORS["linear_losses"](rows, weight, targets.reshape(-1), terms, chunk)
+    else:
+        backend = backend_for(x)
+        total = _LinearCrossEntropy.apply(rows, weight, targets.reshape(-1), terms, chunk, needs, backend)
     return total if reduction is LossReduction.SUM else total / valid_rows(targets, terms)
 
 
@@ -151,19 +156,8 @@ class _LinearCrossEntropy(Function):
                 total += _losses(logits, targets, terms, needs_x or needs_w, backend)
                 ctx.save_for_backward(*((logits, narrow, w) if needs_x or needs_w else ()))
                 return total
-            make = torch.empty if x.shape[0] and w.numel() else torch.zeros
-            wide = computed_in(weight.dtype)
-            grad_x = make(x.shape, dtype=x.dtype, device=x.device) if needs_x else None
-            grad_w = make(weight.shape, dtype=wide, device=x.device) if needs_w else None
-            for first in range(0, x.shape[0], chunk) if w.numel() else ():
-                part = slice(first, first + chunk)
-                logits = narrow[part] @ w.T
-                total += _losses(logits, targets[part], terms, needs_x or needs_w, backend)
-                if grad_x is not None:
-                    product(logits, w, grad_x[part])
-                if grad_w is not None:
-                    product(logits.T, narrow[part], grad_w, add=first > 0)
-                del logits  # before the next one is allocated
+            grad_x, grad_w = gradient_buffers(x, weight, needs_x, needs_w)
+            total = add_chunks(narrow, w, targets, terms, chunk, grad_x, grad_w, total, backend)
         ctx.save_for_backward(grad_x, grad_w)
         return total
 
@@ -193,11 +187,46 @@ class _LinearCrossEntropy(Function):
                     product(logits.T, times_scale(x, x.dtype, in_place=False), grad_w)
         else:
             # A graph that is freed after this does not read its gradients again: they are scaled in place.
-            in_place = not torch.compiler.is_compiling() and not _graph_is_kept()
+            in_place = not _graph_is_kept()
             grad_x, grad_w = ctx.saved_tensors
             grad_x = None if grad_x is None else times_scale(grad_x, x_dtype, in_place)
             grad_w = None if grad_w is None else times_scale(grad_w, w_dtype, in_place)
         return grad_x, grad_w, None, None, None, None, None
+
+
+def gradient_buffers(
+    x: Tensor, weight: Tensor, needs_x: bool, needs_w: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return tensors for the gradients that are needed, that of the weight in fp32 or wider. They are zero
+    where no chunk writes them."""
+    make = torch.empty if x.shape[0] and weight.numel() else torch.zeros
+    grad_x = make(x.shape, dtype=x.dtype, device=x.device) if needs_x else None
+    wide = computed_in(weight.dtype)
+    return grad_x, make(weight.shape, dtype=wide, device=x.device) if needs_w else None
+
+
+def add_chunks(
+    x: Tensor,
+    w: Tensor,
+    targets: Tensor,
+    terms: CrossEntropyTerms,
+    chunk: int,
+    grad_x: Tensor | None,
+    grad_w: Tensor | None,
+    total: Tensor,
+    backend: KernelBackend,
+) -> Tensor:
+    """Add the losses of all rows of x to ``total``, and write their gradients, chunk after chunk."""
+    for first in range(0, x.shape[0], chunk) if w.numel() else ():
+        part = slice(first, first + chunk)
+        logits = x[part] @ w.T
+        total += _losses(logits, targets[part], terms, grad_x is not None or grad_w is not None, backend)
+        if grad_x is not None:
+            product(logits, w, grad_x[part])
+        if grad_w is not None:
+            product(logits.T, x[part], grad_w, add=first > 0)
+        del logits  # before the next one is allocated
+    return total
 
 
 def _graph_is_kept() -> bool:
@@ -249,7 +278,7 @@ def _has_wide_products(a: Tensor, out: Tensor) -> bool:
     required a narrow matrix there, and until then it cannot be traced."""
     if not a.is_cuda or out.dtype is not torch.float32 or a.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return RELEASE >= (2, 11) and not isinstance(a, FakeTensor) and not torch.compiler.is_compiling()
+    return RELEASE >= (2, 11) and not isinstance(a, FakeTensor)
 
 
 def _narrow_product(a: Tensor, b: Tensor, out: Tensor, add: bool) -> None:

@@ -77,7 +77,7 @@ def row_block(columns: int, largest: int = LONGEST_ROW) -> int:
 
 
 def power_of_2(count: int) -> int:
-    """Return the smallest power of two that is at least ``count``, and at least 1. Triton's function takes 100
+    """Return the smallest power of two that is at least ``count`` and 1. Triton's function takes 100
     times as long."""
     return 1 << max(count - 1, 0).bit_length()
 
