@@ -7,7 +7,8 @@ import torch
 
 from dlo_lib.errors import UserError
 from dlo_lib.kernels import grouped_matmul
-from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided
+from dlo_lib.kernels.dispatch import has_triton
+from tests.kernels.parity import BACKENDS, NO_TRITON, check, dtypes_of, random, strided
 
 
 def reference(rows, weights, counts):
@@ -21,6 +22,12 @@ def test_grouped_matmul(backend):
     for dtype in dtypes_of(backend):
         inputs = [strided(22, 19, dtype=dtype), random(4, 19, 5, dtype=dtype, seed=1), counts]
         check(grouped_matmul, reference, inputs, backend, factor=5)
+        even = [
+            random(52, 32, dtype=dtype),
+            random(3, 32, 16, dtype=dtype, seed=1),
+            torch.tensor([16, 33, 3]),
+        ]
+        check(grouped_matmul, reference, even, backend, factor=6)  # whole tiles, which are not masked
     check(grouped_matmul, reference, [random(0, 4), random(2, 4, 3), torch.zeros(2).long()], backend)
 
 
@@ -33,8 +40,17 @@ def test_grouped_matmul(backend):
     ],
 )
 def test_wrong_counts_are_refused(counts, message):
-    with pytest.raises(UserError, match=message):
+    """On the CPU: the host does not read counts on a GPU."""
+    with torch.device("cpu"), pytest.raises(UserError, match=message):
         grouped_matmul(torch.ones(3, 4), torch.ones(2, 4, 5), torch.tensor(counts))
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_rows_after_the_last_expert_give_0_in_the_kernel():
+    from dlo_lib.kernels.triton_code.grouped_matmul import grouped_forward
+
+    out = grouped_forward(torch.ones(3, 4), torch.ones(2, 4, 5), torch.tensor([1, 1]))
+    assert out[:, 0].tolist() == [4, 4, 0]
 
 
 def test_wrong_matrices_are_refused():

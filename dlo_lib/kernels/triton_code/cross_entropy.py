@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
-from dlo_lib.kernels.triton_code.launch import as_rows, cdiv, launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
 from dlo_lib.kernels.triton_code.tuning import tuned
 
@@ -84,7 +84,7 @@ def _gradient_kernel(
 
 def row_losses(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> tuple[Tensor, Tensor]:
     """Return the loss and lse of each row, both (rows,) fp32, from (rows, vocab) and (rows,)."""
-    logits = as_rows(logits)
+    logits = logits.contiguous()
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lse = torch.empty_like(losses)
@@ -107,7 +107,7 @@ def logits_gradient(
 ) -> Tensor:
     """Return the gradient of the logits (rows, vocab), in ``out``, which may be ``logits``, if it is
     given. ``scale`` (rows,) may have any stride, such as that of an expanded number."""
-    logits = as_rows(logits)
+    logits = logits.contiguous()
     rows, columns = logits.shape
     out = torch.empty_like(logits) if out is None else out
     tiles = tuned("cross_entropy.gradient", logits.device, columns=columns)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
-from dlo_lib.kernels.triton_code.rows import load, load_again, multiprocessors, store, sum_parts
+from dlo_lib.kernels.triton_code.rows import load, load_again, processors, store, sum_parts
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 
@@ -158,7 +158,7 @@ def _backward(
     block = row_block(columns)
     tiles = tuned("norms.backward", x.device, block=block)
     held, whole = tiles["ROWS"], block == columns
-    programs = min(cdiv(rows, held), tiles.pop("programs") * multiprocessors(x.device))
+    programs = min(cdiv(rows, held), tiles.pop("programs") * processors(x.device))
     # The parts of both do not fit into the registers of a long row: its bias is a sum over the rows of grad.
     both = mean is not None and not tiles["RELOAD"]
     parts = torch.empty(2 if both else 1, programs, columns, dtype=torch.float32, device=x.device)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch, row_block
+from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
 from dlo_lib.kernels.triton_code.rows import load, store
 from dlo_lib.kernels.triton_code.tuning import tuned
 
@@ -51,7 +51,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     tiles = tuned("rope", x.device, heads=heads, half=half)
     block, held, positions = row_block(half), tiles["HEADS"], tiles["POSITIONS"]
     even = block == half and heads % held == 0 and seq % positions == 0
-    of_heads, of_seq = triton.cdiv(heads, held), triton.cdiv(seq, positions)
+    of_heads, of_seq = cdiv(heads, held), cdiv(seq, positions)
     launch(
         _rope_kernel, (batch * of_heads * of_seq if dim else 0,),
         x, cos, sin, y, heads, seq, half, of_heads, of_seq, *x.stride(), *y.stride(), *cos.stride(),

@@ -8,14 +8,12 @@ the compiler knows that the rows begin at multiples of 16 elements.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import cdiv, launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch, multiprocessors
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 
@@ -94,12 +92,11 @@ def sum_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> Non
     )
 
 
-@lru_cache(maxsize=64)
-def multiprocessors(device: torch.device) -> int:
-    """Return the number of multiprocessors of ``device``: those of an H100 where there is no GPU to ask, and
-    on a CPU 3, fewer than the rows of a test."""
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; without one 132, as an H100 has, and on a CPU 3,
+    fewer than the rows of a test."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return multiprocessors(device)
     return 3 if device.type == "cpu" else 132
 
 
