@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -75,6 +76,13 @@ def run(
         TileError: the kernel or an argument is wrong.
         NotWrittenError: the kernel raises NotImplementedError.
     """
+    # Tiles are made without a device, and the caller may have made a GPU the default one.
+    is_cpu = torch.get_default_device().type == "cpu"
+    with contextlib.nullcontext() if is_cpu else torch.device("cpu"):
+        return _run(kernel, grid, args, most_work)
+
+
+def _run(kernel: str | Program, grid: Sequence[int], args: Mapping[str, Any], most_work: int) -> Traffic:
     program = read_program(kernel) if isinstance(kernel, str) else kernel
     sizes = _grid(grid)
     machine = TileMachine(sizes, most_work)

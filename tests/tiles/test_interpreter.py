@@ -71,6 +71,25 @@ def test_values_and_traffic() -> None:
     assert not traffic.undefined
 
 
+def test_the_default_device_may_be_another_one() -> None:
+    """As with a GPU, tensors that are made without a device are not on the CPU, where the arguments are."""
+    x, y = torch.arange(16.0), torch.zeros(16)
+    a, b = torch.randn(2, 40, 40)
+    c, total, copied = torch.empty(40, 40), torch.zeros(16), torch.zeros(16)
+    with torch.device("meta"):
+        scaled_kernel[(2,)](x, y, 16, 0.5, BLOCK=8)
+        product_kernel[(3, 3)](a, b, c, 40, B=16)
+        lines = "x = tl.load(x_ptr + tl.arange(0, 16))", "tl.atomic_add(y_ptr + tl.arange(0, 16), x + 1.0)"
+        triton.run(body(*lines), (2,), {"x_ptr": x, "y_ptr": total, "n": 16})
+        lines = lines[0], "tl.store(y_ptr + tl.arange(0, 16), tl.where(x > 3, x, 0.0) + tl.max(x, 0))"
+        triton.run(body(*lines), (1,), {"x_ptr": x, "y_ptr": copied, "n": 16})
+        assert torch.get_default_device().type == "meta"
+    assert torch.equal(y, 0.5 * x)
+    torch.testing.assert_close(c, a @ b)
+    assert torch.equal(total, 2 * (x + 1))
+    assert torch.equal(copied, x.where(x > 3, 0.0) + 15)
+
+
 def test_a_grid_may_be_a_function_and_launch_options_are_ignored() -> None:
     x, y = torch.randn(40), torch.empty(40)
     scaled_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, y, 40, 2.0, BLOCK=16, num_warps=4)
