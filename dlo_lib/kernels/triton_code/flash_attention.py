@@ -18,11 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import launch
+from dlo_lib.kernels.triton_code.launch import cdiv, launch, power_of_2
 from dlo_lib.kernels.triton_code.products import dot
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+COUNTS = ["numbers", "heads", "kv_heads", "group", "seq_q", "seq_k", "padded", "section"]
+"""Integers for whose divisibility no kernel is compiled."""
 
 
 @triton.jit
@@ -93,6 +95,20 @@ def _forward_step(
     ODD: tl.constexpr = MASKED and not EVEN
     k = _tile(k_at, 0, first, seq_k, 0, k_s, k_d, BULK, ODD, DIM, COLS, DIMS)
     scores = dot(q, tl.trans(k))
+    weights, largest, total, shrink = _softmax_step(
+        scores, largest, total, first, rows, seq_k, scale, CAUSAL, MASKED, EVEN, COLS
+    )
+    v = _tile(v_at, 0, first, seq_k, 0, v_s, v_d, BULK, ODD, DIM, COLS, DIMS)
+    acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
+    return acc, largest, total
+
+
+@triton.jit
+def _softmax_step(
+    scores, largest, total, first, rows, seq_k, scale,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """The weights of a tile, with the new maximum and sum of its rows, and the factor of the old sums."""
     if MASKED:
         cols = first + tl.arange(0, COLS)
         allowed = _allowed(rows[:, None], cols[None, :], seq_k, CAUSAL, EVEN)
@@ -100,10 +116,27 @@ def _forward_step(
     new = tl.maximum(largest, tl.max(scores, 1) * scale)
     weights = tl.exp2(scores * scale - new[:, None])
     shrink = tl.exp2(largest - new)
-    total = total * shrink + tl.sum(weights, 1)
-    v = _tile(v_at, 0, first, seq_k, 0, v_s, v_d, BULK, ODD, DIM, COLS, DIMS)
+    return weights, new, total * shrink + tl.sum(weights, 1), shrink
+
+
+@triton.jit
+def _ahead_step(
+    q, weights, shrink, acc, largest, total, k_at, v_at, first, rows, seq_k, scale,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
+):  # fmt: skip
+    """A step that computes the softmax of a tile while the tensor cores add the values of the tile before.
+
+    The weights stay in fp32 until the next step, because registers that a product reads cannot change before
+    it ends. The tile before the first is outside of the tensor, and read as 0.
+    """
+    k = k_at.load([0, first, 0]).reshape(COLS, DIMS)
+    scores = dot(q, tl.trans(k))
+    v = v_at.load([0, first - COLS, 0]).reshape(COLS, DIMS)
     acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
-    return acc, new, total
+    weights, largest, total, shrink = _softmax_step(
+        scores, largest, total, first, rows, seq_k, scale, CAUSAL, MASKED, EVEN, COLS
+    )
+    return weights, shrink, acc, largest, total
 
 
 @triton.jit
@@ -115,11 +148,11 @@ def _key_range(start, seq_k, CAUSAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.
         return seq_k // COLS * COLS, seq_k
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d,
     o_b, o_h, o_s, o_d, numbers, heads, group, seq_q, seq_k, section, scale,
-    CAUSAL: tl.constexpr, EVEN: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr, BULK: tl.constexpr, AHEAD: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     tile, number = _place(tl.cdiv(seq_q, ROWS), numbers, section, CAUSAL)
@@ -135,17 +168,34 @@ def _forward_kernel(
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     unmasked, end = _key_range(start, seq_k, CAUSAL, ROWS, COLS)
-    for first in range(0, unmasked, COLS):
-        acc, largest, total = _forward_step(
-            q, acc, largest, total, k_at, v_at, first, rows, k_s, k_d, v_s, v_d, seq_k, scale,
-            CAUSAL, False, EVEN, BULK, DIM, COLS, DIMS,
-        )  # fmt: skip
-    if CAUSAL or not EVEN:
-        for first in range(unmasked, end, COLS):
+    if AHEAD:
+        weights = tl.zeros((ROWS, COLS), tl.float32)
+        shrink = tl.zeros((ROWS,), tl.float32)
+        for first in range(0, unmasked, COLS):
+            weights, shrink, acc, largest, total = _ahead_step(
+                q, weights, shrink, acc, largest, total, k_at, v_at, first, rows, seq_k, scale,
+                CAUSAL, False, EVEN, COLS, DIMS,
+            )  # fmt: skip
+        if CAUSAL or not EVEN:
+            for first in range(unmasked, end, COLS):
+                weights, shrink, acc, largest, total = _ahead_step(
+                    q, weights, shrink, acc, largest, total, k_at, v_at, first, rows, seq_k, scale,
+                    CAUSAL, True, EVEN, COLS, DIMS,
+                )  # fmt: skip
+        v = v_at.load([0, (tl.cdiv(end, COLS) - 1) * COLS, 0]).reshape(COLS, DIMS)
+        acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
+    else:
+        for first in range(0, unmasked, COLS):
             acc, largest, total = _forward_step(
                 q, acc, largest, total, k_at, v_at, first, rows, k_s, k_d, v_s, v_d, seq_k, scale,
-                CAUSAL, True, EVEN, BULK, DIM, COLS, DIMS,
+                CAUSAL, False, EVEN, BULK, DIM, COLS, DIMS,
             )  # fmt: skip
+        if CAUSAL or not EVEN:
+            for first in range(unmasked, end, COLS):
+                acc, largest, total = _forward_step(
+                    q, acc, largest, total, k_at, v_at, first, rows, k_s, k_d, v_s, v_d, seq_k, scale,
+                    CAUSAL, True, EVEN, BULK, DIM, COLS, DIMS,
+                )  # fmt: skip
     dims = tl.arange(0, DIMS)
     o_at = o_ptr + batch * o_b + head * o_h + rows.to(tl.int64)[:, None] * o_s + dims[None, :] * o_d
     tl.store(o_at, acc / total[:, None], mask=(rows[:, None] < seq_q) & (dims[None, :] < DIM))
@@ -172,7 +222,7 @@ def _dq_step(
     return dot(grad_scores.to(k.dtype), k, acc)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, grad_ptr, lse_ptr, rows_ptr, dq_ptr,
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d, g_b, g_h, g_s, g_d,
@@ -192,12 +242,13 @@ def _dq_kernel(
     q_ptr += batch * q_b + head * q_h
     out = _tile(o_ptr, 0, start, seq_q, 0, o_s, o_d, False, True, DIM, ROWS, DIMS)
     grad = _tile(grad_ptr, 0, start, seq_q, 0, g_s, g_d, False, True, DIM, ROWS, DIMS)
-    # For the kernel of dk and dv, which runs next: (batch * heads, 2, padded), lse with base 2 and delta.
+    # For the kernel of dk and dv, which runs next: (batch * heads, 2, padded), -lse in the unit of
+    # the scores before the scale, and -delta.
     delta = tl.sum(grad.to(tl.float32) * out.to(tl.float32), 1)
     lse = tl.load(lse_ptr + number.to(tl.int64) * seq_q + rows, mask=rows < seq_q, other=0.0) * LOG2_E
     rows_at = rows_ptr + number.to(tl.int64) * (2 * padded) + rows
-    tl.store(rows_at, lse, mask=rows < seq_q)
-    tl.store(rows_at + padded, delta, mask=rows < seq_q)
+    tl.store(rows_at, lse * (-1.0 / scale), mask=rows < seq_q)
+    tl.store(rows_at + padded, -delta, mask=rows < seq_q)
     q = _tile(q_ptr, 0, start, seq_q, 0, q_s, q_d, False, True, DIM, ROWS, DIMS)
     acc = tl.zeros((ROWS, DIMS), tl.float32)
     unmasked, end = _key_range(start, seq_k, CAUSAL, ROWS, COLS)
@@ -219,7 +270,7 @@ def _dq_kernel(
 
 @triton.jit
 def _row_values(source, line, first, length, padded, BULK: tl.constexpr, ROWS: tl.constexpr):
-    """The values (ROWS,) of a line of lse or delta; 0 outside."""
+    """The values (ROWS,) of a line of -lse or -delta; 0 outside."""
     if BULK:
         return source.load([line, first]).reshape(ROWS)
     else:
@@ -231,32 +282,35 @@ def _row_values(source, line, first, length, padded, BULK: tl.constexpr, ROWS: t
 def _dkv_step(
     k, v, dk, dv, q_at, grad_at, rows_at, head, first, cols, q_h, q_s, q_d, g_h, g_s, g_d,
     seq_q, padded, scale, MASKED: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
-    ROWS: tl.constexpr, DIMS: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    # A query outside of the sequence adds 0, because q, grad, lse and delta are 0.
+    # The sums of both products begin with -lse and -delta, so that no register holds these. A query outside
+    # of the sequence adds 0, because q, grad, lse and delta are 0.
     q = _tile(q_at, head, first, seq_q, q_h, q_s, q_d, BULK, True, DIM, ROWS, DIMS)
     lse = _row_values(rows_at, 2 * head, first, seq_q, padded, BULK, ROWS)
-    scores = dot(k, tl.trans(q))  # (cols, rows)
-    grad = _tile(grad_at, head, first, seq_q, g_h, g_s, g_d, BULK, True, DIM, ROWS, DIMS)
-    grad_weights = dot(v, tl.trans(grad))
-    weights = tl.exp2(scores * scale - lse[None, :])
+    begin = tl.broadcast_to(lse[None, :], (COLS, ROWS))
     if MASKED:
         rows = first + tl.arange(0, ROWS)
-        weights = tl.where(rows[None, :] >= cols[:, None], weights, 0.0)
-    dv = dot(weights.to(grad.dtype), grad, dv)
+        begin = tl.where(rows[None, :] >= cols[:, None], begin, float("-inf"))
+    scores = dot(k, tl.trans(q), begin)
+    grad = _tile(grad_at, head, first, seq_q, g_h, g_s, g_d, BULK, True, DIM, ROWS, DIMS)
     delta = _row_values(rows_at, 2 * head + 1, first, seq_q, padded, BULK, ROWS)
-    grad_scores = weights * (grad_weights - delta[None, :])
+    grad_weights = dot(v, tl.trans(grad), tl.broadcast_to(delta[None, :], (COLS, ROWS)))
+    weights = tl.exp2(scores * scale)
+    grad_scores = weights * grad_weights
+    # Both products are last, because registers that a product reads cannot change while another one runs.
+    dv = dot(weights.to(grad.dtype), grad, dv)
     dk = dot(grad_scores.to(q.dtype), q, dk)
     return dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def _dkv_kernel(
     q_ptr, k_ptr, v_ptr, grad_ptr, rows_ptr, dk_ptr, dv_ptr,
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, g_b, g_h, g_s, g_d,
     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, numbers, kv_heads, group, seq_q, seq_k, padded, section,
     scale,
-    CAUSAL: tl.constexpr, BULK: tl.constexpr, DIM: tl.constexpr,
+    CAUSAL: tl.constexpr, BULK: tl.constexpr, STAGES: tl.constexpr, DIM: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     tile, number = _place(tl.cdiv(seq_k, COLS), numbers, section, False)
@@ -280,17 +334,17 @@ def _dkv_kernel(
     low, full = 0, 0
     if CAUSAL:
         low, full = tl.minimum(start // ROWS, tiles), tl.minimum(tl.cdiv(start + COLS - 1, ROWS), tiles)
-        for step in range(0, group * (full - low)):
+        for step in tl.range(0, group * (full - low), num_stages=STAGES):
             dk, dv = _dkv_step(
                 k, v, dk, dv, q_at, grad_at, rows_at, step // (full - low),
                 (low + step % (full - low)) * ROWS, cols, q_h, q_s, q_d, g_h, g_s, g_d, seq_q, padded, scale,
-                True, BULK, DIM, ROWS, DIMS,
+                True, BULK, DIM, ROWS, COLS, DIMS,
             )  # fmt: skip
-    for step in range(0, group * (tiles - full)):
+    for step in tl.range(0, group * (tiles - full), num_stages=STAGES):
         dk, dv = _dkv_step(
             k, v, dk, dv, q_at, grad_at, rows_at, step // (tiles - full),
             (full + step % (tiles - full)) * ROWS, cols, q_h, q_s, q_d, g_h, g_s, g_d, seq_q, padded, scale,
-            False, BULK, DIM, ROWS, DIMS,
+            False, BULK, DIM, ROWS, COLS, DIMS,
         )  # fmt: skip
     mask = (cols[:, None] < seq_k) & (tl.arange(0, DIMS)[None, :] < DIM)
     cols, dims = cols.to(tl.int64), tl.arange(0, DIMS)
@@ -307,7 +361,7 @@ L2_BYTES = 24 * 2**20
 def _constants(kernel: str, q: Tensor, is_causal: bool, read: tuple[Tensor, Tensor]) -> dict[str, int]:
     """Return the constants and the options of a kernel whose loop reads tiles of the tensors ``read``."""
     dim = q.shape[3]
-    dims = max(16, triton.next_power_of_2(dim))
+    dims = max(16, power_of_2(dim))
     found = tuned(f"flash_attention.{kernel}", q.device, head_dim=dims, dtype=q.dtype, is_causal=is_causal)
     found["BULK"] = bool(found.get("BULK")) and all(map(_in_bulk, read))
     if found["BULK"]:
@@ -341,8 +395,9 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple
     if seq_k == 0:
         return out.zero_(), lse.fill_(float("-inf"))
     tiles = _constants("forward", q, is_causal, (k, v))
+    tiles["AHEAD"] = tiles["BULK"] and q.element_size() == 2 and bool(tiles.get("AHEAD"))
     launch(
-        _forward_kernel, (triton.cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
+        _forward_kernel, (cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(), batch * heads, heads, group,
         seq_q, seq_k, _section(k, group), dim**-0.5 * LOG2_E.value, EVEN=seq_k % tiles["COLS"] == 0, **tiles,
     )  # fmt: skip
@@ -353,26 +408,42 @@ def attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    batch, heads, seq_q, dim = q.shape
-    kv_heads, seq_k = k.shape[1], k.shape[2]
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not q.numel() or not k.numel():
-        return dq.zero_(), dk.zero_(), dv.zero_()
-    group, scale = heads // kv_heads, dim**-0.5 * LOG2_E.value
-    padded = triton.cdiv(seq_q, 4) * 4  # lines of 16 bytes, which the copy engine requires
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    dq, rows = query_gradient(grad, q, k, v, out, lse, is_causal)
+    return dq, *key_gradients(grad, q, k, v, rows, is_causal)
+
+
+def query_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of q, and the values of each query for ``key_gradients``."""
+    batch, heads, seq_q, dim = q.shape
+    dq, group = torch.empty_like(q), heads // k.shape[1]
+    padded = cdiv(seq_q, 4) * 4  # lines of 16 bytes, which the copy engine requires
     rows = torch.empty(batch * heads, 2, padded, dtype=torch.float32, device=q.device)
     tiles = _constants("dq", q, is_causal, (k, v))
     launch(
-        _dq_kernel, (triton.cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
+        _dq_kernel, (cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
         q, k, v, out, grad, lse.contiguous(), rows, dq, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-        *grad.stride(), *dq.stride(), batch * heads, heads, group, seq_q, seq_k, padded, _section(k, group),
-        scale, EVEN=seq_k % tiles["COLS"] == 0, **tiles,
+        *grad.stride(), *dq.stride(), batch * heads, heads, group, seq_q, k.shape[2], padded,
+        _section(k, group), dim**-0.5 * LOG2_E.value, EVEN=k.shape[2] % tiles["COLS"] == 0, **tiles,
     )  # fmt: skip
+    return dq, rows
+
+
+def key_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of k and v; ``rows`` are from ``query_gradient``."""
+    batch, heads, seq_q, dim = q.shape
+    kv_heads, seq_k = k.shape[1], k.shape[2]
+    dk, dv, group = torch.empty_like(k), torch.empty_like(v), heads // kv_heads
     tiles = _constants("dkv", q, is_causal, (q, grad))
     launch(
-        _dkv_kernel, (triton.cdiv(seq_k, tiles["COLS"]) * batch * kv_heads,),
+        _dkv_kernel, (cdiv(seq_k, tiles["COLS"]) * batch * kv_heads,),
         q, k, v, grad, rows, dk, dv, *q.stride(), *k.stride(), *v.stride(), *grad.stride(), *dk.stride(),
-        *dv.stride(), batch * kv_heads, kv_heads, group, seq_q, seq_k, padded,
-        max(1, _section(q, 1) // group), scale, **tiles,
+        *dv.stride(), batch * kv_heads, kv_heads, group, seq_q, seq_k, rows.shape[2],
+        max(1, _section(q, 1) // group), dim**-0.5 * LOG2_E.value, STAGES=tiles.get("num_stages", 1), **tiles,
     )  # fmt: skip
-    return dq, dk, dv
+    return dk, dv
