@@ -12,10 +12,20 @@ from torch.nn import functional as F
 
 from dlo_lib.kernels import CrossEntropyTerms
 from dlo_lib.kernels.cross_entropy import logits_gradient, row_losses
+from dlo_lib.kernels.grouped_matmul import grouped_forward, grouped_weight_gradient
 from dlo_lib.kernels.rms_norm import rms_norm_backward, rms_norm_forward
 from dlo_lib.kernels.rope import rotate
 from dlo_lib.kernels.swiglu import swiglu_backward, swiglu_forward
-from dlo_lib.kernels.triton_code import cross_entropy, norms, rope, rows, softmax, swiglu, vector_add
+from dlo_lib.kernels.triton_code import (
+    cross_entropy,
+    grouped_matmul,
+    norms,
+    rope,
+    rows,
+    softmax,
+    swiglu,
+    vector_add,
+)
 
 SIZES, LONG, PARTS = (
     [(16384, 4096), (8192, 8192), (2048, 3072)],
@@ -70,6 +80,14 @@ def of_loss(m: int, n: int) -> tuple[Any, ...]:
     logits = r(m, n)
     targets = torch.arange(m, device=logits.device) * 31 % n
     return torch.full((m,), 0.5, device=logits.device), logits, targets, row_losses(logits, targets, TERMS)[1]
+
+
+def of_experts(m: int, n: int) -> tuple[Any, ...]:
+    return r(m, n), r(8, n, 8192), torch.full((8,), m // 8, device=DEVICE)
+
+
+def of_expert_gradient(m: int, n: int) -> tuple[Any, ...]:
+    return r(m, n), r(m, 8192), torch.full((8,), m // 8, device=DEVICE)
 
 
 def sums(parts: Tensor) -> Tensor:
@@ -135,4 +153,14 @@ CASES = [
          lambda parts: parts[0].sum(0),
          settings("PARTS COLS num_warps", (128, 32, 8), (64, 32, 4), (128, 16, 4), (256, 16, 8), (32, 64, 4)),
          PARTS),
+    Case("grouped_matmul", "grouped_matmul.forward", 1, of_experts, grouped_matmul.grouped_forward,
+         grouped_forward,
+         settings("ROWS COLS INNER num_warps num_stages", (128, 128, 64, 8, 3), (128, 128, 64, 8, 4),
+                  (128, 256, 64, 8, 3), (128, 128, 64, 4, 3), (64, 256, 64, 4, 4), (128, 256, 64, 8, 4)),
+         [(2048, 3072)]),
+    Case("grouped_matmul, weights", "grouped_matmul.weight_gradient", 1, of_expert_gradient,
+         grouped_matmul.grouped_weight_gradient, grouped_weight_gradient,
+         settings("ROWS COLS INNER num_warps num_stages", (64, 128, 128, 8, 3), (64, 128, 128, 8, 4),
+                  (64, 256, 128, 8, 3), (64, 128, 128, 4, 3), (32, 256, 128, 8, 4), (64, 256, 128, 8, 4)),
+         [(2048, 3072)]),
 ]  # fmt: skip
