@@ -21,7 +21,7 @@ from dlo_lib.launch import Place, explained, init_process_group, place
 from dlo_lib.lifetime import die_with
 from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.torch_version import check_torch
-from dlo_lib.train.config import TrainConfig, options
+from dlo_lib.train.config import Auto, TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
 from dlo_lib.usage import run_app
@@ -51,9 +51,12 @@ def _command() -> Any:
         kind, default, choices = hints[option.name], option.default, None
         if isinstance(default, enum.Enum):  # as text, because the error of TrainConfig lists the valid names
             kind, choices, default = str, "|".join(member.value for member in type(default)), default.value
+        parser = None
+        if option.name == "batch":
+            kind, parser, choices = str, _batch, "INTEGER|auto"
         names = [name for name in (option.name.replace("_", "-"), said[option.name].also) if name is not None]
         declared = typer.Option(
-            *(f"--{name}" for name in names), help=said[option.name].help, metavar=choices
+            *(f"--{name}" for name in names), help=said[option.name].help, metavar=choices, parser=parser
         )
         parameters.append(
             inspect.Parameter(
@@ -83,6 +86,11 @@ def _command() -> Any:
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _batch(text: str) -> int | str:
+    """Return the value of ``--batch``; typer turns a ``ValueError`` into a message."""
+    return text if text == Auto.AUTO.value else int(text)
 
 
 def main(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ Cost: seconds of the first forward and backward of a process, which the metrics 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import cache_dir
+from dlo_lib.kernels.llama import FusedOperation, loss_options
 from dlo_lib.models.llama import Attention, Block
 from dlo_lib.models.moe import MoELayer
 from dlo_lib.optim.step import summed_cross_entropy
@@ -76,16 +77,26 @@ def compile_model(spread: nn.Module, plan: ParallelPlan, device: torch.device) -
             module.attend = torch.compiler.disable(module.attend)
         elif isinstance(module, MoELayer) or (isinstance(module, nn.Linear) and "forward" in vars(module)):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-    return Compiled(compile_blocks(spread, Block, backend=backend, dynamic=False), Path(cache))
+    return Compiled(compile_blocks(spread, Block, backend=backend), Path(cache))
 
 
-def compile_loss(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return ``options``, the arguments of ``train_step`` that choose the loss, with the loss of logits
-    compiled. A loss that the model computes is one kernel already."""
-    if options.get("loss_in_model"):
+def losses_of_run(
+    fused: Collection[FusedOperation], plan: ParallelPlan, compiled: Compiled | None, device: torch.device
+) -> dict[str, Any]:
+    """Return the arguments of ``train_step`` that choose the loss. The loss of logits is compiled if the
+    blocks are; a loss that the model computes is one kernel already.
+
+    Args:
+        fused: the operations that are fused.
+        plan: how the model is distributed.
+        compiled: what ``compile_model`` returned; None if nothing is compiled.
+        device: the device of the model.
+    """
+    options = loss_options(fused, plan.takes_logits)
+    if compiled is None or options.get("loss_in_model"):
         return options
-    loss: Callable[..., Any] = options.get("sum_of_losses", summed_cross_entropy)
-    return {**options, "sum_of_losses": torch.compile(loss, backend=inductor(device), dynamic=False)}
+    loss = options.get("sum_of_losses", summed_cross_entropy)
+    return {**options, "sum_of_losses": torch.compile(loss, backend=inductor(device))}
 
 
 class CompileClock:

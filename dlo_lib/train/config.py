@@ -34,6 +34,12 @@ class Option:
     also: str | None = None
 
 
+class Auto(enum.Enum):
+    """The value of an option that the run finds itself."""
+
+    AUTO = "auto"
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """A training run. Enumerated options also take their value as a string.
@@ -83,7 +89,9 @@ class TrainConfig:
     ] = ScheduleKind.ONE_F_ONE_B
     data: Annotated[str, Option("name of a data set, or folder of a Hugging Face one")] = "python"
     seq: Annotated[int, Option("tokens in a sequence")] = 128
-    batch: Annotated[int, Option("sequences in a micro-batch of one rank")] = 8
+    batch: Annotated[
+        int | Auto, Option("sequences in a micro-batch of one rank; auto: the most that fit on every GPU")
+    ] = 8
     accumulation: Annotated[
         int, Option("micro-batches in a step of one rank, or of one pipeline", also="micro-batches")
     ] = 1
@@ -145,8 +153,11 @@ class TrainConfig:
         for name, kind in kinds.items():
             object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))
         object.__setattr__(self, "out", Path(self.out))
+        if self.batch == Auto.AUTO.value:
+            object.__setattr__(self, "batch", Auto.AUTO)
         for name in ("seq", "batch", "accumulation", "steps", "keep", "log_every"):
-            self._at_least(name, 1)
+            if getattr(self, name) is not Auto.AUTO:
+                self._at_least(name, 1)
         for name in (
             "warmup",
             "weight_decay",
@@ -242,6 +253,17 @@ class TrainConfig:
             micro_batches=self.accumulation,
             compute_dtype=self.precision.dtype if self.precision is not Precision.FP32 else None,
         )
+
+    @property
+    def sequences(self) -> int:
+        """The sequences in a micro-batch of one rank.
+
+        Raises:
+            UserError: the run has not found them yet (``batch_search``).
+        """
+        if isinstance(self.batch, Auto):
+            raise UserError("batch is auto: a run on a GPU replaces it by a number")
+        return self.batch
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step ``step``, from 1.

@@ -63,6 +63,14 @@ class Control:
 
         return strongest
 
+    def largest(self, mine: float) -> float:
+        """Return the largest ``mine`` of all ranks; every rank calls it."""
+        if self._group is None:
+            return mine
+        value = torch.tensor(mine, dtype=torch.float64)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._group)
+        return float(value)
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Wait for every rank at the end of the body, which must not communicate.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,18 +16,20 @@ import torch
 from dlo_lib import progress
 from dlo_lib.data import batches
 from dlo_lib.errors import UserError
-from dlo_lib.kernels.llama import loss_options
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.parallelize import local_tokens
 from dlo_lib.parallel.plan import ZeroStage
 from dlo_lib.stop import StopRequests
+from dlo_lib.text import tr
+from dlo_lib.train.batch_search import find_batch
 from dlo_lib.train.checkpoint import save
-from dlo_lib.train.compiled import compile_loss
-from dlo_lib.train.config import TrainConfig
+from dlo_lib.train.compiled import losses_of_run
+from dlo_lib.train.config import Auto, TrainConfig
 from dlo_lib.train.control import Control, Decision
-from dlo_lib.train.prepare import Prepared, open_out, prepare
+from dlo_lib.train.prepare import Prepared, open_out, prepare, write_config
 from dlo_lib.train.report import reporter
+from dlo_lib.train.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -72,24 +74,22 @@ def train(config: TrainConfig) -> TrainResult:
             prepared = prepare(config, here)
         with control.together():
             if here.rank == 0:
-                open_out(config, resumed=prepared.checkpoint is not None)
-        return _run(config, here, prepared, control, requests)
+                open_out(prepared.config, resumed=prepared.checkpoint is not None)
+        return _run(here, prepared, control, requests)
 
 
-def _run(
-    config: TrainConfig, here: Place, prepared: Prepared, control: Control, requests: StopRequests
-) -> TrainResult:
-    checkpoint = prepared.checkpoint
-    state = prepared.spread(config, here)
+def _run(here: Place, prepared: Prepared, control: Control, requests: StopRequests) -> TrainResult:
+    config, checkpoint = prepared.config, prepared.checkpoint
+    state = prepared.spread(here)
+    if config.batch is Auto.AUTO:
+        config = _with_found_batch(state, prepared, here, control)
     if checkpoint is not None:
         checkpoint.restore(state, config, here.rank, here.world_size, control)
     saved = checkpoint.folder if checkpoint else None
     stream = batches(prepared.dataset, state.sampler.endless(), here.device)
     tokens = torch.tensor(state.tokens, device=here.device)
     verdict, failure, loss = Decision.CONTINUE, None, None
-    which_loss = loss_options(config.kernels.operations, prepared.plan.takes_logits)
-    if state.compiled is not None:
-        which_loss = compile_loss(which_loss, here.device)
+    which_loss = losses_of_run(config.kernels.operations, prepared.plan, state.compiled, here.device)
 
     with control.together():
         report = reporter(config, here, state)
@@ -154,6 +154,26 @@ def _run(
         )
         report.finish(saved, outcome.stopped, requests.received)
     return outcome
+
+
+def _with_found_batch(state: TrainState, prepared: Prepared, here: Place, control: Control) -> TrainConfig:
+    """Return the configuration with the largest batch that fits, which ``state`` has then too."""
+    found = find_batch(state, prepared, here, control)
+    config = replace(prepared.config, batch=found.batch)
+    with control.together():
+        if here.rank == 0:
+            write_config(config)
+            print(
+                tr(
+                    "batch {batch}: the largest that fits, after {trials} trials; the fullest GPU uses "
+                    "{used:.0%} of its limit",
+                    batch=found.batch,
+                    trials=len(found.trials),
+                    used=found.trials[found.batch],
+                ),
+                flush=True,
+            )
+    return config
 
 
 def _wish(failure: UserError | None, requests: StopRequests, save_now: bool) -> Decision:

@@ -5,7 +5,7 @@ errors of the configuration are found before the first write to ``out``."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.profiling.settings import OptimizerStep
 from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.compiled import compile_model, inductor
-from dlo_lib.train.config import TrainConfig
+from dlo_lib.train.config import Auto, TrainConfig
 from dlo_lib.train.disk import writing
 from dlo_lib.train.metrics import METRICS_FILE
 from dlo_lib.train.state import TrainState, seed_everything
@@ -41,10 +41,12 @@ BETAS = (0.9, 0.95)
 class Prepared:
     """The inputs of the loop.
 
-    ``checkpoint`` is the checkpoint to resume from, or None. ``values`` gives the values of a model without
-    storage. ``mesh`` is None in a process that trains alone.
+    ``config`` has the batch of the checkpoint if it was auto. ``checkpoint`` is the checkpoint to resume
+    from, or None. ``values`` gives the values of a model without storage. ``mesh`` is None in a process that
+    trains alone.
     """
 
+    config: TrainConfig
     model: Llama
     values: Values | None
     sampler: RankSampler
@@ -53,13 +55,13 @@ class Prepared:
     plan: ParallelPlan
     mesh: ParallelMesh | None
 
-    def spread(self, config: TrainConfig, place: Place) -> TrainState:
+    def spread(self, place: Place) -> TrainState:
         """Distribute the model over the mesh and create the optimiser of this rank; this communicates.
 
         Raises:
             UserError: the parallel form does not fit the ranks; every rank raises it.
         """
-        plan, mesh = self.plan, self.mesh
+        config, plan, mesh = self.config, self.plan, self.mesh
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         spread = parallelize(self.model, plan, mesh, device=place.device, values=self.values, seq=config.seq)
         compiled = compile_model(spread, plan, place.device) if config.compile else None
@@ -97,7 +99,11 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     """
     plan = config.plan(place.world_size, place.local_world_size)
     mesh = ParallelMesh(plan.degrees) if config.is_parallel else None
-    checkpoint = _resumed(config, plan, place) if config.resume else None
+    checkpoint = newest(config.out) if config.resume else None
+    if checkpoint is not None:
+        if config.batch is Auto.AUTO:
+            config = replace(config, batch=checkpoint.config["batch"])
+        _require_same(checkpoint, config, plan, place)
     if config.compile:
         inductor(place.device)  # before the model is built
     seed_everything(config.seed)  # the same weights on every rank, and the same as on one
@@ -116,11 +122,13 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     fuse(model, config.kernels.operations, plan.takes_logits)
     # The ranks of a pipeline, of cp and of tp read the same sequences.
     mine, readers = (mesh.coordinate(*SEQUENCES), mesh.size(*SEQUENCES)) if mesh is not None else (0, 1)
-    sampler = RankSampler(len(dataset), config.batch, mine, readers, seed=config.seed)
+    # The batch that is found later has another sampler.
+    batch = 1 if config.batch is Auto.AUTO else config.sequences
+    sampler = RankSampler(len(dataset), batch, mine, readers, seed=config.seed)
     # From here on, ranks draw different numbers. The ranks of tp, the innermost dimension, hold the same
     # activations and need the same dropout.
     seed_everything(config.seed + 1 + place.rank // plan.tp)
-    return Prepared(model, values, sampler, dataset, checkpoint, plan, mesh)
+    return Prepared(config, model, values, sampler, dataset, checkpoint, plan, mesh)
 
 
 def open_out(config: TrainConfig, resumed: bool) -> None:
@@ -135,26 +143,37 @@ def open_out(config: TrainConfig, resumed: bool) -> None:
         )
     if (folder := folder_of(config.out)).exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, and checkpoints need a folder there: choose another --out")
+    write_config(config)
+
+
+def write_config(config: TrainConfig) -> None:
+    """Write ``config.json``; only one rank calls it.
+
+    Raises:
+        UserError: the disk is full or cannot be written to.
+    """
     with writing(config.out):
         write_text(config.out / "config.json", config.to_json())
 
 
-def _resumed(config: TrainConfig, plan: ParallelPlan, place: Place) -> Checkpoint | None:
-    checkpoint = newest(config.out)
-    if checkpoint is None:
-        return None
+def _require_same(checkpoint: Checkpoint, config: TrainConfig, plan: ParallelPlan, place: Place) -> None:
+    """Check that the run can continue from ``checkpoint``.
+
+    Raises:
+        UserError: it would be another run.
+    """
     cure = f"start anew from its weights with --model {checkpoint.folder} and another --out"
-    sequences = config.batch * config.accumulation * plan.dp_replicate * plan.dp_shard
+    sequences = config.sequences * config.accumulation * plan.dp_replicate * plan.dp_shard
     same_sequences = checkpoint.sequences == sequences
     if differences := config.differences(checkpoint.config, same_sequences):
         raise UserError(
             f"{checkpoint.folder} was trained with another {', '.join(differences)}: use the same, or {cure}"
         )
     if same_sequences:
-        return checkpoint
+        return
     # A sharded run may continue with the same options on more or fewer ranks, with other steps.
     if config.same_plan(checkpoint.config) and plan.saves_in_parts:
-        return checkpoint
+        return
     if checkpoint.sequences is not None:
         raise UserError(
             f"{checkpoint.folder} was written with {checkpoint.sequences} sequences in a step, this run has "
@@ -165,7 +184,6 @@ def _resumed(config: TrainConfig, plan: ParallelPlan, place: Place) -> Checkpoin
             f"{checkpoint.folder} was written by {checkpoint.world_size} ranks, this job has "
             f"{place.world_size}: use as many, or {cure}"
         )
-    return checkpoint
 
 
 def _model(

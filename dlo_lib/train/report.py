@@ -86,7 +86,7 @@ class Reporter(Quiet):
                 device=place.device.type,
                 first=state.step + 1,
                 last=config.steps,
-                sequences=config.batch
+                sequences=config.sequences
                 * config.accumulation
                 * (dist.get_world_size(state.group) if state.group is not None else 1)
                 // config.cp,  # whose ranks share each sequence

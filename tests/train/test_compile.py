@@ -101,7 +101,7 @@ def test_rates_leave_out_compilation_and_the_first_step(small_run, monkeypatch, 
     monkeypatch.setattr(loop, "train_step", train_step)
     monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(report, "CompileClock", lambda: SimpleNamespace(lap=lambda: next(laps, 0.0)))
-    monkeypatch.setattr(loop, "compile_loss", lambda options, device: options)
+    monkeypatch.setattr(loop, "losses_of_run", lambda *arguments: {})
     nothing = compiled.Compiled(0, Path("/nowhere"))
     monkeypatch.setattr("dlo_lib.train.prepare.compile_model", lambda *arguments: nothing)
     lines = read_metrics(train(small_run(log_every=log_every, compile=True)).out)
