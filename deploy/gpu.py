@@ -93,7 +93,7 @@ PARTS = {
     "search-attention": Part(module("benchmarks.card_tune_attention"), 100),
     "search-loss": Part(module("benchmarks.card_loss"), 60),
     "labs": Part(module("benchmarks.card_labs"), 300),
-    "report": Part(lambda folder, limit: ["-m", "dlo_lib.kernels", "report"], 120),
+    "report": Part(lambda folder, limit: ["-m", "dlo_lib.kernels", "report", "--jobs", "12"], 120),
 }
 GROUPS = {"search": [name for name in PARTS if name.startswith("search-")]}
 CARD = """

@@ -3,9 +3,10 @@
 ahead of time.
 
     python3 deploy/kernels.py [ARGUMENTS OF PYTEST]
-    python3 deploy/kernels.py report [--operation NAME] [--dtype bf16]
+    python3 deploy/kernels.py report [--operation NAME] [--dtype bf16] [--sm 90] [--size 3b] [--ptx FOLDER]
 
-`report` compiles every kernel for sm_80 and sm_90 and prints its registers, spills and shared memory.
+`report` compiles every kernel for sm_80 to sm_120 and prints its registers, spills, shared memory and the
+least time by the data sheet. Its exit status is 1 if a kernel spills or does not fit.
 Triton is installed into .venv-kernels (a download of 286 MB, 1.0 GB on disk), because in .venv its import
 would add 1.5 s of CPU time to every process that imports torch.optim. If PyTorch brings Triton itself, as
 its CUDA builds do, that Triton is tested.

@@ -1,8 +1,15 @@
-"""`python -m dlo_lib.kernels report`: registers, spills and shared memory of every kernel, without a GPU."""
+"""`python -m dlo_lib.kernels report`: what each kernel needs on each architecture, without a GPU."""
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import os
 import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -11,11 +18,24 @@ from rich.console import Console
 from rich.table import Table
 
 from dlo_lib.errors import unknown_name
-from dlo_lib.kernels.cases import CASES
-from dlo_lib.kernels.report import CAPABILITIES, compile_kernels
+from dlo_lib.kernels.cases import CASES, SIZES
+from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels
 from dlo_lib.usage import leave_with
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_COLUMNS = {
+    "operation": lambda made: made.operation,
+    "kernel": lambda made: made.kernel,
+    "sm": lambda made: str(made.capability),
+    "warps": lambda made: str(made.warps),
+    "registers": lambda made: str(made.registers),
+    "spilled": lambda made: str(made.spilled_bytes),
+    "shared": lambda made: str(made.shared_bytes),
+    "MB": lambda made: f"{made.moved_bytes / 1e6:.1f}",
+    "GFLOP": lambda made: f"{made.operations / 1e9:.1f}" if made.operations else "–",
+    "floor, us": lambda made: "–" if made.floor_us() is None else f"{made.floor_us():.1f}",
+    "instructions": lambda made: ", ".join(made.instructions),
+}
 
 
 def report(
@@ -23,16 +43,58 @@ def report(
         list[str] | None, typer.Option(help="compile only this operation; may be repeated")
     ] = None,
     dtype: Annotated[str, typer.Option(help=f"of the tensors: {', '.join(_DTYPES)}")] = "bf16",
+    sm: Annotated[
+        list[int] | None, typer.Option(help="compile only for this compute capability; may be repeated")
+    ] = None,
+    size: Annotated[str, typer.Option(help=f"of the tensors: {', '.join(SIZES)}")] = "3b",
+    ptx: Annotated[Path | None, typer.Option(help="keep the PTX of each kernel in this folder")] = None,
+    jobs: Annotated[int, typer.Option(help="processes that compile at the same time", min=1)] = 1,
 ) -> None:
-    """Compile every kernel for sm_80 and sm_90, and print what a program of it allocates."""
+    """Compile every kernel ahead of time, and print what a program of it allocates.
+
+    The exit status is 1 if a kernel spills registers or needs more shared memory than the architecture has.
+    """
     if dtype not in _DTYPES:
         raise unknown_name("dtype", dtype, _DTYPES)
-    columns = ("operation", "kernel", "sm", "warps", "registers", "spilled bytes", "shared bytes")
-    table = Table(*columns, title=f"kernels, compiled ahead of time for {dtype}")
-    for made in compile_kernels(operation or tuple(CASES), CAPABILITIES, _DTYPES[dtype]):
-        numbers = (made.capability, made.warps, made.registers, made.spilled_bytes, made.shared_bytes)
-        table.add_row(made.operation, made.kernel, *map(str, numbers))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    table = Table(*_COLUMNS, title=f"kernels, compiled ahead of time for {dtype}, size {size}")
+    problems = []
+    kept: Counter[str] = Counter()
+    for made in _compiled(operation or tuple(CASES), sm or CAPABILITIES, dtype, size, jobs):
+        table.add_row(*(text(made) for text in _COLUMNS.values()))
+        if made.problem:
+            problems.append(made.problem)
+        if ptx is not None:
+            ptx.mkdir(parents=True, exist_ok=True)
+            name = f"{made.operation}-{made.kernel}-sm_{made.capability}-{dtype}-{size}".replace(", ", "-")
+            kept[name] += 1  # an operation may start a kernel with several layouts
+            number = f"-{kept[name]}" if kept[name] > 1 else ""
+            (ptx / f"{name}{number}.ptx").write_text(made.ptx, encoding="utf-8")
+    Console(width=None if sys.stdout.isatty() else 170).print(table)
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _compiled(
+    operations: Sequence[str], capabilities: Sequence[int], dtype: str, size: str, jobs: int
+) -> Iterator[CompiledKernel]:
+    if jobs == 1:
+        yield from compile_kernels(operations, capabilities, _DTYPES[dtype], size)
+        return
+    # Processes, because Triton's passes hold the interpreter lock.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        parts = [
+            pool.submit(_compile_part, name, capability, dtype, size)
+            for name, capability in itertools.product(operations, capabilities)
+        ]
+        for part in parts:
+            yield from part.result()
+
+
+def _compile_part(operation: str, capability: int, dtype: str, size: str) -> list[CompiledKernel]:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return list(compile_kernels([operation], [capability], _DTYPES[dtype], size))
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
-"""Every fused operation at the sizes of Llama 3.2 3B with 2048 tokens, for the report and the benchmarks."""
+"""Every fused operation at the sizes of Llamas, for the report and the benchmarks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,27 +20,72 @@ from dlo_lib.kernels.softmax import softmax
 from dlo_lib.kernels.swiglu import swiglu
 from dlo_lib.kernels.vector_add import vector_add
 
-TOKENS, HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_DIM, VOCAB, EXPERTS = 2048, 3072, 8192, 24, 8, 128, 128_256, 8
+KV_HEADS, HEAD_DIM, EXPERTS = 8, 128, 8
+
+
+@dataclass(frozen=True)
+class Size:
+    """The sizes of the tensors of all cases.
+
+    Attributes:
+        tokens: rows of most operations, and the sequence of the attention.
+        hidden, wide, vocab: elements of a row of the model, of its MLP and of the logits.
+        heads: of 128 elements each. Keys and values have 8.
+    """
+
+    tokens: int
+    hidden: int
+    wide: int
+    heads: int
+    vocab: int
+
+
+SIZES: Mapping[str, Size] = {
+    "small": Size(256, 1024, 2816, 8, 32_768),
+    "3b": Size(2048, 3072, 8192, 24, 128_256),
+    "8b": Size(16384, 4096, 14336, 32, 128_256),
+    "70b": Size(16384, 8192, 28672, 64, 128_256),
+}
+"""Those of Llama 3 by the number of parameters, with sequences of 2048 and 16384 tokens, and small ones."""
 
 Make = Callable[..., Tensor]
 """Creates a tensor of a shape that requires a gradient."""
+Case = Callable[[Make, Size], "Tensor | None"]
 
 
-def run_forward_and_backward(name: str, dtype: torch.dtype, device: torch.device | str) -> None:
+def run_forward_and_backward(
+    name: str, dtype: torch.dtype, device: torch.device | str, size: Size = SIZES["3b"]
+) -> None:
     """Run the operation ``name`` of ``CASES`` once, with its backward. The values of the tensors are
     not initialised."""
 
     def make(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device).requires_grad_()
 
-    out = CASES[name](make)
+    out = CASES[name](make, size)
     if out is not None:
         out.backward(torch.empty_like(out))
 
 
-def _attention(make: Make, is_causal: bool, head_dim: int) -> Tensor:
-    q = make(1, TOKENS, HEADS, head_dim).transpose(1, 2)
-    k, v = (make(1, TOKENS, KV_HEADS, head_dim).transpose(1, 2) for _ in range(2))
+def products(kernel: str, name: str, size: Size) -> int:
+    """Return the floating-point operations of the matrix products of a kernel of the case ``name``; 0 if it
+    multiplies no matrices.
+
+    The kernels of the attention compute 2 products of queries * keys * head dim in the forward, 3 for the
+    gradient of the queries, and 4 for those of keys and values.
+    """
+    if name == "grouped_matmul":
+        return 2 * size.tokens * size.hidden * size.wide
+    if not name.startswith("flash_attention"):
+        return 0
+    count = {"forward": 2, "dq": 3, "dkv": 4}.get(kernel.removesuffix("_kernel"), 0)
+    pairs = size.tokens**2 // (2 if "causal" in name else 1)
+    return 2 * count * size.heads * pairs * (64 if name.endswith("64") else HEAD_DIM)
+
+
+def _attention(make: Make, size: Size, is_causal: bool, head_dim: int) -> Tensor:
+    q = make(1, size.tokens, size.heads, head_dim).transpose(1, 2)
+    k, v = (make(1, size.tokens, KV_HEADS, head_dim).transpose(1, 2) for _ in range(2))
     return FlashAttention.apply(q, k, v, is_causal)
 
 
@@ -47,47 +93,47 @@ def _targets(like: Tensor) -> Tensor:
     return torch.empty(like.shape[0], dtype=torch.int64, device=like.device)
 
 
-def _rope(make: Make) -> Tensor:
-    x = make(1, TOKENS, HEADS, HEAD_DIM).transpose(1, 2)
-    table = torch.empty(TOKENS, HEAD_DIM, dtype=x.dtype, device=x.device)
+def _rope(make: Make, size: Size) -> Tensor:
+    x = make(1, size.tokens, size.heads, HEAD_DIM).transpose(1, 2)
+    table = torch.empty(size.tokens, HEAD_DIM, dtype=x.dtype, device=x.device)
     return rope(x, table, table)
 
 
-def _cross_entropy(make: Make) -> Tensor:
-    logits = make(TOKENS, VOCAB)
+def _cross_entropy(make: Make, size: Size) -> Tensor:
+    logits = make(size.tokens, size.vocab)
     return cross_entropy(logits, _targets(logits))
 
 
-def _linear_cross_entropy(make: Make) -> Tensor:
-    x = make(TOKENS, HIDDEN)
-    return linear_cross_entropy(x, make(VOCAB, HIDDEN), _targets(x))
+def _linear_cross_entropy(make: Make, size: Size) -> Tensor:
+    x = make(size.tokens, size.hidden)
+    return linear_cross_entropy(x, make(size.vocab, size.hidden), _targets(x))
 
 
-def _grouped_matmul(make: Make) -> Tensor:
-    rows = make(TOKENS, HIDDEN)
+def _grouped_matmul(make: Make, size: Size) -> Tensor:
+    rows = make(size.tokens, size.hidden)
     counts = torch.empty(EXPERTS, dtype=torch.int64, device=rows.device)
-    return grouped_matmul(rows, make(EXPERTS, HIDDEN, WIDE), counts)
+    return grouped_matmul(rows, make(EXPERTS, size.hidden, size.wide), counts)
 
 
-def _adamw(make: Make) -> None:
-    param = make(WIDE, HIDDEN)
+def _adamw(make: Make, size: Size) -> None:
+    param = make(size.wide, size.hidden)
     optimizer = FusedAdamW([param])
     param.grad = torch.empty_like(param)
     optimizer.step()
 
 
-CASES: Mapping[str, Callable[[Make], Tensor | None]] = {
-    "vector_add": lambda make: vector_add(make(TOKENS, HIDDEN), make(TOKENS, HIDDEN)),
-    "softmax": lambda make: softmax(make(HEADS * TOKENS, TOKENS)),
-    "rms_norm": lambda make: rms_norm(make(TOKENS, HIDDEN), make(HIDDEN)),
-    "layer_norm": lambda make: layer_norm(make(TOKENS, HIDDEN), make(HIDDEN), make(HIDDEN)),
+CASES: Mapping[str, Case] = {
+    "vector_add": lambda make, s: vector_add(make(s.tokens, s.hidden), make(s.tokens, s.hidden)),
+    "softmax": lambda make, s: softmax(make(s.heads * s.tokens, s.tokens)),
+    "rms_norm": lambda make, s: rms_norm(make(s.tokens, s.hidden), make(s.hidden)),
+    "layer_norm": lambda make, s: layer_norm(make(s.tokens, s.hidden), make(s.hidden), make(s.hidden)),
     "rope": _rope,
-    "swiglu": lambda make: swiglu(make(TOKENS, WIDE), make(TOKENS, WIDE)),
+    "swiglu": lambda make, s: swiglu(make(s.tokens, s.wide), make(s.tokens, s.wide)),
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "adamw": _adamw,
-    "flash_attention": lambda make: _attention(make, False, HEAD_DIM),
-    "flash_attention, causal": lambda make: _attention(make, True, HEAD_DIM),
-    "flash_attention, causal, 64": lambda make: _attention(make, True, 64),
+    "flash_attention": lambda make, s: _attention(make, s, False, HEAD_DIM),
+    "flash_attention, causal": lambda make, s: _attention(make, s, True, HEAD_DIM),
+    "flash_attention, causal, 64": lambda make, s: _attention(make, s, True, 64),
     "grouped_matmul": _grouped_matmul,
 }

@@ -1,13 +1,20 @@
 """Compiles every kernel ahead of time, without a GPU, and reports what the compiler allocates.
 
 The operations run forward and backward on the meta device, where tensors have no data. Their launches are
-recorded instead of started, so that the kernels, types and tile sizes are those that ``launch`` receives.
-The assembler that Triton chooses for each device then assembles the PTX of each kernel, and reports:
+recorded instead of started, so that the kernels, types and tile sizes are those that ``launch`` receives on
+a GPU of the architecture that is compiled for (``tuning.compiled_for``). The assembler that Triton chooses
+for each architecture then assembles the PTX of each kernel, and reports:
 
 - *registers* of a thread. 65,536 registers of a multiprocessor, divided by registers * threads, are the
   programs that it can hold at once.
 - *spills*: bytes of registers that did not fit and are written to and read from memory. 0 is right.
-- *shared memory* of a program. A multiprocessor has 164 KiB (sm_80) or 228 KiB (sm_90).
+- *shared memory* of a program, at most ``SHARED_KIB``. A kernel that needs more does not start.
+
+The instructions of the PTX show whether a kernel uses what its architecture has: bulk copies into shared
+memory (``cp.async.bulk``), asynchronous products of a warp group (``wgmma``), and accesses of 128 bits.
+
+A kernel takes at least the *floor*: the larger of its bytes / the bandwidth and its floating-point operations
+/ the peak, from the data sheet. Its bytes are those of the tensors that it receives, each once.
 """
 
 from __future__ import annotations
@@ -17,7 +24,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +32,24 @@ import torch
 from torch import Tensor
 
 from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.kernels.cases import CASES, run_forward_and_backward
+from dlo_lib.hardware import gpu
+from dlo_lib.kernels.cases import CASES, SIZES, products, run_forward_and_backward
 from dlo_lib.kernels.dispatch import KernelBackend, using
 
-CAPABILITIES = (80, 90)
-"""Compute capabilities: A100 and H100."""
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""The shared memory that a program may have, by compute capability: A100, the GeForce 30 and 40, H100, B200
+and the GeForce 50. CUDA C++ Programming Guide, table of technical specifications per compute capability."""
+CAPABILITIES = tuple(SHARED_KIB)
+_GPUS = {80: "a100-80", 90: "h100-80"}
+"""Those whose data sheet gives the floor."""
+_INSTRUCTIONS = {
+    "bulk copies": r"cp\.async\.bulk",
+    "async copies": r"cp\.async\.c[ag]\.",
+    "wgmma": r"wgmma\.mma_async",
+    "tcgen05": r"tcgen05\.mma",
+    "mma": r"(?<!wgmma\.)\bmma\.sync",
+    "128-bit": r"\b(ld|st)\.global[.\w:]*\.(v4\.b32|v2\.b64)",
+}
 _TYPES = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -46,11 +66,15 @@ class CompiledKernel:
     Attributes:
         operation: a name of ``CASES``.
         kernel: the name of the kernel.
-        capability: 80 or 90.
+        capability: a compute capability, such as 90.
         warps: of a program, of 32 threads each.
         registers: of a thread.
         spilled_bytes: stores and loads of spilled registers, of a thread.
         shared_bytes: shared memory of a program.
+        moved_bytes: of the tensors that it receives, each once.
+        operations: floating-point operations of its matrix products.
+        dtype: of the operation, as ``hardware`` names it.
+        ptx: the code.
     """
 
     operation: str
@@ -60,37 +84,82 @@ class CompiledKernel:
     registers: int
     spilled_bytes: int
     shared_bytes: int
+    moved_bytes: int
+    operations: int
+    dtype: str
+    ptx: str = field(repr=False)
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """The names of the kinds of instructions in the code, of ``_INSTRUCTIONS``."""
+        return tuple(name for name, pattern in _INSTRUCTIONS.items() if re.search(pattern, self.ptx))
+
+    @property
+    def problem(self) -> str | None:
+        """One line if the kernel spills registers or cannot start on this architecture."""
+        where = f"{self.operation}: {self.kernel} on sm_{self.capability}"
+        if self.shared_bytes > SHARED_KIB[self.capability] * 1024:
+            return (
+                f"{where} needs {self.shared_bytes / 1024:.0f} KiB of shared memory of "
+                f"{SHARED_KIB[self.capability]}: choose smaller tiles or fewer stages in tuning.toml"
+            )
+        if self.spilled_bytes:
+            return (
+                f"{where} spills {self.spilled_bytes} bytes: "
+                "choose smaller tiles or more warps in tuning.toml"
+            )
+        return None
+
+    def floor_us(self) -> float | None:
+        """Return the least microseconds of the kernel by the data sheet, or None where it is not known."""
+        if self.capability not in _GPUS:
+            return None
+        of = gpu(_GPUS[self.capability])
+        return 1e6 * max(self.moved_bytes / of.bandwidth, self.operations / of.peak(self.dtype))
 
 
 def compile_kernels(
     operations: Sequence[str] = tuple(CASES),
     capabilities: Sequence[int] = CAPABILITIES,
     dtype: torch.dtype = torch.bfloat16,
+    size: str = "3b",
 ) -> Iterator[CompiledKernel]:
     """Compile the kernels of ``operations`` for each compute capability, and yield their resources.
 
+    Args:
+        operations: names of ``CASES``.
+        capabilities: of ``CAPABILITIES``.
+        dtype: of the tensors.
+        size: a name of ``SIZES``.
+
     Raises:
-        UserError: an operation is unknown, or Triton is not installed or interprets kernels.
+        UserError: a name or a capability is unknown, or Triton is not installed or interprets kernels.
     """
     for name in operations:
         if name not in CASES:
             raise unknown_name("operation", name, CASES)
+    for capability in capabilities:
+        if capability not in SHARED_KIB:
+            raise unknown_name("compute capability", str(capability), map(str, SHARED_KIB))
+    if size not in SIZES:
+        raise unknown_name("size", size, SIZES)
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise UserError("TRITON_INTERPRET=1 interprets kernels: unset it to compile them")
     for name in operations:
-        with using(KernelBackend.TRITON):
-            launches = _launches(name, dtype)
-        for launch in launches:
-            for capability in capabilities:
-                yield _compiled(name, launch, capability)
+        for capability in capabilities:
+            with using(KernelBackend.TRITON):
+                launches = _launches(name, dtype, capability, size)
+            for launch in launches:
+                yield _compiled(name, launch, capability, dtype, size)
 
 
-def _launches(name: str, dtype: torch.dtype) -> list[Any]:
+def _launches(name: str, dtype: torch.dtype, capability: int, size: str) -> list[Any]:
     """Return the different launches of one operation; those of a loop differ only in their grid."""
     from dlo_lib.kernels.triton_code.launch import recorded
+    from dlo_lib.kernels.triton_code.tuning import compiled_for
 
-    with recorded() as launches:
-        run_forward_and_backward(name, dtype, "meta")
+    with compiled_for(capability), recorded() as launches:
+        run_forward_and_backward(name, dtype, "meta", SIZES[size])
     different = {(launch.kernel.__name__, str(_source_of(launch))): launch for launch in launches}
     return list(different.values())
 
@@ -116,7 +185,7 @@ def _source_of(launch: Any) -> tuple[dict[str, str], dict[str, Any], dict[tuple[
     return signature, constants, attributes
 
 
-def _compiled(operation: str, launch: Any, capability: int) -> CompiledKernel:
+def _compiled(operation: str, launch: Any, capability: int, dtype: torch.dtype, size: str) -> CompiledKernel:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -124,11 +193,26 @@ def _compiled(operation: str, launch: Any, capability: int) -> CompiledKernel:
     signature, constants, attributes = _source_of(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    registers, spilled = _assembled(made.asm["ptx"], capability)
+    ptx = made.asm["ptx"]
+    registers, spilled = _assembled(ptx, capability)
+    kernel = launch.kernel.__name__.strip("_")
+    tensors = [value for value in launch.arguments.values() if isinstance(value, Tensor)]
+    moved = sum(tensor.nbytes for tensor in tensors)
+    if operation == "adamw":  # it receives addresses: parameter and moments are read and written
+        moved = 7 * dtype.itemsize * SIZES[size].wide * SIZES[size].hidden
     return CompiledKernel(
-        operation, launch.kernel.__name__.strip("_"), capability, made.metadata.num_warps, registers, spilled,
-        made.metadata.shared,
-    )  # fmt: skip
+        operation=operation,
+        kernel=kernel,
+        capability=capability,
+        warps=made.metadata.num_warps,
+        registers=registers,
+        spilled_bytes=spilled,
+        shared_bytes=made.metadata.shared,
+        moved_bytes=moved,
+        operations=products(kernel, operation, SIZES[size]),
+        dtype=_TYPES[dtype].removeprefix("*"),
+        ptx=ptx,
+    )
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
