@@ -25,6 +25,7 @@ from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import Precision
 from dlo_lib.profiling import measure_memory
 from dlo_lib.train import TrainConfig, loop, prepare, read_metrics, train
+from dlo_lib.train.config import Auto
 
 SEQ = 2048 if CARD else 64
 GIB = 2**30
@@ -38,7 +39,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
         model=case.model,
         data="python",
         seq=SEQ,
-        batch=case.batch,
+        batch=Auto.AUTO if isinstance(case.batch, str) else case.batch,
         steps=steps,
         lr=3e-4,
         log_every=EVERY,
@@ -56,10 +57,12 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     train(config)
     lines = read_metrics(out)
     measured = [line for line in lines if WARMUP < line.step <= WARMUP + MEASURED]
-    rate = MEASURED * case.batch * SEQ / sum(line.step_seconds * EVERY for line in measured)
+    sequences = json.loads((out / "config.json").read_text())["batch"]
+    rate = MEASURED * sequences * SEQ / sum(line.step_seconds * EVERY for line in measured)
     mfus = [line.mfu * rate / line.tokens_per_second for line in measured if line.mfu is not None]
     return {
         "tokens_per_second": rate,
+        "sequences": sequences,
         "mfu": mfus[-1] if mfus else None,
         "peak_gib": measured[-1].peak_bytes / GIB,
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB if CARD else None,
@@ -80,8 +83,10 @@ def _replace(module: ModuleType, name: str, by: Any) -> None:
     setattr(module, name, by)
 
 
-def _expected(case: Case) -> float:
-    """Return what `measure_memory` says, in GiB."""
+def _expected(case: Case) -> float | None:
+    """Return what `measure_memory` says, in GiB; None where Inductor decides, or the run the batch."""
+    if case.compile or isinstance(case.batch, str):
+        return None
     report = measure_memory(
         case.model,
         case.batch,
@@ -130,7 +135,7 @@ def _profiled(step: Any, last: int, to: Path) -> Any:
 if __name__ == "__main__":
     die_with(os.getppid())
     case, folder = Case(**json.loads(sys.argv[1])), Path(sys.argv[2])
-    expected = None if case.compile else _expected(case)
+    expected = _expected(case)
     if not sys.stdin.readline():
         sys.exit("it is not the turn of this configuration any more")
     (folder / f"{case.name}.json").write_text(json.dumps({**run(case, folder), "expected_gib": expected}))
