@@ -364,6 +364,9 @@ def _constants(kernel: str, q: Tensor, is_causal: bool, read: tuple[Tensor, Tens
     dims = max(16, power_of_2(dim))
     found = tuned(f"flash_attention.{kernel}", q.device, head_dim=dims, dtype=q.dtype, is_causal=is_causal)
     found["BULK"] = bool(found.get("BULK")) and all(map(_in_bulk, read))
+    ahead = found.pop("AHEAD", 0)
+    if kernel == "forward":
+        found["AHEAD"] = bool(ahead) and found["BULK"] and q.element_size() == 2
     if found["BULK"]:
         triton.set_allocator(_workspace)
     return found | {"CAUSAL": is_causal, "DIM": dim, "DIMS": dims}
@@ -395,7 +398,6 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple
     if seq_k == 0:
         return out.zero_(), lse.fill_(float("-inf"))
     tiles = _constants("forward", q, is_causal, (k, v))
-    tiles["AHEAD"] = tiles["BULK"] and q.element_size() == 2 and bool(tiles.get("AHEAD"))
     launch(
         _forward_kernel, (cdiv(seq_q, tiles["ROWS"]) * batch * heads,),
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(), batch * heads, heads, group,
