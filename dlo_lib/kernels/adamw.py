@@ -10,8 +10,8 @@ from a table (*multi-tensor*).
 
 ``BackwardAdamW`` updates a parameter as soon as the backward has accumulated its gradient, and frees the
 gradient. At no time do all gradients exist: of the 4 bytes of each fp32 parameter, the largest gradient
-remains. In return, gradients cannot be accumulated over micro-batches, clipped by a global norm, or
-averaged afterwards.
+remains. In return, gradients cannot be accumulated over micro-batches, clipped by a global norm, averaged
+afterwards, or discarded after an overflow, so that fp16 with a ``GradScaler`` is not possible.
 
 Papers: AdamW (arXiv:1711.05101); the update inside the backward (LOMO, arXiv:2306.09782).
 """

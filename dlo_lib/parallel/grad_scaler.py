@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.parallel.protocol import local_optimizer
+from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad
 
 
 class ShardedGradScaler(torch.amp.GradScaler):
@@ -22,7 +23,8 @@ class ShardedGradScaler(torch.amp.GradScaler):
     Args:
         device: the type of the device, as in ``GradScaler``.
         group: the ranks that hold parts of the gradients: the shards of FSDP, the pieces of a
-            ``ShardedOptimizer`` after ``ShardedDDP``, or the stages of a pipeline.
+            ``ShardedOptimizer`` after ``ShardedDDP``, or the stages of a pipeline. Ranks that hold equal
+            gradients, as after DDP, are right as well.
         options: keyword arguments of ``GradScaler``.
     """
 
@@ -31,7 +33,7 @@ class ShardedGradScaler(torch.amp.GradScaler):
         self._group = group
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        holder = local_optimizer(optimizer)
+        holder = optimizer if _has_whole_gradients(optimizer) else local_optimizer(optimizer)
         with torch._C.DisableTorchFunctionSubclass():  # the flag is reduced below, once
             super().unscale_(holder)
         state = self._per_optimizer_states[id(optimizer)] = self._per_optimizer_states[id(holder)]
@@ -46,3 +48,10 @@ class ShardedGradScaler(torch.amp.GradScaler):
         if self._enabled and not self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]:
             self.unscale_(optimizer)
         return super().step(optimizer, *args, **kwargs)
+
+
+def _has_whole_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the parameters of ``optimizer`` hold gradients themselves. After DDP, those of a
+    ``ShardedOptimizer`` do, and its pieces get theirs in ``step``."""
+    params = (param for group in optimizer.param_groups for param in group["params"])
+    return any(param.grad is not None and not isinstance(param.grad, RemoteGrad) for param in params)
