@@ -11,8 +11,8 @@ Trials change no weight, and what else they change is restored: the state of the
 scaler and random states. They do not read the data. The result is written to ``config.json`` and to every
 checkpoint, from which a resumed run takes it.
 
-Cost: two steps for each of about log2(batch) + 2 trials, and with ``--compile`` the compilation of three
-shapes instead of one.
+Cost: two steps for each of about log2(batch) + 2 trials, and with ``--compile`` the compilation of each
+batch. That of the batch of the run is then in the cache.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def find_batch(state: TrainState, prepared: Prepared, place: Place, control: Con
             peak = None
         finally:
             _forget_step(state)
+            if state.compiled is not None:  # after 8 shapes, PyTorch would compile no other one
+                torch.compiler.reset()
         return control.largest(math.inf if peak is None else peak / limit)
 
     sampler = state.sampler
@@ -117,8 +119,6 @@ def find_batch(state: TrainState, prepared: Prepared, place: Place, control: Con
         found = largest_fitting(share, sampler.size // sampler.world_size)
     finally:
         before.put_back(state)
-    if state.compiled is not None:
-        torch.compiler.reset()  # the graphs for any batch; the run compiles one for its batch
     if not found.batch:
         raise UserError(
             "one sequence does not fit on the GPU of every rank: use --checkpointing, a shorter --seq, or "

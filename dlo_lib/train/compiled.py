@@ -77,7 +77,7 @@ def compile_model(spread: nn.Module, plan: ParallelPlan, device: torch.device) -
             module.attend = torch.compiler.disable(module.attend)
         elif isinstance(module, MoELayer) or (isinstance(module, nn.Linear) and "forward" in vars(module)):
             module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-    return Compiled(compile_blocks(spread, Block, backend=backend), Path(cache))
+    return Compiled(compile_blocks(spread, Block, backend=backend, dynamic=False), Path(cache))
 
 
 def losses_of_run(
@@ -96,7 +96,7 @@ def losses_of_run(
     if compiled is None or options.get("loss_in_model"):
         return options
     loss = options.get("sum_of_losses", summed_cross_entropy)
-    return {**options, "sum_of_losses": torch.compile(loss, backend=inductor(device))}
+    return {**options, "sum_of_losses": torch.compile(loss, backend=inductor(device), dynamic=False)}
 
 
 class CompileClock:
