@@ -181,8 +181,8 @@ def adamw() -> None:
     for param in params:
         param.grad = torch.randn_like(param)
     moved = 28.0 * sum(param.numel() for param in params)
-    tiles = [(8192, 2048, 8), (2048, 2048, 8), (4096, 1024, 4), (8192, 1024, 4), (16384, 4096, 8)]
-    tiles += [(65536, 2048, 8), (16384, 2048, 4), (16384, 1024, 8)]
+    tiles = [(8192, 2048, 8), (2048, 2048, 8), (4096, 1024, 4), (8192, 1024, 4), (1024, 1024, 4)]
+    tiles += [(65536, 2048, 8), (2048, 1024, 4), (16384, 1024, 8), (4096, 4096, 16)]
     kinds: dict[str, Any] = {"torch fused": (torch.optim.AdamW, {"fused": True}, {})}
     kinds["torch foreach"] = (torch.optim.AdamW, {"foreach": True}, {})
     for chunk, block, warps in tiles[: 1 if SMOKE else None]:
