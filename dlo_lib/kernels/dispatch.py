@@ -46,6 +46,9 @@ SMALLEST = {
 """The fewest bytes of the first tensor for which the kernel of an operation is used. 0: a kernel is faster
 than PyTorch's operators at every size, because it replaces many of them."""
 
+COMPUTED_AGAIN = frozenset({"swiglu"})
+"""The operations that compute an activation again in their backward: on a CPU this saves memory, not time."""
+
 LIBRARY_WHEN_COMPILING = frozenset(
     {"cross_entropy", "linear_cross_entropy", "flash_attention", "grouped_matmul"}
 )
@@ -121,14 +124,13 @@ def uses_operators(operation: str, tensor: Tensor) -> bool:
     ``SMALLEST`` or ``LIBRARY_WHEN_COMPILING``. ``tensor`` is its first one."""
     if torch.compiler.is_compiling():
         return operation not in LIBRARY_WHEN_COMPILING
-    return tensor.is_cuda and tensor.nbytes < SMALLEST.get(operation, 0) and _CHOSEN.get() is None
+    if tensor.is_cuda:
+        return tensor.nbytes < SMALLEST.get(operation, 0) and _CHOSEN.get() is None
+    return operation in COMPUTED_AGAIN and has_cpu_data(tensor)
 
 
 def has_cpu_data(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` is a CPU tensor with data and ``using`` requests no backend.
-
-    An operation that computes an activation again in its backward saves memory, not time, on a CPU.
-    """
+    """Return whether ``tensor`` is a CPU tensor with data and ``using`` requests no backend."""
     if torch.compiler.is_compiling():
         return tensor.device.type == "cpu"
     return tensor.is_cpu and not isinstance(tensor, FakeTensor) and _CHOSEN.get() is None

@@ -6,7 +6,7 @@ the kernel or the twin as a call outside of compiled code does, so that an opera
 autograd functions are traced, and their ``run`` becomes a call of an operator.
 
 Calls outside of compiled code do not pass through here, because PyTorch's dispatcher and its Python wrapper
-take longer than a launch. Results are contiguous, as the shapes for the compiler say.
+take longer than a launch.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from dlo_lib.kernels.rope import rotate
 from dlo_lib.kernels.swiglu import swiglu_backward, swiglu_forward
 
 LIBRARY = torch.library.Library("dlo", "DEF")
+STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
 TERMS = "int ignore_index, float label_smoothing, float z_loss"
 
 
@@ -46,7 +47,8 @@ def operator(signature: str, function: Callable[..., Any], shapes: Callable[...,
         function: computes it, on every device.
         shapes: returns tensors without data that have the shapes, dtypes and strides of the results.
     """
-    name = LIBRARY.define(signature)
+    # The strides of a result are those of a parameter, which must be those that the compiler has seen.
+    name = LIBRARY.define(signature, tags=(STRIDES,))
     LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"dlo::{name}", shapes, lib=LIBRARY)
     defined: Callable[..., Any] = getattr(torch.ops.dlo, name).default
@@ -57,23 +59,28 @@ def _twin(
     signature: str,
     module: str,
     twin: Callable[..., Any],
-    shapes: Callable[..., Any],
+    *like: int,
     backend_of: Callable[[Tensor], KernelBackend] = backend_for,
-) -> Callable[..., Any]:
-    """Define the operator of a twin, whose name is that of the twin."""
+) -> None:
+    """Define the operator of a twin and of its name. Each result has the shape, dtype and strides of a
+    parameter, whose number is in ``like``."""
 
     def function(*args: Any) -> Any:
         results = run(backend_of(args[0]), module, twin, *args)
         if isinstance(results, Tensor):
-            return results.contiguous()
-        return tuple(result.contiguous() for result in results)
+            return _laid_out(results, args[like[0]])
+        return tuple(_laid_out(result, args[number]) for result, number in zip(results, like))
 
-    defined = OPERATORS[twin.__name__] = operator(f"{twin.__name__}{signature}", function, shapes)
-    return defined
+    def shapes(*args: Any) -> Any:
+        results = tuple(torch.empty_like(args[number]) for number in like)
+        return results if len(results) > 1 else results[0]
+
+    OPERATORS[twin.__name__] = operator(f"{twin.__name__}{signature}", function, shapes)
 
 
-def _like(tensor: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-    return tensor.new_empty(tensor.shape if shape is None else shape, dtype=dtype)
+def _laid_out(result: Tensor, like: Tensor) -> Tensor:
+    """Return ``result`` with the strides of ``torch.empty_like(like)``."""
+    return result if result.stride() == like.stride() else torch.empty_like(like).copy_(result)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -81,61 +88,73 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return y.contiguous(), r.view(*x.shape[:-1], 1)  # the kernel returns (rows,), the twin (..., 1)
 
 
+def _norm_shapes(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
+    return y, x.new_empty((*x.shape[:-1], 1), dtype=computed_in(x.dtype))
+
+
 OPERATORS["rms_norm_forward"] = operator(
-    "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    _norm,
-    lambda x, weight, eps: (
-        _like(x, dtype=torch.promote_types(x.dtype, weight.dtype)),
-        _like(x, (*x.shape[:-1], 1), computed_in(x.dtype)),
-    ),
+    "rms_norm_forward(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _norm, _norm_shapes
 )
 _twin(
     "(Tensor grad, Tensor x, Tensor weight, Tensor r) -> (Tensor, Tensor)",
     "norms",
     rms_norm_backward,
-    lambda grad, x, weight, r: (_like(x), _like(weight)),
-    backend_for_rows,
+    1,
+    2,
+    backend_of=backend_for_rows,
 )
-_twin("(Tensor x, Tensor cos, Tensor sin, int sign) -> Tensor", "rope", rotate, lambda x, *_: _like(x))
-_twin("(Tensor gate, Tensor up) -> Tensor", "swiglu", swiglu_forward, lambda gate, up: _like(gate))
-_twin(
-    "(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)",
-    "swiglu",
-    swiglu_backward,
-    lambda grad, gate, up: (_like(gate), _like(up)),
-)
+_twin("(Tensor x, Tensor cos, Tensor sin, int sign) -> Tensor", "rope", rotate, 0)
+_twin("(Tensor gate, Tensor up) -> Tensor", "swiglu", swiglu_forward, 0)
+_twin("(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)", "swiglu", swiglu_backward, 1, 2)
 
 
 def _backend_of_heads(q: Tensor) -> KernelBackend:
     return backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
 
 
-_twin(
-    "(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)",
-    "flash_attention",
-    attention_forward,
-    lambda q, k, v, is_causal: (_like(q), _like(q, q.shape[:-1], computed_in(q.dtype))),
-    _backend_of_heads,
+def _attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    out, lse = run(_backend_of_heads(q), "flash_attention", attention_forward, q, k, v, is_causal)
+    return _laid_out(out, q), lse.contiguous()
+
+
+OPERATORS["attention_forward"] = operator(
+    "attention_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)",
+    _attention,
+    lambda q, k, v, is_causal: (
+        torch.empty_like(q),
+        q.new_empty(q.shape[:-1], dtype=computed_in(q.dtype)),
+    ),
 )
 _twin(
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool is_causal)"
     " -> (Tensor, Tensor, Tensor)",
     "flash_attention",
     attention_backward,
-    lambda grad, q, k, v, *_: (_like(q), _like(k), _like(v)),
-    _backend_of_heads,
+    1,
+    2,
+    3,
+    backend_of=_backend_of_heads,
 )
-_twin(
-    "(Tensor rows, Tensor weights, Tensor counts) -> Tensor",
-    "grouped_matmul",
-    grouped_forward,
-    lambda rows, weights, counts: _like(rows, (rows.shape[0], weights.shape[2])),
+
+
+def _grouped(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    return run(backend_for(rows), "grouped_matmul", grouped_forward, rows, weights, counts).contiguous()
+
+
+def _grouped_gradient(rows: Tensor, grad: Tensor, counts: Tensor) -> Tensor:
+    return run(backend_for(rows), "grouped_matmul", grouped_weight_gradient, rows, grad, counts).contiguous()
+
+
+OPERATORS["grouped_forward"] = operator(
+    "grouped_forward(Tensor rows, Tensor weights, Tensor counts) -> Tensor",
+    _grouped,
+    lambda rows, weights, counts: rows.new_empty((rows.shape[0], weights.shape[2])),
 )
-_twin(
-    "(Tensor rows, Tensor grad, Tensor counts) -> Tensor",
-    "grouped_matmul",
-    grouped_weight_gradient,
-    lambda rows, grad, counts: _like(rows, (counts.shape[0], rows.shape[1], grad.shape[1])),
+OPERATORS["grouped_weight_gradient"] = operator(
+    "grouped_weight_gradient(Tensor rows, Tensor grad, Tensor counts) -> Tensor",
+    _grouped_gradient,
+    lambda rows, grad, counts: rows.new_empty((counts.shape[0], rows.shape[1], grad.shape[1])),
 )
 
 
@@ -151,7 +170,7 @@ def _losses(logits: Tensor, targets: Tensor, *terms: Any) -> tuple[Tensor, Tenso
 
 
 def _losses_shapes(logits: Tensor, targets: Tensor, *terms: Any) -> tuple[Tensor, Tensor]:
-    losses = _like(logits, logits.shape[:1], computed_in(logits.dtype))
+    losses = logits.new_empty(logits.shape[:1], dtype=computed_in(logits.dtype))
     return losses, torch.empty_like(losses)
 
 
@@ -166,7 +185,7 @@ _ROW_LOSSES = operator(
 _LOGITS_GRADIENT = operator(
     f"logits_gradient(Tensor scale, Tensor logits, Tensor targets, Tensor lse, {TERMS}) -> Tensor",
     _gradient,
-    lambda scale, logits, *_: _like(logits),
+    lambda scale, logits, *_: logits.new_empty(logits.shape),
 )
 OPERATORS["row_losses"] = lambda logits, targets, terms: _ROW_LOSSES(logits, targets, *scalars(terms))
 OPERATORS["logits_gradient"] = lambda scale, logits, targets, lse, terms: _LOGITS_GRADIENT(
@@ -184,7 +203,7 @@ def _linear_losses(
     total = torch.zeros((), dtype=computed_in(dtype), device=x.device)
     narrow, w = x.to(dtype).contiguous(), weight.to(dtype)
     add_chunks(narrow, w, targets, terms, chunk, grad_x, grad_w, total, backend_for(narrow))
-    none = _like(x, (0,))
+    none = x.new_empty(0)
     return total, none if grad_x is None else grad_x, torch.empty_like(none) if grad_w is None else grad_w
 
 
@@ -192,9 +211,11 @@ def _linear_losses_shapes(
     x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int, label_smoothing: float, z_loss: float,
     chunk: int, dtype: torch.dtype, needs_x: bool, needs_w: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    grad_x = _like(x) if needs_x else _like(x, (0,))
-    grad_w = _like(weight, dtype=computed_in(weight.dtype)) if needs_w else _like(x, (0,))
-    return _like(x, (), computed_in(dtype)), grad_x, grad_w
+    grad_x = x.new_empty(x.shape if needs_x else 0)
+    grad_w = x.new_empty(0)
+    if needs_w:
+        grad_w = weight.new_empty(weight.shape, dtype=computed_in(weight.dtype))
+    return x.new_empty((), dtype=computed_in(dtype)), grad_x, grad_w
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
