@@ -11,11 +11,12 @@ from dlo_lib.errors import UserError
 from dlo_lib.kernels.triton_code import tuning
 
 TABLES = {
-    "like": {"sm_100": "sm_90"},
+    "like": {"sm_100": "sm_90", "sm_103": "sm_90"},
     "kernels": {
         "sum": {
             "interpreted": [{"BLOCK": 4}],
             "sm_90": [{"when": {"columns": {"min": 64, "max": 128}}, "BLOCK": 64}, {"BLOCK": 32}],
+            "sm_103": [{"BLOCK": 5}],
             "default": [
                 {"when": {"dtype": "fp32", "is_causal": True}, "BLOCK": 1},
                 {"when": {"dtype": ["bf16", "fp16"], "columns": {"min": 10}}, "BLOCK": 2, "num_warps": 8},
@@ -53,6 +54,8 @@ def test_an_architecture_has_its_rules_or_those_of_another(tables):
         with tuning.compiled_for(capability):
             found = [ask(columns=columns)["BLOCK"] for columns in (63, 64, 128, 129)]
             assert found == [32, 64, 64, 32]
+    with tuning.compiled_for(103):  # its rules precede those of the architecture that it is like
+        assert ask()["BLOCK"] == 5
     with tuning.compiled_for(86):
         assert ask() == {"BLOCK": 2, "num_warps": 8}
 

@@ -104,7 +104,7 @@ def _table(kernel: str) -> dict[str, list[dict[str, Any]]]:
 def _found(kernel: str, arch: str, shape: tuple[tuple[str, Any], ...]) -> dict[str, int]:
     """Return the values of the first rule that holds; callers copy them."""
     table, given = _table(kernel), {name: _DTYPES.get(value, value) for name, value in shape}
-    arch = _tables()["like"].get(arch, arch)
+    arch = arch if arch in table else _tables()["like"].get(arch, arch)
     for rule in table.get(arch, table[DEFAULT]):
         if all(_holds(kernel, given, name, value) for name, value in rule.get("when", {}).items()):
             return {name: value for name, value in rule.items() if name != "when"}
