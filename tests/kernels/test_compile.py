@@ -184,7 +184,7 @@ def operator_cases():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_compiler_is_told_the_shapes_and_strides_of_the_results(backend):
+def test_the_compiler_receives_the_shapes_and_strides_of_the_results(backend):
     cases = operator_cases()
     assert cases.keys() == {name.removeprefix("dlo::") for name in LIBRARY._op_defs}
     with using(backend):

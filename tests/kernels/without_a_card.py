@@ -1,6 +1,6 @@
 """A driver of Triton that needs no GPU: kernels are compiled for sm_90, and their launches are recorded.
 
-``test_launch`` runs this file in a process of its own, because Triton interprets the kernels of the tests. It
+``test_launch`` runs this file in a separate process, because Triton interprets the kernels of the tests. It
 prints what went wrong, and nothing if ``start`` passes the same to the launcher as Triton.
 """
 
