@@ -96,8 +96,7 @@ def row_losses(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> tup
     lse = torch.empty_like(losses)
     for part in _parts(logits):
         wide = logits[part].to(lse.dtype)
-        valid = targets[part] != terms.ignore_index
-        index = torch.where(valid, targets[part], 0).unsqueeze(-1)
+        valid, index, wrong = _rows(targets[part], logits.shape[1], terms)
         largest = wide.amax(-1)
         # log_softmax reads the row once, logsumexp four times. The largest element is never -inf alone.
         lse[part] = largest - torch.log_softmax(wide, dim=-1).amax(-1)
@@ -106,7 +105,7 @@ def row_losses(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> tup
             loss -= terms.label_smoothing * wide.mean(-1)
         if terms.z_loss:
             loss += terms.z_loss * lse[part].square()
-        losses[part] = torch.where(valid, loss, 0)
+        losses[part] = torch.where(valid, loss, 0).masked_fill_(wrong, float("nan"))
     return losses, lse
 
 
@@ -127,17 +126,25 @@ def logits_gradient(
     """
     out = torch.empty_like(logits) if out is None else out
     for part in _parts(logits):
-        valid = targets[part] != terms.ignore_index
-        index = torch.where(valid, targets[part], 0).unsqueeze(-1)
+        valid, index, wrong = _rows(targets[part], logits.shape[1], terms)
         of_rows = torch.where(valid, scale[part].to(lse.dtype), 0).unsqueeze(-1)
         grad = torch.softmax(logits[part], dim=-1, dtype=lse.dtype)
         grad *= of_rows * (1 + 2 * terms.z_loss * lse[part].unsqueeze(-1)) if terms.z_loss else of_rows
         if terms.label_smoothing:
             grad -= of_rows * (terms.label_smoothing / logits.shape[-1])
-        grad.scatter_add_(-1, index, of_rows * (terms.label_smoothing - 1))
+        of_target = of_rows.masked_fill(wrong.unsqueeze(-1), 0) * (terms.label_smoothing - 1)
+        grad.scatter_add_(-1, index, of_target)
         _clear_ignored(grad, valid, lse[part])
         out[part] = grad
     return out
+
+
+def _rows(targets: Tensor, vocab: int, terms: CrossEntropyTerms) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which rows are not ignored (rows,), an index of their target that exists (rows, 1), and which
+    targets are wrong (rows,): on a GPU, which refuses no target, an index that does not exist ends the
+    process."""
+    valid, exists = targets != terms.ignore_index, (targets >= 0) & (targets < vocab)
+    return valid, torch.where(valid & exists, targets, 0).unsqueeze(-1), valid & ~exists
 
 
 def _clear_ignored(grad: Tensor, valid: Tensor, lse: Tensor) -> None:

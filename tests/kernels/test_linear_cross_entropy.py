@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from dlo_lib.kernels import CrossEntropyTerms, KernelBackend, LossReduction, linear_cross_entropy, using
-from dlo_lib.kernels.dispatch import around_twins, has_triton
+from dlo_lib.kernels.cross_entropy import logits_gradient, row_losses
+from dlo_lib.kernels.dispatch import around_twins, has_triton, run
 from dlo_lib.profiling.tracker import MemoryTracker
 from tests.kernels.parity import BACKENDS, NO_TRITON, TOLERANCE, close, dtypes_of, random
 
@@ -165,12 +166,18 @@ def test_the_kernel_of_loss_and_gradient_computes_what_its_twin_does(columns):
             assert not mine[3].any()
 
 
-@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
-def test_a_wrong_target_makes_the_loss_nan_where_the_host_does_not_wait():
-    from dlo_lib.kernels.triton_code.loss_and_gradient import loss_and_gradient
-
-    losses = loss_and_gradient(random(3, 5), torch.tensor([0, 5, -1]), CrossEntropyTerms())
-    assert losses.isnan().tolist() == [False, True, True]
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_target_makes_the_loss_nan_where_the_host_does_not_wait(backend):
+    """The twin too: on a GPU it computes fp64, and an index that does not exist would end the process."""
+    targets, terms = torch.tensor([0, 5, -1, -100]), CrossEntropyTerms()
+    with using(backend):
+        losses = run(backend, "loss_and_gradient", code().loss_and_gradient, random(4, 5), targets, terms)
+        of_rows, lse = run(backend, "cross_entropy", row_losses, random(4, 5), targets, terms)
+        args = (torch.ones(4), random(4, 5), targets, lse, terms)
+        gradient = run(backend, "cross_entropy", logits_gradient, *args)
+    for found in (losses, of_rows):
+        assert found.isnan().tolist() == [False, True, True, False]
+    assert torch.allclose(gradient[1], random(4, 5)[1].softmax(0), atol=1e-6)
 
 
 def test_chunks_are_equal_multiples_of_a_tile():
