@@ -98,7 +98,9 @@ def compile_all(start: float) -> str:
     """Compile each candidate once, in 14 processes."""
     capability = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
     pool = ProcessPoolExecutor(14, mp_context=multiprocessing.get_context("spawn"))
-    first = {(kernel, case[3:], tile): case for kernel, case, tile in reversed(candidates())}
+    first: dict[Any, Case] = {}
+    for kernel, case, tile in candidates():  # the length of a sequence changes no binary
+        first.setdefault((kernel, case[3:], tile), case)
     work = [pool.submit(compile_one, (key[0], case, key[2]), capability) for key, case in first.items()]
     done, late = wait(work, timeout=COMPILING)
     failed = [str(future.exception())[:100] for future in done if future.exception()]
