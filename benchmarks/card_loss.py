@@ -1,7 +1,7 @@
 """Measures the loss of a linear layer and AdamW on a GPU, at the sizes of Llama 3.2, and writes JSON.
 
-    PYTHONPATH=. python -m benchmarks.card_loss OUT.json        about 40 s
-    TRITON_INTERPRET=1 PYTHONPATH=.venv-kernels .venv/bin/python -m benchmarks.card_loss OUT.json --smoke
+    PYTHONPATH=. python -m benchmarks.card_loss FOLDER        about 40 s
+    TRITON_INTERPRET=1 PYTHONPATH=.venv-kernels .venv/bin/python -m benchmarks.card_loss FOLDER --smoke
 
 Times are medians in ms, of forward and backward for a loss. Memory is the peak in GB above the inputs.
 """
@@ -209,7 +209,9 @@ def main() -> None:
                 losses(tokens, autocast)
     RESULTS["device"] = "interpreted" if SMOKE else torch.cuda.get_device_name()
     RESULTS["torch"], RESULTS["seconds"] = torch.__version__, round(time.perf_counter() - START, 1)
-    Path(sys.argv[1]).write_text(json.dumps(RESULTS, indent=1), encoding="utf-8")
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "loss.json").write_text(json.dumps(RESULTS, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Times candidate tiles of FlashAttention on a card: python -m benchmarks.card_tune_attention OUT.json
+"""Times candidate tiles of FlashAttention on a card: python -m benchmarks.card_tune_attention FOLDER
 
 A pool of processes compiles the candidates of ``card_attention.py``. Another process times them by CUDA
 events with a flushed cache, and compares each with the FLASH_ATTENTION backend of PyTorch, which is timed
@@ -140,7 +140,9 @@ def main() -> None:
     if "--measure" in sys.argv:
         measure(set(json.loads(Path(sys.argv[-1]).read_text())))
         return
-    start, out = time.monotonic(), Path(sys.argv[1])
+    start, folder = time.monotonic(), Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    out = folder / "tune_attention.json"
     compiled = "interpreted" if SMOKE else compile_all(start)
     print(compiled, flush=True)
     records: dict[str, dict[str, Any]] = {}
