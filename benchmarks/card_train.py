@@ -38,12 +38,13 @@ class Case:
     batch: int | str
     kernels: str = "eager"
     compile: bool = False
+    fp8: bool = False
     profile: bool = False
 
     @property
     def name(self) -> str:
         kind = {"eager": "compile", "fused": "compile-fused"}[self.kernels] if self.compile else self.kernels
-        return f"{self.model}-{kind}-batch{self.batch}"
+        return f"{self.model}-{kind}{'-fp8' * self.fp8}-batch{self.batch}"
 
 
 def cases() -> list[Case]:
@@ -59,6 +60,7 @@ def cases() -> list[Case]:
         Case(small, 8, compile=True, profile=True),
         Case(small, 8, "fused", profile=True),
         Case(small, 8, profile=True),
+        *([Case(small, 8, "fused", compile=True, fp8=True)] if CARD else []),
         Case(small, auto, "fused", compile=True),
         Case(small, auto, compile=True),
         *([Case("llama-3.2-3b", auto, "fused", compile=True)] if CARD else []),

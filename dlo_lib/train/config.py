@@ -105,6 +105,9 @@ class TrainConfig:
     weight_decay: Annotated[float, Option("AdamW's weight decay, for matrices only")] = 0.1
     clip: Annotated[float, Option("largest 2-norm of the gradient; 0 does not clip")] = 1.0
     precision: Annotated[Precision, Option("dtype of matrix products; fp16 scales the loss")] = Precision.FP32
+    fp8: Annotated[
+        bool, Option("with --precision bf16, 8-bit operands in the linear layers of blocks (H100 or later)")
+    ] = False
     optimizer_step: Annotated[OptimizerStep, Option("which of PyTorch's implementations of AdamW")] = (
         OptimizerStep.FUSED
     )
@@ -178,6 +181,17 @@ class TrainConfig:
             raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
         if self.async_tp and not self.sequence_parallel:
             raise UserError("async-tp needs sequence-parallel: add --sequence-parallel, or leave it out")
+        if self.fp8 and self.precision is not Precision.BF16:
+            raise UserError(
+                "fp8 leaves the other operations in bf16: add --precision bf16, or leave --fp8 out"
+            )
+        if self.fp8 and self.tp > 1:
+            raise UserError("fp8 with tp is not in the library yet: leave --fp8 out, or use --tp 1")
+        if self.fp8 and isinstance(self.batch, int) and self.batch * self.seq // self.cp % 16:
+            raise UserError(
+                f"fp8 needs a multiple of 16 tokens on a rank, batch x seq is {self.batch} x {self.seq}: "
+                "use another --seq"
+            )
         if self.compile and self.tp > 1:
             raise UserError(
                 "compile cannot trace the communication inside the linear layers of tp: leave --compile out, "

@@ -30,6 +30,7 @@ from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.compiled import compile_model, inductor
 from dlo_lib.train.config import Auto, TrainConfig
 from dlo_lib.train.disk import writing
+from dlo_lib.train.fp8 import require_fp8, use_fp8
 from dlo_lib.train.metrics import METRICS_FILE
 from dlo_lib.train.state import TrainState, seed_everything
 
@@ -106,6 +107,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
         _require_same(checkpoint, config, plan, place)
     if config.compile:
         inductor(place.device)  # before the model is built
+    if config.fp8:
+        require_fp8(place.device)
     seed_everything(config.seed)  # the same weights on every rank, and the same as on one
     model, values = _model(config, plan, checkpoint, place.device)
     dataset = open_dataset(config.data, config.seq)
@@ -120,6 +123,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
             "use at most that"
         )
     fuse(model, config.kernels.operations, plan.takes_logits)
+    if config.fp8:
+        use_fp8(model)
     # The ranks of a pipeline, of cp and of tp read the same sequences.
     mine, readers = (mesh.coordinate(*SEQUENCES), mesh.size(*SEQUENCES)) if mesh is not None else (0, 1)
     # The batch that is found later has another sampler.

@@ -2,8 +2,9 @@
 
 ``formats`` describes the formats and their limits, ``rounding`` rounds a tensor to any of them.
 ``loss_scaling`` keeps the gradients of fp16 in range, ``master_weights`` keeps the updates that a 16-bit
-weight would lose. ``scaling`` chooses the scales of 8-bit tensors, and ``fp8`` multiplies them. ``plot``
-draws the range of a format with the values of a tensor. The modules import no other room.
+weight would lose. ``scaling`` chooses the scales of 8-bit tensors, and ``fp8`` multiplies them; so does
+``scaled_products``, on the tensor cores of a GPU. ``plot`` draws the range of a format with the values of a
+tensor. The modules import no other room.
 
 Papers: P. Micikevicius et al., mixed precision training (arXiv:1710.03740) and FP8 formats
 (arXiv:2209.05433); S. Gupta et al., stochastic rounding (arXiv:1502.02551); DeepSeek-V3, scaling by block
@@ -16,6 +17,7 @@ from dlo_lib.optim.precision.loss_scaling import DynamicLossScaler, StaticLossSc
 from dlo_lib.optim.precision.master_weights import MasterWeights, StochasticRounding
 from dlo_lib.optim.precision.plot import plot_range
 from dlo_lib.optim.precision.rounding import RoundingLoss, round_to, rounding_loss, stochastic_round
+from dlo_lib.optim.precision.scaled_products import ScaledLinear, scaled_matmul
 from dlo_lib.optim.precision.scaling import BlockScaling, CurrentScaling, DelayedScaling
 
 __all__ = [
@@ -28,11 +30,13 @@ __all__ = [
     "FloatFormat",
     "MasterWeights",
     "RoundingLoss",
+    "ScaledLinear",
     "StaticLossScaler",
     "StochasticRounding",
     "fp8_matmul",
     "plot_range",
     "round_to",
     "rounding_loss",
+    "scaled_matmul",
     "stochastic_round",
 ]
