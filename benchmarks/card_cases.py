@@ -239,8 +239,9 @@ def _attend_repeated(backend: SDPBackend, is_causal: bool, q: Tensor, k: Tensor,
 
 
 def _grouped_matmul(rows: int, dtype: torch.dtype, device: torch.device) -> Case:
+    uneven = 16 if rows > 1024 else 1
     counts = torch.full((EXPERTS,), rows // EXPERTS, device=device)
-    counts[0], counts[1] = counts[0] + 1, counts[1] - 1
+    counts[0], counts[1] = counts[0] + uneven, counts[1] - uneven
     sizes = counts.tolist()
     ends = counts.cumsum(0).to(torch.int32)
     hidden, wide = (HIDDEN, WIDE) if rows > 1024 else (64, 128)

@@ -92,6 +92,8 @@ PARTS = {
     "search-rows": Part(module("benchmarks.card_tune_rows"), 60),
     "search-attention": Part(module("benchmarks.card_tune_attention"), 100),
     "search-loss": Part(module("benchmarks.card_loss"), 60),
+    # in the folder of the training, whose compiled code it uses
+    "check": Part(lambda folder, limit: ["-m", "benchmarks.card_check", str(folder.parent / "training")], 90),
     "labs": Part(module("benchmarks.card_labs"), 300),
     "report": Part(lambda folder, limit: ["-m", "dlo_lib.kernels", "report", "--jobs", "12"], 120),
 }
@@ -225,7 +227,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pack(to: Path, parts: Path, names: list[str], lines: list[str]) -> None:
-    """Write summary.txt and results.tar.gz."""
+    """Write summary.txt of the parts ``names``, and results.tar.gz of all that have outputs."""
     to.mkdir(parents=True, exist_ok=True)
     pieces = ["\n".join(lines)]
     outputs = [(name, parts / name / "output.txt") for name in names]
@@ -236,7 +238,7 @@ def _pack(to: Path, parts: Path, names: list[str], lines: list[str]) -> None:
     (to / "summary.txt").write_text("\n\n".join(pieces) + "\n", encoding="utf-8")
     temporary = to / "results.tar.gz.part"
     with tarfile.open(temporary, "w:gz") as archive:
-        for name in names:
+        for name in PARTS:
             for path in sorted((parts / name).rglob("*")):
                 inner = path.relative_to(parts)
                 if any(folder.startswith(("temporary", "cache")) for folder in inner.parts):
