@@ -4,8 +4,8 @@ A trial is two steps of the run itself, with its model, optimiser and plan, on r
 learning rate of 0; the peak of the second one is measured. The memory of a step grows nearly linearly with
 the batch, so the line through the last two trials says which batch to try next, at most twice the largest
 one that fits. The search ends when the next batch did not fit, or when the line says that it does not. No
-rank goes beyond what the line of the fullest rank allows, because ranks that wait for one whose memory is
-full would wait for ever.
+rank goes beyond what the line of the fullest rank allows, because a rank whose memory is full leaves the
+step, and the others would wait for it.
 
 Trials change no weight, and what else they change is restored: the state of the optimiser, buffers, the
 scaler and random states. They do not read the data. The result is written to ``config.json`` and to every

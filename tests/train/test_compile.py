@@ -23,9 +23,8 @@ from tests.train.test_pipeline import assert_learned_the_same
 FORMS = {
     "fsdp": {"parallel": "fsdp", "checkpointing": True},
     "pp": {"pp": 2, "accumulation": 2},
-    "cp": {"cp": 2, "parallel": "zero2"},
 }
-GRAPHS = {"fsdp": 2, "pp": 8, "cp": 6}
+GRAPHS = {"fsdp": 2, "pp": 8}
 """All blocks share their graphs: one, or those between what is left to Python. The loss has another."""
 
 
