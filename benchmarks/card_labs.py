@@ -4,8 +4,9 @@
 
 Each lab runs in one process: the cells of its text, in order, in one namespace, beside a copy of what a
 student gets. Cells that check answers are left out, because they judge in sandboxes. FOLDER/NAME has the
-figures; FOLDER/NAME.json has for each cell the text that it showed, with the machine, the date and the
-software, which is what ``labkit.stored_results`` needs. A second run leaves out the labs that are complete.
+figures, FOLDER/NAME.json the seconds and the text of each cell with the machine, the date and the software.
+FOLDER/NAME.toml has the texts as ``show_stored`` of ``labkit.stored_results`` reads them. A second run leaves
+out the labs that are complete.
 
 Exit status: 0, or 1 if a cell failed or a lab was not complete.
 """
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -144,8 +146,25 @@ def run_lab(name: str, folder: Path) -> int:
         if text:
             print(f"== {name}: {cell.name} ({seconds} s)\n{text}", flush=True)
     found["complete"] = not failed
+    shows = {cell: each["shows"] for cell, each in shown.items() if each["shows"] and not each["failed"]}
+    (folder / f"{name}.toml").write_text(as_toml(found, shows), encoding="utf-8")
     to.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return int(failed > 0)
+
+
+def as_toml(found: Mapping[str, Any], shows: Mapping[str, str]) -> str:
+    """Return what ``show_stored`` of ``dlo_lib.labkit.stored_results`` reads.
+
+    Args:
+        found: ``machine``, ``date`` and ``software``.
+        shows: the text of each cell, by its id.
+    """
+    lines = [f"{key} = {json.dumps(found[key])}" for key in ("machine", "date", "software")]
+    lines += ["", "[shows]"]
+    for cell, text in shows.items():
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'{cell} = """\n{escaped}"""')
+    return "\n".join(lines) + "\n"
 
 
 def run_labs(folder: Path, names: list[str], limit: float, reduced: bool) -> int:

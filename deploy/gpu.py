@@ -35,7 +35,7 @@ TOTAL = 480.0
 """Seconds of the whole run."""
 SHOWN = 15
 """Lines of each output in the summary."""
-PACKED = (".txt", ".json", ".jsonl", ".md", ".png", ".csv")
+PACKED = (".txt", ".json", ".jsonl", ".toml", ".md", ".png", ".csv")
 """What results.tar.gz has."""
 LARGEST = 4 << 20
 """Bytes of a file in results.tar.gz."""

@@ -1,18 +1,24 @@
 """Results of cells that need a GPU or a package: measured where there is one, otherwise stored figures.
 
+``measured_or_stored`` is for a cell that computes with the figures, ``show_stored`` for one that shows them.
+
 A stored figure never looks like a measurement: the machine, the date and the software are printed above it.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from dlo_lib.text import tr
 
 Value = TypeVar("Value")
+OUTPUTS = Path(__file__).with_name("stored")
+"""What cells showed on a GPU, one file for each lab, as ``benchmarks.card_labs`` writes it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,35 @@ def measured_or_stored(
         )
     )
     return values
+
+
+def show_stored(lab: str, cell: str, folder: Path = OUTPUTS) -> None:
+    """Print what a cell showed on a GPU, with the machine, the date and the software; nothing on a machine
+    that has a GPU, where the cell itself shows it.
+
+    Args:
+        lab: the name of the lab's folder.
+        cell: the id of the cell.
+        folder: has LAB.toml.
+
+    Raises:
+        KeyError: nothing is stored of the cell.
+    """
+    missing = _without_gpu(0)
+    if not missing:
+        return
+    stored = tomllib.loads((folder / f"{lab}.toml").read_text(encoding="utf-8"))
+    shown = stored["shows"][cell]
+    print(
+        tr(
+            "STORED, not measured here ({why}). This cell on {machine}, {date}, {software}:",
+            why=missing,
+            machine=stored["machine"],
+            date=stored["date"],
+            software=stored["software"],
+        )
+    )
+    print(shown.rstrip("\n"))
 
 
 def _without_gpu(gib: float | None) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored
+from benchmarks.card_labs import as_toml
+from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored, show_stored
 
 STORED = StoredResult("an H100", "2026-11-22", "torch 2.11", {"kept": 23.0, "checkpointed": 19.5})
 
@@ -64,3 +67,20 @@ def test_with_the_package_the_cell_measures_without_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert measured_or_stored({"kept": lambda: 7.0}, STORED, package="torch") == {"kept": 7.0}
     assert capsys.readouterr().out == "Measured on this machine:\n"
+
+
+def test_what_a_cell_showed_on_a_gpu_is_printed_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shows = {"table": "RMSNorm\t0.02 ms\n\"quoted\" \\ '''\n", "bars": "three bars.\n"}
+    stored = as_toml({"machine": "an H100", "date": "2026-11-27", "software": "torch 2.11"}, shows)
+    (tmp_path / "lab.toml").write_text(stored)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    show_stored("lab", "table", tmp_path)
+    said = "STORED, not measured here (no GPU). This cell on an H100, 2026-11-27, torch 2.11:\n"
+    assert capsys.readouterr().out == said + shows["table"]
+    with pytest.raises(KeyError, match="figure"):
+        show_stored("lab", "figure", tmp_path)
+    on_a_gpu(monkeypatch, 30)
+    show_stored("lab", "figure", tmp_path)  # the cell itself shows it
+    assert capsys.readouterr().out == ""
