@@ -63,7 +63,5 @@ def test_checks_accept_equal_and_name_different_tensors():
     require_same("x and y", x, x + 1)
     require_shape("x", x, (2, 3), "")
     for other, message in ((x[:1], "shape"), (x.half(), "dtype"), (x.to("meta"), "device")):
-        with pytest.raises(
-            ValueError, match=f"x and y have {message} .* they should have the same {message}"
-        ):
+        with pytest.raises(UserError, match=f"x and y have {message} .* they should have the same {message}"):
             require_same("x and y", x, other)
