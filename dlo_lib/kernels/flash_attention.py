@@ -58,8 +58,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     """
     _require_attention(q, k, v)
     backend = backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
-    compiled = torch.compiler.is_compiling() and q.is_cuda and not uses_operators("flash_attention", q)
-    if backend is KernelBackend.TRITON or compiled:
+    in_graph = torch.compiler.is_compiling() and q.is_cuda  # as an operator, which chooses the backend
+    if (backend is KernelBackend.TRITON or in_graph) and not uses_operators("flash_attention", q):
         return FlashAttention.apply(q, k, v, is_causal)
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
 
