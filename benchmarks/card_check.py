@@ -31,7 +31,7 @@ from dlo_lib.profiling.chronometer import Chronometer
 from dlo_lib.train import TrainConfig, prepare
 from dlo_lib.train.compiled import CACHE_VARIABLE, losses_of_run
 
-MEASURED = (4, 8, 12, 16)
+MEASURED = (4, 8, 16)
 """The batches whose memory is measured."""
 NAMES = {
     Phase.FORWARD: "forward",

@@ -1,10 +1,13 @@
-"""`python -m benchmarks.card_train FOLDER`: the speed and the memory of training on one GPU, eager, with
-fused kernels, compiled, and with both.
+"""The speed and the memory of training on one GPU, eager, with fused kernels, compiled, and with both:
+
+    python -m benchmarks.card_train FOLDER [SECONDS [PART ...]]
 
 Each configuration is a run of `dlo_lib.train` in a process with a time limit. The run differs from that of a
 user in two ways: the weights are drawn on the GPU, because that takes 1 s instead of 20 s, and no checkpoint
 is written. The rates are those of 10 steps; the first 5 steps compile and fill the caches. The next process
 imports PyTorch while the current one trains, and does not touch the GPU before its turn.
+
+With PARTs, only the configurations run whose name has one of them, such as fp8 or auto.
 
 FOLDER/training.json has what is measured so far, FOLDER/NAME.txt the output of a configuration. Inductor's
 cache is in FOLDER/cache. A second run leaves out what FOLDER has. Without a GPU, the model is a small one.
@@ -17,6 +20,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,20 +66,21 @@ def cases() -> list[Case]:
         Case(small, 8, profile=True),
         *([Case(small, 8, "fused", compile=True, fp8=True)] if CARD else []),
         Case(small, auto, "fused", compile=True),
-        Case(small, auto, compile=True),
         *([Case("llama-3.2-3b", auto, "fused", compile=True)] if CARD else []),
     ]
 
 
-def main(folder: Path, seconds: float = 170.0) -> int:
-    """Run the configurations that fit in ``seconds``; return 1 if one failed."""
+def main(folder: Path, seconds: float = 170.0, parts: Sequence[str] = ("",)) -> int:
+    """Run the configurations that fit in ``seconds``, of those whose name has one of ``parts``; return 1 if
+    one failed."""
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     results = folder / "training.json"
     rows: list[dict[str, Any]] = json.loads(results.read_text()) if results.exists() else []
     done = {row["name"] for row in rows if "tokens_per_second" in row}
     rows = [row for row in rows if row["name"] in done]
-    left = [case for case in cases() if case.name not in done]
+    wanted = [case for case in cases() if any(part in case.name for part in parts)]
+    left = [case for case in wanted if case.name not in done]
     waiting = _start(left[0], folder) if left else None
     for case, following in zip(left, [*left[1:], None]):
         process = waiting
@@ -141,4 +146,5 @@ def _line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *(float(text) for text in sys.argv[2:3])))
+    limit = float(sys.argv[2]) if len(sys.argv) > 2 else 170.0
+    sys.exit(main(Path(sys.argv[1]), limit, sys.argv[3:] or ("",)))

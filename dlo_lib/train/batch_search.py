@@ -2,17 +2,17 @@
 
 A trial is two steps of the run itself, with its model, optimiser and plan, on random tokens and with a
 learning rate of 0; the peak of the second one is measured. The memory of a step grows nearly linearly with
-the batch, so the line through the last two trials says which batch to try next, at most twice the largest
-one that fits. The search ends when the next batch did not fit, or when the line says that it does not. No
-rank goes beyond what the line of the fullest rank allows, because a rank whose memory is full leaves the
-step, and the others would wait for it.
+the batch, so the line through the last two trials says which batch to try next, at most four times the
+largest one that fits. The search ends when the next batch did not fit, or when the line says that it does
+not. Several ranks take smaller steps, at most twice, because a rank whose memory is full leaves the step, and
+the others would wait for it.
 
 Trials change no weight, and what else they change is restored: the state of the optimiser, buffers, the
 scaler and random states. They do not read the data. The result is written to ``config.json`` and to every
 checkpoint, from which a resumed run takes it.
 
-Cost: two steps for each of about log2(batch) + 2 trials, and with ``--compile`` the compilation of each
-batch. That of the batch of the run is then in the cache.
+Cost: two steps for each of about log4(batch) + 2 trials (with several ranks log2), and with ``--compile`` the
+compilation of each batch. That of the batch of the run is then in the cache.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class FoundBatch:
     trials: dict[int, float]
 
 
-def largest_fitting(share: Callable[[int], float], most: int) -> FoundBatch:
+def largest_fitting(share: Callable[[int], float], most: int, growth: int = 2) -> FoundBatch:
     """Search the largest batch whose ``share`` of the memory is at most 1; a batch of 0 means that none fits.
 
     Args:
         share: measures a batch; infinite if the memory was full. It grows with the batch.
         most: no larger batch is tried.
+        growth: no batch is tried that is more than this number of times as large as one that fits.
     """
     trials: dict[int, float] = {}
     fits, too_large, candidate = 0, most + 1, 1
@@ -72,7 +73,7 @@ def largest_fitting(share: Callable[[int], float], most: int) -> FoundBatch:
         if expected >= too_large and too_large in trials:  # the line is wrong
             candidate = (fits + too_large) // 2
         else:
-            candidate = min(expected, 2 * fits, too_large - 1)
+            candidate = min(expected, growth * fits, too_large - 1)
     return FoundBatch(fits, trials)
 
 
@@ -116,7 +117,8 @@ def find_batch(state: TrainState, prepared: Prepared, place: Place, control: Con
 
     sampler = state.sampler
     try:
-        found = largest_fitting(share, sampler.size // sampler.world_size)
+        growth = 4 if place.world_size == 1 else 2
+        found = largest_fitting(share, sampler.size // sampler.world_size, growth)
     finally:
         before.put_back(state)
     if not found.batch:

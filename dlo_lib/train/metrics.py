@@ -36,7 +36,8 @@ class Metrics:
             for this step alone shows it).
         step_seconds: the wall time per step.
         peak_bytes: the peak memory of rank 0, of its GPU or of its process.
-        mfu: the model FLOPs divided by the peak FLOPs of the GPU; None on other devices.
+        mfu: the model FLOPs divided by the peak FLOPs of the GPU in the dtype of ``--precision``, also with
+            ``--fp8``; None on other devices.
         loss_scale: the scale of the fp16 scaler after the step, or None.
         gpu: the name of the GPU in ``dlo_lib.hardware``; None if it is unknown.
         compile_seconds: the time of compilation on rank 0 since the previous line; None without

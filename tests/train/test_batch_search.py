@@ -19,8 +19,8 @@ from dlo_lib.train.config import Auto
 
 @pytest.mark.parametrize("right", [1, 2, 3, 7, 12, 13, 100, 5000])
 @pytest.mark.parametrize("fixed", [0.0, 0.3, 0.95])
-@pytest.mark.parametrize("cap", [math.inf, 1.2], ids=["measured", "full"])
-def test_the_search_finds_the_largest_batch_in_few_trials(right, fixed, cap):
+@pytest.mark.parametrize(("growth", "cap"), [(2, math.inf), (2, 1.2), (4, 1.01)])
+def test_the_search_finds_the_largest_batch_in_few_trials(right, fixed, growth, cap):
     """The memory of a step has a part that does not depend on the batch. Above ``cap``, a GPU is full."""
     per_sequence = (1 - fixed) / (right + 0.5)
 
@@ -28,10 +28,10 @@ def test_the_search_finds_the_largest_batch_in_few_trials(right, fixed, cap):
         needed = fixed + per_sequence * batch
         return math.inf if needed > cap else needed
 
-    found = largest_fitting(share, 1 << 20)
+    found = largest_fitting(share, 1 << 20, growth)
     assert found.batch == right
-    assert len(found.trials) <= 3 + math.log2(right)
-    assert max(found.trials) <= max(2, right), "no trial is beyond what the line allows"
+    assert len(found.trials) <= 4 + math.log(right, growth)
+    assert max(found.trials) <= max(growth, right), "the line is right after two trials"
 
 
 def test_the_search_does_not_need_a_line():
