@@ -408,7 +408,7 @@ lab.check("loss_backward")
 #
 # - *Logits in fp32*, as in most training loops. The peak is in the backward of the loss. Forward keeps the log-softmax. Backward makes its gradient, and from
 #   both the gradient of the logits. These are three tensors of tokens × words. The gradient of W does not exist yet.
-# - *In chunks of rows*. The library's form computes the logits of 2048 rows at a time, overwrites them with their gradient, and adds the gradient of W of
+# - *In chunks of rows*. The library's form computes the logits of 2816 rows at a time, overwrites them with their gradient, and adds the gradient of W of
 #   each chunk to a sum in fp32. Backward multiplies the sum by the gradient of the loss, and writes the result in bf16. The gradient of x is as large as x.
 #
 # The cell measures both on fake tensors, which have shapes and no memory. What a kernel keeps in registers does not count.
@@ -456,7 +456,7 @@ figures.peaks(parts, logits_guess)
 # ## 7 · Linear layer and cross-entropy, without logits
 #
 # The parts of the first peak are three tensors of tokens × words in fp32, then W and x. The second peak is in backward: the sum of the gradients of W in
-# fp32, the gradient of W in bf16, W, x and its gradient. The logits of a chunk, 0.49 GiB, no longer exist then.
+# fp32, the gradient of W in bf16, W, x and its gradient. The logits of a chunk, 0.67 GiB, no longer exist then.
 #
 # The library's form still stores the logits of a chunk of rows. A kernel can do better: it computes a **tile** of logits, 16 rows by 32 words, uses
 # it for the online softmax, and forgets it. `tl.dot(a, b)` multiplies tiles (m, k) and (k, n), and gives float32; all three sizes are at least 16.

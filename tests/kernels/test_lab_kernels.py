@@ -158,7 +158,10 @@ def test_triton_computes_the_same(name: str, tmp_path: Path) -> None:
     getattr(real, name)[grid](**copies)
     for key, value in args.items():
         if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(copies[key].cpu(), value, rtol=1e-4, atol=1e-5)
+            # A GPU multiplies tiles of fp32 in TF32, which has 10 bits after the point.
+            coarse = device.type == "cuda" and "tl.dot" in kernels()[name]
+            rtol, atol = (2e-2, 2e-2) if coarse else (1e-4, 1e-5)
+            torch.testing.assert_close(copies[key].cpu(), value, rtol=rtol, atol=atol)
 
 
 def imported(file: Path, text: str) -> ModuleType:

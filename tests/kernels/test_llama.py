@@ -91,7 +91,7 @@ def test_the_logits_of_all_tokens_never_exist():
     torch.manual_seed(0)
     config = replace(GROUPED, vocab_size=4096)
     model = fuse(Llama(config))
-    inputs, targets = (torch.randint(4096, (12, 256)) for _ in range(2))
+    inputs, targets = (torch.randint(4096, (16, 256)) for _ in range(2))
     for loss_of, exist in (
         (lambda: model(inputs, targets), False),
         (lambda: nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()), True),
@@ -99,7 +99,7 @@ def test_the_logits_of_all_tokens_never_exist():
         with using(KernelBackend.TORCH), MemoryTracker() as tracker:
             loss_of().backward()
         largest = max(event.bytes for event in tracker.events())
-        assert (largest >= 4 * 12 * 256 * 4096) == exist
+        assert (largest >= 4 * 16 * 256 * 4096) == exist
 
 
 def test_targets_need_a_fused_head():
@@ -144,10 +144,12 @@ def test_measure_memory_shows_what_each_operation_saves_at_true_width():
 
 
 def test_fp32_with_grouped_queries_stores_no_scores():
-    eager, fused = (
-        measure_memory(WIDE, 1, 2048, precision="fp32", parallel="none", kernels=kernels)
-        for kernels in ("eager", [FusedOperation.ATTENTION])
-    )
+    # PyTorch has no flash attention in fp32 for the GPU, on which the tensors of these tests are made.
+    with torch.device("cpu"):
+        eager, fused = (
+            measure_memory(WIDE, 1, 2048, precision="fp32", parallel="none", kernels=kernels)
+            for kernels in ("eager", [FusedOperation.ATTENTION])
+        )
     scores = LAYERS * 4 * WIDE.num_heads * 2048 * 2048
     saved = eager.peak_by_part[Part.ACTIVATIONS] - fused.peak_by_part[Part.ACTIVATIONS]
     assert saved > 0.9 * scores
