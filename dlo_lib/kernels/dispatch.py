@@ -36,15 +36,18 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of the Triton kernels, which compute in fp32."""
 
 SMALLEST = {
-    "vector_add": 32 << 20,
-    "softmax": 4 << 20,
+    "vector_add": 192 << 20,
+    "softmax": 48 << 20,
     "rms_norm": 0,
-    "layer_norm": 8 << 20,
+    "layer_norm": 96 << 20,
     "rope": 0,
-    "swiglu": 2 << 20,
+    "swiglu": 32 << 20,
 }
-"""The fewest bytes of the first tensor for which the kernel of an operation is used. 0: a kernel is faster
-than PyTorch's operators at every size, because it replaces many of them."""
+"""The fewest bytes of the first tensor for which the kernel of an operation is used. 0: the kernel is faster
+than PyTorch's operators at every size, because it replaces many of them. The others are chosen from times of
+``benchmarks.card_launch`` on one GPU (bf16, forward and backward in a loop): below them Python takes longer
+than the GPU, and an autograd function takes more of it than an operator. SwiGLU has less than that, because
+in training other work hides what Python takes."""
 
 COMPUTED_AGAIN = frozenset({"swiglu"})
 """The operations that compute an activation again in their backward: on a CPU this saves memory, not time."""
@@ -66,6 +69,8 @@ class KernelBackend(enum.Enum):
 
 
 _CHOSEN: ContextVar[KernelBackend | None] = ContextVar("backend of fused kernels", default=None)
+_ENTERED: dict[object, KernelBackend] = {}
+"""The contexts ``using`` of all threads, in the order in which they were entered."""
 _AROUND: ContextVar[Callable[[], AbstractContextManager[Any]]] = ContextVar(
     "what is entered around a twin", default=contextlib.nullcontext
 )
@@ -81,18 +86,30 @@ def has_triton() -> bool:
 def using(backend: KernelBackend) -> Iterator[None]:
     """Use ``backend`` for every fused operation that is called inside the context.
 
-    The backward of an operation uses the backend of its forward.
+    The backward of an operation uses the backend of its forward. What a backward inside the context computes
+    again (checkpointing) and compiled code use ``backend`` too.
 
     Raises:
         UserError: Triton is requested and not installed.
     """
     if backend is KernelBackend.TRITON and not has_triton():
         raise UserError("Triton is not installed: pip install 'dlo-lib[kernels]', or use KernelBackend.TORCH")
-    before = _CHOSEN.set(backend)
+    before, entry = _CHOSEN.set(backend), object()
+    _ENTERED[entry] = backend
     try:
         yield
     finally:
+        del _ENTERED[entry]
         _CHOSEN.reset(before)
+
+
+def _chosen() -> KernelBackend | None:
+    """Return the backend that ``using`` requests here. Autograd computes a backward on a GPU in a thread that
+    has no context variables: the context entered last is that of its caller."""
+    chosen = _CHOSEN.get()
+    if chosen is None and _ENTERED and torch._C._current_graph_task_id() != -1:
+        return next(reversed(_ENTERED.values()), None)
+    return chosen
 
 
 def backend_for(tensor: Tensor) -> KernelBackend:
@@ -104,7 +121,7 @@ def backend_for(tensor: Tensor) -> KernelBackend:
     """
     if torch.compiler.is_compiling():
         return KernelBackend.TORCH
-    chosen = _CHOSEN.get()
+    chosen = _chosen()
     if chosen is KernelBackend.TRITON:
         _require_possible(tensor)
     if chosen is not None:
@@ -125,7 +142,7 @@ def uses_operators(operation: str, tensor: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return operation not in LIBRARY_WHEN_COMPILING
     if tensor.is_cuda:
-        return tensor.nbytes < SMALLEST.get(operation, 0) and _CHOSEN.get() is None
+        return tensor.nbytes < SMALLEST.get(operation, 0) and _chosen() is None
     return operation in COMPUTED_AGAIN and has_cpu_data(tensor)
 
 
@@ -133,7 +150,7 @@ def has_cpu_data(tensor: Tensor) -> bool:
     """Return whether ``tensor`` is a CPU tensor with data and ``using`` requests no backend."""
     if torch.compiler.is_compiling():
         return tensor.device.type == "cpu"
-    return tensor.is_cpu and not isinstance(tensor, FakeTensor) and _CHOSEN.get() is None
+    return tensor.is_cpu and not isinstance(tensor, FakeTensor) and _chosen() is None
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {}

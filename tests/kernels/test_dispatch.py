@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 from importlib import import_module
 
 import pytest
@@ -34,6 +35,22 @@ def test_on_a_cpu_only_what_computes_an_activation_again_is_left_to_them():
         assert not uses_operators("swiglu", x)
     with FakeTensorMode():
         assert not uses_operators("swiglu", torch.ones(4, device="cpu"))
+
+
+def test_a_backward_in_another_thread_uses_the_backend_in_use():
+    """Autograd computes the backward of CUDA tensors in a thread without context variables."""
+    found = []
+
+    def hook(grad):
+        found.append(contextvars.Context().run(uses_operators, "swiglu", x))
+
+    x = torch.ones(4, device="cpu", requires_grad=True)
+    x.register_hook(hook)
+    with using(KernelBackend.TORCH):
+        x.sum().backward()
+        assert contextvars.Context().run(uses_operators, "swiglu", x)  # another thread, outside of a backward
+    x.sum().backward()
+    assert found == [False, True]
 
 
 def test_without_gradients_no_autograd_function_is_called(monkeypatch):
