@@ -47,7 +47,7 @@ def main(folder: Path, batch: int = 8) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault(CACHE_VARIABLE, str(folder.resolve() / "cache" / "inductor"))
     if CARD:
-        setattr(prepare, "Llama", partial(Llama, device="cuda"))  # noqa: B010 (drawing on the CPU takes 20 s)
+        setattr(prepare, "Llama", partial(Llama, device="cuda"))  # noqa: B010 (a CPU draws slowly)
     config = TrainConfig(
         model="llama-3.2-1b" if CARD else "tiny",
         seq=SEQ,
