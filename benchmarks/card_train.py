@@ -4,8 +4,8 @@
 
 Each configuration is a run of `dlo_lib.train` in a process with a time limit. The run differs from that of a
 user in two ways: the weights are drawn on the GPU, because a CPU takes longer than the measurement, and no
-checkpoint is written. The rates are those of 10 steps; the first 5 steps compile and fill the caches. The next process
-imports PyTorch while the current one trains, and does not touch the GPU before its turn.
+checkpoint is written. The rates are those of 10 steps; the first 5 steps compile and fill the caches. The
+next process imports PyTorch while the current one trains, and does not touch the GPU before its turn.
 
 With PARTs, only the configurations run whose name has one of them, such as fp8 or auto.
 
