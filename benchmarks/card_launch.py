@@ -1,10 +1,10 @@
 """Times a call of each fused operation on a card: python -m benchmarks.card_launch FOLDER
 
 ``chosen`` is our function as users call it; ``kernel`` is Triton at every size, whatever
-``dispatch.SMALLEST`` says; ``eager`` is PyTorch's own operators. ``cpu`` is the time of Python until a call is
-enqueued, ``all`` the time of a call in a loop until the GPU is idle, the larger of what the CPU and the GPU
-need. FOLDER/launch.json receives every time, from which ``SMALLEST`` is chosen. ``--smoke`` runs tiny sizes on
-a CPU, with TRITON_INTERPRET=1.
+``dispatch.SMALLEST`` says; ``eager`` is PyTorch's own operators. ``cpu`` is the time of Python until a call
+is enqueued, ``all`` the time of a call in a loop until the GPU is idle, the larger of what the CPU and the
+GPU need. FOLDER/launch.json receives every time, from which ``SMALLEST`` is chosen. ``--smoke`` runs tiny
+sizes on a CPU, with TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
