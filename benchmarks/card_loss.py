@@ -139,10 +139,11 @@ def kernels() -> None:
     rows, terms = TOKENS[0], CrossEntropyTerms()
     logits = torch.randn(rows, VOCAB, device=DEVICE).bfloat16()
     targets, ones = torch.randint(VOCAB, (rows,), device=DEVICE), torch.ones((), device=DEVICE).expand(rows)
+    losses = torch.empty(rows, device=DEVICE)
     moved = 2.0 * logits.numel() * 2
 
     def together() -> None:
-        loss_and_gradient.loss_and_gradient(logits, targets, terms)
+        loss_and_gradient.loss_and_gradient(logits, targets, terms, losses)
 
     def apart() -> None:
         _, lse = cross_entropy.row_losses(logits, targets, terms)

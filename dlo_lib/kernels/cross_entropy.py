@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.errors import UserError
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import (
     KernelBackend,
+    apply,
     backend_for,
     computed_in,
+    is_recorded,
+    once_differentiable,
     require_floating,
     require_shape,
     run,
@@ -61,8 +63,11 @@ def cross_entropy(
     require_targets(
         targets, tuple(logits.shape[:-1]), logits.shape[-1], terms, "that of logits without vocab"
     )
-    losses = _CrossEntropy.apply(logits, targets, terms, backend_for(logits))
-    return losses.sum() if reduction is LossReduction.SUM else losses.sum() / valid_rows(targets, terms)
+    flat = targets if targets.ndim == 1 else targets.reshape(-1)
+    backend, mean = backend_for(logits), reduction is LossReduction.MEAN
+    if is_recorded(logits):
+        return apply(_CrossEntropy, logits, flat, terms, mean, backend)
+    return reduced(_losses_and_lse(logits, flat, terms, backend)[0], flat, terms, mean, backend)[0]
 
 
 def require_targets(
@@ -88,6 +93,29 @@ def require_targets(
 def valid_rows(targets: Tensor, terms: CrossEntropyTerms) -> Tensor:
     """Return the number of rows that are not ignored, at least 1, ()."""
     return (targets != terms.ignore_index).sum().clamp(min=1)
+
+
+def reduced(
+    losses: Tensor, targets: Tensor, terms: CrossEntropyTerms, mean: bool, backend: KernelBackend
+) -> tuple[Tensor, Tensor | None]:
+    """Return the sum of the losses (rows,), (), or with ``mean`` the mean over the rows that are not ignored,
+    and their number, ()."""
+    if torch.compiler.is_compiling():
+        return total_loss(losses, targets, terms, mean)
+    result: tuple[Tensor, Tensor | None] = run(
+        backend, "loss_and_gradient", total_loss, losses, targets, terms, mean
+    )
+    return result
+
+
+def total_loss(
+    losses: Tensor, targets: Tensor, terms: CrossEntropyTerms, mean: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Compute what ``reduced`` returns in PyTorch."""
+    if not mean:
+        return losses.sum(), None
+    count = valid_rows(targets, terms)
+    return losses.sum() / count, count
 
 
 def row_losses(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> tuple[Tensor, Tensor]:
@@ -165,26 +193,41 @@ def _parts(logits: Tensor) -> list[slice]:
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
+def _losses_and_lse(
+    logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, backend: KernelBackend
+) -> tuple[Tensor, Tensor]:
+    """Return the loss and lse of each row, both (rows,), of logits (..., vocab) and targets (rows,)."""
+    if not logits.numel():
+        losses = torch.zeros_like(targets, dtype=computed_in(logits.dtype))
+        return losses, losses
+    rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
+    result: tuple[Tensor, Tensor] = run(backend, "cross_entropy", row_losses, rows, targets, terms)
+    return result
+
+
 class _CrossEntropy(Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, backend: KernelBackend
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        terms: CrossEntropyTerms,
+        mean: bool,
+        backend: KernelBackend,
     ) -> Tensor:
         ctx.backend, ctx.terms = backend, terms
-        rows, flat = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
-        if not logits.numel():
-            losses = lse = torch.zeros_like(flat, dtype=computed_in(logits.dtype))
-        else:
-            losses, lse = run(backend, "cross_entropy", row_losses, rows, flat, terms)
-        ctx.save_for_backward(logits, targets, lse)
-        return losses.view(targets.shape)
+        losses, lse = _losses_and_lse(logits, targets, terms, backend)
+        total, count = reduced(losses, targets, terms, mean, backend)
+        ctx.save_for_backward(logits, targets, lse, count)
+        return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, targets, lse = ctx.saved_tensors
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, targets, lse, count = ctx.saved_tensors
         if not logits.numel():
-            return torch.zeros_like(logits), None, None, None
-        rows, flat, scale = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), scale.reshape(-1)
-        grad = run(ctx.backend, "cross_entropy", logits_gradient, scale, rows, flat, lse, ctx.terms)
-        return grad.view(logits.shape), None, None, None
+            return torch.zeros_like(logits), None, None, None, None
+        rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
+        scale = (scale if count is None else scale / count).expand(rows.shape[0])
+        grad = run(ctx.backend, "cross_entropy", logits_gradient, scale, rows, targets, lse, ctx.terms)
+        return grad if logits.ndim == 2 else grad.view(logits.shape), None, None, None, None

@@ -29,7 +29,7 @@ from dlo_lib.kernels.dispatch import (
 )
 from dlo_lib.kernels.flash_attention import LARGEST_HEAD, attention_backward, attention_forward
 from dlo_lib.kernels.grouped_matmul import grouped_forward, grouped_weight_gradient
-from dlo_lib.kernels.linear_cross_entropy import add_chunks, gradient_buffers
+from dlo_lib.kernels.linear_cross_entropy import chunk_losses, gradient_buffers
 from dlo_lib.kernels.rms_norm import rms_norm_backward, rms_norm_forward
 from dlo_lib.kernels.rope import rotate
 from dlo_lib.kernels.swiglu import swiglu_backward, swiglu_forward
@@ -200,11 +200,14 @@ def _linear_losses(
     terms = CrossEntropyTerms(ignore_index, label_smoothing, z_loss)
     require_targets(targets, tuple(x.shape[:-1]), weight.shape[0], terms, "that of x without hidden")
     grad_x, grad_w = gradient_buffers(x, weight, needs_x, needs_w)
-    total = torch.zeros((), dtype=computed_in(dtype), device=x.device)
     narrow, w = x.to(dtype).contiguous(), weight.to(dtype)
-    add_chunks(narrow, w, targets, terms, chunk, grad_x, grad_w, total, backend_for(narrow))
+    losses = chunk_losses(narrow, w, targets, terms, chunk, grad_x, grad_w, backend_for(narrow))
     none = x.new_empty(0)
-    return total, none if grad_x is None else grad_x, torch.empty_like(none) if grad_w is None else grad_w
+    return (
+        losses.sum(),
+        none if grad_x is None else grad_x,
+        torch.empty_like(none) if grad_w is None else grad_w,
+    )
 
 
 def _linear_losses_shapes(

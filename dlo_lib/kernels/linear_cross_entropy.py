@@ -28,13 +28,13 @@ dW.
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dlo_lib.data.tokens import IGNORE_INDEX
@@ -42,6 +42,7 @@ from dlo_lib.errors import UserError, require_count
 from dlo_lib.kernels.cross_entropy import (
     cross_entropy,
     logits_gradient,
+    reduced,
     require_targets,
     row_losses,
     valid_rows,
@@ -50,9 +51,12 @@ from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import (
     OPERATORS,
     KernelBackend,
+    apply,
     backend_for,
     computed_in,
     has_cpu_data,
+    is_recorded,
+    once_differentiable,
     require_floating,
     run,
 )
@@ -111,15 +115,35 @@ def linear_cross_entropy(
             z_loss=z_loss,
             reduction=reduction,
         )
-    rows = x.reshape(-1, x.shape[-1])
-    needs = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+    flat = targets if targets.ndim == 1 else targets.reshape(-1)
     chunk = chunk_rows or _rows_of_a_chunk(rows.shape[0], rows.shape[1])
+    mean = reduction is LossReduction.MEAN
     if torch.compiler.is_compiling():
-        total = OPERATORS["linear_losses"](rows, weight, targets.reshape(-1), terms, chunk)
-    else:
-        backend = backend_for(x)
-        total = _LinearCrossEntropy.apply(rows, weight, targets.reshape(-1), terms, chunk, needs, backend)
-    return total if reduction is LossReduction.SUM else total / valid_rows(targets, terms)
+        total = OPERATORS["linear_losses"](rows, weight, flat, terms, chunk)
+        return total / valid_rows(targets, terms) if mean else total
+    backend = backend_for(x)
+    if is_recorded(rows, weight):
+        return apply(_LinearCrossEntropy, rows, weight, flat, terms, mean, chunk, backend)
+    dtype = _dtype_of_products(x)
+    with _without_autocast(x):
+        losses = chunk_losses(rows.to(dtype), weight.to(dtype), flat, terms, chunk, None, None, backend)
+    return reduced(losses, flat, terms, mean, backend)[0]
+
+
+def _dtype_of_products(x: Tensor) -> torch.dtype:
+    """Return the dtype of autocast, or that of x. The meta device has no autocast."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
+    return contextlib.nullcontext()
 
 
 def _rows_of_a_chunk(rows: int, hidden: int) -> int:
@@ -137,36 +161,37 @@ class _LinearCrossEntropy(Function):
         weight: Tensor,
         targets: Tensor,
         terms: CrossEntropyTerms,
+        mean: bool,
         chunk: int,
-        needs: bool,
         backend: KernelBackend,
     ) -> Tensor:
-        kind = x.device.type
-        # The meta device, on which launches are recorded, has no autocast.
-        known = torch.amp.is_autocast_available(kind)
-        dtype = torch.get_autocast_dtype(kind) if known and torch.is_autocast_enabled(kind) else x.dtype
+        dtype = _dtype_of_products(x)
         narrow, w = x.to(dtype).contiguous(), weight.to(dtype)
-        total = torch.zeros((), dtype=computed_in(dtype), device=x.device)
-        needs_x, needs_w = (needs and needed for needed in ctx.needs_input_grad[:2])
+        needs_x, needs_w = ctx.needs_input_grad[:2]
         ctx.backend, ctx.dtypes = backend, (x.dtype, weight.dtype)
         # The backward multiplies x by the gradient of the loss, which may be too small a number for fp16.
         ctx.is_one_chunk = 0 < x.shape[0] <= chunk and w.numel() > 0 and dtype is not torch.float16
-        with torch.autocast(kind, enabled=False) if known else contextlib.nullcontext():
+        with _without_autocast(x):
             if ctx.is_one_chunk:
                 logits = narrow @ w.T
-                total += _losses(logits, targets, terms, needs_x or needs_w, backend)
-                ctx.save_for_backward(*((logits, narrow, w) if needs_x or needs_w else ()))
-                return total
-            grad_x, grad_w = gradient_buffers(x, weight, needs_x, needs_w)
-            total = add_chunks(narrow, w, targets, terms, chunk, grad_x, grad_w, total, backend)
-        ctx.save_for_backward(grad_x, grad_w)
+                losses = torch.empty(x.shape[0], dtype=computed_in(dtype), device=x.device)
+                run(backend, "loss_and_gradient", loss_and_gradient, logits, targets, terms, losses)
+                kept: tuple[Tensor | None, ...] = (logits, narrow, w)
+            else:
+                kept = gradient_buffers(x, weight, needs_x, needs_w)
+                losses = chunk_losses(narrow, w, targets, terms, chunk, *kept, backend)
+        total, count = reduced(losses, targets, terms, mean, backend)
+        ctx.save_for_backward(count, *kept)
         return total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         needs_x, needs_w = ctx.needs_input_grad[:2]
         x_dtype, w_dtype = ctx.dtypes
+        count, *kept = ctx.saved_tensors
+        if count is not None:
+            scale = scale / count
 
         def times_scale(grad: Tensor, dtype: torch.dtype, in_place: bool) -> Tensor:
             out = grad if in_place and grad.dtype == dtype else torch.empty_like(grad, dtype=dtype)
@@ -175,10 +200,8 @@ class _LinearCrossEntropy(Function):
 
         grad_x = grad_w = None
         if ctx.is_one_chunk:
-            logits, x, w = ctx.saved_tensors
-            kind = x.device.type
-            known = torch.amp.is_autocast_available(kind)
-            with torch.autocast(kind, enabled=False) if known else contextlib.nullcontext():
+            logits, x, w = kept
+            with _without_autocast(x):
                 if needs_x:
                     grad_x = torch.empty_like(x, dtype=x_dtype)
                     product(logits, w, grad_x)
@@ -189,7 +212,7 @@ class _LinearCrossEntropy(Function):
         else:
             # A graph that is freed after this does not read its gradients again: they are scaled in place.
             in_place = not _graph_is_kept()
-            grad_x, grad_w = ctx.saved_tensors
+            grad_x, grad_w = kept
             grad_x = None if grad_x is None else times_scale(grad_x, x_dtype, in_place)
             grad_w = None if grad_w is None else times_scale(grad_w, w_dtype, in_place)
         return grad_x, grad_w, None, None, None, None, None
@@ -206,7 +229,7 @@ def gradient_buffers(
     return grad_x, make(weight.shape, dtype=wide, device=x.device) if needs_w else None
 
 
-def add_chunks(
+def chunk_losses(
     x: Tensor,
     w: Tensor,
     targets: Tensor,
@@ -214,20 +237,24 @@ def add_chunks(
     chunk: int,
     grad_x: Tensor | None,
     grad_w: Tensor | None,
-    total: Tensor,
     backend: KernelBackend,
 ) -> Tensor:
-    """Add the losses of all rows of x to ``total``, and write their gradients, chunk after chunk."""
+    """Return the losses of all rows of x, (rows,), and write the gradients of their sum, chunk after
+    chunk."""
+    losses = torch.zeros(x.shape[0], dtype=computed_in(x.dtype), device=x.device)
     for first in range(0, x.shape[0], chunk) if w.numel() else ():
         part = slice(first, first + chunk)
         logits = x[part] @ w.T
-        total += _losses(logits, targets[part], terms, grad_x is not None or grad_w is not None, backend)
+        if grad_x is None and grad_w is None:
+            losses[part] = run(backend, "cross_entropy", row_losses, logits, targets[part], terms)[0]
+            continue
+        run(backend, "loss_and_gradient", loss_and_gradient, logits, targets[part], terms, losses[part])
         if grad_x is not None:
             product(logits, w, grad_x[part])
         if grad_w is not None:
             product(logits.T, x[part], grad_w, add=first > 0)
         del logits  # before the next one is allocated
-    return total
+    return losses
 
 
 def _graph_is_kept() -> bool:
@@ -236,23 +263,12 @@ def _graph_is_kept() -> bool:
     return is_kept is None or bool(is_kept())
 
 
-def _losses(
-    logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, gradient: bool, backend: KernelBackend
-) -> Tensor:
-    """Return the sum of the losses, (); with ``gradient``, overwrite the logits with its gradient."""
-    if gradient:
-        losses: Tensor = run(backend, "loss_and_gradient", loss_and_gradient, logits, targets, terms)
-        return losses.sum()
-    losses, _ = run(backend, "cross_entropy", row_losses, logits, targets, terms)
-    return losses.sum()
-
-
-def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> Tensor:
-    """Compute the losses (rows,) in PyTorch, and overwrite ``logits`` (rows, vocab) with the gradient of
+def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, losses: Tensor) -> None:
+    """Compute the ``losses`` (rows,) in PyTorch, and overwrite ``logits`` (rows, vocab) with the gradient of
     their sum."""
-    losses, lse = row_losses(logits, targets, terms)
+    found, lse = row_losses(logits, targets, terms)
+    losses.copy_(found)
     logits_gradient(torch.ones_like(lse), logits, targets, lse, terms, logits)
-    return losses
 
 
 def scaled(x: Tensor, scale: Tensor, out: Tensor) -> Tensor:

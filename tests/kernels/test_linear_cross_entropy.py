@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from dlo_lib.kernels import CrossEntropyTerms, KernelBackend, LossReduction, linear_cross_entropy, using
-from dlo_lib.kernels.cross_entropy import logits_gradient, row_losses
+from dlo_lib.kernels.cross_entropy import logits_gradient, reduced, row_losses
 from dlo_lib.kernels.dispatch import around_twins, has_triton, run
 from dlo_lib.profiling.tracker import MemoryTracker
 from tests.kernels.parity import BACKENDS, NO_TRITON, TOLERANCE, close, dtypes_of, random
@@ -158,9 +158,10 @@ def test_the_kernel_of_loss_and_gradient_computes_what_its_twin_does(columns):
             logits = random(4, columns, dtype=dtype) * 3
             targets = torch.tensor([1, columns - 1, 0, -100 if terms.ignore_index == -100 else 1])
             mine, theirs = logits.clone(), logits.clone()
-            losses = loss_and_gradient(mine, targets, terms)
-            exact = code().loss_and_gradient(theirs, targets, terms)
-            assert torch.allclose(losses.to(exact.dtype), exact, rtol=1e-5, atol=1e-6)
+            losses, exact = torch.empty(4), torch.empty(4)
+            loss_and_gradient(mine, targets, terms, losses)
+            code().loss_and_gradient(theirs, targets, terms, exact)
+            assert torch.allclose(losses, exact, rtol=1e-5, atol=1e-6)
             # The interpreter cuts numbers off where a GPU rounds them.
             assert torch.allclose(mine, theirs, rtol=0, atol=TOLERANCE[dtype])
             assert not mine[3].any()
@@ -171,13 +172,28 @@ def test_a_wrong_target_makes_the_loss_nan_where_the_host_does_not_wait(backend)
     """The twin too: on a GPU it computes fp64, and an index that does not exist would end the process."""
     targets, terms = torch.tensor([0, 5, -1, -100]), CrossEntropyTerms()
     with using(backend):
-        losses = run(backend, "loss_and_gradient", code().loss_and_gradient, random(4, 5), targets, terms)
+        losses = torch.empty(4)
+        run(backend, "loss_and_gradient", code().loss_and_gradient, random(4, 5), targets, terms, losses)
         of_rows, lse = run(backend, "cross_entropy", row_losses, random(4, 5), targets, terms)
         args = (torch.ones(4), random(4, 5), targets, lse, terms)
         gradient = run(backend, "cross_entropy", logits_gradient, *args)
     for found in (losses, of_rows):
         assert found.isnan().tolist() == [False, True, True, False]
     assert torch.allclose(gradient[1], random(4, 5)[1].softmax(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_total_of_many_rows(backend, mean):
+    """The kernel adds them in blocks of 2048."""
+    losses, targets, terms = random(5000).abs(), torch.arange(5000) % 7, CrossEntropyTerms(3)
+    losses = torch.where(targets == 3, 0, losses)
+    total, count = reduced(losses, targets, terms, mean, backend)
+    valid = (targets != 3).sum()
+    assert torch.allclose(total.double(), losses.double().sum() / (valid if mean else 1), rtol=1e-6)
+    assert count == valid if mean else count is None
+    total, count = reduced(losses, torch.full_like(targets, 3), terms, mean, backend)
+    assert count == 1 if mean else count is None
 
 
 def test_chunks_are_equal_multiples_of_a_tile():

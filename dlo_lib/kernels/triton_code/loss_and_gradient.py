@@ -3,7 +3,6 @@ a gradient times the gradient of the loss."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,6 +11,9 @@ from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
 from dlo_lib.kernels.triton_code.launch import cdiv, launch
 from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
 from dlo_lib.kernels.triton_code.tuning import tuned
+
+BLOCK_OF_TOTAL = 2048
+"""The losses that one program adds at once."""
 
 
 @triton.jit
@@ -72,18 +74,53 @@ def _loss_and_gradient_kernel(
         tl.store(at + block, grad)
 
 
-def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> Tensor:
-    """Return the losses (rows,) fp32, and overwrite contiguous ``logits`` (rows, vocab) with the gradient of
-    their sum."""
+def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, losses: Tensor) -> None:
+    """Write the ``losses`` (rows,) fp32, and overwrite contiguous ``logits`` (rows, vocab) with the gradient
+    of their sum."""
     rows, columns = logits.shape
-    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     launch(
         _loss_and_gradient_kernel, (rows,),
         logits, targets.contiguous(), losses, columns, terms.ignore_index, terms.label_smoothing,
         terms.z_loss, SMOOTHED=terms.label_smoothing > 0, VECTOR=vector_of(logits),
         **tuned("loss_and_gradient", logits.device, columns=columns),
     )  # fmt: skip
-    return losses
+
+
+@triton.jit
+def _total_kernel(
+    losses_ptr, targets_ptr, total_ptr, count_ptr, rows, ignored, MEAN: tl.constexpr, BLOCK: tl.constexpr
+):
+    offsets = tl.arange(0, BLOCK)
+    losses = tl.zeros((BLOCK,), tl.float32)
+    valid = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, rows, BLOCK):
+        mask = first + offsets < rows
+        losses += tl.load(losses_ptr + first + offsets, mask=mask, other=0.0)
+        if MEAN:
+            valid += (tl.load(targets_ptr + first + offsets, mask=mask, other=ignored) != ignored).to(
+                tl.int32
+            )
+    total = tl.sum(losses, 0)
+    if MEAN:
+        count = tl.maximum(tl.sum(valid, 0), 1).to(tl.float32)
+        tl.store(count_ptr, count)
+        total = total / count
+    tl.store(total_ptr, total)
+
+
+def total_loss(
+    losses: Tensor, targets: Tensor, terms: CrossEntropyTerms, mean: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the sum of ``losses`` (rows,), (); with ``mean`` the mean over the rows that are not ignored,
+    and their number, at least 1, () fp32."""
+    total = losses.new_empty(())
+    count = losses.new_empty(()) if mean else None
+    launch(
+        _total_kernel, (1,),
+        losses, targets.contiguous(), total, total if count is None else count, losses.shape[0],
+        terms.ignore_index, MEAN=mean, BLOCK=BLOCK_OF_TOTAL, num_warps=8,
+    )  # fmt: skip
+    return total, count
 
 
 @triton.jit
