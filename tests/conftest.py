@@ -15,6 +15,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.slow_tests import SLOW_TESTS
+from tests.triton_interpreter import request_interpreter
 
 pytest_plugins = ("tests.cpu_time", "tests.frozen_heap")
 
@@ -23,6 +24,7 @@ pytest_plugins = ("tests.cpu_time", "tests.frozen_heap")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # where more threads are asked for, they sleep between two operators
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+request_interpreter()  # before a test module imports Triton
 
 # nothing is timed: other programs may use the cores
 hypothesis.settings.register_profile("no deadline", deadline=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import os
 import types
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -25,8 +24,9 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas")
 class TileKernel:
     """A kernel: ``kernel[grid](*arguments, BLOCK=64)`` runs it.
 
-    CPU tensors are processed by the interpreter, which returns the traffic of the launch. CUDA tensors are
-    processed by Triton, which returns None here.
+    CPU tensors are processed by the interpreter, which returns the traffic of the launch, also where
+    ``TRITON_INTERPRET`` asks Triton to interpret. CUDA tensors are processed by Triton, which returns None
+    here.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ class TileKernel:
 
     def __getitem__(self, grid: Grid) -> Callable[..., Traffic | None]:
         def launch(*args: Any, **kwargs: Any) -> Traffic | None:
-            if any(isinstance(value, Tensor) and value.is_cuda for value in args) or _interprets():
+            if any(isinstance(value, Tensor) and value.is_cuda for value in args):
                 self._real()[grid](*args, **kwargs)
                 return None
             for option in LAUNCH_OPTIONS:
@@ -109,11 +109,6 @@ def cdiv(a: int, b: int) -> int:
 def next_power_of_2(n: int) -> int:
     """Return the smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
-
-
-def _interprets() -> bool:
-    """Return whether Triton's interpreter is requested, as in the tests of Triton's kernels."""
-    return os.environ.get("TRITON_INTERPRET") == "1" and has_triton()
 
 
 def _text_of(function: Callable[..., Any]) -> str:

@@ -71,6 +71,14 @@ def test_values_and_traffic() -> None:
     assert not traffic.undefined
 
 
+def test_tensors_of_the_cpu_are_the_interpreter_s_also_where_triton_would_interpret(monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("dlo_lib.tiles.kernel.has_triton", lambda: True)
+    traffic = scaled_kernel[(1,)](torch.ones(4), torch.empty(4), 4, 0.5, BLOCK=4)
+    assert traffic is not None
+    assert traffic.bytes == 32
+
+
 def test_the_default_device_may_be_another_one() -> None:
     """As with a GPU, tensors that are made without a device are not on the CPU, where the arguments are."""
     x, y = torch.arange(16.0), torch.zeros(16)
