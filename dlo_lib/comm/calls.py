@@ -35,6 +35,7 @@ class Kind(enum.Enum):
     RECV_ANY = "recv from any rank"
     NEW_GROUP = "new_group"
     JOIN = "init_process_group"
+    UNKNOWN = "unknown operator"  # of a newer release; meets calls of the same operator
 
     @property
     def point_to_point(self) -> bool:
@@ -75,7 +76,7 @@ def require_peer(kind: Kind, rank: int, peer: int, size: int) -> None:
         )
 
 
-_KIND, _SITE = 1, -2  # their positions in a call and in its record
+_KIND, _SITE = 1, -3  # their positions in a call and in its record
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Call(NamedTuple):
     numel: int = 0
     """Elements of this rank's tensors; -1 if the ranks may have different numbers (an uneven all-gather)."""
     payload_bytes: int = 0
+    """0 if the kind is ``UNKNOWN``."""
     reduction: str = ""
     is_async: bool = False
     in_backward: bool = False
@@ -122,6 +124,8 @@ class Call(NamedTuple):
     site: CallSite = NOWHERE
     issued: int = 0
     """Time of the call, in ``time.monotonic_ns``."""
+    operator: str = ""
+    """The name in torch's dispatcher, if the kind is ``UNKNOWN``; otherwise empty."""
 
     @property
     def ring_bytes(self) -> float:
@@ -139,6 +143,8 @@ class Call(NamedTuple):
 
     def channel(self, rank: int) -> tuple:
         """Return the key under which ``rank`` counts this call; a send and its receive share one key."""
+        if self.kind is Kind.UNKNOWN:
+            return (self.group, self.operator)
         return channel(self.kind, self.group, self.peer, self.tag, rank)
 
     def record(self) -> tuple:
@@ -149,7 +155,7 @@ class Call(NamedTuple):
             self.kind.value,
             *self[_KIND + 1 : _SITE],
             (site.file, site.line, site.function, site.api),
-            self.issued,
+            *self[_SITE + 1 :],
         )
 
     @classmethod

@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from types import ModuleType
@@ -33,10 +34,10 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
-from dlo_lib.comm.deadlock.rank_recorder import record_row, wait_for_other_ranks
+from dlo_lib.comm.deadlock.rank_recorder import RankRecorder, record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
-from dlo_lib.comm.tracing.operators import OPERATORS, reader_of
+from dlo_lib.comm.tracing.operators import known_operators
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communication_error, lost_a_worker
@@ -49,6 +50,8 @@ from dlo_lib.torch_compat import store_on
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
 RETURNED, RAISED = b"V", b"E"
 SEED = 0
+UNEXPLAINED_S = 120
+"""The longest wait of a call for other ranks, in seconds, where deadlocks should be explained and cannot."""
 LOOPBACK = "127.0.0.1"
 _WORKER_S = 3.0  # after a broken connection to a worker process: time for its end to show
 WARM_PACKAGES = frozenset({"torch", "dlo_lib", "numpy", "sympy", "networkx", "safetensors", "_pytest"})
@@ -230,8 +233,22 @@ def _populate_main(fn: Callable[..., Any], *values: Any) -> None:
     )
 
 
-def join(rank: int, job: LaunchSpec, meeting: Meeting) -> None:
-    """Join the process group."""
+def patience(recorder: RankRecorder) -> timedelta | None:
+    """Return how long a call of this rank may wait for other ranks; None is torch's default.
+
+    A deadlock that is not explained must end: a caller without ``timeout`` would wait for it forever.
+    """
+    if not recorder.unavailable:
+        return None
+    print(
+        f"a call that waits for another rank for {UNEXPLAINED_S} s fails; DLO_EXPLAIN=off lifts this limit",
+        flush=True,
+    )
+    return timedelta(seconds=UNEXPLAINED_S)
+
+
+def join(rank: int, job: LaunchSpec, meeting: Meeting, timeout: timedelta | None = None) -> None:
+    """Join the process group, whose calls wait for at most ``timeout``; None is torch's default."""
     local_rank = rank - job.first_rank
     os.environ.update(
         RANK=str(rank),
@@ -256,7 +273,11 @@ def join(rank: int, job: LaunchSpec, meeting: Meeting) -> None:
             meeting.host, meeting.port, job.world_size, is_master=False, wait_for_workers=False
         )
     dist.init_process_group(
-        BACKENDS["nccl" if job.nccl else "gloo"], store=store, rank=rank, world_size=job.world_size
+        BACKENDS["nccl" if job.nccl else "gloo"],
+        store=store,
+        rank=rank,
+        world_size=job.world_size,
+        timeout=timeout,
     )
     # PyTorch 2.13 gives its functions new names (all_gather_single, ...), which earlier releases do not have.
     warnings.filterwarnings(
@@ -272,7 +293,7 @@ def _explained(fn: Callable[[], Any], job: LaunchSpec, meeting: Meeting, board: 
     with record_row(row) as recorder:
         try:
             with recorder.joining():
-                join(row.rank, job, meeting)
+                join(row.rank, job, meeting, patience(recorder))
             with watched_leave(partial(wait_for_other_ranks, recorder, board)):
                 result = _traced(fn) if job.trace else fn()
         except BaseException:
@@ -342,9 +363,7 @@ def warm_up() -> None:
 
     It does not list torch's operators: with PyTorch 2.6 a rank then hangs in its first checkpoint.
     """
-    with contextlib.suppress(AttributeError, KeyError, RuntimeError):  # the tap of a rank reports it
-        for name, operator in OPERATORS.items():
-            reader_of(name, operator)
+    known_operators()
     if not torch.backends.mps.is_built():  # there it starts the GPU, which a forked process cannot use
         torch.manual_seed(SEED)  # reads the sources of its callers
 

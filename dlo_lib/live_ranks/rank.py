@@ -30,7 +30,16 @@ import torch.distributed as dist
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.rank_recorder import RankRecorder, record_row, wait_for_other_ranks
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
-from dlo_lib.launch.rank import RAISED, RETURNED, Meeting, SessionRank, error_report, join, send_message
+from dlo_lib.launch.rank import (
+    RAISED,
+    RETURNED,
+    Meeting,
+    SessionRank,
+    error_report,
+    join,
+    patience,
+    send_message,
+)
 from dlo_lib.launch.values import pack_result
 from dlo_lib.live_ranks.connections import break_connections, holds_group
 from dlo_lib.live_ranks.messages import (
@@ -114,7 +123,7 @@ class LiveRank:
         stale = [name for name, value in self._variables() if holds_group(value)]
         with record_row(RankRow(board, rank)) as recorder:
             with recorder.joining():
-                join(rank, job, meeting)
+                join(rank, job, meeting, patience(recorder))
             recorder.ends(Activity.FINISHED)
             send_message(self._channel, RETURNED, json.dumps(stale).encode())
             with watched_leave(partial(wait_for_other_ranks, recorder, board)):

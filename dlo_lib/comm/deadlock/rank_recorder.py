@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import ENDED, Activity, Board, RankRow, RowView
@@ -15,6 +16,7 @@ from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.comm.tracing.group_lifetime import watched_joins
 from dlo_lib.comm.tracing.listeners import listening
 from dlo_lib.comm.tracing.tap import TapUnavailable
+from dlo_lib.comm.tracing.unknown import describe_unknown
 
 HOLD_S = 30.0
 """How long a rank waits before a call that does not match, in seconds; the watcher ends it much earlier."""
@@ -40,6 +42,8 @@ class RankRecorder:
         self._helpers = HelperThreads[Call](lambda call: self.row.enter(Activity.WAITING, call.number))
         self._failed: Call | None = None
         """The last call in which this rank waited and which failed."""
+        self.unavailable = ""
+        """Why nothing is recorded: the tap does not know torch's internals. "" if calls are recorded."""
         self.joins = 0
         """The number of process groups of all ranks that this rank has joined, one after the other."""
         self._joining = False
@@ -54,6 +58,9 @@ class RankRecorder:
             return
         if not self._helpers.is_main(call.in_backward):
             self._helpers.communicates()
+        if call.kind is Kind.UNKNOWN:
+            _say_once(call.operator)
+            return
         if call.is_async and not call.by_reducer:
             self._open[call.number] = call
         self.row.log(call)
@@ -180,12 +187,17 @@ def _has_left(row: RowView, recorder: RankRecorder) -> bool:
     return joined_again or row.state in (Activity.STARTING, *ENDED)
 
 
+@cache
+def _say_once(operator: str) -> None:
+    print(f"deadlocks in {operator} are not explained: {describe_unknown(operator)}", flush=True)
+
+
 @contextmanager
 def record_row(row: RankRow) -> Iterator[RankRecorder]:
     """Keep ``row`` up to date within the context. Enter it before the process joins its process group.
 
-    If torch's internals are unknown to the tap, the row only says that the rank computes, and a printed line
-    says that deadlocks are not explained.
+    If torch's internals are unknown to the tap, the row only says that the rank computes, ``unavailable``
+    gives the reason, and a printed line says that deadlocks are not explained.
     """
     recorder = RankRecorder(row)
     row.enter(Activity.COMPUTING)
@@ -194,5 +206,6 @@ def record_row(row: RankRow) -> Iterator[RankRecorder]:
             tap = stack.enter_context(listening(recorder, row.rank))
             stack.enter_context(watched_joins(recorder, tap, row.world_size))
         except TapUnavailable as error:
+            recorder.unavailable = str(error)
             print(f"deadlocks are not explained: {error}", flush=True)
         yield recorder

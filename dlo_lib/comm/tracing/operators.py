@@ -1,12 +1,13 @@
 """The operators ``c10d::*`` of torch's dispatcher: their kinds, and how a call is read from its arguments.
 
 The position of an argument comes from the operator's schema. Therefore another order of arguments in another
-version of torch is read correctly, and a version that lacks arguments, or has communication operators that
-are not listed here, is detected at once.
+version of torch is read correctly. An operator that lacks an argument, or that is not listed here, has no
+reader: its calls are traced without a kind (``comm.tracing.unknown``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ OPERATORS = {
     "allgather_coalesced_": Operator(Kind.ALL_GATHER, "input_list", "output_lists"),
     "allgather_into_tensor_coalesced_": Operator(Kind.ALL_GATHER, "inputs", "outputs"),
     "gather_": Operator(Kind.GATHER, "input_tensors", "input_tensors"),
+    "gather_into_tensor_": Operator(Kind.GATHER, "input_tensor", "input_tensor"),  # 2.15
     "scatter_": Operator(Kind.SCATTER, "output_tensors", "output_tensors"),
     "reduce_scatter_": Operator(Kind.REDUCE_SCATTER, "output_tensors", "input_tensors"),
     "_reduce_scatter_base_": Operator(Kind.REDUCE_SCATTER, "output_tensor", "input_tensor"),
@@ -164,20 +166,37 @@ def reader_of(name: str, operator: Operator) -> Reader:
     return Reader(operator, getattr(torch.ops.c10d, name).default._schema)
 
 
+def known_operators() -> dict[str, Reader]:
+    """Return the readers of the operators of torch that are in ``OPERATORS`` and have the arguments that they
+    need. An earlier release lacks some of the operators."""
+    known = {}
+    for name, operator in OPERATORS.items():
+        with contextlib.suppress(AttributeError, KeyError):
+            known[name] = reader_of(name, operator)
+    return known
+
+
 def unknown_operators() -> list[str]:
-    """Return the operators of torch that communicate on a process group and are not in ``OPERATORS``."""
+    """Return the operators of torch that communicate on a process group and are not in
+    ``known_operators()``."""
     names = {
         name.removeprefix("c10d::")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("c10d::")
     }
-    return sorted(name for name in names - OPERATORS.keys() if "." not in name and _communicates(name))
+    return sorted(
+        name for name in names - known_operators().keys() if "." not in name and _communicates(name)
+    )
+
+
+def group_place(schema: Any) -> int:
+    """Return the position of the process group among the arguments of an operator; -1 if it has none."""
+    types = [str(argument.type) for argument in schema.arguments]
+    return next((place for place, name in enumerate(types) if name.endswith("c10d.ProcessGroup")), -1)
 
 
 def _communicates(name: str) -> bool:
-    return any(
-        argument.name == _GROUP for argument in getattr(torch.ops.c10d, name).default._schema.arguments
-    )
+    return group_place(getattr(torch.ops.c10d, name).default._schema) >= 0
 
 
 def _none(_: object) -> Sequence[Tensor]:

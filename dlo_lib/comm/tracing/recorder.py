@@ -11,12 +11,13 @@ from functools import cache
 import torch.distributed as dist
 from torch.distributed import Work
 
-from dlo_lib.comm.calls import Call
+from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tracing.completion import CompletionClock
 from dlo_lib.comm.tracing.events import Event
 from dlo_lib.comm.tracing.listeners import listening
 from dlo_lib.comm.tracing.tap import TapUnavailable
 from dlo_lib.comm.tracing.trace import Trace
+from dlo_lib.comm.tracing.unknown import describe_unknown
 
 
 class Recorder:
@@ -34,6 +35,8 @@ class Recorder:
 
     def issued(self, call: Call) -> None:
         """Add an event for the call."""
+        if call.kind is Kind.UNKNOWN:
+            _warn_once(f"{describe_unknown(call.operator)}: its calls are traced without kind and bytes")
         self.events[call.number] = Event(self.rank, call, self._seconds(call.issued))
 
     def running(self, call: Call, work: Work, on_device: bool) -> None:
@@ -78,7 +81,7 @@ def recording(trace: Trace) -> Iterator[None]:
             stack.enter_context(listening(recorder))
         except TapUnavailable as error:
             trace.unavailable = str(error)
-            _warn_once(trace.unavailable)
+            _warn_once(f"communication is not traced: {error}")
         try:
             yield
         finally:
@@ -90,8 +93,8 @@ def recording(trace: Trace) -> Iterator[None]:
 
 
 @cache
-def _warn_once(reason: str) -> None:
-    warnings.warn(f"communication is not traced: {reason}", RuntimeWarning, stacklevel=2)
+def _warn_once(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 The functions of ``torch.distributed``, the C++ reducer of DistributedDataParallel, FSDP2, DTensor and
 functional collectives all reach the operators ``c10d::*`` of the dispatcher, on any thread and in any grad
 mode. The tap is a Python kernel on the key BackendSelect, just above the kernel of the backend: it receives
-each call and forwards it. It cannot see calls that bypass the dispatcher: calls on a backend object
+each call and forwards it, also that of an operator that it does not know (``comm.tracing.unknown``). It
+cannot see calls that bypass the dispatcher: calls on a backend object
 (``group._get_backend(device).allreduce(...)``), the key-value store, symmetric memory, which ranks read and
 write without a call on the other side, and other processes.
 
@@ -32,7 +33,8 @@ from torch.distributed import ProcessGroup, Work
 from dlo_lib.comm.calls import Call, Kind, channel, require_peer
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.comm.tracing.identity_map import IdentityMap
-from dlo_lib.comm.tracing.operators import OPERATORS, Reader, reader_of, unknown_operators
+from dlo_lib.comm.tracing.operators import Reader, known_operators, unknown_operators
+from dlo_lib.comm.tracing.unknown import passing_kernel
 
 _NOT_WAITED_IN = ("isend", "irecv", "batch_isend_irecv")
 _NO_PASS: tuple[int, list[Work]] = (-1, [])
@@ -110,28 +112,19 @@ class Tap:
 
     def install(self) -> None:
         """Put the kernels into the dispatcher."""
-        if unknown := unknown_operators():
-            raise TapUnavailable(
-                f"torch {torch.__version__} has communication operators unknown to this tap: "
-                f"{', '.join(unknown)}"
-            )
         library = torch.library.Library("c10d", "IMPL")
         try:
             with warnings.catch_warnings():
                 # Torch warns that a kernel is overridden, which is intended here.
                 warnings.simplefilter("ignore")
-                for name, operator in OPERATORS.items():
-                    overload = getattr(torch.ops.c10d, name).default
-                    library.impl(
-                        name,
-                        self._kernel(overload, reader_of(name, operator)),
-                        "BackendSelect",
-                        with_keyset=True,
-                    )
-        except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+                kernels = {name: self._kernel(_overload(name), at) for name, at in known_operators().items()}
+                kernels |= {name: passing_kernel(self, _overload(name)) for name in unknown_operators()}
+                for name, kernel in kernels.items():
+                    library.impl(name, kernel, "BackendSelect", with_keyset=True)
+        except (AttributeError, RuntimeError, TypeError) as error:
             library._destroy()
             raise TapUnavailable(
-                f"torch {torch.__version__} has other communication operators than this tap knows: {error}"
+                f"the dispatcher of torch {torch.__version__} is another than this tap knows: {error}"
             ) from error
         self._library = library
 
@@ -158,9 +151,7 @@ class Tap:
         def kernel(keyset, *arguments):
             group = unbox_group(arguments[group_at])
             name = group.group_name + self._generation
-            members = self._members.get(name)
-            if members is None:
-                members = self._members[name] = tuple(dist.get_process_group_ranks(group))
+            members = self.members_of(group, name)
             site, in_torch = call_site()
             backward = now_in_backward()
             in_backward = backward != -1
@@ -208,6 +199,23 @@ class Tap:
 
         return kernel
 
+    def members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
+        """Return the global ranks of ``group``, which this tap calls ``name``."""
+        if (members := self._members.get(name)) is None:
+            members = self._members[name] = tuple(dist.get_process_group_ranks(group))
+        return members
+
+    def unknown_call(self, group: ProcessGroup, operator: str) -> Call:
+        """Return the call of an operator whose meaning is not known."""
+        site, _ = call_site()
+        name = group.group_name + self._generation
+        with self._order:
+            key = (name, operator)
+            sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
+            number, now = next(self._numbers), time.monotonic_ns()
+        members = self.members_of(group, name)
+        return Call(number, Kind.UNKNOWN, name, members, sequence, operator=operator, site=site, issued=now)
+
     def new_group(self, callers: tuple[int, ...], members: tuple[int, ...], name: str) -> Call:
         """Return the call with which ``callers`` create a group of ``members``.
 
@@ -251,6 +259,10 @@ class Tap:
             self.by_storage.clear()
         for tensor in outputs:
             self.by_storage[tensor.untyped_storage().data_ptr()] = call
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.c10d, name).default
 
 
 def _on_device(group: ProcessGroup, tensors: Sequence[Tensor]) -> bool:

@@ -4,6 +4,8 @@ alive; its blind spots."""
 import contextlib
 import subprocess
 import sys
+import warnings
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,12 +14,14 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed import distributed_c10d as c10d
 
 from dlo_lib.comm.calls import Call, Kind
+from dlo_lib.comm.deadlock.board import Board, RankRow, RowView
+from dlo_lib.comm.deadlock.rank_recorder import record_row
 from dlo_lib.comm.tracing import operators
 from dlo_lib.comm.tracing.listeners import listening
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.tap import TapUnavailable
 from dlo_lib.comm.tracing.trace import Trace
-from dlo_lib.launch import run_ranks
+from dlo_lib.launch import Explain, rank, run_ranks
 
 
 class Silent:
@@ -34,19 +38,71 @@ def test_every_operator_of_torch_that_communicates_is_known():
     assert operators.unknown_operators() == []
 
 
-def test_an_operator_unknown_to_the_tap_makes_it_unavailable(monkeypatch):
-    monkeypatch.delitem(operators.OPERATORS, "alltoall_")
-    with pytest.raises(TapUnavailable, match="unknown to this tap: alltoall_"), listening(Silent(), rank=0):
-        pytest.fail("entered")
+def plant_unknown_operators() -> None:
+    """Change the list of this process as a newer torch would: a new operator, one with another argument, and
+    one less."""
+    del operators.OPERATORS["broadcast_"]
+    operators.OPERATORS["barrier"] = operators.Operator(Kind.BARRIER, local="payload")
+    operators.OPERATORS["an_operator_of_another_torch"] = operators.Operator(Kind.ALL_REDUCE)
 
 
-def test_an_argument_of_another_name_makes_it_unavailable(monkeypatch):
-    monkeypatch.setitem(operators.OPERATORS, "send", operators.Operator(Kind.SEND, local="payload"))
-    with (
-        pytest.raises(TapUnavailable, match="other communication operators than this tap knows: 'payload'"),
-        listening(Silent(), rank=0),
-    ):
-        pytest.fail("entered")
+def beside_unknown_operators() -> tuple[list[float], Trace, list[str]]:
+    """Return results, trace and warnings of a program with calls of known and of unknown operators."""
+    plant_unknown_operators()
+    with warnings.catch_warnings(record=True) as caught, trace_collectives() as trace:
+        warnings.simplefilter("default")
+        x, y = torch.ones(3), torch.full((2,), float(dist.get_rank()))
+        dist.all_reduce(x)
+        dist.broadcast(y, src=1)
+        work = dist.broadcast(y, src=1, async_op=True)
+        work.wait()
+        dist.barrier()
+    return [*x.tolist(), *y.tolist()], trace, [str(warning.message) for warning in caught]
+
+
+def test_calls_of_unknown_operators_are_passed_on_and_named_and_the_rest_is_traced():
+    runs = run_ranks(beside_unknown_operators, 2, explain=Explain.OFF)
+    for me, (values, trace, warned) in enumerate(runs):
+        assert values == [2.0] * 3 + [1.0] * 2, "passed on"
+        (all_reduce,) = trace.calls(me, Kind.ALL_REDUCE)
+        assert all_reduce.numel == 3, "traced"
+        assert [(call.operator, call.sequence) for call in trace.calls(me, Kind.UNKNOWN)] == [
+            ("broadcast_", 1),
+            ("broadcast_", 2),
+            ("barrier", 1),
+        ], "named"
+        assert trace.count() == 4, "a check that nothing was sent does not pass"
+        assert "unknown operator" in trace.summary()
+        assert [text.partition(":")[0].rpartition(" ")[2] for text in warned] == ["broadcast_", "barrier"]
+
+
+def recorded_beside_unknown_operators() -> tuple[str, list[str]]:
+    """Return why nothing is recorded, and the kinds of the calls on this rank's row."""
+    plant_unknown_operators()
+    board = Board(2)
+    with record_row(RankRow(board, dist.get_rank())) as recorder:
+        dist.broadcast(torch.ones(1), src=0)
+        dist.all_reduce(torch.ones(1))
+    view = RowView(board, dist.get_rank())
+    view.look()
+    return recorder.unavailable, [call.kind.value for call in view.calls()]
+
+
+def test_dead_locks_of_known_operators_are_explained_beside_unknown_ones(capsys):
+    assert run_ranks(recorded_beside_unknown_operators, 2, explain=Explain.OFF) == [("", ["all_reduce"])] * 2
+    assert capsys.readouterr().out.count("deadlocks in broadcast_ are not explained: torch") == 2
+
+
+def test_where_dead_locks_cannot_be_explained_calls_wait_for_a_limited_time(monkeypatch, capsys):
+    monkeypatch.delattr(c10d, "_new_group_with_tag")
+    with record_row(RankRow(Board(1), 0)) as recorder:
+        assert rank.patience(recorder) == timedelta(seconds=rank.UNEXPLAINED_S)
+    said = capsys.readouterr().out
+    assert "deadlocks are not explained: torch" in said
+    assert "DLO_EXPLAIN=off lifts this limit" in said
+    monkeypatch.undo()
+    with record_row(RankRow(Board(1), 0)) as recorder:
+        assert rank.patience(recorder) is None
 
 
 def test_a_missing_wait_function_makes_it_unavailable_and_torch_is_unchanged(monkeypatch):

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+import torch.distributed.distributed_c10d as c10d
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.comm.tracing import completion, operators
+from dlo_lib.comm.tracing import completion
 from dlo_lib.comm.tracing.events import Event
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.tap import TapUnavailable
@@ -326,8 +327,8 @@ def test_the_end_of_a_process_waits_for_the_callback_and_not_only_for_the_call(m
 
 
 def the_trace_is_shut() -> tuple[str, list[str], str]:
-    """Return what is raised, answered and printed when torch has an unknown operator."""
-    operators.OPERATORS["an_operator_of_another_torch"] = operators.Operator(Kind.ALL_REDUCE)
+    """Return what is raised, answered and printed when torch waits in an unknown function."""
+    del c10d._new_group_with_tag
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for _ in range(2):
@@ -381,7 +382,7 @@ def test_with_unknown_internals_ranks_run_and_report_that_dead_locks_are_not_exp
     from dlo_lib.comm.deadlock.rank_recorder import record_row
 
     def body() -> float:
-        operators.OPERATORS["an_operator_of_another_torch"] = operators.Operator(Kind.ALL_REDUCE)
+        del c10d._new_group_with_tag
         with record_row(RankRow(Board(2), dist.get_rank())):
             return without_the_tap()
 
