@@ -74,16 +74,25 @@ def lines_of(*objects: Callable[..., object] | str) -> int | None:
 
 def _source(code: Callable[..., object]) -> str:
     try:
-        return inspect.getsource(code)
-    except (OSError, TypeError):
+        text = inspect.getsource(code)
+        if not inspect.isclass(code) or _defines(text, code.__name__):
+            return text
+    except (OSError, TypeError, SyntaxError):
         if not inspect.isclass(code):
             raise
-        methods = _methods(code)
-        if not methods:
-            raise
-    # Python 3.11 and 3.12 find no class of a notebook, only its methods.
+    # Python finds only the methods of a class of a notebook. From 3.13 on it takes the lines with the numbers
+    # of the class from the file of the running program.
+    methods = _methods(code)
+    if not methods:
+        raise OSError(f"the source of {code.__name__} is not available")
     bodies = [textwrap.dedent(inspect.getsource(method)) for method in methods]
     return "class Methods:\n" + textwrap.indent("\n".join(bodies), "    ")
+
+
+def _defines(text: str, name: str) -> bool:
+    """Return whether ``text`` is the definition of a class ``name``."""
+    first = ast.parse(textwrap.dedent(text)).body[:1]
+    return any(isinstance(node, ast.ClassDef) and node.name == name for node in first)
 
 
 def _methods(owner: type) -> list[Callable[..., object]]:

@@ -1,6 +1,9 @@
 """The table of two forms shows what was measured; lines of code are those that a reader has to read."""
 
+import inspect
 import linecache
+
+import pytest
 
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
@@ -57,6 +60,18 @@ def test_every_kind_of_method_of_a_class_is_counted():
         namespace = {"__name__": "__main__"}
         exec(compile(source, file, "exec"), namespace)
         assert lines_of(namespace[name]) == 7
+
+
+@pytest.mark.parametrize("other", ["import sys\n", "class Other:\n    pass\n", "    if True\n"])
+def test_lines_of_another_file_are_not_counted(monkeypatch, other):
+    """Python 3.13 takes the lines of a class of a notebook from the file of the running program."""
+    text = "class D:\n    def f(self):\n        return 1\n"
+    linecache.cache["<cell D>"] = (len(text), None, text.splitlines(True), "<cell D>")
+    namespace = {"__name__": "__main__"}
+    exec(compile(text, "<cell D>", "exec"), namespace)
+    real = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda code: other if inspect.isclass(code) else real(code))
+    assert lines_of(namespace["D"]) == 3
 
 
 def test_without_a_source_there_is_no_number():
