@@ -118,7 +118,9 @@ class Tap:
                 # Torch warns that a kernel is overridden, which is intended here.
                 warnings.simplefilter("ignore")
                 kernels = {name: self._kernel(_overload(name), at) for name, at in known_operators().items()}
-                kernels |= {name: passing_kernel(self, _overload(name)) for name in unknown_operators()}
+                kernels |= {
+                    name: passing_kernel(self._unknown, _overload(name)) for name in unknown_operators()
+                }
                 for name, kernel in kernels.items():
                     library.impl(name, kernel, "BackendSelect", with_keyset=True)
         except (AttributeError, RuntimeError, TypeError) as error:
@@ -151,7 +153,7 @@ class Tap:
         def kernel(keyset, *arguments):
             group = unbox_group(arguments[group_at])
             name = group.group_name + self._generation
-            members = self.members_of(group, name)
+            members = self._members_of(group, name)
             site, in_torch = call_site()
             backward = now_in_backward()
             in_backward = backward != -1
@@ -199,22 +201,24 @@ class Tap:
 
         return kernel
 
-    def members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
+    def _members_of(self, group: ProcessGroup, name: str) -> tuple[int, ...]:
         """Return the global ranks of ``group``, which this tap calls ``name``."""
         if (members := self._members.get(name)) is None:
             members = self._members[name] = tuple(dist.get_process_group_ranks(group))
         return members
 
-    def unknown_call(self, group: ProcessGroup, operator: str) -> Call:
-        """Return the call of an operator whose meaning is not known."""
+    def _unknown(self, group: ProcessGroup, operator: str) -> None:
+        """Report a call of an operator whose meaning is not known."""
         site, _ = call_site()
         name = group.group_name + self._generation
         with self._order:
             key = (name, operator)
             sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
             number, now = next(self._numbers), time.monotonic_ns()
-        members = self.members_of(group, name)
-        return Call(number, Kind.UNKNOWN, name, members, sequence, operator=operator, site=site, issued=now)
+        members = self._members_of(group, name)
+        self.issued(
+            Call(number, Kind.UNKNOWN, name, members, sequence, operator=operator, site=site, issued=now)
+        )
 
     def new_group(self, callers: tuple[int, ...], members: tuple[int, ...], name: str) -> Call:
         """Return the call with which ``callers`` create a group of ``members``.

@@ -7,25 +7,21 @@ the name of the operator and without tensors, bytes and waits. All other operato
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import ProcessGroup
 
 from dlo_lib.comm.tracing.operators import group_place
 
-if TYPE_CHECKING:
-    from dlo_lib.comm.tracing.tap import Tap
 
-
-def passing_kernel(tap: Tap, overload: torch._ops.OpOverload) -> Callable:
-    """Return the kernel that reports calls of ``overload`` to the listeners of ``tap`` and passes them on."""
+def passing_kernel(report: Callable[[ProcessGroup, str], None], overload: torch._ops.OpOverload) -> Callable:
+    """Return the kernel that passes calls of ``overload`` on, each after ``report(group, name)``."""
     redispatch = overload._handle.redispatch_boxed
     below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
     group_at, name = group_place(overload._schema), overload._schema.name.removeprefix("c10d::")
 
     def kernel(keyset, *arguments):
-        tap.issued(tap.unknown_call(ProcessGroup.unbox(arguments[group_at]), name))
+        report(ProcessGroup.unbox(arguments[group_at]), name)
         return redispatch(keyset & below, *arguments)
 
     return kernel
