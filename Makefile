@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast kernels compat combinations proofs hub gpu lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast test-newest kernels compat combinations proofs hub gpu lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ test: setup-dev ## set everything up and pass the whole suite
 
 test-fast: setup-dev ## the suite without what is slow
 	@exec $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+test-newest: setup-dev ## test-fast on the newest supported Python that is installed, with Triton (3.1 GB)
+	@exec $(BIN)/python deploy/newest_python.py $(ARGS)
 
 kernels: setup-dev ## the fused kernels in Triton's interpreter, and compiled for GPUs (286 MB, 1 GB on disk)
 	@exec $(BIN)/python deploy/kernels.py $(ARGS)
