@@ -24,14 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dlo_lib.errors import UserError
 from dlo_lib.kernels.dispatch import (
     KernelBackend,
+    apply,
     backend_for,
     computed_in,
+    is_recorded,
+    once_differentiable,
     require_floating,
     run,
     uses_operators,
@@ -58,29 +60,35 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     """
     _require_attention(q, k, v)
     backend = backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
-    in_graph = torch.compiler.is_compiling() and q.is_cuda  # as an operator, which chooses the backend
+    compiling = torch.compiler.is_compiling()
+    in_graph = compiling and q.is_cuda  # as an operator, which chooses the backend
     if (backend is KernelBackend.TRITON or in_graph) and not uses_operators("flash_attention", q):
-        return FlashAttention.apply(q, k, v, is_causal)
+        if compiling or is_recorded(q, k, v):
+            return apply(FlashAttention, q, k, v, is_causal)
+        return run(backend, "flash_attention", attention_forward, q, k, v, is_causal)[0]
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def _require_attention(q: Tensor, k: Tensor, v: Tensor) -> None:
     require_floating("q", q)
-    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in (q, k, v))
-    if (
-        q.ndim != 4
-        or k.shape != v.shape
-        or k.ndim != 4
-        or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3])
-    ):
-        raise UserError(
-            f"q, k and v have shape {shapes}: they should be (batch, num_heads, seq, head_dim) and twice "
-            "(batch, num_kv_heads, kv_seq, head_dim)"
-        )
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise UserError(f"q has {q.shape[1]} heads: use a multiple of the {k.shape[1]} heads of k and v")
+    if q.ndim != 4 or k.shape != v.shape or k.ndim != 4:
+        raise _wrong_shapes(q, k, v)
+    batch, heads, _, dim = q.shape
+    kv_batch, kv_heads, _, kv_dim = k.shape
+    if batch != kv_batch or dim != kv_dim:
+        raise _wrong_shapes(q, k, v)
+    if kv_heads == 0 or heads % kv_heads:
+        raise UserError(f"q has {heads} heads: use a multiple of the {kv_heads} heads of k and v")
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
         raise UserError("q, k and v have different dtypes or devices: they should have the same")
+
+
+def _wrong_shapes(*tensors: Tensor) -> UserError:
+    shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    return UserError(
+        f"q, k and v have shape {shapes}: they should be (batch, num_heads, seq, head_dim) and twice "
+        "(batch, num_kv_heads, kv_seq, head_dim)"
+    )
 
 
 class FlashAttention(Function):
@@ -96,7 +104,9 @@ class FlashAttention(Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        heads = [tensor.unsqueeze(1) if tensor.ndim == 3 else tensor for tensor in (q, k, v)]
+        heads: tuple[Tensor, ...] = (q, k, v)
+        if q.ndim != 4:
+            heads = tuple(tensor.unsqueeze(1) if tensor.ndim == 3 else tensor for tensor in heads)
         _require_attention(*heads)
         ctx.is_causal = is_causal
         ctx.backend = backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
@@ -107,14 +117,16 @@ class FlashAttention(Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        one_head = ctx.saved_tensors[0].ndim == 3
-        tensors = [grad, *ctx.saved_tensors]
-        grad, q, k, v, out, lse = [tensor.unsqueeze(1) for tensor in tensors] if one_head else tensors
-        args = (grad, q, k, v, out, lse, ctx.is_causal)
-        grads = run(ctx.backend, "flash_attention", attention_backward, *args)
-        dq, dk, dv = (tensor.view(leaf.shape) for tensor, leaf in zip(grads, ctx.saved_tensors))
+        saved = ctx.saved_tensors
+        tensors = (grad, *saved)
+        one_head = grad.ndim == 3
+        if one_head:
+            tensors = tuple(tensor.unsqueeze(1) for tensor in tensors)
+        dq, dk, dv = run(ctx.backend, "flash_attention", attention_backward, *tensors, ctx.is_causal)
+        if one_head:
+            dq, dk, dv = (tensor.view(leaf.shape) for tensor, leaf in zip((dq, dk, dv), saved))
         return dq, dk, dv, None
 
 
