@@ -70,6 +70,17 @@ def test_a_search_replaces_values_in_every_thread(tables):
     assert ask() == {"BLOCK": 2, "num_warps": 8}
 
 
+def test_what_is_kept_of_the_values_is_kept_under_another_number(tables):
+    seen = [tuning.changes()]
+    with tuning.trying("sum", {"BLOCK": 7}):
+        seen.append(tuning.changes())
+        with tuning.compiled_for(90):
+            seen.append(tuning.changes())
+        seen.append(tuning.changes())
+    seen.append(tuning.changes())
+    assert len(set(seen)) == 5
+
+
 def test_a_caller_may_change_what_it_receives(tables):
     ask()["BLOCK"] = 99
     assert ask()["BLOCK"] == 2
