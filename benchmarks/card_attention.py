@@ -20,38 +20,37 @@ from dlo_lib.kernels.triton_code.tuning import compiled_for, trying
 SMOKE = "--smoke" in sys.argv
 DEVICE = torch.device("cpu" if SMOKE else "cuda")
 SIZES = [(32, 4, 2, 32)] if SMOKE else [(2048, 24, 8, 128), (16384, 24, 8, 128), (2048, 32, 8, 64)]
-CASES = [(*size, causal) for size, causal in product(SIZES, (True, False))]
 PEERS = [SDPBackend.MATH] if SMOKE else [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 NAMES = ("ROWS", "COLS", "num_warps", "num_stages", "BULK", "AHEAD")
-TILES = {
+TILES = {  # the first of each list is that of tuning.toml
     ("forward", 128): [
-        (128, 64, 8, 3, 1, 1), (128, 64, 8, 2, 1, 1), (128, 64, 8, 4, 1, 1), (64, 64, 4, 2, 1, 1),
-        (128, 64, 8, 3, 1, 0), (128, 64, 8, 2, 1, 0), (128, 64, 8, 4, 1, 0), (128, 128, 8, 2, 1, 0),
-        (64, 64, 4, 2, 1, 0), (64, 64, 4, 3, 1, 0), (64, 128, 4, 2, 1, 0), (128, 32, 8, 4, 1, 1),
-        (128, 32, 8, 3, 1, 1), (128, 64, 8, 3, 0, 0),
+        (64, 64, 4, 3, 1, 0), (64, 64, 4, 2, 1, 1), (64, 64, 4, 3, 1, 1), (64, 32, 4, 4, 1, 1),
+        (64, 32, 4, 3, 1, 0), (64, 128, 4, 1, 1, 0), (64, 64, 4, 2, 0, 0), (64, 64, 4, 3, 0, 0),
+        (64, 64, 4, 2, 0, 1), (64, 64, 4, 3, 0, 1), (128, 64, 8, 3, 0, 1), (128, 128, 8, 2, 0, 0),
     ],
     ("forward", 64): [
-        (128, 128, 8, 2, 1, 1), (128, 64, 8, 3, 1, 1), (64, 128, 4, 2, 1, 1), (64, 64, 4, 3, 1, 1),
-        (128, 128, 8, 2, 1, 0), (128, 128, 8, 3, 1, 0), (128, 64, 8, 3, 1, 0), (128, 64, 4, 3, 1, 0),
-        (64, 128, 4, 2, 1, 0), (64, 64, 4, 3, 1, 0),
+        (64, 128, 4, 2, 1, 0), (128, 64, 4, 3, 1, 0), (64, 128, 4, 3, 1, 0), (128, 64, 4, 2, 1, 0),
+        (64, 64, 4, 2, 1, 0), (64, 64, 4, 4, 1, 1), (64, 64, 4, 3, 0, 0), (64, 64, 4, 3, 0, 1),
+        (128, 64, 4, 3, 0, 0), (64, 128, 4, 2, 0, 0),
     ],
     ("dq", 128): [
-        (128, 64, 8, 2, 1, 0), (128, 64, 8, 3, 1, 0), (128, 128, 8, 2, 1, 0), (64, 64, 4, 2, 1, 0),
-        (64, 64, 4, 3, 1, 0), (128, 32, 8, 3, 1, 0), (64, 128, 4, 2, 1, 0),
+        (128, 64, 8, 3, 1, 0), (64, 64, 4, 2, 1, 0), (128, 64, 8, 3, 1, 1), (64, 64, 4, 2, 1, 1),
+        (64, 32, 4, 3, 1, 1), (64, 32, 4, 3, 1, 0), (128, 64, 8, 4, 1, 0), (64, 64, 4, 2, 0, 0),
+        (128, 64, 8, 3, 0, 0),
     ],
     ("dq", 64): [
-        (128, 64, 8, 2, 1, 0), (128, 64, 8, 3, 1, 0), (128, 128, 8, 2, 1, 0), (64, 64, 4, 3, 1, 0),
-        (64, 128, 4, 2, 1, 0), (64, 128, 4, 3, 1, 0),
+        (128, 64, 8, 3, 1, 0), (128, 64, 8, 4, 1, 0), (64, 64, 4, 2, 1, 0), (64, 64, 4, 3, 1, 1),
+        (128, 64, 8, 3, 1, 1), (128, 64, 4, 3, 1, 0), (128, 64, 8, 3, 0, 0), (64, 128, 4, 3, 0, 0),
     ],
-    ("dkv", 128): [
-        (64, 128, 8, 2, 1, 0), (64, 64, 4, 2, 1, 0), (32, 128, 8, 2, 1, 0), (32, 128, 8, 3, 1, 0),
-        (64, 64, 8, 2, 1, 0), (64, 64, 8, 3, 1, 0), (32, 64, 4, 2, 1, 0), (32, 64, 4, 3, 1, 0),
-    ],
+    ("dkv", 128): [(64, 64, 4, 2, 1, 0)],
     ("dkv", 64): [
-        (64, 128, 8, 2, 1, 0), (64, 128, 8, 3, 1, 0), (128, 128, 8, 2, 1, 0), (64, 64, 4, 2, 1, 0),
-        (64, 64, 4, 3, 1, 0),
+        (64, 64, 4, 3, 1, 0), (64, 64, 4, 4, 1, 0), (128, 64, 4, 2, 1, 0), (64, 64, 4, 3, 0, 0),
+        (64, 128, 8, 3, 0, 0),
     ],
 }  # fmt: skip
+BETWEEN = [(4096, 24, 8, 128), (8192, 24, 8, 128)]
+"""Sizes that decide for which lengths the tiles of the forward are used: the first three are timed."""
+CASES = [(*size, causal) for size, causal in product([*SIZES, *([] if SMOKE else BETWEEN)], (True, False))]
 Case = tuple[int, int, int, int, bool]
 Candidate = tuple[str, Case, tuple[int, ...]]
 
@@ -60,8 +59,15 @@ def candidates() -> list[Candidate]:
     """Every kernel, size and tile; the sizes of 2048 tokens first, because they take less time."""
     if SMOKE:
         return [(kernel, case, (16, 16, 4, 2, 1, 0)) for kernel in ("forward", "dq", "dkv") for case in CASES]
-    return [(kernel, case, tile) for case in sorted(CASES) for (kernel, dim), tiles in TILES.items()
-            for tile in tiles if dim == case[3]]  # fmt: skip
+    found = []
+    for case in sorted(CASES):
+        for (kernel, dim), tiles in TILES.items():
+            if dim != case[3] or (kernel != "forward" and case[:4] in BETWEEN):
+                continue
+            timed = tiles[:3] if case[:4] in BETWEEN else tiles
+            # Serialised by ptxas: the products of a loop with a mask whose tiles pointers read.
+            found += [(kernel, case, tile) for tile in timed if tile[4] or kernel == "dkv" or not case[4]]
+    return found
 
 
 def tensors(case: Case, device: torch.device | str) -> list[Tensor]:

@@ -37,7 +37,7 @@ from benchmarks.card_attention import (
     work_of,
 )
 
-LIMIT, COMPILING, SILENCE = 75.0, 40.0, 15.0
+LIMIT, COMPILING, SILENCE = 40.0, 18.0, 10.0
 """Seconds in all, of the compilation, and of one measurement."""
 
 
