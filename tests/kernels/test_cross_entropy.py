@@ -77,6 +77,41 @@ def test_rows_of_several_blocks_and_wrong_targets_in_the_kernel(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_rows_that_begin_at_any_element_in_the_kernel(backend):
+    """A block of the losses begins before its row, and one of the gradient ends in the next row."""
+    from dlo_lib.kernels.triton_code.tuning import trying
+
+    wanted = torch.tensor([0, -100, 36, -100, 15])  # -100: the row after the block's first is ignored
+    with trying("cross_entropy.losses", {"LANES": 2}), trying("cross_entropy.gradient", {"BLOCK": 32}):
+        for dtype in dtypes_of(backend):
+            for columns in (37, 48):
+                for form in FORMS:
+                    check(
+                        lambda x: cross_entropy(x, wanted, **form),  # noqa: B023
+                        lambda x: reference(x, wanted, mean=True, **form),  # noqa: B023
+                        [random(5, columns, dtype=dtype) * 3], backend, factor=2,
+                    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_block_of_the_gradient_marks_the_target_of_each_of_its_rows(backend):
+    from dlo_lib.kernels.triton_code import cross_entropy as code
+    from dlo_lib.kernels.triton_code.tuning import trying
+
+    logits, wanted, terms = torch.zeros(40, 8), torch.arange(-1, 39) % 8, CrossEntropyTerms(ignore_index=7)
+    _, lse = code.row_losses(logits, wanted, terms)
+    for rows, block in ((40, 8), (39, 4)):
+        with trying("cross_entropy.gradient", {"BLOCK": block}):
+            args = logits[:rows, : 8 if block == 8 else 7].contiguous(), wanted[:rows], lse[:rows], terms
+            grad = code.logits_gradient(torch.ones(rows), *args)
+        exact = torch.full_like(grad, 1 / 8).scatter_add_(
+            1, wanted[:rows, None].clamp(max=grad.shape[1] - 1), -torch.ones(rows, 1)
+        )
+        exact[wanted[:rows] == 7] = 0
+        assert (grad - exact).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_the_gradient_is_written_to_the_logits_and_takes_a_scale_of_any_stride(backend):
     from dlo_lib.kernels.triton_code import cross_entropy as code
 

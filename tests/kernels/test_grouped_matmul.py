@@ -45,12 +45,44 @@ def test_wrong_counts_are_refused(counts, message):
         grouped_matmul(torch.ones(3, 4), torch.ones(2, 4, 5), torch.tensor(counts))
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_tiles_of_the_copy_engine(backend):
+    """Experts begin and end inside of tiles; the gradient of the rows reads the weights transposed."""
+    from dlo_lib.kernels.triton_code.tuning import trying
+
+    bulk = {"BULK": 1}
+    with trying("grouped_matmul.forward", bulk), trying("grouped_matmul.weight_gradient", bulk):
+        for dtype in dtypes_of(backend):
+            for inner, columns in ((32, 16), (40, 24)):
+                inputs = [
+                    random(52, inner, dtype=dtype),
+                    random(4, inner, columns, dtype=dtype, seed=1),
+                    torch.tensor([16, 30, 0, 6]),
+                ]
+                check(grouped_matmul, reference, inputs, backend, factor=6)
+
+
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
-def test_rows_after_the_last_expert_give_0_in_the_kernel():
+def test_the_copy_engine_reads_aligned_matrices_only():
+    from dlo_lib.kernels.triton_code.rows import in_bulk
+
+    assert in_bulk(torch.ones(2, 8, 16))
+    assert not in_bulk(torch.ones(2, 8, 16).mT)
+    assert not in_bulk(torch.ones(8, 5))
+    assert not in_bulk(torch.ones(5, 8, dtype=torch.bfloat16)[:, 1:])
+    assert not in_bulk(torch.ones(8, 16).bfloat16()[:, 4:12])
+    assert not in_bulk(torch.ones(1, 8).expand(4, 8))
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_rows_after_the_last_expert_give_0_in_the_kernel(rows):
     from dlo_lib.kernels.triton_code.grouped_matmul import grouped_forward
 
-    out = grouped_forward(torch.ones(3, 4), torch.ones(2, 4, 5), torch.tensor([1, 1]))
-    assert out[:, 0].tolist() == [4, 4, 0]
+    out = grouped_forward(torch.ones(rows, 4), torch.ones(2, 4, 5), torch.tensor([1, 1]))
+    assert out.tolist() == [[4.0] * 5] * 2 + [[0.0] * 5] * (rows - 2)
+    out = grouped_forward(torch.ones(rows, 4), torch.ones(2, 4, 5), torch.tensor([0, 0]))
+    assert not out.any()
 
 
 def test_wrong_matrices_are_refused():

@@ -1,5 +1,8 @@
 """Kernels of ``dlo_lib.kernels.cross_entropy``. A program of the losses reads one row, once; a program of the
-gradient computes one block of a row."""
+gradient computes BLOCK consecutive elements, of one row or of two.
+
+Both access 16 bytes at a time in rows of any length, such as 50,257, which begin at any element.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,17 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
-from dlo_lib.kernels.triton_code.launch import cdiv, launch
-from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.launch import cdiv
+from dlo_lib.kernels.triton_code.prepared import PreparedLaunch
+from dlo_lib.kernels.triton_code.rows import combine, grow
+from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
 def _losses_kernel(
     logits_ptr, targets_ptr, losses_ptr, lse_ptr, columns, ignored, smoothing, z_loss,
-    SMOOTHED: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    SMOOTHED: tl.constexpr, ODD: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row)
@@ -31,15 +36,25 @@ def _losses_kernel(
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     sums = tl.zeros((LANES, VECTOR), tl.float32)
-    at = logits_ptr + row * columns + offsets
-    whole = columns // BLOCK * BLOCK
+    start, length = row * columns, columns
+    if ODD:  # the first block begins with the last 16 bytes before the row, so that all are aligned
+        aligned = start // VECTOR * VECTOR
+        mask = aligned + offsets >= start
+        x = tl.where(mask, tl.load(logits_ptr + aligned + offsets).to(tl.float32), float("-inf"))
+        largest, total = grow(largest, total, x)
+        if SMOOTHED:
+            sums += tl.where(mask, x, 0.0)
+        length = (start + columns - aligned).to(tl.int32) - BLOCK
+        start = aligned + BLOCK
+    at = logits_ptr + start + offsets
+    whole = length // BLOCK * BLOCK
     for block in tl.range(0, whole, BLOCK, num_stages=STAGES):
         x = tl.load(at + block).to(tl.float32)
         largest, total = grow(largest, total, x)
         if SMOOTHED:
             sums += x
-    if whole < columns:
-        mask = whole + offsets < columns
+    if whole < length:
+        mask = whole + offsets < length
         x = tl.load(at + whole, mask=mask, other=float("-inf")).to(tl.float32)
         largest, total = grow(largest, total, x)
         if SMOOTHED:
@@ -60,24 +75,37 @@ def _gradient(x, lse, is_target, scale, factor, smoothing, columns):
 
 
 @triton.jit
+def _of_row(scale_ptr, targets_ptr, lse_ptr, row, ignored, scale_row):
+    target = tl.load(targets_ptr + row)
+    scale = tl.load(scale_ptr + row * scale_row)
+    return target, tl.load(lse_ptr + row), tl.where(target == ignored, 0.0, scale)
+
+
+@triton.jit
 def _gradient_kernel(
-    scale_ptr, logits_ptr, targets_ptr, lse_ptr, out_ptr, columns, blocks, ignored, smoothing, z_loss,
+    scale_ptr, logits_ptr, targets_ptr, lse_ptr, out_ptr, rows, columns, ignored, smoothing, z_loss,
     scale_row, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # The blocks of a row are consecutive, because one grid dimension of a GPU is long enough for all rows.
-    program = tl.program_id(0)
-    row, start = (program // blocks).to(tl.int64), program % blocks * BLOCK
-    target = tl.load(targets_ptr + row)
-    lse = tl.load(lse_ptr + row)
-    scale = tl.where(target == ignored, 0.0, tl.load(scale_ptr + row * scale_row))
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    row = start // columns
+    left = (row + 1) * columns - start  # elements of the first row
+    offsets = tl.arange(0, BLOCK)
+    at, out_at = logits_ptr + start + offsets, out_ptr + start + offsets
+    target, lse, scale = _of_row(scale_ptr, targets_ptr, lse_ptr, row, ignored, scale_row)
     factor = 1.0 + 2.0 * z_loss * lse
-    offsets = start + tl.arange(0, BLOCK)
-    at, out_at = logits_ptr + row * columns + offsets, out_ptr + row * columns + offsets
-    is_target = offsets == target
-    if start + BLOCK <= columns:
+    is_target = offsets == target + left - columns
+    if left >= BLOCK:
         tl.store(out_at, _gradient(tl.load(at), lse, is_target, scale, factor, smoothing, columns))
-    else:
-        mask = offsets < columns
+    elif start + BLOCK <= rows * tl.cast(columns, tl.int64):  # the block ends in the next row
+        x = tl.load(at)
+        target_2, lse_2, scale_2 = _of_row(scale_ptr, targets_ptr, lse_ptr, row + 1, ignored, scale_row)
+        first = offsets < left
+        factor_2 = tl.where(first, factor, 1.0 + 2.0 * z_loss * lse_2)
+        is_target = tl.where(first, is_target, offsets == target_2 + left)
+        lse_2, scale_2 = tl.where(first, lse, lse_2), tl.where(first, scale, scale_2)
+        tl.store(out_at, _gradient(x, lse_2, is_target, scale_2, factor_2, smoothing, columns))
+    else:  # the last row
+        mask = offsets < left
         x = tl.load(at, mask=mask, other=float("-inf"))
         tl.store(out_at, _gradient(x, lse, is_target, scale, factor, smoothing, columns), mask=mask)
 
@@ -88,13 +116,22 @@ def row_losses(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms) -> tup
     rows, columns = logits.shape
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     lse = torch.empty_like(losses)
-    tiles = tuned("cross_entropy.losses", logits.device, rows=rows, columns=columns)
-    launch(
-        _losses_kernel, (rows,),
-        logits, targets.contiguous(), losses, lse, columns, terms.ignore_index, terms.label_smoothing,
-        terms.z_loss, SMOOTHED=terms.label_smoothing > 0, VECTOR=vector_of(logits), **tiles,
-    )  # fmt: skip
+    targets = targets.contiguous()
+    start = _prepare_losses(logits.device, logits.dtype, targets.dtype, rows, columns, terms)
+    start(logits, targets, losses, lse)
     return losses, lse
+
+
+@planned
+def _prepare_losses(
+    device: torch.device, dtype: torch.dtype, of_targets: torch.dtype, rows: int, columns: int,
+    terms: CrossEntropyTerms,
+) -> PreparedLaunch:  # fmt: skip
+    tiles, vector = tuned("cross_entropy.losses", device, rows=rows, columns=columns), 16 // dtype.itemsize
+    odd = columns % vector > 0 and columns >= 2 * vector * tiles["LANES"]
+    numbers = (columns, terms.ignore_index, terms.label_smoothing, terms.z_loss)
+    meta = {"SMOOTHED": terms.label_smoothing > 0, "VECTOR": vector, "ODD": odd, **tiles}
+    return PreparedLaunch(_losses_kernel, rows, numbers, meta)
 
 
 def logits_gradient(
@@ -110,11 +147,21 @@ def logits_gradient(
     logits = logits.contiguous()
     rows, columns = logits.shape
     out = torch.empty_like(logits) if out is None else out
-    tiles = tuned("cross_entropy.gradient", logits.device, columns=columns)
-    blocks = cdiv(columns, tiles["BLOCK"])
-    launch(
-        _gradient_kernel, (rows * blocks,),
-        scale, logits, targets.contiguous(), lse, out, columns, blocks, terms.ignore_index,
-        terms.label_smoothing, terms.z_loss, scale.stride(0), **tiles,
-    )  # fmt: skip
+    targets = targets.contiguous()
+    start = _prepare_gradient(
+        logits.device, logits.dtype, targets.dtype, rows, columns, terms, scale.dtype, scale.stride(0)
+    )
+    start(scale, logits, targets, lse, out)
     return out
+
+
+@planned
+def _prepare_gradient(
+    device: torch.device, dtype: torch.dtype, of_targets: torch.dtype, rows: int, columns: int,
+    terms: CrossEntropyTerms, of_scale: torch.dtype, scale_row: int,
+) -> PreparedLaunch:  # fmt: skip
+    tiles = tuned("cross_entropy.gradient", device, columns=columns)
+    # At most one row ends in a block, so that a block is never longer than a row.
+    tiles["BLOCK"] = min(tiles["BLOCK"], 1 << max(columns.bit_length() - 1, 0))
+    numbers = (rows, columns, terms.ignore_index, terms.label_smoothing, terms.z_loss, scale_row)
+    return PreparedLaunch(_gradient_kernel, cdiv(rows * columns, tiles["BLOCK"]), numbers, tiles)

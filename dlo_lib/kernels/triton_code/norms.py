@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
-from dlo_lib.kernels.triton_code.rows import load, load_again, processors, store, sum_parts
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.launch import cdiv, row_block
+from dlo_lib.kernels.triton_code.prepared import PreparedLaunch
+from dlo_lib.kernels.triton_code.rows import again, load, load_again, processors, store, sum_parts
+from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
@@ -68,8 +69,8 @@ def _backward_kernel(
         exists = first + row < rows
         mask = inside & exists[:, None]
         x_at, grad_at = x_ptr + first * columns + offsets, grad_ptr + first * columns + offsets
-        x = load(x_at, mask, 0.0, EVEN).to(tl.float32)
-        grad = load(grad_at, mask, 0.0, EVEN).to(tl.float32)
+        x_raw, grad_raw = load(x_at, mask, 0.0, EVEN), load(grad_at, mask, 0.0, EVEN)
+        x, grad = x_raw.to(tl.float32), grad_raw.to(tl.float32)
         r = load(r_ptr + first + row, exists, 0.0, EVEN)[:, None]
         mean = load(mean_ptr + first + row, exists, 0.0, EVEN)[:, None] if CENTRED else 0.0
         if RELOAD:
@@ -77,9 +78,12 @@ def _backward_kernel(
         scaled = grad * weight
         mean_of_products = tl.sum(scaled * ((x - mean) * r), 1)[:, None] / columns
         mean_of_scaled = tl.sum(scaled, 1)[:, None] / columns if CENTRED else 0.0
-        if RELOAD:  # from the cache, because the registers of a long row hold the parts only
-            x = load_again(x_at, mask, 0.0, EVEN).to(tl.float32)
-            grad = load_again(grad_at, mask, 0.0, EVEN).to(tl.float32)
+        if RELOAD:  # the parts of a long row fill the registers: they hold no fp32 copy of it
+            if RELOAD == 1:  # from the cache
+                x = load_again(x_at, mask, 0.0, EVEN).to(tl.float32)
+                grad = load_again(grad_at, mask, 0.0, EVEN).to(tl.float32)
+            else:  # as it was loaded, in half of the registers if it has 16 bits
+                x, grad = again(x_raw).to(tl.float32), again(grad_raw).to(tl.float32)
             weight = load_again(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
         normed = (x - mean) * r
         grad_x = grad * weight - normed * mean_of_products - mean_of_scaled
@@ -122,16 +126,22 @@ def _count_rows(x: Tensor) -> int:
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, y: Tensor, mean: Tensor | None, eps: float) -> Tensor:
     r, columns = _of_rows(x), x.shape[-1]
-    rows, block = r.shape[0], row_block(columns)
-    tiles = tuned("norms.forward", x.device, block=block)
-    held, whole = tiles["ROWS"], block == columns
-    launch(
-        _forward_kernel, (cdiv(rows, held) if columns else 0,),
-        x.contiguous(), weight.contiguous(), bias.contiguous(), y, r if mean is None else mean, r, rows,
-        columns, eps, CENTRED=mean is not None, BLOCK=block, WHOLE=whole, EVEN=whole and rows % held == 0,
-        **tiles,
-    )  # fmt: skip
+    start = _prepare_forward(x.device, x.dtype, weight.dtype, r.shape[0], columns, eps, mean is not None)
+    mean = r if mean is None else mean
+    start(x.contiguous(), weight.contiguous(), bias.contiguous(), y, mean, r)
     return r
+
+
+@planned
+def _prepare_forward(
+    device: torch.device, dtype: torch.dtype, weights: torch.dtype, rows: int, columns: int, eps: float,
+    centred: bool,
+) -> PreparedLaunch:  # fmt: skip
+    block = row_block(columns)
+    tiles = tuned("norms.forward", device, block=block, bytes=block * dtype.itemsize)
+    held, whole = tiles["ROWS"], block == columns
+    meta = {"CENTRED": centred, "BLOCK": block, "WHOLE": whole, "EVEN": whole and rows % held == 0, **tiles}
+    return PreparedLaunch(_forward_kernel, cdiv(rows, held) if columns else 0, (rows, columns, eps), meta)
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,24 +162,34 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients; without a mean there is no bias, and its gradient is that of the weight."""
     columns, rows = x.shape[-1], r.numel()
+    programs, both, start = _prepare_backward(
+        x.device, x.dtype, weight.dtype, grad.dtype, rows, columns, mean is not None
+    )
     grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
     grad_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
     grad_bias = grad_weight if mean is None else torch.empty_like(grad_weight)
-    block = row_block(columns)
-    tiles = tuned("norms.backward", x.device, block=block)
-    held, whole = tiles["ROWS"], block == columns
-    programs = min(cdiv(rows, held), tiles.pop("programs") * processors(x.device))
-    # The parts of both do not fit into the registers of a long row: its bias is a sum over the rows of grad.
-    both = mean is not None and not tiles["RELOAD"]
     parts = torch.empty(2 if both else 1, programs, columns, dtype=torch.float32, device=x.device)
-    grad = grad.contiguous()
-    launch(
-        _backward_kernel, (programs if columns else 0,),
-        grad, x.contiguous(), weight.contiguous(), r if mean is None else mean, r, grad_x, parts, rows,
-        columns, CENTRED=mean is not None, BLOCK=block, BIAS=both, WHOLE=whole,
-        EVEN=whole and rows % held == 0, **tiles,
-    )  # fmt: skip
+    grad, r = grad.contiguous(), r.contiguous()
+    start(grad, x.contiguous(), weight.contiguous(), r if mean is None else mean, r, grad_x, parts)
     sum_parts(parts, grad_weight, grad_bias if both else None)
     if mean is not None and not both:
         sum_parts(grad.view(1, rows, columns), grad_bias)
     return grad_x, grad_weight, grad_bias
+
+
+@planned
+def _prepare_backward(
+    device: torch.device, dtype: torch.dtype, weights: torch.dtype, grads: torch.dtype, rows: int,
+    columns: int, centred: bool,
+) -> tuple[int, bool, PreparedLaunch]:  # fmt: skip
+    """Return the number of programs, whether they also sum the gradient of a bias, and the launch."""
+    block = row_block(columns)
+    tiles = tuned("norms.backward", device, block=block, bytes=block * dtype.itemsize)
+    held, whole = tiles["ROWS"], block == columns
+    programs = min(cdiv(rows, held), tiles.pop("programs") * processors(device))
+    # The parts of both do not fit into the registers of a long row: its bias is a sum over the rows of grad.
+    both = centred and not tiles["RELOAD"]
+    meta = {"CENTRED": centred, "BLOCK": block, "BIAS": both, "WHOLE": whole, **tiles}
+    meta["EVEN"] = whole and rows % held == 0
+    start = PreparedLaunch(_backward_kernel, programs if columns else 0, (rows, columns), meta)
+    return programs, both, start

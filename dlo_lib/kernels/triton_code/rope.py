@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
+from dlo_lib.kernels.triton_code.launch import cdiv, row_block
+from dlo_lib.kernels.triton_code.prepared import PreparedLaunch
 from dlo_lib.kernels.triton_code.rows import load, store
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
@@ -46,15 +47,23 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     y = torch.empty_like(x)
     if sin.stride() != cos.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    batch, heads, seq, dim = x.shape
+    _prepare(x.device, x.dtype, cos.dtype, x.shape, x.stride(), y.stride(), cos.stride(), sign)(
+        x, cos, sin, y
+    )
+    return y
+
+
+@planned
+def _prepare(
+    device: torch.device, dtype: torch.dtype, angles: torch.dtype, shape: torch.Size,
+    x_strides: tuple[int, ...], y_strides: tuple[int, ...], angle_strides: tuple[int, ...], sign: int,
+) -> PreparedLaunch:  # fmt: skip
+    batch, heads, seq, dim = shape
     half = dim // 2
-    tiles = tuned("rope", x.device, heads=heads, half=half)
+    tiles = tuned("rope", device, heads=heads, half=half)
     block, held, positions = row_block(half), tiles["HEADS"], tiles["POSITIONS"]
     even = block == half and heads % held == 0 and seq % positions == 0
     of_heads, of_seq = cdiv(heads, held), cdiv(seq, positions)
-    launch(
-        _rope_kernel, (batch * of_heads * of_seq if dim else 0,),
-        x, cos, sin, y, heads, seq, half, of_heads, of_seq, *x.stride(), *y.stride(), *cos.stride(),
-        SIGN=sign, HALF=block, EVEN=even, **tiles,
-    )  # fmt: skip
-    return y
+    numbers = (heads, seq, half, of_heads, of_seq, *x_strides, *y_strides, *angle_strides)
+    meta = {"SIGN": sign, "HALF": block, "EVEN": even, **tiles}
+    return PreparedLaunch(_rope_kernel, batch * of_heads * of_seq if dim else 0, numbers, meta)

@@ -8,13 +8,17 @@ the compiler knows that the rows begin at multiples of 16 elements.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import cdiv, launch, multiprocessors
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.launch import cdiv, multiprocessors
+from dlo_lib.kernels.triton_code.prepared import PreparedLaunch
+from dlo_lib.kernels.triton_code.products import INTERPRETED
+from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
@@ -32,6 +36,18 @@ def load_again(at, mask, other, EVEN: tl.constexpr):
     else:
         tile = tl.load(at, mask=mask, other=other, eviction_policy="evict_first")
     return tile
+
+
+@triton.jit
+def again(tile):
+    """Return the tile, 16-bit or fp32, as another value for the compiler, which would otherwise keep a
+    conversion of it in registers instead of computing it again."""
+    if INTERPRETED:
+        return tile
+    elif tile.dtype.primitive_bitwidth == 32:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=1)
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [tile], tile.dtype, is_pure=False, pack=2)
 
 
 @triton.jit
@@ -65,17 +81,18 @@ def combine(largest, total):
 
 @triton.jit
 def _sum_parts_kernel(
-    parts_ptr, first_ptr, second_ptr, parts, columns, PARTS: tl.constexpr, COLS: tl.constexpr
+    parts_ptr, first_ptr, second_ptr, parts, columns, blocks, PARTS: tl.constexpr, COLS: tl.constexpr
 ):
-    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
+    kind, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    cols = block * COLS + tl.arange(0, COLS)[None, :]
     part = tl.arange(0, PARTS)[:, None]
-    at = parts_ptr + tl.program_id(1).to(tl.int64) * parts * columns + part * columns + cols
+    at = parts_ptr + kind.to(tl.int64) * parts * columns + part * columns + cols
     total = tl.zeros((PARTS, COLS), tl.float32)
     for start in range(0, parts, PARTS):
         mask = (start + part < parts) & (cols < columns)
         total += tl.load(at + tl.cast(start, tl.int64) * columns, mask=mask, other=0.0).to(tl.float32)
     out = tl.sum(total, 0)[None, :]
-    if tl.program_id(1) == 0:
+    if kind == 0:
         tl.store(first_ptr + cols, out, mask=cols < columns)
     else:
         tl.store(second_ptr + cols, out, mask=cols < columns)
@@ -84,12 +101,25 @@ def _sum_parts_kernel(
 def sum_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> None:
     """Sum ``parts`` (1 or 2, P, columns), contiguous, over P: write the sums of the first to ``first``
     (columns,) and those of the second, if there are any, to ``second``. P may be 0."""
-    count, columns = parts.shape[1:]
-    tiles = tuned("rows.sum_parts", parts.device)
-    grid = (cdiv(columns, tiles["COLS"]), parts.shape[0])
-    launch(
-        _sum_parts_kernel, grid, parts, first, first if second is None else second, count, columns, **tiles
-    )
+    kinds, count, columns = parts.shape
+    second = first if second is None else second
+    _prepare_sums(parts.device, parts.dtype, first.dtype, kinds, count, columns)(parts, first, second)
+
+
+@planned
+def _prepare_sums(
+    device: torch.device, dtype: torch.dtype, out: torch.dtype, kinds: int, count: int, columns: int
+) -> PreparedLaunch:
+    tiles = tuned("rows.sum_parts", device, columns=columns)
+    blocks = cdiv(columns, tiles["COLS"])
+    return PreparedLaunch(_sum_parts_kernel, kinds * blocks, (count, columns, blocks), tiles)
+
+
+@planned
+def flat(name: str, kernel: Any, device: torch.device, dtype: torch.dtype, n: int) -> PreparedLaunch:
+    """Return the launch of ``kernel`` with contiguous tensors of n elements, BLOCK of them for a program."""
+    tiles = tuned(name, device)
+    return PreparedLaunch(kernel, cdiv(n, tiles["BLOCK"]), (n,), tiles)
 
 
 def processors(device: torch.device) -> int:
@@ -103,3 +133,15 @@ def processors(device: torch.device) -> int:
 def vector_of(tensor: Tensor) -> int:
     """Return the number of elements in 16 bytes."""
     return 16 // tensor.element_size()
+
+
+def in_bulk(x: Tensor) -> bool:
+    """Return whether the copy engine can read the matrices of x: contiguous rows, in units of 16 bytes."""
+    unit, strides = vector_of(x), x.stride()
+    aligned = x.data_ptr() % 16 == 0 and all(stride and stride % unit == 0 for stride in strides[:-1])
+    return aligned and strides[-1] == 1 and x.numel() > 0
+
+
+def workspace(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Allocate the memory in which programs store their descriptors."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")

@@ -7,15 +7,18 @@ well, nor over the output, which belongs to the caller.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.dispatch import LONGEST_ROW
-from dlo_lib.kernels.triton_code.launch import cdiv, launch, row_block
-from dlo_lib.kernels.triton_code.rows import combine, grow, load, store, vector_of
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.launch import cdiv, row_block
+from dlo_lib.kernels.triton_code.prepared import PreparedLaunch
+from dlo_lib.kernels.triton_code.rows import combine, grow, load, store
+from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
@@ -102,17 +105,29 @@ def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
     return out
 
 
-def _start(name: str, kernel: object, long_kernel: object, *tensors: Tensor) -> None:
+def _start(name: str, kernel: Any, long_kernel: Any, *tensors: Tensor) -> None:
     """Start ``kernel`` on the rows of contiguous tensors of one shape; ``long_kernel`` if they are long."""
     x = tensors[0]
     columns = x.shape[-1]
-    rows = x.numel() // max(columns, 1)
+    rows = x.numel() // columns if columns else 0
+    _prepare(name, kernel, long_kernel, x.device, x.dtype, rows, columns)(*tensors)
+
+
+@planned
+def _prepare(
+    name: str,
+    kernel: Any,
+    long_kernel: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: int,
+    columns: int,
+) -> PreparedLaunch:
     if columns > LONGEST_ROW:
-        tiles = tuned("softmax.long", x.device)
-        launch(long_kernel, (rows,), *tensors, columns, VECTOR=vector_of(x), **tiles)
-        return
+        tiles = {"VECTOR": 16 // dtype.itemsize, **tuned("softmax.long", device)}
+        return PreparedLaunch(long_kernel, rows, (columns,), tiles)
     block = row_block(columns)
-    tiles = tuned(name, x.device, block=block)
+    tiles = tuned(name, device, block=block, bytes=block * dtype.itemsize)
     held = tiles["ROWS"]
-    even = block == columns and rows % held == 0
-    launch(kernel, (cdiv(rows, held),), *tensors, rows, columns, BLOCK=block, EVEN=even, **tiles)
+    meta = {"BLOCK": block, "EVEN": block == columns and rows % held == 0, **tiles}
+    return PreparedLaunch(kernel, cdiv(rows, held), (rows, columns), meta)

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import cdiv, launch
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.rows import flat
 
 
 @triton.jit
@@ -61,8 +60,7 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up, contiguous."""
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
-    n, tiles = gate.numel(), tuned("swiglu.forward", gate.device)
-    launch(_forward_kernel, (cdiv(n, tiles["BLOCK"]),), gate, up, out, n, **tiles)
+    flat("swiglu.forward", _forward_kernel, gate.device, gate.dtype, gate.numel())(gate, up, out)
     return out
 
 
@@ -70,7 +68,6 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
     """Return the gradients of gate and up, contiguous."""
     grad, gate, up = grad.contiguous(), gate.contiguous(), up.contiguous()
     grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-    n, tiles = gate.numel(), tuned("swiglu.backward", gate.device)
-    grid = (cdiv(n, tiles["BLOCK"]),)
-    launch(_backward_kernel, grid, grad, gate, up, grad_gate, grad_up, n, **tiles)
+    start = flat("swiglu.backward", _backward_kernel, gate.device, gate.dtype, gate.numel())
+    start(grad, gate, up, grad_gate, grad_up)
     return grad_gate, grad_up

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.kernels.triton_code.launch import cdiv, launch
-from dlo_lib.kernels.triton_code.tuning import tuned
+from dlo_lib.kernels.triton_code.rows import flat
 
 
 @triton.jit
@@ -29,6 +28,5 @@ def add(x: Tensor, y: Tensor) -> Tensor:
     """Return x + y of two tensors of one shape and dtype."""
     x, y = x.contiguous(), y.contiguous()
     z = torch.empty_like(x)
-    n, tiles = x.numel(), tuned("vector_add", x.device)
-    launch(_add_kernel, (cdiv(n, tiles["BLOCK"]),), x, y, z, n, **tiles)
+    flat("vector_add", _add_kernel, x.device, x.dtype, x.numel())(x, y, z)
     return z
