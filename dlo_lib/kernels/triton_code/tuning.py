@@ -49,8 +49,8 @@ def tuned(kernel: str, device: torch.device, **shape: Any) -> dict[str, int]:
 
 
 def changes() -> int:
-    """Return a number that changes whenever ``trying`` or ``compiled_for`` changes what ``tuned`` returns. It
-    belongs to the key of whatever is kept of the values."""
+    """Return a number that changes whenever ``trying`` or ``compiled_for`` changes what ``tuned`` returns. The
+    key of a result that depends on these values contains it."""
     return _CHANGES[0]
 
 
