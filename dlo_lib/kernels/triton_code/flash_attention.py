@@ -33,24 +33,30 @@ _PREPARED: dict[tuple[Any, ...], PreparedLaunch] = {}
 
 
 def _prepared(
-    prepare: Callable[..., PreparedLaunch], tensors: tuple[Tensor, ...], is_causal: bool
+    prepare: Callable[..., PreparedLaunch],
+    given: tuple[Tensor, ...],
+    made: tuple[Tensor, ...],
+    is_causal: bool,
 ) -> PreparedLaunch:
-    """Return ``prepare(*tensors, is_causal)``, or what it returned for tensors like these."""
-    q = tensors[0]
-    key: list[Any] = [prepare, changes(), q.get_device(), q.device.type, q.dtype, is_causal]
+    """Return ``prepare(*given, *made, is_causal)``, or what it returned for tensors like these.
+
+    ``given`` begins with q and k; the others have the shape of one of them. ``made`` have the strides of
+    ``torch.empty_like`` of one of ``given``.
+    """
+    q, k = given[0], given[1]
+    key: list[Any] = [prepare, changes(), q.device, q.dtype, is_causal, q.shape, k.shape]
     bits = 0
-    for tensor in tensors:
-        key.append(tensor.shape)
+    for tensor in given:
         key.append(tensor.stride())
         bits |= tensor.data_ptr()
     if bits & 15:
-        key += [tensor.data_ptr() & 15 for tensor in tensors]
+        key += [tensor.data_ptr() & 15 for tensor in given]
     kept = tuple(key)
     found = _PREPARED.get(kept)
     if found is None:
         if len(_PREPARED) >= MOST_PREPARED:
             _PREPARED.clear()
-        found = _PREPARED[kept] = prepare(*tensors, is_causal)
+        found = _PREPARED[kept] = prepare(*given, *made, is_causal)
     return found
 
 
@@ -100,7 +106,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     if k.shape[2] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    _prepared(_prepare_forward, (q, k, v, out), is_causal)(q, k, v, out, lse)
+    _prepared(_prepare_forward, (q, k, v), (out,), is_causal)(q, k, v, out, lse)
     return out, lse
 
 
@@ -132,7 +138,7 @@ def query_gradient(
     dq = torch.empty_like(q)
     padded = cdiv(seq_q, 4) * 4  # lines of 16 bytes, which the copy engine requires
     rows = torch.empty(batch * heads, 2, padded, dtype=torch.float32, device=q.device)
-    start = _prepared(_prepare_dq, (q, k, v, out, grad, dq), is_causal)
+    start = _prepared(_prepare_dq, (q, k, v, out, grad), (dq,), is_causal)
     start(q, k, v, out, grad, lse.contiguous(), rows, dq)
     return dq, rows
 
@@ -156,7 +162,7 @@ def key_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of k and v; ``rows`` are from ``query_gradient``."""
     dk, dv = torch.empty_like(k), torch.empty_like(v)
-    start = _prepared(_prepare_dkv, (q, k, v, grad, dk, dv), is_causal)
+    start = _prepared(_prepare_dkv, (q, k, v, grad), (dk, dv), is_causal)
     start(q, k, v, grad, rows, dk, dv)
     return dk, dv
 
