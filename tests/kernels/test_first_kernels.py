@@ -113,3 +113,27 @@ def test_the_twin_computes_what_triton_cannot(monkeypatch):
         monkeypatch.delenv("TRITON_INTERPRET")
         with pytest.raises(UserError, match="need a CUDA tensor: set TRITON_INTERPRET=1"):
             softmax(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_launch_is_prepared_once_for_a_shape_and_again_for_tried_settings(backend):
+    from dlo_lib.kernels.triton_code.launch import recorded
+    from dlo_lib.kernels.triton_code.softmax import softmax_forward
+    from dlo_lib.kernels.triton_code.tuning import planned, trying
+
+    x = random(4, 8)
+    with recorded() as launches:
+        softmax_forward(x)
+        with trying("softmax.forward", {"ROWS": 1}):
+            softmax_forward(x)
+        softmax_forward(x.bfloat16())
+    assert [launch.arguments["ROWS"] for launch in launches] == [2, 1, 2]
+    assert [launch.grid for launch in launches] == [(2,), (4,), (2,)]
+
+    calls: list[int] = []
+    plan = planned(calls.append)
+    plan(1), plan(1), plan(2)
+    assert calls == [1, 2]
+    with trying("softmax.forward", {"ROWS": 1}):
+        plan(2)
+    assert calls == [1, 2, 2]
