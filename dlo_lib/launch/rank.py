@@ -143,8 +143,8 @@ def run_rank(
     try:
         job = _read_job(job_file)
         _apply_caller_state(job, rank)
-        fn, args, kwargs = unpack_call(job.call)
-        _populate_main(fn, *args, *kwargs.values())
+        fn, args, kwargs = unpack_call(job.call, vars(sys.modules["__main__"]))
+        _populate_main(*args, *kwargs.values())
         listener = None if listener_file is None else socket.socket(fileno=listener_file)
         if job.store:
             meeting = Meeting(*job.store, listener)
@@ -223,11 +223,12 @@ def _apply_caller_state(job: LaunchSpec, rank: int) -> None:
         sys.modules["numpy"].random.seed(SEED)
 
 
-def _populate_main(fn: Callable[..., Any], *values: Any) -> None:
-    """Put the call's objects into ``__main__``, where ``torch.save`` and others look for their classes."""
+def _populate_main(*values: Any) -> None:
+    """Put the classes of the call's values into ``__main__``, where ``torch.save`` and others look for them.
+
+    What its functions use is there (``unpack_call``).
+    """
     main = vars(sys.modules["__main__"])
-    if getattr(fn, "__module__", None) == "__main__":
-        main.update(getattr(fn, "__globals__", {}))
     main.update(
         {type(value).__name__: type(value) for value in values if type(value).__module__ == "__main__"}
     )

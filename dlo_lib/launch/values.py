@@ -3,6 +3,11 @@
 cloudpickle sends functions and classes of ``__main__`` (a script, a notebook's cells) as code, and those of a
 module as an import that each rank performs. A module that an ordinary import would not find (loaded from a
 path, rewritten by a test runner) is sent as code too.
+
+Two things are not left to cloudpickle. Code keeps the name of its file, which stacks and the explanation of a
+deadlock show, and by which torch.compile finds its source; cloudpickle 3.1.3 replaces it. Functions of the
+caller's ``__main__`` have the rank's ``__main__`` as their globals, at any depth of the call, because
+torch.compile looks for the global names of a function in the module of that name.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -46,7 +52,7 @@ def pack_call(
     try:
         whole = (fn, tuple(args), dict(kwargs))
         if modules is None:
-            return _pickled(whole)
+            return _pickled(whole, _CallPickler)
         return _pickled(whole, lambda buffer: _ImportsPickler(buffer, modules))
     except Exception as error:
         name = getattr(fn, "__qualname__", repr(fn))
@@ -57,9 +63,20 @@ def pack_call(
         raise UserError(f"{culprit} cannot be sent to the ranks ({_first_line(error)}): {_ADVICE}") from error
 
 
-def unpack_call(data: bytes) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return the function, the positional and the keyword arguments of :func:`pack_call`."""
-    return cloudpickle.loads(data)
+def unpack_call(
+    data: bytes, main: dict[str, Any] | None = None
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the function, the positional and the keyword arguments of :func:`pack_call`.
+
+    Args:
+        main: becomes the globals of the functions of the caller's ``__main__``, and receives the names that
+            they use; None: a new dict.
+    """
+    token = _MAIN.set({} if main is None else main)
+    try:
+        return cloudpickle.loads(data)
+    finally:
+        _MAIN.reset(token)
 
 
 def pack_variables(values: Mapping[str, Any]) -> bytes:
@@ -97,8 +114,53 @@ def unpack_result(data: bytes | bytearray) -> Any:
     return cloudpickle.loads(data)
 
 
+_MAIN: ContextVar[dict[str, Any]] = ContextVar("_MAIN")
+
+
+def _globals_of_main(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the dict that replaces the caller's ``__main__`` where a call is unpacked."""
+    main = _MAIN.get({})
+    main.update(attributes)
+    return main
+
+
+class _GlobalsOfMain:
+    """Stands for the globals of the caller's ``__main__``; ``attributes`` are used by relative imports."""
+
+    def __init__(self, main: Mapping[str, Any]) -> None:
+        names = ("__name__", "__package__", "__path__", "__file__")
+        self.attributes = {name: main[name] for name in names if name in main}
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], tuple[dict[str, Any]]]:
+        return _globals_of_main, (self.attributes,)
+
+
+def _code_with_its_file(code: CodeType) -> tuple[type[CodeType], tuple[Any, ...]]:
+    return CodeType, (
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        code.co_nlocals,
+        code.co_stacksize,
+        code.co_flags,
+        code.co_code,
+        code.co_consts,
+        code.co_names,
+        code.co_varnames,
+        code.co_filename,
+        code.co_name,
+        code.co_qualname,
+        code.co_firstlineno,
+        code.co_linetable,
+        code.co_exceptiontable,
+        code.co_freevars,
+        code.co_cellvars,
+    )
+
+
 class _Pickler(cloudpickle.Pickler):
-    """Sends a tensor that is a view without the rest of its storage, and every module as an import.
+    """Sends a tensor that is a view without the rest of its storage, every module as an import, and code with
+    the name of its file.
 
     cloudpickle knows modules of the class ``ModuleType`` only, but ``torch.distributed.config`` and others
     have another class. It also sends that module with a function that uses ``dist`` and any attribute
@@ -106,6 +168,8 @@ class _Pickler(cloudpickle.Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is CodeType:
+            return _code_with_its_file(obj)
         if _is_imported_with_own_class(obj):
             return importlib.import_module, (obj.__name__,)
         if type(obj) is Tensor and (copy := self._without_storage(obj)) is not obj:
@@ -128,6 +192,28 @@ def _is_imported_with_own_class(obj: object) -> bool:
     )
 
 
+class _CallPickler(_Pickler):
+    """Sends functions of ``__main__`` without their own globals: they use those of the rank's ``__main__``.
+
+    A notebook that is run by a program has several namespaces called ``__main__``; this applies to the first
+    that the call needs.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._main: dict[str, Any] | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        if (
+            self._main is None
+            and isinstance(obj, FunctionType)
+            and obj.__globals__.get("__name__") == "__main__"
+        ):
+            self._main = obj.__globals__
+            self.globals_ref[id(self._main)] = _GlobalsOfMain(self._main)
+        return super().reducer_override(obj)
+
+
 class _ResultPickler(_Pickler):
     """Sends tensors as CPU tensors, so that the caller can read them without a GPU."""
 
@@ -137,7 +223,7 @@ class _ResultPickler(_Pickler):
         return tensor.detach().cpu().requires_grad_(tensor.requires_grad)
 
 
-class _ImportsPickler(_Pickler):
+class _ImportsPickler(_CallPickler):
     """Records the modules that the sent objects import, when it is asked for an id of each object."""
 
     def __init__(self, file: io.BytesIO, modules: set[str]) -> None:

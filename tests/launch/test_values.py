@@ -2,8 +2,11 @@
 
 import importlib.util
 import sys
+import textwrap
 from dataclasses import dataclass
+from types import CodeType
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
@@ -67,6 +70,89 @@ def gather():
     finally:
         for name in ("Loss", "gather"):
             vars(main).pop(name, None)
+
+
+@pytest.fixture
+def in_main():
+    """Return a function that runs a cell in ``__main__`` and returns that module."""
+    main = sys.modules["__main__"]
+    before = dict(vars(main))
+
+    def run(cell: str):
+        exec(compile(textwrap.dedent(cell), "<cell>", "exec"), vars(main))
+        return main
+
+    yield run
+    for name in vars(main).keys() - before.keys():
+        del vars(main)[name]
+
+
+def compiled(functions: dict) -> list[float]:
+    """Return what a function computes as one graph of torch.compile."""
+    return torch.compile(functions["step"], backend="eager", fullgraph=True)(torch.ones(2)).tolist()
+
+
+def test_a_decorated_function_of_a_notebook_is_compiled(in_main):
+    """torch.compile looks for ``torch`` and ``twice`` in ``__main__``: the wrapper is of another module."""
+    main = in_main("""
+        import torch
+
+        def twice(x):
+            return torch.add(x, x)
+
+        @torch.no_grad()
+        def step(x):
+            return torch.sub(twice(x), 3)
+    """)
+    assert run_ranks(compiled, 1, {"step": main.step}) == [[-1.0, -1.0]]
+
+
+def test_functions_of_main_share_the_globals_of_the_ranks_main(in_main):
+    main = in_main("""
+        COUNT = 0
+
+        def count():
+            global COUNT
+            COUNT += 1
+            return COUNT
+
+        class Counter:
+            def up(self):
+                return count()
+    """)
+
+    def both(values: list) -> tuple:
+        counter, function = values
+        counter.up(), function()
+        return sys.modules["__main__"].COUNT, function.__globals__ is vars(sys.modules["__main__"])
+
+    assert run_ranks(both, 2, [main.Counter(), main.count]) == [(2, True)] * 2
+    assert main.COUNT == 0, "the caller's is unchanged"
+    *_, (held,) = unpack_call(pack_call(print, (), {"held": [main.count]}))[2].values()
+    assert held() == 1
+    assert main.COUNT == 0, "without a rank a call has globals that are not the reader's"
+
+
+def test_code_keeps_the_name_of_its_file(monkeypatch):
+    """cloudpickle 3.1.3 replaces it: then a stack shows no cell."""
+
+    def outer():
+        def inner():
+            return None
+
+        return inner
+
+    def without_file(code):
+        code_type, given = original(code)
+        return code_type, tuple("<dynamic-code>" if value == code.co_filename else value for value in given)
+
+    table = cloudpickle.Pickler._dispatch_table
+    original = table[CodeType]
+    monkeypatch.setitem(table, CodeType, without_file)
+    assert cloudpickle.loads(cloudpickle.dumps(outer)).__code__.co_filename == "<dynamic-code>"
+    (sent, *_), (back,) = unpack_call(pack_call(outer, (), {})), unpack_result(pack_result([outer]))
+    for function in (sent, back, sent(), back()):
+        assert function.__code__.co_filename == __file__
 
 
 def test_a_module_that_was_loaded_from_a_path_need_not_be_importable(tmp_path):
