@@ -7,16 +7,21 @@ module, because it needs more than a line: ``comm.tracing.reductions``.
 
 from __future__ import annotations
 
+import os
 import sys
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import FakeProcessGroup
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dlo_lib.torch_version import release
 
 RELEASE = release(torch.__version__)
+_LIBRARY = os.path.dirname(__file__) + os.sep
 
 # 2.13 renamed the collectives of one flat tensor, and deprecated the old names.
 all_gather_single = dist.all_gather_single if RELEASE >= (2, 13) else dist.all_gather_into_tensor
@@ -52,6 +57,42 @@ def refusing_backend(rank: int, world_size: int) -> FakeProcessGroup:
     options = fake.Options()
     options.error_on_collective = True
     return fake._create_internal(rank, world_size, options)
+
+
+def is_async(options: Any) -> bool:
+    """Return whether the program waits itself for a collective with these ``options``.
+
+    Raises:
+        AttributeError: options of a later release have no such field.
+    """
+    # Before 2.8 some options lack the field, and some functions of torch do not set it.
+    return bool(options.asyncOp) if RELEASE >= (2, 8) else async_op_of_caller()
+
+
+def async_op_of_caller() -> bool:
+    """Return the argument ``async_op`` of the function of ``torch.distributed`` that called this library.
+
+    True if none did: C++ code and functional collectives wait for their calls later.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename != dist.distributed_c10d.__file__:
+        return True
+    return bool(frame.f_locals.get("async_op", True))
+
+
+def owned_edge(output: Tensor) -> tuple[GradientEdge, object]:
+    """Return the gradient edge of ``output``, and an object that keeps the graph behind it.
+
+    Before 2.9, the edge alone does not keep the node of a Python ``autograd.Function``: a backward from it
+    raises an error, or ends the process.
+    """
+    edge = get_gradient_edge(output)
+    if RELEASE >= (2, 9) or not isinstance(edge.node, torch._C._FunctionBase):
+        return edge, None
+    with torch.enable_grad():
+        return edge, output.view_as(output).grad_fn  # a node of C++ owns the nodes before it
 
 
 def is_dtensor_class(kind: type) -> bool:

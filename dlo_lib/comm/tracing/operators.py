@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.reductions import reduction_of
+from dlo_lib.torch_compat import async_op_of_caller
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Reader:
             _same_everywhere(local, full),
             _elements_of(full) * full[0].element_size() if full else 0,
             "" if self._reduction is None else "SUM" if summed else reduction_of(arguments[self._reduction]),
-            bool(arguments[at]) if at is not None and at < len(arguments) else True,
+            async_op_of_caller() if at is None else at >= len(arguments) or bool(arguments[at]),
             sends,
             receives,
         )

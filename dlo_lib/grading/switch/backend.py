@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Kind, require_peer
 from dlo_lib.grading.switch.link import CommunicationError, Link, SwitchWork
-from dlo_lib.torch_compat import refusing_backend
+from dlo_lib.torch_compat import is_async, refusing_backend
 
 NAME = "switch"
 REDUCTIONS = {kind: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
@@ -70,6 +70,7 @@ class SwitchGroup(dist.ProcessGroup):
         # below.
         self._name_backend = refusing_backend(rank, len(members))
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, self._name_backend)
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # 2.15 reads it
 
     def getBackendName(self) -> str:
         return NAME
@@ -160,6 +161,13 @@ class SwitchGroup(dist.ProcessGroup):
         into = outputs[0] if self.rank() == opts.rootRank else ()
         return self._call(Kind.GATHER, inputs, into, peer=opts.rootRank, opts=opts)
 
+    def gather_single(self, output: Tensor, tensor: Tensor, opts: Any) -> SwitchWork:
+        root = self.rank() == opts.rootRank
+        whole, into = ([output], self._parts(output)) if root else ((), ())
+        return self._call(
+            Kind.GATHER, [tensor], into, peer=opts.rootRank, opts=opts, value=whole, whole=whole
+        )
+
     def scatter(self, outputs: Sequence[Tensor], inputs: Outputs, opts: Any) -> SwitchWork:
         sent = inputs[0] if self.rank() == opts.rootRank else ()
         return self._call(Kind.SCATTER, sent, outputs, peer=opts.rootRank, opts=opts)
@@ -216,7 +224,7 @@ class SwitchGroup(dist.ProcessGroup):
         seq = self.link.post(
             kind, self.group_name, self.members, sent, into,
             peer=self.members[peer] if peer >= 0 else -1, tag=tag, reduction=reduction,
-            is_async=bool(getattr(opts, "asyncOp", False)),
+            is_async=opts is not None and is_async(opts),
         )  # fmt: skip
         return SwitchWork(self.link, [seq], value or into)
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from dlo_lib.errors import UserError
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision
@@ -26,6 +26,7 @@ from dlo_lib.parallel.pipeline.action_times import ActionTimes
 from dlo_lib.parallel.pipeline.p2p import AHEAD, ReceiveWork, StageP2P
 from dlo_lib.parallel.pipeline.split_backward import SplitBackward, WeightPart
 from dlo_lib.parallel.pipeline.table import RECEIVES, Action, ActionKind, I, Schedule
+from dlo_lib.torch_compat import owned_edge
 
 Cell = tuple[int, int]  # stage, micro-batch
 
@@ -71,7 +72,7 @@ class StepRunner:
         self._placement, self._last = schedule.placement, schedule.stages - 1
         self._receives: dict[Action, ReceiveWork] = {}
         self._inputs: dict[Cell, Tensor] = {}  # leaf tensors; backward sets their .grad
-        self._edges: dict[Cell, GradientEdge] = {}
+        self._edges: dict[Cell, tuple[GradientEdge, object]] = {}  # each with what keeps its graph
         self._outputs: dict[Cell, Tensor] = {}  # to be sent to the next stage
         self._gradients: dict[Cell, Tensor] = {}  # of inputs, to be sent to the previous stage
         self._deferred: dict[Cell, WeightPart] = {}
@@ -151,7 +152,7 @@ class StepRunner:
         if torch.is_grad_enabled():
             self._inputs[stage, micro_batch] = x
             if output.requires_grad:
-                self._edges[stage, micro_batch] = get_gradient_edge(output)
+                self._edges[stage, micro_batch] = owned_edge(output)
         if stage < self._last:
             self._outputs[stage, micro_batch] = output.detach()
 
@@ -163,13 +164,13 @@ class StepRunner:
             gradient = receive.wait()
         else:  # the next stage is on this rank
             gradient = self._gradients.pop((stage + 1, micro_batch))
-        edge, x = self._edges.pop((stage, micro_batch), None), self._inputs.pop((stage, micro_batch))
+        owned, x = self._edges.pop((stage, micro_batch), None), self._inputs.pop((stage, micro_batch))
         with self._times.of(action), contextlib.ExitStack() as stack:
             if kind is I:
                 deferred = self._deferred[stage, micro_batch] = WeightPart()
                 stack.enter_context(self._splits[stage].defer_to(deferred))
-            if edge is not None:  # otherwise this stage and the previous ones have no trained parameter
-                torch.autograd.backward((edge,), None if gradient is None else (gradient,))
+            if owned is not None:  # otherwise this stage and the previous ones have no trained parameter
+                torch.autograd.backward(owned[:1], None if gradient is None else (gradient,))
         if stage > 0:
             self._gradients[stage, micro_batch] = x.grad if x.grad is not None else torch.zeros_like(x)
 

@@ -435,6 +435,49 @@ def a_few() -> None:
         dist.recv(torch.empty(3), 0, tag=5)
 
 
+def gathered_in_one_tensor() -> list[list[float]]:
+    whole = torch.empty(4) if dist.get_rank() == 1 else None
+    dist.gather_single(mine(2), whole, dst=1)
+    return [[] if whole is None else whole.tolist(), mine(2).tolist()]
+
+
+@pytest.mark.skipif(not hasattr(dist, "gather_single"), reason="PyTorch 2.15 has it first")
+def test_a_gather_into_one_tensor() -> None:
+    (nothing, first), (whole, second) = on_switch(gathered_in_one_tensor, 2)[0]
+    assert nothing == []
+    assert whole == first + second
+
+
+def blocking_and_asynchronous() -> None:
+    """Call each collective twice: torch waits, then the program does."""
+    rank, x, rows = dist.get_rank(), torch.ones(4), [torch.ones(4), torch.ones(4)]
+    for is_async in (False, True):
+        for work in (
+            dist.all_reduce(x, async_op=is_async),
+            dist.reduce(x, 0, async_op=is_async),
+            dist.broadcast(x, 0, async_op=is_async),
+            dist.all_gather(rows, x, async_op=is_async),
+            dist.gather(x, rows if rank == 0 else None, 0, async_op=is_async),
+            dist.scatter(x, rows if rank == 0 else None, 0, async_op=is_async),
+            dist.reduce_scatter(x, rows, async_op=is_async),
+            dist.all_to_all_single(torch.empty(4), x, async_op=is_async),
+            dist.all_gather_into_tensor(torch.empty(8), x, async_op=is_async),
+            dist.reduce_scatter_tensor(torch.empty(2), x, async_op=is_async),
+            dist.barrier(async_op=is_async),
+        ):
+            if is_async:
+                work.wait()
+
+
+def test_blocking_and_asynchronous_calls_are_distinguished() -> None:
+    """A lab refuses blocking calls: PyTorch 2.6 passes this on for some collectives only."""
+    _, switch = on_switch(blocking_and_asynchronous, 2)
+    assert switch.service is not None
+    asked = [(call.kind, call.is_async) for call in switch.service.exchange.calls(0)]
+    kinds = [kind for kind, _ in asked[:11]]
+    assert asked == [*((kind, False) for kind in kinds), *((kind, True) for kind in kinds)]
+
+
 def test_completed_calls_are_recorded() -> None:
     _, switch = on_switch(a_few, 2)
     assert calls(switch, 0) == [Kind.ALL_REDUCE, Kind.ALL_GATHER, Kind.SEND]
