@@ -82,7 +82,7 @@ def _backward_kernel(
             if RELOAD == 1:  # from the cache
                 x = load_again(x_at, mask, 0.0, EVEN).to(tl.float32)
                 grad = load_again(grad_at, mask, 0.0, EVEN).to(tl.float32)
-            else:  # as it was loaded, in half of the registers if it has 16 bits
+            else:  # the loaded row, in half of the registers if it has 16 bits
                 x, grad = again(x_raw).to(tl.float32), again(grad_raw).to(tl.float32)
             weight = load_again(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
         normed = (x - mean) * r
