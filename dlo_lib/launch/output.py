@@ -2,15 +2,23 @@
 
 The stdout and stderr of a rank are one pipe, which the caller reads while it waits. Therefore lines appear at
 once and are never mixed, and a rank that prints without end is slowed down instead of filling the memory.
+
+gloo of PyTorch 2.8 and 2.9 prints a line for each process group that it connects, which no setting prevents.
+These lines are left out.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterable
 
 _CHUNK_BYTES = 1 << 16
 _LONGEST_LINE_BYTES = 1 << 16
+_OF_GLOO = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+\s*"
+)
 
 
 class RankOutput:
@@ -43,11 +51,15 @@ class RankOutput:
             self._partial = b""
 
     def _write(self, lines: list[bytes]) -> None:
-        if lines:
-            sys.stdout.write("".join(f"{self._prefix}{as_shown(line)}\n" for line in lines))
+        if shown := as_shown(lines):
+            sys.stdout.write("".join(f"{self._prefix}{line}\n" for line in shown))
             sys.stdout.flush()
 
 
-def as_shown(line: bytes) -> str:
-    """Return what a terminal shows of a line; a progress bar redraws its line with carriage returns."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+def as_shown(lines: Iterable[bytes]) -> list[str]:
+    """Return what a terminal shows of lines: a progress bar redraws its line with carriage returns."""
+    return [
+        line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", errors="replace")
+        for line in lines
+        if not _OF_GLOO.fullmatch(line)
+    ]

@@ -44,7 +44,7 @@ class Text:
         """Return the lines as a terminal shows them."""
         gap = tr("\n… {count} characters are left out …\n", count=self.dropped) if self.dropped else ""
         lines = f"{self.head}{gap}{self.tail}".encode(errors="replace").split(b"\n")
-        return "\n".join(map(as_shown, lines))
+        return "\n".join(as_shown(lines))
 
 
 @dataclass

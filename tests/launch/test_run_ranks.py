@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import DeadLock, RankFailure, run_ranks
+from dlo_lib.live_ranks.transcript import Text
 
 
 def rank_and_sum(offset: float = 0.0, *, scale: float = 1.0) -> tuple[int, float]:
@@ -124,6 +125,24 @@ def test_output_appears_while_the_ranks_still_run(tmp_path):
     finally:
         sys.stdout = real
     assert flag.exists()
+
+
+OF_GLOO = "[Gloo] Rank {rank} is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+
+
+def test_lines_of_gloo_about_its_connections_are_left_out(capsys):
+    """PyTorch 2.8 and 2.9 print one for each process group."""
+
+    def talk() -> None:
+        print(OF_GLOO.format(rank=dist.get_rank()))
+        print("[Gloo] is not left out")
+
+    run_ranks(talk, 2)
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == [f"[rank {rank}] [Gloo] is not left out" for rank in range(2)]
+    text = Text()
+    text.add(f"{OF_GLOO.format(rank=0)}\nloss 3\n")
+    assert str(text) == "loss 3\n"
 
 
 def test_megabytes_of_output_and_results_do_not_block(capsys):
