@@ -196,7 +196,7 @@ def _attention(
     return Case(
         f"flash_attention, {'causal' if is_causal else 'full'}",
         f"{seq} × {heads}/{KV_HEADS} × {head_dim}",
-        lambda q, k, v: kernels.flash_attention(q, k, v, is_causal),
+        lambda q, k, v: kernels.FlashAttention.apply(q, k, v, is_causal),  # always the kernel
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True),
         ((1, heads, seq, head_dim), kv, kv),
         multiplied=(forward, forward * 5 // 2),

@@ -112,6 +112,11 @@ def _chosen() -> KernelBackend | None:
     return chosen
 
 
+def is_requested() -> bool:
+    """Return whether ``using`` requests a backend here."""
+    return _chosen() is not None
+
+
 def backend_for(tensor: Tensor) -> KernelBackend:
     """Return the backend of a call whose first tensor is ``tensor``. In traced code it is PyTorch: ``run``
     then calls an operator of ``kernels.library``.

@@ -11,7 +11,7 @@ function stores lse, 32 KiB. The backward computes P = exp(S - lse) again, tile 
 With grouped queries (GQA), num_heads / num_kv_heads query heads read one key and value head; its gradient
 is the sum over them, in one program of the kernel. ``FlashAttention.apply(q, k, v, is_causal)`` saves q, k,
 v, o and lse, as in the second assignment of Stanford's CS336; ``flash_attention`` checks its inputs, and
-uses PyTorch's fused attention where Triton does not compute.
+uses PyTorch's fused attention where Triton does not compute, or where cuDNN's kernel is faster.
 
 Papers: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691), GQA (arXiv:2305.13245).
 """
@@ -19,11 +19,13 @@ Papers: FlashAttention (arXiv:2205.14135), FlashAttention-2 (arXiv:2307.08691), 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.backends.cuda import cudnn_sdp_enabled
 from torch.nn import functional as F
 
 from dlo_lib.errors import UserError
@@ -33,15 +35,17 @@ from dlo_lib.kernels.dispatch import (
     backend_for,
     computed_in,
     is_recorded,
+    is_requested,
     once_differentiable,
     require_floating,
     run,
-    uses_operators,
 )
+from dlo_lib.torch_version import release
 
 LARGEST_HEAD = 128
 TILE = 128
 """Queries and keys of a tile of the twin."""
+_PREFERS_CUDNN = release(torch.__version__) >= (2, 11)  # the oldest release in which this was seen
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
@@ -62,11 +66,29 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     backend = backend_for(q) if q.shape[-1] <= LARGEST_HEAD else KernelBackend.TORCH
     compiling = torch.compiler.is_compiling()
     in_graph = compiling and q.is_cuda  # as an operator, which chooses the backend
-    if (backend is KernelBackend.TRITON or in_graph) and not uses_operators("flash_attention", q):
+    if in_graph or (backend is KernelBackend.TRITON and not _cudnn_is_faster(q)):
         if compiling or is_recorded(q, k, v):
             return apply(FlashAttention, q, k, v, is_causal)
         return run(backend, "flash_attention", attention_forward, q, k, v, is_causal)[0]
     return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _cudnn_is_faster(q: Tensor) -> bool:
+    """Return whether PyTorch's attention computes with cuDNN here, and ``using`` requests no backend.
+
+    PyTorch 2.11 chooses cuDNN for 16-bit tensors on an H200. It took 0.75 to 1.03 times the time of ours in the
+    forward, and 0.81 to 0.97 times with the backward; FLASH_ATTENTION took 1.38 to 1.87 times
+    (``benchmarks.card_table``, 2048 and 16384 tokens). In fp32 with grouped queries PyTorch stores the scores.
+    """
+    if is_requested() or not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return _PREFERS_CUDNN and _major(q.device) == 9 and cudnn_sdp_enabled()
+
+
+@cache
+def _major(device: torch.device) -> int:
+    """Return the first number of the compute capability of a GPU."""
+    return torch.cuda.get_device_capability(device)[0]
 
 
 def _require_attention(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -85,3 +85,18 @@ def test_checks_accept_equal_and_name_different_tensors():
     for other, message in ((x[:1], "shape"), (x.half(), "dtype"), (x.to("meta"), "device")):
         with pytest.raises(UserError, match=f"x and y have {message} .* they should have the same {message}"):
             require_same("x and y", x, other)
+
+
+def test_attention_is_left_to_cudnn_where_it_is_faster(monkeypatch):
+    attention = import_module("dlo_lib.kernels.flash_attention")
+    monkeypatch.setattr(attention, "_PREFERS_CUDNN", True)
+    monkeypatch.setattr(attention, "_major", lambda device: 9)
+    with FakeTensorMode():
+        narrow = torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="cuda")
+        assert attention._cudnn_is_faster(narrow)
+        assert not attention._cudnn_is_faster(narrow.float())
+        assert not attention._cudnn_is_faster(narrow.cpu())
+        with using(KernelBackend.TORCH):
+            assert not attention._cudnn_is_faster(narrow)
+        monkeypatch.setattr(attention, "_major", lambda device: 8)
+        assert not attention._cudnn_is_faster(narrow)

@@ -34,7 +34,8 @@ def _forward_kernel(
     tiles_before = tl.full((), 0, tl.int64)
     rows_before = tl.full((), 0, tl.int64)
     for candidate in range(0, experts):  # the tiles of an expert follow those of the previous one
-        count = tl.load(counts_ptr + candidate)
+        # Counts whose sum is wrong reach no row before the first one or after the last one.
+        count = tl.minimum(tl.maximum(tl.load(counts_ptr + candidate), 0), total - rows_before)
         tiles = (count + ROWS - 1) // ROWS
         found = (tile >= tiles_before) & (tile < tiles_before + tiles)
         expert = tl.where(found, candidate, expert)
@@ -94,9 +95,10 @@ def _weight_gradient_kernel(
     tile = tl.program_id(0) // experts
     expert = (tl.program_id(0) % experts).to(tl.int64)
     start = tl.full((), 0, tl.int64)
-    for before in range(0, expert):
-        start += tl.load(counts_ptr + before)
-    end = start + tl.load(counts_ptr + expert)
+    end = tl.full((), 0, tl.int64)
+    for candidate in range(0, expert + 1):  # as in the forward, no row before the first or after the last one
+        start = end
+        end += tl.minimum(tl.maximum(tl.load(counts_ptr + candidate), 0), total - end)
     first_in, first_col = tile // col_tiles * INNER, tile % col_tiles * COLS
     ins = first_in.to(tl.int64) + tl.arange(0, INNER)
     cols = first_col.to(tl.int64) + tl.arange(0, COLS)

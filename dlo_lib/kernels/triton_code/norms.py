@@ -1,6 +1,8 @@
 """Kernels of ``dlo_lib.kernels.rms_norm`` and ``dlo_lib.kernels.layer_norm``.
 
-A program of the forward computes ROWS rows. A program of the backward computes every P-th group of ROWS rows,
+A program of the forward computes ROWS rows or, with STAGES, every P-th group of ROWS rows, of which it loads
+the next one while it computes: a long row leaves room for one program on a multiprocessor, which would wait
+for each row. A program of the backward computes every P-th group of ROWS rows,
 loads the next one while it computes, and keeps its part of the gradients of weight and bias in registers. P
 is the number of programs that run at once, so that the parts are small beside the rows; a second kernel sums
 them.
@@ -20,12 +22,12 @@ from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
-def _forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, r_ptr, rows, columns, eps,
+def _normalise(
+    x_ptr, y_ptr, mean_ptr, r_ptr, weight_raw, bias_raw, first, rows, columns, eps,
     CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WHOLE: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    """Compute the rows from ``first`` on."""
     row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
     offsets = row[:, None] * columns + column
     inside = column < columns
@@ -33,7 +35,6 @@ def _forward_kernel(
     mask = inside & exists[:, None]
     x_raw = load(x_ptr + first * columns + offsets, mask, 0.0, EVEN)
     x = x_raw.to(tl.float32)
-    weight = load(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
     if CENTRED:
         mean = tl.sum(x, 1) / columns
         x = x - mean[:, None]
@@ -42,12 +43,36 @@ def _forward_kernel(
         store(mean_ptr + first + row, mean, exists, EVEN)
     r = 1.0 / tl.sqrt(tl.sum(x * x, 1) / columns + eps)
     store(r_ptr + first + row, r, exists, EVEN)
+    weight = weight_raw.to(tl.float32)
     if CENTRED:
-        bias = load(bias_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
-        y = x * r[:, None] * weight + bias
+        y = x * r[:, None] * weight + bias_raw.to(tl.float32)
     else:  # rounded before the product with the weight, as in Llama
         y = (x * r[:, None]).to(x_raw.dtype).to(tl.float32) * weight
     store(y_ptr + first * columns + offsets, y, mask, EVEN)
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, r_ptr, rows, columns, eps,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    WHOLE: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = column < columns
+    weight = load(weight_ptr + column, inside, 0.0, WHOLE)
+    bias = load(bias_ptr + column, inside, 0.0, WHOLE) if CENTRED else weight
+    if STAGES:  # weight and bias stay in registers, in their dtype, because the row fills most of them
+        for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+            _normalise(
+                x_ptr, y_ptr, mean_ptr, r_ptr, again(weight), again(bias), tl.cast(start, tl.int64), rows,
+                columns, eps, CENTRED, ROWS, BLOCK, WHOLE, EVEN,
+            )  # fmt: skip
+    else:
+        _normalise(
+            x_ptr, y_ptr, mean_ptr, r_ptr, weight, bias, program.to(tl.int64) * ROWS, rows, columns, eps,
+            CENTRED, ROWS, BLOCK, WHOLE, EVEN,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -140,8 +165,12 @@ def _prepare_forward(
     block = row_block(columns)
     tiles = tuned("norms.forward", device, block=block, bytes=block * dtype.itemsize)
     held, whole = tiles["ROWS"], block == columns
+    programs, each = cdiv(rows, held), tiles.pop("programs", 0)
+    tiles.setdefault("STAGES", 0)
+    if tiles["STAGES"]:
+        programs = min(programs, each * processors(device))
     meta = {"CENTRED": centred, "BLOCK": block, "WHOLE": whole, "EVEN": whole and rows % held == 0, **tiles}
-    return PreparedLaunch(_forward_kernel, cdiv(rows, held) if columns else 0, (rows, columns, eps), meta)
+    return PreparedLaunch(_forward_kernel, programs if columns else 0, (rows, columns, eps), meta)
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,8 +216,8 @@ def _prepare_backward(
     tiles = tuned("norms.backward", device, block=block, bytes=block * dtype.itemsize)
     held, whole = tiles["ROWS"], block == columns
     programs = min(cdiv(rows, held), tiles.pop("programs") * processors(device))
-    # The parts of both do not fit into the registers of a long row: its bias is a sum over the rows of grad.
-    both = centred and not tiles["RELOAD"]
+    # Where the parts of both do not fit into the registers, the gradient of the bias is a sum of grad.
+    both = centred and bool(tiles.pop("BIAS", not tiles["RELOAD"]))
     meta = {"CENTRED": centred, "BLOCK": block, "BIAS": both, "WHOLE": whole, **tiles}
     meta["EVEN"] = whole and rows % held == 0
     start = PreparedLaunch(_backward_kernel, programs if columns else 0, (rows, columns), meta)

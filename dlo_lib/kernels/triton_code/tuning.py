@@ -49,8 +49,10 @@ def tuned(kernel: str, device: torch.device, **shape: Any) -> dict[str, int]:
 
 
 def changes() -> int:
-    """Return a number that changes whenever ``trying`` or ``compiled_for`` changes what ``tuned`` returns. The
-    key of a result that depends on these values contains it."""
+    """Return a number that changes whenever ``trying`` or ``compiled_for`` changes what ``tuned`` returns.
+
+    The key of a result that depends on these values contains it.
+    """
     return _CHANGES[0]
 
 
