@@ -5,8 +5,8 @@
 
 The last commit is cloned into a temporary folder of this checkout, where the set-up creates another .venv. It
 installs the CUDA build of PyTorch, because that requires Triton. The .venv of this checkout is not changed.
-Tests that fail run once more, one after another, as in `make test`. On a machine without a Python that is newer
-than that of .venv, it prints one line and passes.
+Tests that fail run once more, one after another, as in `make test`. On a machine without a Python that is
+newer than that of .venv, it prints one line and passes.
 
 Exit status: that of make; 1 also after N minutes (default 30); 2 also if a requirement is missing, and one
 line gives the cure.
