@@ -76,9 +76,10 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 def _cudnn_is_faster(q: Tensor) -> bool:
     """Return whether PyTorch's attention computes with cuDNN here, and ``using`` requests no backend.
 
-    PyTorch 2.11 chooses cuDNN for 16-bit tensors on an H200. It took 0.75 to 1.03 times the time of ours in the
-    forward, and 0.81 to 0.97 times with the backward; FLASH_ATTENTION took 1.38 to 1.87 times
-    (``benchmarks.card_table``, 2048 and 16384 tokens). In fp32 with grouped queries PyTorch stores the scores.
+    PyTorch 2.11 chooses cuDNN for 16-bit tensors on an H200. It took 0.75 to 1.03 times the time of ours in
+    the forward, and 0.81 to 0.97 times with the backward; FLASH_ATTENTION took 1.38 to 1.87 times
+    (``benchmarks.card_table``, 2048 and 16384 tokens). In fp32 with grouped queries PyTorch stores the
+    scores.
     """
     if is_requested() or not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16):
         return False
