@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import os
 import re
 import sys
+from pathlib import Path
 
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 
@@ -42,9 +45,20 @@ def check_torch(version: str | None = None, *, oldest: tuple[int, int] = OLDEST,
     if release(version) < oldest:
         number = ".".join(map(str, oldest))
         needs = f"{what} needs {number}" if what else f"the oldest supported release is {number}"
-        raise UserError(
-            f"PyTorch {version} is too old, {needs}: pip install -U torch, or load a newer module"
-        )
+        raise UserError(f"PyTorch {version} is too old, {needs}: {cure()}")
+
+
+def cure() -> str:
+    """Return how to get a newer PyTorch.
+
+    An upgrade is advised only where PyTorch belongs to this environment and can be written: pip would break
+    the module of a computing centre, or put another PyTorch beside it.
+    """
+    spec = importlib.util.find_spec("torch")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+    if folder is not None and folder.is_relative_to(sys.prefix) and os.access(folder, os.W_OK):
+        return "pip install -U torch"
+    return "load a module with a newer PyTorch, or make an environment that has one (`TORCH=auto make lab`)"
 
 
 def exit_if_torch_too_old(program: str) -> None:

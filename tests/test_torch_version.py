@@ -3,18 +3,16 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
-from dlo_lib.torch_version import OLDEST, check_torch, release
+from dlo_lib.torch_version import OLDEST, check_torch, cure, release
 
 ROOT = Path(__file__).resolve().parents[1]
-TOO_OLD = (
-    "PyTorch 2.5.1+cu124 is too old, the oldest supported release is 2.6: "
-    "pip install -U torch, or load a newer module"
-)
+TOO_OLD = f"PyTorch 2.5.1+cu124 is too old, the oldest supported release is 2.6: {cure()}"
 
 
 def test_the_oldest_release_is_that_of_pyproject():
@@ -31,8 +29,27 @@ def test_a_version_is_read_with_any_suffix(version, numbers):
 
 def test_a_lab_may_need_a_later_one():
     check_torch("2.9.1", oldest=(2, 9), what="13_dp_limit")
-    with pytest.raises(UserError, match="^PyTorch 2.8.0 is too old, 13_dp_limit needs 2.9: pip install"):
+    with pytest.raises(UserError, match="^PyTorch 2.8.0 is too old, 13_dp_limit needs 2.9: "):
         check_torch("2.8.0", oldest=(2, 9), what="13_dp_limit")
+
+
+def test_an_upgrade_is_advised_only_where_pytorch_belongs_to_the_environment(monkeypatch, tmp_path):
+    """``pip install -U torch`` on the module of a computing centre breaks it."""
+    package = tmp_path / "lib" / "torch"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda _: SimpleNamespace(origin=str(package / "__init__.py"))
+    )
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert cure() == "pip install -U torch"
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "pip" not in cure(), "another user's environment"
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda _: SimpleNamespace(origin=str(package / "__init__.py"))
+    )
+    assert "pip" not in cure(), "a virtual environment on a module"
+    assert "make lab" in cure()
 
 
 def test_ranks_are_not_started_on_an_older_one(monkeypatch):

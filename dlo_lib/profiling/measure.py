@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.torch_version import TorchVersion
 
 from dlo_lib.errors import UserError
 from dlo_lib.kernels import FusedOperation, Kernels, fuse
@@ -40,6 +39,7 @@ from dlo_lib.parallel.protocol import local_optimizer
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OptimizerStep, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
+from dlo_lib.torch_version import cure, release
 
 
 def measure_memory(
@@ -87,11 +87,12 @@ def measure_memory(
     """
     layout = (parallel, bucket_view, world_size, rank, kernels)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
-    # The older CPU kernel, which represents the kernel of the GPU, expands grouped keys and values.
-    if TorchVersion(torch.__version__) < "2.9":
+    # Older releases have no CPU kernel of attention with grouped keys and values, which represents the kernel
+    # of the GPU, no fake kernels of c10d's operators, and a fake process group that has no backend's name.
+    if release(torch.__version__) < (2, 9):
         raise UserError(
-            f"measure_memory needs torch 2.9 or newer, this is {torch.__version__}: "
-            "pip install -U torch, or use memory_footprint",
+            f"measure_memory needs PyTorch 2.9, and this is {torch.__version__}: use memory_footprint, or "
+            f"{cure()}"
         )
     # An operator without a fake kernel raises an error, because a fallback would run on real zeros.
     fake_mode = FakeTensorMode(allow_fallback_kernels=False)
