@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.card_rows import CASES, DEVICE, Case, r
 from dlo_lib.kernels.triton_code.tuning import trying
 
-LIMIT = 26.0
+LIMIT = 14.0
 """Seconds after which nothing more is measured."""
 
 

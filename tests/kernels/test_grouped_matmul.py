@@ -90,3 +90,27 @@ def test_wrong_matrices_are_refused():
         grouped_matmul(torch.ones(3, 4), torch.ones(2, 5, 4), torch.tensor([1, 2]))
     with pytest.raises(UserError, match="use the same"):
         grouped_matmul(torch.ones(3, 4), torch.ones(2, 4, 5).half(), torch.tensor([1, 2]))
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+@pytest.mark.parametrize("counts", [[2, 40, 7], [50, 1, 1], [3, -1, 9], [-4, 2, 2]])
+def test_the_kernels_reach_no_row_outside_of_the_rows_if_the_counts_are_wrong(counts):
+    """The rows are the middle of a larger tensor, whose other rows are NaN or have a mark."""
+    from dlo_lib.kernels.triton_code import grouped_matmul as module
+
+    def middle(columns, outside):
+        whole = torch.full((4 + 5 + 60, columns), outside)
+        whole[4:9] = 1.0
+        return whole, whole[4:9]
+
+    (_, rows), (_, grad), (written, out) = middle(4, torch.nan), middle(6, torch.nan), middle(6, -1.0)
+    weights, counts = torch.ones(3, 4, 6), torch.tensor(counts)
+    start = module._prepare_forward(
+        rows.device, rows.dtype, (5, 3, 4, 6), rows.stride(), weights.stride(), False
+    )
+    start(rows, weights, counts, out)
+    reached = min(5, int(counts.clamp(min=0).sum()))
+    assert out[:, 0].tolist() == [4.0] * reached + [0.0] * (5 - reached)
+    assert written[:, 0].tolist() == [-1.0] * 4 + out[:, 0].tolist() + [-1.0] * 60
+    sums = module.grouped_weight_gradient(rows, grad, counts).sum((1, 2)) / 24
+    assert sums.sum() == reached

@@ -75,10 +75,30 @@ def test_long_rows_are_loaded_or_converted_again_after_their_sums(backend):
 
     for dtype, columns in ((torch.float32, 13), (torch.bfloat16, 16)):
         inputs = [random(9, columns, dtype=dtype), *(random(columns, dtype=dtype, seed=s) for s in (1, 2))]
-        for reload in (1, 2):
-            with trying("norms.backward", {"RELOAD": reload}):
+        for reload, bias in ((1, 0), (2, 1), (3, 0), (3, 1)):
+            with trying("norms.backward", {"RELOAD": reload, "BIAS": bias, "STAGES": 1 + bias}):
                 check(rms_norm, reference_rms, inputs[:2], backend, factor=4)
                 check(layer_norm, lambda x, w, b: F.layer_norm(x, w.shape, w, b), inputs, backend, factor=4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_program_of_the_forward_loads_the_next_rows_while_it_computes(backend):
+    from dlo_lib.kernels.triton_code.launch import recorded
+    from dlo_lib.kernels.triton_code.tuning import trying
+
+    with trying("norms.forward", {"STAGES": 2, "programs": 1}):
+        for dtype, rows, columns in (
+            (torch.float32, 23, 13),
+            (torch.bfloat16, 24, 16),
+            (torch.float32, 1, 8),
+        ):
+            inputs = [random(rows, columns, dtype=dtype)]
+            inputs += [random(columns, dtype=dtype, seed=seed) for seed in (1, 2)]
+            check(rms_norm, reference_rms, inputs[:2], backend, factor=4)
+            check(layer_norm, lambda x, w, b: F.layer_norm(x, w.shape, w, b), inputs, backend, factor=4)
+        with using(backend), recorded() as launches:
+            rms_norm(torch.empty(4096, 16384, device="meta"), torch.empty(16384, device="meta"))
+    assert launches[0].grid == (132,)
 
 
 @pytest.mark.parametrize("backend", BACKENDS[1:])

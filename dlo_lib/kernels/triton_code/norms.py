@@ -98,7 +98,10 @@ def _backward_kernel(
         x, grad = x_raw.to(tl.float32), grad_raw.to(tl.float32)
         r = load(r_ptr + first + row, exists, 0.0, EVEN)[:, None]
         mean = load(mean_ptr + first + row, exists, 0.0, EVEN)[:, None] if CENTRED else 0.0
-        if RELOAD:
+        if RELOAD == 3:
+            if start < rows:  # always: a load below a condition is no part of the pipeline
+                weight = load(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
+        elif RELOAD:
             weight = load(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
         scaled = grad * weight
         mean_of_products = tl.sum(scaled * ((x - mean) * r), 1)[:, None] / columns
@@ -109,7 +112,11 @@ def _backward_kernel(
                 grad = load_again(grad_at, mask, 0.0, EVEN).to(tl.float32)
             else:  # the loaded row, in half of the registers if it has 16 bits
                 x, grad = again(x_raw).to(tl.float32), again(grad_raw).to(tl.float32)
-            weight = load_again(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
+            if RELOAD == 3:
+                if start < rows:
+                    weight = load_again(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
+            else:
+                weight = load_again(weight_ptr + column, inside, 0.0, WHOLE).to(tl.float32)
         normed = (x - mean) * r
         grad_x = grad * weight - normed * mean_of_products - mean_of_scaled
         part_w += grad * normed
@@ -213,11 +220,11 @@ def _prepare_backward(
 ) -> tuple[int, bool, PreparedLaunch]:  # fmt: skip
     """Return the number of programs, whether they also sum the gradient of a bias, and the launch."""
     block = row_block(columns)
-    tiles = tuned("norms.backward", device, block=block, bytes=block * dtype.itemsize)
+    tiles = tuned("norms.backward", device, block=block, bytes=block * dtype.itemsize, centred=centred)
     held, whole = tiles["ROWS"], block == columns
     programs = min(cdiv(rows, held), tiles.pop("programs") * processors(device))
     # Where the parts of both do not fit into the registers, the gradient of the bias is a sum of grad.
-    both = centred and bool(tiles.pop("BIAS", not tiles["RELOAD"]))
+    both = bool(tiles.pop("BIAS", not tiles["RELOAD"])) and centred
     meta = {"CENTRED": centred, "BLOCK": block, "BIAS": both, "WHOLE": whole, **tiles}
     meta["EVEN"] = whole and rows % held == 0
     start = PreparedLaunch(_backward_kernel, programs if columns else 0, (rows, columns), meta)

@@ -110,7 +110,7 @@ def sum_parts(parts: Tensor, first: Tensor, second: Tensor | None = None) -> Non
 def _prepare_sums(
     device: torch.device, dtype: torch.dtype, out: torch.dtype, kinds: int, count: int, columns: int
 ) -> PreparedLaunch:
-    tiles = tuned("rows.sum_parts", device, columns=columns)
+    tiles = tuned("rows.sum_parts", device, columns=columns, parts=count)
     blocks = cdiv(columns, tiles["COLS"])
     return PreparedLaunch(_sum_parts_kernel, kinds * blocks, (count, columns, blocks), tiles)
 
