@@ -201,7 +201,7 @@ def keep_within(order: torch.Tensor, counts: torch.Tensor, capacity: int) -> tup
     """Return order and counts without the rows that exceed the capacity of their expert."""
     ### BEGIN SOLUTION
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)  # of each row, where its expert begins
-    place = torch.arange(len(order)) - starts
+    place = torch.arange(len(order), device=order.device) - starts
     return order[place < capacity], counts.clamp(max=capacity)
     ### END SOLUTION
 
@@ -454,7 +454,7 @@ def expert_parallel(x, router, first, second, k: int, group: dist.ProcessGroup |
     received = exchange_counts(counts, group)
     send, receive = counts.view(len(received), -1).sum(1).tolist(), received.sum(1).tolist()
     rows = AllToAll.apply(x[order // k], send, receive, group)
-    own = torch.arange(len(first)).repeat(len(received)).repeat_interleave(received.flatten())  # of each row, its expert
+    own = torch.arange(len(first), device=received.device).repeat(len(received)).repeat_interleave(received.flatten())  # of each row, its expert
     by_expert, loads = sort_choices(own.unsqueeze(-1), len(first))
     results = run_experts(rows[by_expert], loads, first, second)
     as_received = torch.empty_like(results).index_copy(0, by_expert, results)
@@ -634,8 +634,8 @@ def padded_expert_parallel(x, router, first, second, k: int, capacity: int, grou
     experts, weights, _ = route(x, router, k)
     order, counts = sort_choices(experts, len(router))
     order, counts = keep_within(order, counts, capacity)
-    owner = torch.arange(len(router)).repeat_interleave(counts)
-    slot = owner * capacity + torch.arange(len(order)) - (counts.cumsum(0) - counts)[owner]
+    owner = torch.arange(len(router), device=counts.device).repeat_interleave(counts)
+    slot = owner * capacity + torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[owner]
     buffer = x.new_zeros(len(router) * capacity, x.shape[1]).index_copy(0, slot, x[order // k])
     world = dist.get_world_size(group)
     equal = [len(buffer) // world] * world
@@ -666,7 +666,7 @@ def with_grouped_mm(x, router, first, second, k: int, group=None, bias=None):
     received = exchange_counts(counts, group)
     send, receive = counts.view(len(received), -1).sum(1).tolist(), received.sum(1).tolist()
     rows = all_to_all_single_autograd(x[order // k], receive, send, group)
-    own = torch.arange(len(first)).repeat(len(received)).repeat_interleave(received.flatten())
+    own = torch.arange(len(first), device=received.device).repeat(len(received)).repeat_interleave(received.flatten())
     by_expert = own.argsort(stable=True)
     ends = received.sum(0).cumsum(0).int()
     inner = F.silu(F.grouped_mm(rows[by_expert], first, offs=ends))
