@@ -23,11 +23,11 @@ from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 @triton.jit
 def _normalise(
-    x_ptr, y_ptr, mean_ptr, r_ptr, weight_raw, bias_raw, first, rows, columns, eps,
-    CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, bias_ptr, y_ptr, mean_ptr, r_ptr, weight_raw, bias_raw, first, rows, columns, eps,
+    CENTRED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WHOLE: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rows from ``first`` on."""
+    """Compute the rows from ``first`` on. Without STAGES the bias is loaded here, after the sums."""
     row, column = tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
     offsets = row[:, None] * columns + column
     inside = column < columns
@@ -45,7 +45,8 @@ def _normalise(
     store(r_ptr + first + row, r, exists, EVEN)
     weight = weight_raw.to(tl.float32)
     if CENTRED:
-        y = x * r[:, None] * weight + bias_raw.to(tl.float32)
+        bias = bias_raw if STAGES else load(bias_ptr + column, inside, 0.0, WHOLE)
+        y = x * r[:, None] * weight + bias.to(tl.float32)
     else:  # rounded before the product with the weight, as in Llama
         y = (x * r[:, None]).to(x_raw.dtype).to(tl.float32) * weight
     store(y_ptr + first * columns + offsets, y, mask, EVEN)
@@ -61,17 +62,17 @@ def _forward_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     inside = column < columns
     weight = load(weight_ptr + column, inside, 0.0, WHOLE)
-    bias = load(bias_ptr + column, inside, 0.0, WHOLE) if CENTRED else weight
+    bias = load(bias_ptr + column, inside, 0.0, WHOLE) if CENTRED and STAGES else weight
     if STAGES:  # weight and bias stay in registers, in their dtype, because the row fills most of them
         for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
             _normalise(
-                x_ptr, y_ptr, mean_ptr, r_ptr, again(weight), again(bias), tl.cast(start, tl.int64), rows,
-                columns, eps, CENTRED, ROWS, BLOCK, WHOLE, EVEN,
+                x_ptr, bias_ptr, y_ptr, mean_ptr, r_ptr, again(weight), again(bias), tl.cast(start, tl.int64),
+                rows, columns, eps, CENTRED, ROWS, BLOCK, STAGES, WHOLE, EVEN,
             )  # fmt: skip
     else:
         _normalise(
-            x_ptr, y_ptr, mean_ptr, r_ptr, weight, bias, program.to(tl.int64) * ROWS, rows, columns, eps,
-            CENTRED, ROWS, BLOCK, WHOLE, EVEN,
+            x_ptr, bias_ptr, y_ptr, mean_ptr, r_ptr, weight, bias, program.to(tl.int64) * ROWS, rows, columns,
+            eps, CENTRED, ROWS, BLOCK, STAGES, WHOLE, EVEN,
         )  # fmt: skip
 
 
