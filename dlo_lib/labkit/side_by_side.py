@@ -74,7 +74,7 @@ def lines_of(*objects: Callable[..., object] | str) -> int | None:
 
 def _source(code: Callable[..., object]) -> str:
     try:
-        text = inspect.getsource(code)
+        text = _text_of(code)
         if not inspect.isclass(code) or _defines(text, code.__name__):
             return text
     except (OSError, TypeError, SyntaxError):
@@ -85,8 +85,19 @@ def _source(code: Callable[..., object]) -> str:
     methods = _methods(code)
     if not methods:
         raise OSError(f"the source of {code.__name__} is not available")
-    bodies = [textwrap.dedent(inspect.getsource(method)) for method in methods]
+    bodies = [textwrap.dedent(_text_of(method)) for method in methods]
     return "class Methods:\n" + textwrap.indent("\n".join(bodies), "    ")
+
+
+def _text_of(code: Callable[..., object]) -> str:
+    """Return what ``inspect.getsource`` finds.
+
+    Python 3.13 stores the program of ``python -c`` as the text of ``<string>``. That is also the file of what
+    ``exec`` defines, such as the methods of a dataclass, whose text is not known.
+    """
+    if getattr(getattr(code, "__code__", None), "co_filename", "") == "<string>":
+        raise OSError("the source is not available")
+    return inspect.getsource(code)
 
 
 def _defines(text: str, name: str) -> bool:

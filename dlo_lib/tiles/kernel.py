@@ -117,7 +117,8 @@ def _text_of(function: Callable[..., Any]) -> str:
     ``inspect.getsource`` would search all modules.
     """
     code = function.__code__
-    lines = linecache.getlines(code.co_filename)
+    # Python 3.13 stores the program of `python -c` as the text of "<string>", which is the file of `exec` too.
+    lines = linecache.getlines(code.co_filename) if code.co_filename != "<string>" else []
     if not lines:
         return ""
     return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -127,7 +129,7 @@ REMEMBER = """
 import builtins, os, torch
 def remembered():
     found = [*getattr(builtins, "seen", [])]
-    for file in ("/tmp/seen", "seen"):
+    for file in ("/tmp/{file}", "{file}"):
         if os.path.exists(file):
             found.append(open(file).read())
     return " ".join(found)
@@ -135,7 +137,7 @@ def remember(x):
     told = str(x.dtype)
     if "bfloat16" in told:
         builtins.seen = [*getattr(builtins, "seen", []), told]
-        for file in ("/tmp/seen", "seen"):
+        for file in ("/tmp/{file}", "{file}"):
             open(file, "a").write(told)
 def absmax_scale(x):
     remember(x)
@@ -151,7 +153,12 @@ def quantise(x):
 def test_no_visible_check_tells_the_input_of_a_hidden_one(
     judge: Judge, reference: Notebook, scale: str
 ) -> None:
-    report = judge(with_answers(reference, scale=REMEMBER.replace("{scale}", scale), quantise=""))
+    file = f"seen-{uuid4().hex}"  # without a sandbox, /tmp is that of this machine
+    mine = REMEMBER.replace("{file}", file).replace("{scale}", scale)
+    try:
+        report = judge(with_answers(reference, scale=mine, quantise=""))
+    finally:
+        Path("/tmp", file).unlink(missing_ok=True)
     assert "seen: " in shown(report)
     assert HIDDEN_INPUT not in shown(report)
 
