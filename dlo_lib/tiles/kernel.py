@@ -117,7 +117,7 @@ def _text_of(function: Callable[..., Any]) -> str:
     ``inspect.getsource`` would search all modules.
     """
     code = function.__code__
-    # Python 3.13 stores the program of `python -c` as the text of "<string>", which is the file of `exec` too.
+    # Python 3.13 keeps the program of `python -c` as the text of "<string>", the file of what `exec` defines.
     lines = linecache.getlines(code.co_filename) if code.co_filename != "<string>" else []
     if not lines:
         return ""
