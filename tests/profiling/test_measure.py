@@ -229,10 +229,21 @@ def test_the_fake_process_group_is_destroyed_also_after_an_error(monkeypatch: py
     assert not dist.is_initialized()
 
 
-def test_an_older_pytorch_is_refused(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("choice", [{}, {"checkpointing": True}, {"precision": "fp32"}])
+def test_one_rank_has_the_same_memory_on_an_older_pytorch(monkeypatch: pytest.MonkeyPatch, choice: dict):
+    """Lab 00 measures it, at a centre whose PyTorch is 2.8."""
+    now = measure_memory("tiny", 2, seq=256, parallel="none", **choice)
     monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
-    with pytest.raises(UserError, match=r"needs PyTorch 2\.9, and this is 2\.8\.0\+cpu: use memory_footprint"):
-        measure_memory("tiny", seq=64, parallel="none")
+    assert measure_memory("tiny", 2, seq=256, parallel="none", **choice).peak_bytes == now.peak_bytes
+
+
+@pytest.mark.parametrize("choice", [{"world_size": 4}, {"parallel": "none", "kernels": "fused"}])
+def test_several_ranks_and_fused_operations_need_2_9(monkeypatch: pytest.MonkeyPatch, choice: dict):
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
+    with pytest.raises(
+        UserError, match=r"needs PyTorch 2\.9, and this is 2\.8\.0\+cpu: use memory_footprint"
+    ):
+        measure_memory("tiny", seq=64, **choice)
 
 
 def test_with_a_process_group_in_use_only_a_step_without_ranks_can_be_measured():
