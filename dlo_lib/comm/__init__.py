@@ -29,8 +29,9 @@ or all ranks of a machine on one clock, which also shows the ranks that are late
 Each ``Event`` holds its ``Call`` (operation, group and members, peer, tag, dtype, shape, bytes, reduction,
 asynchronous or not, the user's line of code) and its moments. The tracer does not see calls on a backend
 object, the key-value store, symmetric memory and other processes. For ``isend`` and ``irecv`` it knows only
-an upper bound of the end. It does not know when a parameter is freed: measure memory instead. With an unknown
-version of PyTorch the program runs with a warning, and questions to the trace raise ``NotTraced``.
+an upper bound of the end. It does not know when a parameter is freed: measure memory instead. An operator of
+a newer PyTorch that it does not know is passed on, named in a warning, and traced as a call of the kind
+``UNKNOWN``. If the waits of PyTorch are unknown, questions to the trace raise ``NotTraced``.
 
 The explainer needs no call. It watches the ranks that ``run_ranks`` starts, and under torchrun and srun it
 watches ``dlo_lib.train`` and programs within ``dlo_lib.launch.explained()``. Each rank writes a row in shared

@@ -152,6 +152,8 @@ def _read_records(utils: Any, missing: list[str]) -> _Records:
     breaks = getattr(utils, "graph_break_reasons", None)
     if breaks is None:
         missing.append("where graphs break")
+    if not hasattr(utils.CompilationMetrics, "recompile_reason"):  # 2.6
+        missing.append("why code is compiled again")
     return _Records(
         tuple(utils.get_compilation_metrics()), tuple(breaks or ()), dict(utils.counters["inductor"])
     )
@@ -221,7 +223,7 @@ def _broken(file: str, line: int, words: str) -> GraphBreak:
 def _seconds(record: Any) -> float:
     if record.entire_frame_compile_time_s is not None:
         return float(record.entire_frame_compile_time_s)
-    backward = getattr(record, "backward_cumulative_compile_time_us", None)  # of the first backward
+    backward = record.backward_cumulative_compile_time_us  # of the first backward
     return backward / 1e6 if backward else 0.0
 
 
