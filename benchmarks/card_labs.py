@@ -18,7 +18,6 @@ import ast
 import contextlib
 import io
 import json
-import linecache
 import os
 import re
 import shutil
@@ -82,8 +81,7 @@ def run_cell(cell: Cell, namespace: dict[str, Any], figures: Path, file: str) ->
     The value of the last line is shown too: of a figure, its alternative text, and the picture is saved as
     ``figures/CELL.png``.
     """
-    source = "\n" * (cell.line - 1) + cell.text
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    source = "\n" * (cell.line - 1) + cell.text  # the lines of ``file``, where Triton reads a kernel's text
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         try:

@@ -84,10 +84,10 @@ def gpu_tests() -> list[str]:
 
 
 PARTS = {
-    "kernels": Part(queue(8, lambda: ["tests/kernels"]), 100, by_default=True),
-    "table": Part(module("benchmarks.card_table"), 110, by_default=True),
-    "training": Part(module("benchmarks.card_train"), 180, by_default=True),
-    "tests": Part(queue(3, gpu_tests), 90, by_default=True),
+    "kernels": Part(queue(12, lambda: ["tests/kernels"]), 120, by_default=True),
+    "table": Part(module("benchmarks.card_table", "--limit", "140"), 145, by_default=True),
+    "training": Part(module("benchmarks.card_train", "145"), 150, by_default=True),
+    "tests": Part(queue(3, gpu_tests), 65, by_default=True),
     "search-launch": Part(module("benchmarks.card_launch"), 30),
     "search-rows": Part(module("benchmarks.card_tune_rows"), 60),
     "search-attention": Part(module("benchmarks.card_tune_attention"), 100),

@@ -515,6 +515,14 @@ print(f"{DEVICE.type}, {torch.backends.cpu.get_cpu_capability()}")
 print(compared(predicted_speed, speed))
 figures.ratio_bars(speed, predicted_speed, xlabel=f"matrices of {LARGEST // 2} and of {LARGEST} rows", ylabel="time in fp32 / time in bf16")
 
+# %% [markdown] id="speed_on_gpu_text"
+# Without a GPU, the next cell shows what the cell above gave on one, with larger matrices.
+
+# %% id="speed_on_gpu" tags=["demo"]
+from dlo_lib.labkit.stored_results import show_stored
+
+show_stored("01_first_device", "show_speed")
+
 # %% id="show_trained" tags=["demo"]
 import warnings
 
