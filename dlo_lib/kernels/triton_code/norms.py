@@ -171,7 +171,7 @@ def _prepare_forward(
     centred: bool,
 ) -> PreparedLaunch:  # fmt: skip
     block = row_block(columns)
-    tiles = tuned("norms.forward", device, block=block, bytes=block * dtype.itemsize)
+    tiles = tuned("norms.forward", device, block=block, bytes=block * dtype.itemsize, centred=centred)
     held, whole = tiles["ROWS"], block == columns
     programs, each = cdiv(rows, held), tiles.pop("programs", 0)
     tiles.setdefault("STAGES", 0)
