@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from rich.table import Table
 
 from dlo_lib.errors import unknown_name
 from dlo_lib.kernels.cases import CASES, SIZES
-from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels
+from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels, compile_part
 from dlo_lib.usage import leave_with
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -85,16 +84,11 @@ def _compiled(
     # Processes, because Triton's passes hold the interpreter lock.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         parts = [
-            pool.submit(_compile_part, name, capability, dtype, size)
+            pool.submit(compile_part, name, capability, _DTYPES[dtype], size)
             for name, capability in itertools.product(operations, capabilities)
         ]
         for part in parts:
             yield from part.result()
-
-
-def _compile_part(operation: str, capability: int, dtype: str, size: str) -> list[CompiledKernel]:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return list(compile_kernels([operation], [capability], _DTYPES[dtype], size))
 
 
 def main() -> None:

@@ -153,6 +153,12 @@ def compile_kernels(
                 yield _compiled(name, launch, capability, dtype, size)
 
 
+def compile_part(operation: str, capability: int, dtype: torch.dtype, size: str) -> list[CompiledKernel]:
+    """Compile the kernels of one operation for one compute capability, in a process of several."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return list(compile_kernels([operation], [capability], dtype, size))
+
+
 def _launches(name: str, dtype: torch.dtype, capability: int, size: str) -> list[Any]:
     """Return the different launches of one operation; those of a loop differ only in their grid."""
     from dlo_lib.kernels.triton_code.launch import recorded

@@ -30,7 +30,7 @@ def run_report(tmp_path, *args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
 def test_kernels_are_compiled_for_both_devices(tmp_path):
     selected = ("--operation", "vector_add", "--operation", "softmax", "--sm", "80", "--sm", "90")
-    done = run_report(tmp_path / "cache", *selected, "--ptx", str(tmp_path / "ptx"))
+    done = run_report(tmp_path / "cache", *selected, "--jobs", "2", "--ptx", str(tmp_path / "ptx"))
     assert done.returncode == 0, done.stderr
     rows = [re.findall(r"[\w.-]+", line) for line in done.stdout.splitlines() if "kernel" in line]
     made = {(name, sm): [float(number) for number in rest[:5]] for _, name, sm, *rest in rows if sm.isdigit()}
