@@ -59,7 +59,7 @@ def candidates() -> list[Candidate]:
     """Every kernel, size and tile; the sizes of 2048 tokens first, because they take less time."""
     if SMOKE:
         return [(kernel, case, (16, 16, 4, 2, 1, 0)) for kernel in ("forward", "dq", "dkv") for case in CASES]
-    found = []
+    found: list[tuple[str, Case, tuple[int, ...]]] = []
     for case in sorted(CASES):
         for (kernel, dim), tiles in TILES.items():
             if dim != case[3] or (kernel != "forward" and case[:4] in BETWEEN):
