@@ -164,6 +164,7 @@ def test_a_tile_is_read_in_bulk_where_the_table_and_the_strides_allow_it():
 
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
 def test_a_prepared_launch_passes_what_triton_passes(tmp_path):
+    """And no compiled kernel lets the copy engine write to an address that is not aligned."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-m", "tests.kernels.attention_without_a_card"]

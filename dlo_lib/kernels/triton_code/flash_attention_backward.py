@@ -142,8 +142,13 @@ def _dq_kernel(
 def _row_values(
     source, line, first, length, padded, EVEN: tl.constexpr, BULK: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The values (ROWS,) of a line of -lse or -delta; 0 outside."""
-    if BULK:
+    """The values (ROWS,) of a line of -lse or -delta; 0 outside.
+
+    The copy engine writes to multiples of 128 bytes, 32 values, and Triton packs the buffers of a pipeline.
+    Fewer values are read by pointers: with 16 the second buffer would begin at byte 64, which stops the GPU
+    with a misaligned address.
+    """
+    if BULK and ROWS >= 32:
         return source.load([line, first]).reshape(ROWS)
     else:
         rows = first + tl.arange(0, ROWS)
@@ -197,7 +202,7 @@ def _dkv_kernel(
     q_at = tile_source(q_ptr, group, seq_q, q_h, q_s, BULK, DIM, ROWS, DIMS)
     grad_at = tile_source(grad_ptr, group, seq_q, g_h, g_s, BULK, DIM, ROWS, DIMS)
     rows_at = rows_ptr + number.to(tl.int64) * (2 * group * padded)
-    if BULK:
+    if BULK and ROWS >= 32:  # as in _row_values
         rows_at = tl.make_tensor_descriptor(rows_at, [2 * group, seq_q], [padded, 1], [1, ROWS])
     k_ptr += batch * k_b + kv_head * k_h
     v_ptr += batch * v_b + kv_head * v_h
