@@ -7,7 +7,6 @@ is read from /proc; on systems without it, it is unknown.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import socket
@@ -19,12 +18,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
-import torch
-
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.switch.memory import exact_bytes
+from dlo_lib.grading.switch.memory import resident_bytes
 from dlo_lib.grading.switch.server import TICK, SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.launch.frames import display_name
@@ -75,7 +72,7 @@ class LocalSwitch:
 
     def memory(self, rank: int) -> int | None:
         """Return the bytes that the rank holds beyond those at its connection; None if unknown."""
-        return exact_bytes(self._pids[rank]) - self._initial_bytes[rank] if rank in self._pids else None
+        return resident_bytes(self._pids[rank]) - self._initial_bytes[rank] if rank in self._pids else None
 
     def source_file(self, file: str) -> str:
         """Return ``file``: the ranks and this process belong to the same user."""
@@ -125,14 +122,13 @@ class LocalSwitch:
             self._pids[rank], *_ = CREDENTIALS.unpack(
                 line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             )
-            self._initial_bytes[rank] = exact_bytes(self._pids[rank])
+            self._initial_bytes[rank] = resident_bytes(self._pids[rank])
         line.sendall(READY)
 
 
 @contextmanager
 def connected_link(path: str, rank: int) -> Iterator[Link]:
     """In a rank, connect to the switch at ``path``; at the end, report how this rank ended."""
-    torch._C._get_accelerator()  # as dist.barrier does: it loads the driver of a GPU
     _return_freed_memory()
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
@@ -148,10 +144,9 @@ def connected_link(path: str, rank: int) -> Iterator[Link]:
 
 
 def _return_freed_memory() -> None:
-    """Make glibc return freed tensors to the system at once, and what is free now, where a tensor would find
-    room without a trace: then the resident memory is the memory in use.
+    """Make glibc return freed tensors to the system at once, so that the resident memory is the memory in
+    use.
     """
-    library = ctypes.CDLL(None)
-    with contextlib.suppress(AttributeError):  # another C library
-        library.mallopt(M_MMAP_THRESHOLD, 1 << 17)
-        library.malloc_trim(0)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 17)

@@ -20,21 +20,6 @@ def resident_bytes(pid: int) -> int:
     )
 
 
-def exact_bytes(pid: int) -> int:
-    """Return the same as ``resident_bytes``, counted page by page; 0 if the process has ended.
-
-    The numbers of ``status`` are off by some MiB on kernels 6.2 to 6.16 with many cores. Cost: some
-    milliseconds. Where ``smaps_rollup`` cannot be read, it is the number of ``status``.
-    """
-    pages = read_proc(f"/proc/{pid}/smaps_rollup").splitlines()
-    if not pages:
-        return resident_bytes(pid)
-    shared = read_proc(f"/proc/{pid}/status").splitlines()
-    lines = [line for line in pages if line.startswith(("Anonymous:", "Swap:"))]
-    lines += [line for line in shared if line.startswith(("RssShmem", "HugetlbPages"))]
-    return sum(int(line.split()[1]) * 1024 for line in lines)
-
-
 def sent_and_unread(line: socket.socket) -> int:
     """Return the bytes that were sent on ``line`` and that the other end has not read, with what the kernel
     adds to them; 0 on systems other than Linux.
