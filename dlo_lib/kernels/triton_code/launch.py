@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -87,26 +86,8 @@ def cdiv(count: int, block: int) -> int:
     return -(-count // block)
 
 
-def programs_at_once(device: torch.device) -> int:
-    """Return about how many programs run at once: 4 of each multiprocessor of a GPU."""
-    if device.type == "cuda":
-        return 4 * multiprocessors(device)
-    return 3  # interpreted: fewer than the rows of a test
-
-
 @cache
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; the properties are read once."""
     count: int = torch.cuda.get_device_properties(device).multi_processor_count
     return count
-
-
-def warps_for(block: int) -> int:
-    """Return the number of warps for ``block`` elements: 8 elements of each thread, 1 to 16 warps."""
-    return max(1, min(16, block // 256))
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """Return ``x`` (..., n) as contiguous rows (rows, n). A contiguous tensor is not copied."""
-    rows = math.prod(x.shape[:-1])
-    return x.contiguous().view(rows, x.shape[-1])
