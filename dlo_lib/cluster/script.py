@@ -177,6 +177,10 @@ class JobScript:
         if self.module_path:
             path = ":".join(map(shlex.quote, self.module_path))
             rows.append(("PYTHONPATH", f'{path}"${{PYTHONPATH:+:$PYTHONPATH}}"', "the code as submitted"))
+        if slurm:
+            rows.append(
+                ("SLURM_EXPORT_ENV", "ALL", "srun passes these variables on, also with --export=NONE")
+            )
         if slurm and isinstance(self.work, OnRanks):
             rows.append(
                 (

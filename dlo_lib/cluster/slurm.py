@@ -11,13 +11,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from dlo_lib.cluster.snapshot import Snapshot
 from dlo_lib.cluster.states import ElementStatus, of_slurm
+from dlo_lib.cluster.user_environment import for_script
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
@@ -51,7 +52,7 @@ def submit(script: Path, *options: str) -> int:
     Raises:
         UserError: SLURM refuses it; the message is SLURM's.
     """
-    done = _call("sbatch", "--parsable", *options, str(script))
+    done = _sbatch(script.read_text(encoding="utf-8"), "--parsable", *options, str(script))
     _queue().invalidate()
     if done.returncode:
         raise UserError(tr("SLURM refuses the job: {why}", why=_error_text(done)))
@@ -67,7 +68,7 @@ def expected_start(script: str) -> tuple[str, str]:
     with tempfile.NamedTemporaryFile("w", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
-        done = _call("sbatch", "--test-only", file.name)
+        done = _sbatch(script, "--test-only", file.name)
     if done.returncode:
         return "", _error_text(done)
     start = re.search(r"to start at (\S+)", done.stderr + done.stdout)
@@ -317,8 +318,14 @@ def submission_environment() -> dict[str, str]:
     }
 
 
-def _call(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = submission_environment() | {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+def _sbatch(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run sbatch without the ``SBATCH_*`` of the user whose options the script sets."""
+    return _call("sbatch", *words, inherited=for_script(submission_environment(), script))
+
+
+def _call(*command: str, inherited: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = dict(submission_environment() if inherited is None else inherited)
+    environment |= {"SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, env=environment)
     except FileNotFoundError as error:

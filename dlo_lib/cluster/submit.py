@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.cluster import dependency, login_node, records, slurm, turns
-from dlo_lib.cluster.cost import estimate
+from dlo_lib.cluster.announcement import announcement
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.job import Job
 from dlo_lib.cluster.preparation import PreparedCall, What, in_folder, prepare, write
@@ -156,27 +156,12 @@ def submit(
     folder = records.jobs_dir() / prepared.digest[:16]
     if dry_run:
         script = in_folder(prepared, folder)
-        print(_cost(script, after is None))
+        print(announcement(script, after is None, dry_run=True))
         return Script(script.text())
     with records.locked(folder):
         return _submit_or_find(
             prepared, folder, None if after is None else Dependency(after.folder, after_kind)
         )
-
-
-def _cost(script: JobScript, starts_alone: bool) -> str:
-    """Return what a job may cost, and when SLURM expects it to start."""
-    want = script.allocation
-    said = f"{script.name}: {estimate(want, len(script.elements))}"
-    if want.site.scheduler is not Scheduler.SLURM or not starts_alone or not slurm.is_available():
-        return said
-    try:
-        start, refusal = slurm.expected_start(script.text())
-    except slurm.NoAnswer:  # the estimate is no reason to refuse the job
-        return tr("{said}; no expected start, because SLURM does not answer", said=said)
-    if refusal:
-        return f"{said}\n{tr('SLURM would refuse the job: {why}', why=refusal)}"
-    return tr("{said}; expected start {start}", said=said, start=start) if start else said
 
 
 def _submit_or_find(prepared: PreparedCall, folder: Path, after: Dependency | None) -> Job:
@@ -186,7 +171,7 @@ def _submit_or_find(prepared: PreparedCall, folder: Path, after: Dependency | No
         write(prepared, folder)
     if not job.record.turns:
         if job.record.scheduler is Scheduler.SLURM:
-            print(_cost(in_folder(prepared, folder), after is None))
+            print(announcement(in_folder(prepared, folder), after is None))
         new |= _first_turn(job, after)
     elif job.record.scheduler is Scheduler.LOCAL:
         lost = tuple(status.element for status in job.look()[1] if status.state is State.LOST)

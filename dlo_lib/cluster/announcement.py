@@ -1,0 +1,82 @@
+"""What a call prints before it submits: what the job may cost, when it may start, and what else applies.
+
+SLURM plans the start with ``sbatch --test-only``, which refuses more than a submission does: a job that must
+wait for nodes, a limit or a reservation counts as refused there. So the refusal is shown only without a
+submission (``dry_run``), and only when a submission would be refused too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from dlo_lib.cluster import slurm, user_environment
+from dlo_lib.cluster.cost import estimate
+from dlo_lib.cluster.script import JobScript
+from dlo_lib.cluster.site import Scheduler
+from dlo_lib.text import tr
+
+_WAITS = (
+    "accounting/qos policy",
+    "reservation not usable",
+    "reservation is busy",
+    "reservation not available",
+    "required node not available",
+    "nodes required for job are down, drained or reserved",
+    "qos resource threshold",
+    "job is currently held",
+    "requested nodes are busy",
+    "requested partition configuration not available now",
+    "burst buffer",
+    "partition in inactive",
+    "partition inactive",
+    "partition is in down",
+    "partition down",
+    "licenses",
+    "dependency",
+    "unable to contact",
+    "try again",
+    "resource temporarily unavailable",
+    "timed out",
+)
+"""Parts of SLURM's messages for which a submission is accepted and the job waits, or which are no verdict."""
+
+
+def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -> str:
+    """Return the lines to print about a job.
+
+    Args:
+        script: of the job.
+        starts_alone: whether it waits for no other job, so that SLURM can plan its start.
+        dry_run: whether the job is not submitted, so that this is the only place where SLURM's refusal shows.
+    """
+    want = script.allocation
+    said = f"{script.name}: {estimate(want, len(script.elements))}"
+    if want.site.scheduler is not Scheduler.SLURM:
+        return said
+    text = script.text()
+    lines = [said, *_of_user(os.environ, text)]
+    if not starts_alone or not slurm.is_available():
+        return "\n".join(lines)
+    try:
+        start, refusal = slurm.expected_start(text)
+    except slurm.NoAnswer:  # the estimate is no reason to refuse the job
+        lines[0] = tr("{said}; no expected start, because SLURM does not answer", said=said)
+        return "\n".join(lines)
+    if start:
+        lines[0] = tr("{said}; expected start {start}", said=said, start=start)
+    if dry_run and is_certain(refusal):
+        lines.append(tr("SLURM would refuse the job: {why}", why=refusal))
+    return "\n".join(lines)
+
+
+def is_certain(refusal: str) -> bool:
+    """Return whether SLURM would refuse the submission too, after it has refused to plan the start."""
+    return bool(refusal) and not any(part in refusal.lower() for part in _WAITS)
+
+
+def _of_user(environment: Mapping[str, str], script: str) -> list[str]:
+    names = user_environment.honoured(environment, script)
+    if not names:
+        return []
+    return [tr("options of your environment apply too: {names}", names=", ".join(names))]
