@@ -70,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-combination", action="store_true", help="run all combinations of parallel dimensions"
     )
+    parser.addoption("--every-fault", action="store_true", help="spoil each command of SLURM in each way")
     parser.addoption(
         "--every-check", action="store_true", help="judge each mutant of a lab by all checks of its question"
     )
@@ -84,6 +85,28 @@ class WholeFiles(LoadScopeScheduling):
         if Path(file).name == EVERY_LAB:
             return f"{file}::{lab_of(test)}"
         return nodeid if Path(file).name in ONE_BY_ONE else file
+
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test that ran when the process of ``node`` died, and give the rest to other processes.
+
+        pytest-xdist runs that test again in each new process, until there have been too many of them, and
+        never the tests after it.
+        """
+        units = self.assigned_work.pop(node)
+        crashed = next((test for unit in units.values() for test, ended in unit.items() if not ended), None)
+        for scope, unit in units.items():
+            if crashed in unit:
+                unit[crashed] = True
+            if not all(unit.values()):
+                self.workqueue[scope] = unit
+        if crashed is not None:
+            for other in self.assigned_work:
+                self._reschedule(other)
+        return crashed
+
+    def _reschedule(self, node: Any) -> None:
+        if node in self.registered_collections:  # a process that replaces one has not collected yet
+            super()._reschedule(node)
 
 
 LABS = {file.parent.name for file in Path(__file__).parents[1].glob("solutions/*/lab.toml")}

@@ -27,6 +27,8 @@ import pytest
 SLOWEST = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 PROPERTY = "cpu_seconds"
+OUTCOMES = ("passed", "skipped", "failed")  # the last one that a report has is that of the test
+CRASH = "???"  # pytest-xdist's only report of a test whose process has died
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cpu-file",
         type=Path,
         metavar="PATH",
-        help="--cpu-file=PATH writes the CPU time of every test to PATH, as JSON lines",
+        help="--cpu-file=PATH writes the CPU time and the outcome of every test to PATH, as JSON lines",
     )
 
 
@@ -78,16 +80,20 @@ class Summary:
         if file is not None:
             file.write_text("")
         self.tests: dict[str, float] = {}
+        self.outcomes: dict[str, str] = {}
         self.began, self.machine = time.monotonic(), machine()
         # `make test` starts pytest by exec: the shell's earlier children are counted as this process's.
         self.earlier = os.times()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown":
-            self.tests[report.nodeid] = seconds = dict(report.user_properties).get(PROPERTY, 0.0)
+        test, earlier = report.nodeid, self.outcomes.get(report.nodeid, "passed")
+        self.outcomes[test] = outcome = max(earlier, report.outcome, key=OUTCOMES.index)
+        if report.when in ("teardown", CRASH):
+            self.tests[test] = seconds = dict(report.user_properties).get(PROPERTY, 0.0)
             if self.file is not None:  # at once: a run that is stopped has not been for nothing
                 with self.file.open("a") as lines:
-                    lines.write(json.dumps({"test": report.nodeid, "cpu": round(seconds, 3)}) + "\n")
+                    line = {"test": test, "cpu": round(seconds, 3), "outcome": outcome}
+                    lines.write(json.dumps(line) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         times = os.times()
