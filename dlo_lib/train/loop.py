@@ -18,6 +18,7 @@ from dlo_lib.data import batches
 from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
+from dlo_lib.ownership import owned
 from dlo_lib.parallel.parallelize import local_tokens
 from dlo_lib.parallel.plan import ZeroStage
 from dlo_lib.stop import StopRequests
@@ -27,6 +28,7 @@ from dlo_lib.train.checkpoint import save
 from dlo_lib.train.compiled import losses_of_run
 from dlo_lib.train.config import Auto, TrainConfig
 from dlo_lib.train.control import Control, Decision
+from dlo_lib.train.disk import writing
 from dlo_lib.train.prepare import Prepared, open_out, prepare, write_config
 from dlo_lib.train.report import reporter
 from dlo_lib.train.state import TrainState
@@ -61,8 +63,8 @@ def train(config: TrainConfig) -> TrainResult:
     run after a step with a checkpoint; the result then has ``stopped``.
 
     Raises:
-        UserError: the run cannot be trained or resumed, a checkpoint is damaged, or the disk is full. It is
-            an ``AgreedError`` if every rank raises it.
+        UserError: the run cannot be trained or resumed, another run owns ``config.out``, a checkpoint is
+            damaged, or the disk is full. It is an ``AgreedError`` if every rank raises it.
     """
     here = place()
     with contextlib.ExitStack() as stack:
@@ -70,6 +72,9 @@ def train(config: TrainConfig) -> TrainResult:
         if here.world_size > 1 or config.is_parallel:
             stack.enter_context(init_process_group(here))
         control = stack.enter_context(Control())
+        with control.together(), writing(config.out):
+            if here.rank == 0:
+                stack.enter_context(owned(config.out))
         with control.together():
             prepared = prepare(config, here)
         with control.together():
