@@ -16,6 +16,7 @@ from dlo_lib.launch import explained, init_process_group, place
 from dlo_lib.launch.frames import register_sources, strip_library_frames
 from dlo_lib.launch.values import pack_result, unpack_call
 from dlo_lib.text import tr
+from dlo_lib.worker_start import start_workers_by_fork
 
 
 def main() -> int:
@@ -36,6 +37,7 @@ def main() -> int:
         return EXIT_BAD_INPUT
     sys.path[:0] = context["copies"]  # before the folders that the copies were made of
     sys.path += [entry for entry in context["path"] if entry not in sys.path]
+    start_workers_by_fork()
     register_sources({name: tuple(lines) for name, lines in context["sources"].items()})
     fn, _, given = unpack_call((folder / CALL).read_bytes())
     here = place()

@@ -31,6 +31,7 @@ from dlo_lib.grading.notebook.reference import use_reference
 from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
 from dlo_lib.grading.notebook.undefined_names import undefined_in, where_defined
 from dlo_lib.text import tr
+from dlo_lib.worker_start import start_workers_by_fork
 
 HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrader executes the notebook
 
@@ -77,6 +78,7 @@ class Lab:
         self.info = read_lab_info(self._folder)
         self._notebook = self._folder / f"{self.info.name}.ipynb"
         shorten_tracebacks(namespace, self._notebook)
+        start_workers_by_fork()
         self._failed = failed_cells()
         self._later = {} if self._grading else read_in_grading(self._folder)
 

@@ -39,6 +39,7 @@ from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.sandbox.channel import Channel
 from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.scenario import DirectNames, call_scenario, names_used, run_scenario
+from dlo_lib.worker_start import start_workers_by_fork
 
 MAX_OUTPUT = 1 << 20  # characters of one cell; more output is reported as cut
 # Magics that define nothing, and the help of a name. IPython overwrites 3 to 4 MiB of memory for each.
@@ -92,6 +93,7 @@ class OutputCounter(io.TextIOBase):
 
 def prepare() -> Shell:
     """Create the shell that every worker uses; called once, before the fork."""
+    start_workers_by_fork()
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"

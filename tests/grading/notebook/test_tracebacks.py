@@ -15,15 +15,21 @@ from nbclient import NotebookClient
 from dlo_lib.grading.lab.source import LabSource
 from dlo_lib.grading.notebook.failed_cells import FailedCells
 
+# Python 3.14 starts the workers of a DataLoader so, and they know no function of a notebook.
+AS_3_14 = (
+    "import multiprocessing\n"
+    "multiprocessing.get_all_start_methods = lambda: ['forkserver', 'fork', 'spawn']\n"
+    "multiprocessing.set_start_method('forkserver', force=True)\n"
+)
 CELLS = [
-    "from dlo_lib.grading import Lab\nlab = Lab(globals())",
+    f"{AS_3_14}from dlo_lib.grading import Lab\nlab = Lab(globals())",
     "def scale(x):\n    # YOUR CODE HERE\n    raise NotImplementedError()",
     "scale(1)",
     "raise NotImplementedError()",
     'raise NotImplementedError("sum for Bool")',
     "lab.hint('scael')",
     "from torch.utils.data import DataLoader\n"
-    "list(DataLoader([1, 2], num_workers=1, multiprocessing_context='fork', worker_init_fn=scale))",
+    "list(DataLoader([1, 2], num_workers=1, worker_init_fn=scale))",
     "import collections.abc\nclass Never:\n    def go(self):\n        return {}['x']\nNever().go()",
 ]
 
