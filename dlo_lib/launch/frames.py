@@ -23,6 +23,8 @@ _SHELL = os.path.join(sysconfig.get_path("purelib"), "IPython", "core")
 _AROUND_THE_CALLER = (_OURS, _FUNCTION_OF_A_JOB, _LIVE_RANKS, _SHELL)
 _EXPLAINER = str(Path(__file__).parents[1] / "comm")
 _RANK = str(Path(__file__).with_name("rank.py"))
+# Since 3.14 Python writes the stack of its own C functions too, after that of a crash.
+_STACK_BEGIN = re.compile(r"(?<!C stack trace) \(most recent call first\):\n")
 _STACK_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 
 
@@ -48,7 +50,7 @@ def strip_library_frames(trace: TracebackType | None) -> TracebackType | None:
 
 def stack_as_traceback(stack: str) -> str:
     """Return the last stack that ``faulthandler`` wrote as a traceback, starting at the caller's function."""
-    _, _, last = stack.rpartition("(most recent call first):\n")
+    last = _STACK_BEGIN.split(stack)[-1]
     frames: list[str] = []
     for line in last.splitlines():
         match = _STACK_LINE.match(line)
