@@ -67,7 +67,8 @@ def source_files() -> list[Path]:
     found = []
     for folder, inner, files in os.walk(library):
         inner[:] = [name for name in inner if name not in _LEFT_OUT]
-        found += [Path(folder, name) for name in files if name.endswith(".py")]
+        # Debian's sitecustomize.py is a link to a file that may be missing.
+        found += [path for name in files if name.endswith(".py") and (path := Path(folder, name)).is_file()]
     if not found:
         raise UserError(f'no Python sources below {library}: use a full Python, or data="arithmetic"')
     return sorted(found)

@@ -108,6 +108,13 @@ def test_the_documents_of_the_corpus_are_the_files_of_the_standard_library():
     assert not any({"test", "site-packages"} & set(file.parts) for file in files)
 
 
+def test_a_source_that_cannot_be_read_is_left_out(monkeypatch, tmp_path):
+    (tmp_path / "a.py").touch()
+    (tmp_path / "sitecustomize.py").symlink_to(tmp_path / "missing")  # as in a minimal Debian
+    monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert source_files() == [tmp_path / "a.py"]
+
+
 def test_the_corpus_is_memory_mapped_and_created_once():
     documents = python_corpus()
     assert isinstance(documents.tokens, np.memmap)
