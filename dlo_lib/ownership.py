@@ -168,6 +168,7 @@ def _held_by_a_file(file: Path) -> Iterator[None]:
                 break
             except FileExistsError:
                 _remove_dead(file)
+        aside.unlink()
         yield
     finally:
         aside.unlink(missing_ok=True)

@@ -3,7 +3,8 @@
 SLURM sends a chosen signal some time before the time limit of a job (``--signal=B:USR1@90``), and SIGTERM
 when the job is cancelled or pre-empted. A handler can run between any two bytecodes, so it only sets a flag,
 which the program reads between two steps. The default action of both signals ends the process. ``python -m
-dlo_lib.train`` therefore notes them from the import of this module on, before PyTorch is imported.
+dlo_lib.train`` therefore notes them from the import of this module on, before PyTorch is imported, and
+ignores them while it ends.
 
 A program of a user that handles the signals in the same way declares it with ``HANDLES_STOP = True``
 (``dlo_lib.cluster.work``) and reports its progress (``dlo_lib.progress``).
@@ -47,6 +48,16 @@ class StopRequests:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
+
+
+def ignore_stop_requests() -> None:
+    """Ignore the signals from now on; a program calls it last, when its exit status is fixed.
+
+    While Python ends, it restores the default action of every signal that has a handler. A signal would then
+    end the process, and a completed run would count as failed.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _note_early(number: int, frame: FrameType | None) -> None:

@@ -21,6 +21,10 @@ from dlo_lib.errors import UserError
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """The argument of ``dist.init_process_group``; with NCCL, tensors on the CPU can be sent too."""
+_OF_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Numbers of processes, set by mpirun of Open MPI, of MVAPICH, and of MPICH and Intel MPI."""
+_OF_HYDRA = "MPI_LOCALNRANKS"
+"""Set by mpirun of MPICH and Intel MPI. srun sets PMI_SIZE too, but not this."""
 FIRST_PORT, PORTS = 20_000, 10_000  # below the ephemeral ports, which start at 32768 on Linux
 
 
@@ -76,17 +80,50 @@ def _numbers(environment: Mapping[str, str]) -> tuple[int, int, int, int, str]:
             number("LOCAL_WORLD_SIZE", world_size),
             launcher,
         )
-    # A job of one task, such as the shell of `salloc`, is a single rank until srun starts it.
-    if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment:
+    if (started := _started_by_mpirun(environment)) > 1:
+        raise UserError(
+            f"mpirun has started {started} processes, each of which would run alone: "
+            "start the ranks with torchrun or srun"
+        )
+    # The shell of `salloc` or `srun --pty` is a single rank until srun starts the ranks.
+    if "SLURM_PROCID" in environment and "SLURM_STEP_ID" in environment and not in_shell_of_srun(environment):
         world_size = number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 1))
         per_node = (
             environment.get("SLURM_STEP_TASKS_PER_NODE")
             or environment.get("SLURM_TASKS_PER_NODE")
             or str(world_size)
         )
-        local = tasks_per_node(per_node)[number("SLURM_NODEID", 0)]
+        nodes, index = tasks_per_node(per_node), number("SLURM_NODEID", 0)
+        if index >= len(nodes):
+            raise UserError(
+                f"node {index} of the job has no place among its tasks per node ({per_node}): "
+                "a heterogeneous job cannot train; ask for the same resources on all nodes"
+            )
+        local = nodes[index]
         return number("SLURM_PROCID", 0), number("SLURM_LOCALID", 0), world_size, local, "slurm"
     return 0, 0, 1, 1, "none"
+
+
+def _started_by_mpirun(environment: Mapping[str, str]) -> int:
+    """Return the number of processes that mpirun has started, 0 if it has not started this one."""
+    for name in _OF_MPIRUN:
+        if name in environment and (name != "PMI_SIZE" or _OF_HYDRA in environment):
+            return int(environment[name]) if environment[name].isdigit() else 0
+    return 0
+
+
+def in_shell_of_srun(environment: Mapping[str, str]) -> bool:
+    """Whether this process runs in the shell of ``srun --pty``: below its task, which has a terminal.
+
+    The other tasks of such a step have no terminal and no program, so their ranks never start.
+    """
+    task = environment.get("SLURM_TASK_PID", "")
+    if "SLURM_PTY_PORT" not in environment or not task.isdigit() or int(task) == os.getpid():
+        return False
+    try:
+        return os.readlink(f"/proc/{task}/fd/0").startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:  # not on this machine, or not ours
+        return False
 
 
 def gpu_for_each(ranks: int) -> bool:
@@ -145,11 +182,11 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
                 timeout=timeout,
             )
     except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "in use" in str(error):  # not a DistNetworkError before PyTorch 2.7
-            # Without the cause, which reads like a connection that another rank has broken.
-            raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from None
         if not isinstance(error, dist.DistNetworkError):
             raise
+        if "EADDRINUSE" in str(error) or "in use" in str(error):
+            # Without the cause, which reads like a connection that another rank has broken.
+            raise UserError(f"port {port} of {address} is in use: set MASTER_PORT to a free one") from None
         raise UserError(
             f"rank {here.rank} cannot reach rank 0 at {address}:{port}: "
             "check whether rank 0 runs, and MASTER_ADDR"

@@ -1,7 +1,11 @@
 """The command ``python -m dlo_lib.train``, on one rank or on every rank that torchrun or srun starts.
 
 Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops early writes
-its checkpoint and has status 75. In a deadlock, each rank prints its reason and exits with status 3."""
+its checkpoint and has status 75. In a deadlock, each rank prints its reason and exits with status 3.
+
+srun and torchrun print alarms about ranks with a status other than 0. In a job script, which reads from
+``$DLO_PROGRESS`` that the run has stopped, such ranks therefore have status 0, and the script has 75.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,20 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from dlo_lib import progress
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.launch import Place, explained, init_process_group, place
+from dlo_lib.launch.place import in_shell_of_srun
 from dlo_lib.lifetime import die_with
-from dlo_lib.stop import EXIT_STOPPED
+from dlo_lib.stop import EXIT_STOPPED, ignore_stop_requests
 from dlo_lib.torch_version import check_torch
 from dlo_lib.train.config import Auto, TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
 from dlo_lib.usage import run_app
+
+_IN_SHELL = "a shell of srun --pty runs one rank; `srun --overlap` before the command starts all of them"
 
 
 def parse(arguments: list[str]) -> TrainConfig | None:
@@ -98,6 +106,8 @@ def main(arguments: list[str]) -> int:
     try:
         check_torch()
         here = place()
+        if here.world_size == 1 and in_shell_of_srun(os.environ):
+            print(_IN_SHELL, file=sys.stderr, flush=True)
         if here.launcher == "torchrun":  # a killed torchrun leaves ranks that write to the resumed run
             die_with(os.getppid())
         with contextlib.ExitStack() as stack:
@@ -124,13 +134,18 @@ def _train(arguments: list[str], here: Place, control: Control) -> int:
             config = parse(arguments) if here.rank == 0 else _silently(arguments)
         if config is not None and train(config).stopped:
             with control.together():  # srun ends the other ranks when one exits with a status other than 0
-                return EXIT_STOPPED
+                return 0 if _script_knows(here) else EXIT_STOPPED
         return 0
     except AgreedError as error:
         if here.rank == 0:
             _say(str(error))
         with control.together():  # wait for rank 0 to print: a launcher ends all ranks when one exits
             return EXIT_BAD_INPUT
+
+
+def _script_knows(here: Place) -> bool:
+    """Whether a job script, not the status of its launcher, decides that this run has stopped."""
+    return progress.VARIABLE in os.environ and here.launcher in ("slurm", "torchrun")
 
 
 def _silently(arguments: list[str]) -> TrainConfig | None:
@@ -144,4 +159,6 @@ def _say(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    ignore_stop_requests()
+    sys.exit(status)

@@ -72,6 +72,48 @@ def test_a_shell_of_an_allocation_is_a_single_rank(monkeypatch):
     assert place().world_size == 1
 
 
+def test_the_shell_of_srun_is_a_single_rank_until_srun_starts_the_ranks(monkeypatch):
+    """`srun -n6 --pty bash`: the variables are those of task 0 of 6, and the other tasks start nothing."""
+    terminal, other_end = os.openpty()
+    shell = subprocess.Popen(["sleep", "60"], stdin=other_end)
+    try:
+        shown = {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0", "SLURM_PTY_PORT": "35111"}
+        set_environment(monkeypatch, SLURM | shown | {"SLURM_TASK_PID": str(shell.pid)})
+        assert (place().world_size, place().launcher) == (1, "none")
+        monkeypatch.setenv("SLURM_TASK_PID", str(os.getpid()))  # `srun -n6 --pty python`
+        assert place().world_size == 6
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(terminal)
+        os.close(other_end)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["OMPI_COMM_WORLD_SIZE"], ["MV2_COMM_WORLD_SIZE"], ["PMI_SIZE", "MPI_LOCALNRANKS"]],
+    ids=["open-mpi", "mvapich", "mpich"],
+)
+def test_mpirun_is_refused_because_each_process_would_run_alone(names, monkeypatch):
+    # mpirun starts its daemons with srun, whose variables the processes inherit.
+    set_environment(monkeypatch, SLURM | dict.fromkeys(names, "4"))
+    with pytest.raises(UserError, match="mpirun has started 4 processes.*torchrun or srun"):
+        place()
+    set_environment(monkeypatch, {"RANK": "1", "WORLD_SIZE": "4"})  # a wrapper of the user sets the numbers
+    assert (place().rank, place().world_size) == (1, 4)
+
+
+def test_srun_with_the_interface_of_mpi_is_no_mpirun(monkeypatch):
+    set_environment(monkeypatch, SLURM | {"PMI_SIZE": "6", "PMI_RANK": "5"})
+    assert place().launcher == "slurm"
+
+
+def test_a_heterogeneous_job_is_one_line(monkeypatch):
+    set_environment(monkeypatch, SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_HET_SIZE": "2"})
+    with pytest.raises(UserError, match="a heterogeneous job cannot train"):
+        place()
+
+
 @pytest.mark.parametrize(
     ("nodes", "first"),
     [

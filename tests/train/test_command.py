@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,11 @@ import torch
 from dlo_lib.comm.deadlock.node import EXIT_STUCK
 from dlo_lib.errors import UserError
 from dlo_lib.grading.sandbox.limits import descendants
+from dlo_lib.launch import place
 from dlo_lib.launch.place import FIRST_PORT, PORTS
 from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.train import TrainConfig, loop, read_metrics
-from dlo_lib.train.__main__ import main, parse
+from dlo_lib.train.__main__ import _script_knows, main, parse
 
 COMMAND = [sys.executable, "-m", "dlo_lib.train"]
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -156,6 +158,35 @@ def test_a_signal_during_the_imports_is_not_lost(small_run, tmp_path):
     assert process.returncode == EXIT_STOPPED, err
     assert "stopped by SIGUSR1 after step 1:" in out
     assert progress.read_text() == "1 100000 stopped\n"
+
+
+SIGNAL_AT_THE_END = """
+import os, signal, sys
+
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR1):
+        kill(pid, number)  # while Python removes its modules, after it has restored the actions of signals
+
+sys.late = Late()
+"""
+
+
+def test_a_signal_while_python_ends_does_not_change_the_status(tmp_path):
+    """SLURM's warning before the time limit may arrive after the last step of a run."""
+    (tmp_path / "sitecustomize.py").write_text(SIGNAL_AT_THE_END)
+    root = str(Path(__file__).resolve().parents[2])
+    process = start([*COMMAND, "--help"], PYTHONPATH=os.pathsep.join([str(tmp_path), root]))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+
+
+def test_in_a_job_script_the_ranks_of_a_launcher_stop_with_status_0(monkeypatch):
+    """srun prints six lines of alarm about a rank with another status; the script reads $DLO_PROGRESS."""
+    here = place()
+    assert not _script_knows(here)
+    monkeypatch.setenv("DLO_PROGRESS", "progress")
+    assert not _script_knows(here)  # the status of a single process is its own
+    assert _script_knows(replace(here, launcher="slurm"))
 
 
 def test_ranks_end_when_torchrun_is_killed(small_run):
