@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from dlo_lib.cluster import software
+from dlo_lib.cluster import software, srun_options
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.work import OnRanks, Work
@@ -32,8 +32,9 @@ class LaunchCommand:
     def text(self) -> str:
         """Return the command in bash."""
         if not isinstance(self.work, OnRanks):
-            return self._container + shlex.join(self.work.command)
-        own = self.python is None or (self._slurm and self.allocation.site.has_software)
+            step = f"srun --nodes=1 --ntasks=1 {self._srun}" if self._srun else ""
+            return step + self._container + shlex.join(self.work.command)
+        own = self.python is None or (self._slurm and self._has_own_python)
         python = self._container + ("python" if own else shlex.quote(str(self.python)))
         program, interpreter = shlex.join(self.work.program), ""
         if self.module_path and program.startswith("-m ") and not program.startswith("-m dlo_lib."):
@@ -42,7 +43,7 @@ class LaunchCommand:
                 program = f"-P {program}"
             else:
                 interpreter, program = "--no-python ", f"{python} -P {program}"
-        srun = f"srun --kill-on-bad-exit=1 {self._label}" if self._slurm else ""
+        srun = f"srun --kill-on-bad-exit=1 {self._label}{self._srun}" if self._slurm else ""
         if not self.torchrun:
             return f"{srun}{python} {program}"
         torchrun = f"{srun}{python} -m torch.distributed.run "
@@ -57,7 +58,17 @@ class LaunchCommand:
     def ranks_on_node(self) -> str:
         """The number of ranks of a node, in bash."""
         alone = self.allocation.ranks_per_node
-        return "${SLURM_GPUS_ON_NODE:-1}" if self.allocation.gpus_per_node else str(alone)
+        return "${SLURM_GPUS_ON_NODE:-1}" if self.allocation.requests_gpus else str(alone)
+
+    @property
+    def _has_own_python(self) -> bool:
+        """Whether the software of the job has another Python than the one that submits."""
+        want = self.allocation
+        return want.site.has_software or srun_options.starts_image(want.srun)
+
+    @property
+    def _srun(self) -> str:
+        return srun_options.words(self.allocation.srun, self.in_folder) if self._slurm else ""
 
     @property
     def _slurm(self) -> bool:

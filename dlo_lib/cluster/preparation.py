@@ -11,6 +11,7 @@ from typing import Any
 from dlo_lib.cluster import function_job, records
 from dlo_lib.cluster.code_copy import CodeCopy, copy_of
 from dlo_lib.cluster.digest import digest
+from dlo_lib.cluster.quoting import check_name
 from dlo_lib.cluster.script import JobScript
 from dlo_lib.cluster.work import CHECKPOINTS, Once, OnRanks, Work, arguments, options
 from dlo_lib.errors import UserError
@@ -50,6 +51,7 @@ def prepare(
     Raises:
         UserError: the function or a value cannot be sent, or the code cannot be copied.
     """
+    check_name(script.name)
     call: bytes | None = None
     if callable(what):
         if given and not isinstance(given, Mapping):
@@ -77,8 +79,13 @@ def prepare(
         code = _code_of(script.work, copy_code)
         content = [_content_of(script.work)]
     whole = digest([script.text(), str(Path.cwd()), after, code.content(), copy_code, *content])
-    named_script = replace(script, name=f"{script.name}-{whole[: records.SHORT]}")
+    named_script = replace(script, name=f"{script.name}-{whole[: records.SHORT]}", tag=tag_of(whole))
     return PreparedCall(named_script, tuple(settings), call, code if copy_code else CodeCopy(), whole, card)
+
+
+def tag_of(digest: str) -> str:
+    """Return the end of the comment by which SLURM's queue tells a job, whatever its name."""
+    return f"dlo-{digest[:16]}"
 
 
 def _chooses_checkpoints(words: tuple[str, ...], settings: list[dict[str, Any]]) -> bool:

@@ -7,10 +7,13 @@ one line with its cure.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from dlo_lib.cluster import sbatch_options, srun_options
 from dlo_lib.cluster.duration import parse_duration, short_duration, slurm_duration
+from dlo_lib.cluster.job_variables import variables
 from dlo_lib.cluster.sbatch_options import Options
 from dlo_lib.cluster.site import Qos, Scheduler, Site
 from dlo_lib.errors import UserError, require_count, unknown_name
@@ -32,6 +35,9 @@ class Request:
         memory: memory of a node, such as ``64G``; "": the default of the partition.
         options: further options of sbatch.
         setup: lines of bash before the program.
+        partition: where SLURM chooses nodes, "" for the site's; several: ``"a,b"``.
+        env: environment variables of the job.
+        srun: further options of srun.
         elements: number of jobs in the array; 1 without a sweep.
     """
 
@@ -46,6 +52,9 @@ class Request:
     reservation: str = ""
     options: Options = field(default_factory=dict)
     setup: tuple[str, ...] = ()
+    partition: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    srun: Options = field(default_factory=dict)
     elements: int = 1
 
 
@@ -55,7 +64,10 @@ class Allocation:
 
     Attributes:
         cores: cores of a rank.
-        options: further options of sbatch, of the site and of the request.
+        options: further options of sbatch, of the request.
+        partition: of the request; "": the site's.
+        env: environment variables of the request.
+        srun: further options of srun, of the site and of the request.
     """
 
     site: Site
@@ -70,6 +82,19 @@ class Allocation:
     memory: str = ""
     options: Options = field(default_factory=dict)
     setup: tuple[str, ...] = ()
+    partition: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    srun: Mapping[str, str | bool] = field(default_factory=dict)
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Options of sbatch that the script leaves out, because the site or the call takes them out."""
+        return sbatch_options.off(self.site.options) | sbatch_options.off(self.options)
+
+    @property
+    def requests_gpus(self) -> bool:
+        """Whether SLURM is asked for the GPUs of a node, so that it tells their number to the job."""
+        return self.gpus_per_node > 0 and self.site.gpu_option not in ("none", *self.dropped)
 
     @property
     def ranks(self) -> int:
@@ -94,6 +119,7 @@ def allocate(site: Site, request: Request) -> Allocation:
         UserError: the site cannot provide them; the message says what it can provide.
     """
     request = _with_gpus(site, request)
+    sbatch_options.normal(request.options)
     nodes = _nodes(site, request)
     qos = _qos(site, request)
     if qos is not None:
@@ -111,6 +137,9 @@ def allocate(site: Site, request: Request) -> Allocation:
         request.memory,
         request.options,
         request.setup,
+        request.partition,
+        variables(request.env),
+        srun_options.merged(site.srun, request.srun),
     )
 
 

@@ -11,11 +11,12 @@ import enum
 import re
 from collections.abc import Collection, Mapping
 
+from dlo_lib.cluster.quoting import check_text
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.text import tr
 
 Options = Mapping[str, str | int | bool | None]
-"""Long names of options and their values: True for an option without a value, False or None for none."""
+"""Long names of options and their values: True for an option without a value; None or False takes it out."""
 
 
 class _Takes(enum.Enum):
@@ -25,15 +26,20 @@ class _Takes(enum.Enum):
 
 
 def _table() -> dict[str, _Takes]:
-    valued = """acctg-freq batch bb bbf begin clusters comment constraint container container-id
+    valued = """acctg-freq batch bb bbf begin comment constraint container container-id
     core-spec cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution exclude extra
     extra-node-info gid gpu-bind gpu-freq gres-flags hint licenses mail-type mail-user mcs-label mem
     mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist ntasks-per-core ntasks-per-socket
-    partition power prefer priority profile segment sockets-per-node switches thread-spec threads-per-core
+    power prefer priority profile segment sockets-per-node switches thread-spec threads-per-core
     time-min tmp tres-bind tres-per-job tres-per-task uid wait-all-nodes wckey consolidate-segments
     resv-ports oom-kill-step"""
     bare = "contiguous hold ignore-pbs overcommit oversubscribe reboot spread-job stepmgr use-min-nodes"
     either = "exclusive get-user-env nice propagate resv-ports"
+    # Of plug-ins: pyxis, uenv, shifter, and the container engine of CSCS. SLURM refuses them where they lack.
+    valued += """ container-env container-image container-mounts container-name container-save
+    container-workdir environment image module repo uenv view volume"""
+    bare += """ container-entrypoint container-mount-home container-readonly container-remap-root
+    container-writable no-container-entrypoint no-container-mount-home no-container-remap-root"""
     table = dict.fromkeys(valued.split(), _Takes.VALUE)
     table |= dict.fromkeys(bare.split(), _Takes.NOTHING)
     return table | dict.fromkeys(either.split(), _Takes.EITHER)
@@ -44,11 +50,12 @@ KNOWN = _table()
 _OURS = {
     "account": "account=",
     "array": "sweep= and at_once=",
+    "clusters": "SLURM_CLUSTERS in the environment, which every command of SLURM reads",
     "chdir": "the working directory of this process",
     "cpus-per-task": "cores=",
     "dependency": "after= and after_kind=",
     "error": "job.logs()",
-    "export": "the table `environment` of the site, or setup=",
+    "export": "env= or setup=",
     "gpus": "gpus=",
     "gpus-per-node": "gpus= and nodes=",
     "gpus-per-task": "gpus=",
@@ -62,6 +69,7 @@ _OURS = {
     "ntasks-per-node": "gpus= or ranks=, with nodes=",
     "open-mode": "job.logs()",
     "output": "job.logs()",
+    "partition": "partition=",
     "qos": "qos=",
     "requeue": "requeue=",
     "reservation": "reservation=",
@@ -74,9 +82,28 @@ _OURS = {
 }
 """Options that ``submit`` sets, and what sets them."""
 
+_DROPPABLE = (
+    "account",
+    "cpus-per-task",
+    "gpus-per-node",
+    "gres",
+    "open-mode",
+    "partition",
+    "qos",
+    "reservation",
+    "signal",
+)
+"""Options of the job that a centre may refuse, and that None takes out."""
+
+_HETEROGENEOUS = ("het-group", "het-job", "hetjob", "pack-group", "packjob")
+
 _ONE_OF = (("mem", "mem-per-cpu", "mem-per-gpu"), ("exclusive", "oversubscribe"))
 _AGAINST_HINT = ("threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node")
 _MEMORY = re.compile(r"\d+[KMGT]?")
+
+
+def _long_name(given: object) -> str:
+    return str(given).removeprefix("--").replace("_", "-")
 
 
 def normal(options: Options) -> dict[str, str | bool]:
@@ -93,16 +120,33 @@ def normal(options: Options) -> dict[str, str | bool]:
         raise UserError(tr(text, given=options))
     found: dict[str, str | bool] = {}
     for given, value in options.items():
-        name = str(given).removeprefix("--").replace("_", "-")
-        if name in _OURS:
+        name, off = _long_name(given), value is None or value is False
+        refuse_heterogeneous(name)
+        if name in _OURS and not (off and name in _DROPPABLE):
             raise UserError(tr("options: the job sets --{name}: use {ours}", name=name, ours=_OURS[name]))
-        if name not in KNOWN:
+        if name not in KNOWN and name not in _OURS:
             raise unknown_name("option of sbatch", name, KNOWN)
-        if value is None or value is False:
+        if off:
             continue
         _check(name, value)
         found[name] = True if value is True else str(value)
     return found
+
+
+def off(options: Options) -> frozenset[str]:
+    """Return the long names of the options that are None or False: neither the site nor the job sets them."""
+    return frozenset(_long_name(name) for name, value in options.items() if value is None or value is False)
+
+
+def refuse_heterogeneous(name: str) -> None:
+    """Refuse an option that makes a heterogeneous job.
+
+    Raises:
+        UserError: ``name`` is such an option.
+    """
+    if name in _HETEROGENEOUS:
+        text = "a heterogeneous job ({name}) is not supported: submit each of its parts as a job, with after="
+        raise UserError(tr(text, name=name))
 
 
 def _check(name: str, value: object) -> None:
@@ -114,8 +158,8 @@ def _check(name: str, value: object) -> None:
         raise UserError(tr('options: {name} needs a value: write "{name}": "..."', name=name))
     if takes is _Takes.NOTHING and value is not True:
         raise UserError(tr('options: {name} takes no value: write "{name}": True', name=name))
-    if value is not True and re.search(r'[\n"#\\]', str(value)):
-        raise UserError(tr("options: {name} has a character that a script's head cannot hold", name=name))
+    if value is not True:
+        check_text(f"options: {name}", str(value))
     if name.startswith("mem") and name in _ONE_OF[0]:
         check_memory(name, str(value))
 
@@ -155,8 +199,7 @@ def merged(
         asked_here = [name for name in group if name in own]
         if asked_here:  # the user's choice replaces that of the site
             site = {name: value for name, value in site.items() if name not in group}
-    off = {str(name).removeprefix("--").replace("_", "-") for name, value in asked.items() if value is False}
-    found = {name: value for name, value in site.items() if name not in off} | own
+    found = {name: value for name, value in site.items() if name not in off(asked)} | own
     for group in _ONE_OF:
         both = [name for name in group if name in found]
         if len(both) > 1:
@@ -169,14 +212,3 @@ def merged(
             text = "options: {name} contradicts --hint, which the site sets: change one of them"
             raise UserError(tr(text, name=name))
     return found
-
-
-def lines(options: Mapping[str, str | bool]) -> list[str]:
-    """Return options as words: ``--mem=64G``, ``--exclusive``."""
-    return [
-        f"--{name}" if value is True else f"--{name}={_quoted(str(value))}" for name, value in options.items()
-    ]
-
-
-def _quoted(value: str) -> str:
-    return f'"{value}"' if re.search(r"\s", value) else value

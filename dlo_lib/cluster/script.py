@@ -18,11 +18,12 @@ import jinja2
 from dlo_lib.cluster import software
 from dlo_lib.cluster.duration import slurm_duration
 from dlo_lib.cluster.launch_command import LaunchCommand
+from dlo_lib.cluster.quoting import expanded, output_pattern
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.script_head import head_options
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.work import OnRanks, Work
-from dlo_lib.errors import UserError
+from dlo_lib.errors import UserError, require_count
 from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.text import tr
 
@@ -52,6 +53,7 @@ class JobScript:
         passes_arguments: whether the script passes its arguments to the program.
         module_path: folders of the copied code, which come first in the module path.
         out: value of the program's ``--out``, in bash.
+        tag: ends the job's comment in SLURM, by which it is found; "": no comment.
     """
 
     name: str
@@ -69,6 +71,7 @@ class JobScript:
     passes_arguments: bool = False
     module_path: tuple[str, ...] = ()
     out: str = ""
+    tag: str = ""
 
     @property
     def is_array(self) -> bool:
@@ -92,7 +95,8 @@ class JobScript:
         torchrun would end its ranks.
         """
         slurm = self.allocation.site.scheduler is Scheduler.SLURM
-        return slurm and self._stops_early and self._has_warning_time and not self._torchrun
+        wanted = slurm and "signal" not in self.allocation.dropped
+        return wanted and self._stops_early and self._has_warning_time and not self._torchrun
 
     @property
     def _torchrun(self) -> bool:
@@ -121,6 +125,8 @@ class JobScript:
                     limit=limit,
                 )
             )
+        if self.at_once is not None:
+            require_count("at_once", self.at_once)
         site = self.allocation.site
         slurm = site.scheduler is Scheduler.SLURM
         return _template().render(
@@ -156,32 +162,36 @@ class JobScript:
             array=f"0-{last}{f'%{self.at_once}' if self.at_once else ''}" if self.is_array else "",
             signal=self.warning if self._gets_signal else None,
             requeue=self.requeue,
+            tag=self.tag,
         )
 
     def _output(self) -> str:
+        file = "%a.out" if self.is_array else "0.out"
         if self.folder is not None:
-            path = self.folder / "logs" / ("%a.out" if self.is_array else "0.out")
-            return f'"{path}"' if " " in str(path) else str(path)
+            return output_pattern(self.folder / "logs", file)
         return f"{self.name}-%A_%a.out" if self.is_array else f"{self.name}-%j.out"
 
     def _progress(self) -> str:
         """Return the file in which the run records its progress, in bash."""
         if self.folder is not None:
             return '"$job/progress/$element"'
-        return f'"${{SLURM_SUBMIT_DIR:-$PWD}}/{self.name}-${{SLURM_JOB_ID:-0}}.progress"'
+        return expanded(f"${{SLURM_SUBMIT_DIR:-$PWD}}/{self.name}-${{SLURM_JOB_ID:-0}}.progress")
 
     def _variables(self, slurm: bool) -> list[tuple[str, str, str]]:
         """Return the variables exported to the ranks: name, value, reason."""
         site, ranks = self.allocation.site, self.allocation.ranks
+        want = self.allocation
+        of_site = site.environment if slurm else {}
+        given = {
+            **{name: (value, "set by the site") for name, value in of_site.items()},
+            **{name: (value, "set by the call") for name, value in want.env.items()},
+        }
         rows = [("PYTHONUNBUFFERED", "1", "output of a rank appears at once")]
-        if self.module_path:
-            path = ":".join(map(shlex.quote, self.module_path))
-            rows.append(("PYTHONPATH", f'{path}"${{PYTHONPATH:+:$PYTHONPATH}}"', "the code as submitted"))
         if slurm:
             rows.append(
                 ("SLURM_EXPORT_ENV", "ALL", "srun passes these variables on, also with --export=NONE")
             )
-        if slurm and isinstance(self.work, OnRanks):
+        if slurm and isinstance(self.work, OnRanks) and "cpus-per-task" not in want.dropped:
             rows.append(
                 (
                     "SRUN_CPUS_PER_TASK",
@@ -190,10 +200,11 @@ class JobScript:
                 )
             )
         if self._torchrun:
+            cores = "SLURM_CPUS_PER_TASK"
+            if "cpus-per-task" in want.dropped:
+                cores = "${SLURM_CPUS_ON_NODE:-1}"
             share = (
-                f"SLURM_CPUS_PER_TASK / {self._launch.ranks_on_node}"
-                if slurm
-                else f"($(nproc) + {ranks - 1}) / {ranks}"
+                f"{cores} / {self._launch.ranks_on_node}" if slurm else f"($(nproc) + {ranks - 1}) / {ranks}"
             )
             rows.append(
                 ("OMP_NUM_THREADS", f'"${{OMP_NUM_THREADS:-$(({share}))}}"', "torchrun's default is 1")
@@ -201,12 +212,15 @@ class JobScript:
         if slurm and not site.network:
             rows.append(("HF_HUB_OFFLINE", "1", "compute nodes have no internet access"))
         if slurm and site.data not in ("", "$DSDIR"):
-            rows.append(("DSDIR", f'"{site.data}"', "shared models and data sets"))
+            rows.append(("DSDIR", expanded(site.data), "shared models and data sets"))
         if slurm and site.interface:
-            rows.append(("GLOO_SOCKET_IFNAME", site.interface, "the network between the nodes"))
-        return rows + [
-            (name, shlex.quote(value), "set by the site") for name, value in site.environment.items() if slurm
-        ]
+            rows.append(("GLOO_SOCKET_IFNAME", shlex.quote(site.interface), "the network between the nodes"))
+        rows = [row for row in rows if row[0] not in given]
+        rows = [(name, shlex.quote(value), why) for name, (value, why) in given.items()] + rows
+        if self.module_path:  # last, because a variable of the site or the call comes after the copied code
+            path = ":".join(map(shlex.quote, self.module_path))
+            rows.append(("PYTHONPATH", f'{path}"${{PYTHONPATH:+:$PYTHONPATH}}"', "the code as submitted"))
+        return rows
 
     def _software(self, slurm: bool) -> list[str]:
         setup = self.allocation.setup

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from dlo_lib.cluster import sbatch_options
 from dlo_lib.cluster.duration import slurm_duration
+from dlo_lib.cluster.quoting import directive
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.site import Site
 
@@ -20,10 +21,12 @@ def head_options(
     array: str = "",
     signal: int | None = None,
     requeue: bool = False,
+    tag: str = "",
 ) -> list[tuple[str, str]]:
-    """Return the options, each with its reason.
+    """Return the options as words for ``#SBATCH``, each with its reason.
 
     Args:
+        want: the resources of the job.
         name: of the job.
         output: the file of its output.
         on_ranks: whether the program runs on every rank; otherwise one process starts it.
@@ -31,47 +34,62 @@ def head_options(
         array: the elements of a sweep, in SLURM's form.
         signal: seconds before the time limit at which the script receives a signal; None: no signal.
         requeue: whether the job may go back into the queue.
+        tag: ends the job's comment, by which it is found in the queue.
 
     Raises:
-        UserError: options contradict each other.
+        UserError: options contradict each other, or the head of a script cannot hold a value.
     """
-    site, gpus = want.site, want.gpus_per_node
+    gpus = want.gpus_per_node
     cores = want.cores * want.ranks_per_node if torchrun else want.cores
-    rows = [
-        (f"--job-name={name}", "the name in squeue"),
-        (f"--account={want.account}", "the account whose hours are used"),
-        (f"--partition={site.partition}", "the nodes to choose from"),
-        (f"--constraint={site.constraint}", "only nodes with this GPU"),
-        (f"--qos={want.qos}", "its limits of time and size"),
-        (f"--reservation={want.reservation}", "nodes reserved for a course"),
-        (f"--nodes={want.nodes}", "the same GPUs on fewer nodes communicate faster"),
-        (f"--ntasks-per-node={want.ranks_per_node if on_ranks and not torchrun else 1}",
-         _who_starts(gpus, on_ranks, torchrun)),
-        (f"--gres={gres_of(site, gpus)}" if gpus else "--gres=", "GPUs of a node"),
-        (f"--cpus-per-task={cores}", _whose_cores(gpus, torchrun)),
-        (f"--hint={site.hint}", "physical cores: two ranks on one core slow each other down"),
-        (f"--time={slurm_duration(want.time)}", "a short job starts earlier, because it fits into gaps"),
-        (f"--array={array}", "one job for each element of the sweep"),
-        ("--signal=" if signal is None else f"--signal=B:USR1@{signal}",
-         f"{signal} s before the limit the run writes a checkpoint and stops"),
-        *[("--requeue", "the job may go back into the queue")] * requeue,
-        ("--open-mode=append", "SLURM starts a job again when a node fails; the output is kept"),
-        (f"--output={output}", "its output, including errors"),
-    ]  # fmt: skip
-    rows = [(option, why) for option, why in rows if not option.endswith("=")]
-    return [*rows, *_further(want, [option for option, _ in rows])]
+    warned = f"{signal} s before the limit the run writes a checkpoint and stops"
+    gpus_of_node = (gpu_option(want.site), gpus_of(want.site, gpus) if gpus else "", "GPUs of a node")
+    rows: list[tuple[str, str | bool, str]] = [
+        ("job-name", name, "the name in squeue"),
+        ("account", want.account, "the account whose hours are used"),
+        ("partition", want.partition or want.site.partition, "the nodes to choose from"),
+        ("constraint", want.site.constraint, "only nodes with this GPU"),
+        ("qos", want.qos, "its limits of time and size"),
+        ("reservation", want.reservation, "nodes reserved for a course"),
+        ("nodes", str(want.nodes), "the same GPUs on fewer nodes communicate faster"),
+        (
+            "ntasks-per-node",
+            str(want.ranks_per_node if on_ranks and not torchrun else 1),
+            _who_starts(gpus, on_ranks, torchrun),
+        ),
+        *[gpus_of_node] * (gpus_of_node[0] != ""),
+        ("cpus-per-task", str(cores), _whose_cores(gpus, torchrun)),
+        ("hint", want.site.hint, "physical cores: two ranks on one core slow each other down"),
+        ("time", slurm_duration(want.time), "a short job starts earlier, because it fits into gaps"),
+        ("array", array, "one job for each element of the sweep"),
+        ("signal", "" if signal is None else f"B:USR1@{signal}", warned),
+        ("requeue", requeue, "the job may go back into the queue"),
+        ("open-mode", "append", "SLURM starts a job again when a node fails; the output is kept"),
+        ("output", output, "its output, including errors"),
+    ]
+    rows = [row for row in rows if row[1] and row[0] not in want.dropped]
+    rows += _further(want, tag, {name for name, _, _ in rows})
+    return [(directive(name, value), why) for name, value, why in rows]
 
 
-def gres_of(site: Site, gpus: int) -> str:
-    """Return the value of ``--gres`` for ``gpus`` GPUs of a node."""
-    return f"gpu:{site.gpu_type}:{gpus}" if site.gpu_type else f"gpu:{gpus}"
+def gpu_option(site: Site) -> str:
+    """Return the option that requests the GPUs of a node; "" on nodes whose GPUs SLURM does not know."""
+    return "" if site.gpu_option == "none" else site.gpu_option
 
 
-def _further(want: Allocation, chosen: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the options of the site and of the call, besides those ``chosen`` by the job."""
-    by_job = {option.removeprefix("--").partition("=")[0] for option in chosen}
+def gpus_of(site: Site, gpus: int) -> str:
+    """Return the value of that option for ``gpus`` GPUs of a node: ``gpu:a100:4``, or ``a100:4``."""
+    typed = f"{site.gpu_type}:{gpus}" if site.gpu_type else str(gpus)
+    return f"gpu:{typed}" if site.gpu_option == "gres" else typed
+
+
+def _further(want: Allocation, tag: str, by_job: Collection[str]) -> list[tuple[str, str | bool, str]]:
+    """Return the options of the site and of the call, besides those set ``by_job``, and the comment."""
     further = sbatch_options.merged(want.site.options, want.options, want.memory, by_job)
-    return [(option, "set by the site or the call") for option in sbatch_options.lines(further)]
+    comment = str(further.pop("comment", ""))
+    rows = [(name, value, "set by the site or the call") for name, value in further.items()]
+    if tag and "comment" not in want.dropped:
+        return [*rows, ("comment", f"{comment} {tag}".strip(), "by which the job is found")]
+    return [*rows, *[("comment", comment, "set by the site or the call")] * bool(comment)]
 
 
 def _who_starts(gpus: int, on_ranks: bool, torchrun: bool) -> str:

@@ -17,8 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from dlo_lib.cluster import sbatch_options, srun_options
 from dlo_lib.cluster.duration import parse_duration
-from dlo_lib.cluster.sbatch_options import normal
+from dlo_lib.cluster.job_variables import variables
+from dlo_lib.cluster.quoting import check_text
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.hardware import Gpu, gpu
 from dlo_lib.text import tr
@@ -29,6 +31,7 @@ _LISTS = {
     "setup": '["ulimit -n 65536"]',
     "container_options": '["--nv"]',
 }
+GPU_OPTIONS = ("gres", "gpus-per-node", "none")
 KINDS = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
@@ -64,12 +67,15 @@ class Site:
         cores_per_gpu: physical cores per GPU; on nodes without GPUs, cores of a task.
         cores_per_node: physical cores of a node, which limit ``ranks=``; 0: those of its GPUs, or unknown.
         gpu_type: the type of the GPU in SLURM's ``--gres``; "": not typed.
+        gpu_option: what requests GPUs: ``gres``, ``gpus-per-node``, or ``none`` where SLURM does not know
+            the GPUs of a node.
         gpu: its entry in ``dlo_lib.hardware``, for memory limits; None on a CPU.
         partition, constraint, hint, reservation: values of sbatch's options; "": not used.
         account_suffix: suffix of accounts for these nodes.
         account_variable: environment variable with the project's name.
         qos: the first one applies to jobs that name none.
         options: further options of sbatch (``sbatch_options``).
+        srun: further options of srun (``srun_options``).
         modules: loaded at the start of the job.
         modules_init: script that defines the command ``module``, if the job's shell lacks it.
         venv, conda: virtual environment of jobs: its folder, or the name or folder of a conda environment;
@@ -93,6 +99,7 @@ class Site:
     cores_per_gpu: int
     cores_per_node: int = 0
     gpu_type: str = ""
+    gpu_option: str = "gres"
     gpu: Gpu | None = None
     partition: str = ""
     constraint: str = ""
@@ -102,6 +109,7 @@ class Site:
     account_variable: str = ""
     qos: tuple[Qos, ...] = ()
     options: Mapping[str, str | int | bool] = field(default_factory=dict)
+    srun: Mapping[str, str | int | bool] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     modules_init: str = ""
     venv: str = ""
@@ -243,17 +251,22 @@ def _value(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise _wrong_kind(name, value, tr("a list of texts, such as {example}", example=_LISTS[name]))
         return tuple(value)
-    if name == "options":
+    if name in ("options", "srun"):
+        example = '{ mem = "64G", exclusive = true }' if name == "options" else '{ mpi = "pmix" }'
         if not isinstance(value, dict):
-            raise _wrong_kind(name, value, tr('a table, such as { mem = "64G", exclusive = true }'))
-        normal(value)
+            raise _wrong_kind(name, value, tr("a table, such as {example}", example=example))
+        (sbatch_options if name == "options" else srun_options).normal(value)
         return value
+    if name == "gpu_option" and value not in GPU_OPTIONS:
+        raise unknown_name(name, str(value), GPU_OPTIONS)
     if name == "environment":
         if not isinstance(value, dict) or any(isinstance(text, (dict, list)) for text in value.values()):
             raise _wrong_kind(name, value, tr('a table of texts, such as { NCCL_DEBUG = "WARN" }'))
-        return {str(variable): str(text) for variable, text in value.items()}
+        return variables({variable: str(text) for variable, text in value.items()})
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise _wrong_kind(name, value, tr(KINDS[kind]))
+    if kind is str:
+        check_text(name, value)
     least = 1 if name == "cores_per_gpu" else 0
     if kind is int and value < least:
         raise ValueError(

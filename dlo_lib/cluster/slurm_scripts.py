@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from dlo_lib.cluster.quoting import directive
 from dlo_lib.cluster.request import allocate, make_request
 from dlo_lib.cluster.script import JobScript, Launcher
-from dlo_lib.cluster.script_head import gres_of
+from dlo_lib.cluster.script_head import gpu_option, gpus_of
 from dlo_lib.cluster.site import Site, site
 from dlo_lib.cluster.work import CHECKPOINTS, OnRanks
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
@@ -43,7 +44,8 @@ def _scripts(where: Site) -> list[JobScript]:
     ranks = 1 if gpus else max(1, where.cores_per_node // one.cores)
     node = replace(one, gpus_per_node=gpus, cpu_ranks_per_node=ranks)
     nodes = replace(node, nodes=2)
-    gres = f" --gres={gres_of(where, gpus)}" if gpus else ""
+    option = gpu_option(where)
+    gres = f" {directive(option, gpus_of(where, gpus))}" if gpus and option else ""
     head = partial(_head_of, where)
     return [
         replace(

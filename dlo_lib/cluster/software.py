@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 
+from dlo_lib.cluster.quoting import expanded
 from dlo_lib.cluster.site import Site
 
 _INIT = (
@@ -45,7 +46,7 @@ def lines(site: Site, setup: tuple[str, ...] = (), course: bool = False) -> list
 def _modules(site: Site) -> list[str]:
     if not site.modules:
         return []
-    init = f'"{site.modules_init}"' if site.modules_init else " ".join(_INIT)
+    init = expanded(site.modules_init) if site.modules_init else " ".join(_INIT)
     return [
         "if ! command -v module > /dev/null; then # a shell that is not a login shell may lack the function",
         f"  for init in {init}; do",
@@ -64,14 +65,18 @@ def _modules(site: Site) -> list[str]:
 
 def _environment(site: Site) -> list[str]:
     if site.conda:
-        base = f'"{site.conda_base}"' if site.conda_base else '"$("${CONDA_EXE:-conda}" info --base)"'
+        base = expanded(site.conda_base) if site.conda_base else '"$("${CONDA_EXE:-conda}" info --base)"'
         return [
             f"conda_base={base}",
             "# shellcheck source=/dev/null",
             'source "$conda_base/etc/profile.d/conda.sh"',
-            f'conda activate "{site.conda}"',
+            f"conda activate {expanded(site.conda)}",
         ]
-    return ["# shellcheck source=/dev/null", f'source "{site.venv}/bin/activate"'] if site.venv else []
+    return (
+        ["# shellcheck source=/dev/null", f"source {expanded(site.venv + '/bin/activate')}"]
+        if site.venv
+        else []
+    )
 
 
 def container(site: Site, gpus: bool, folder: bool) -> str:
@@ -84,4 +89,4 @@ def container(site: Site, gpus: bool, folder: bool) -> str:
     options = site.container_options or (("--nv",) if gpus else ())
     binds = '--bind "$PWD" --bind "$job"' if folder else '--bind "$PWD"'
     words = " ".join([site.container_runtime, "exec", *map(shlex.quote, options), binds])
-    return f'{words} "{site.container}" '
+    return f"{words} {expanded(site.container)} "

@@ -53,6 +53,9 @@ def submit(
     reservation: str = "",
     options: Options | None = None,
     setup: Sequence[str] = (),
+    partition: str | Sequence[str] = "",
+    env: Mapping[str, object] | None = None,
+    srun: Options | None = None,
     sweep: Sweep | None = None,
     at_once: int | None = None,
     launcher: Launcher = Launcher.SRUN,
@@ -85,8 +88,13 @@ def submit(
         qos: quality of service; "": the site's first one.
         reservation: nodes reserved for a course; "": the site's value.
         options: further options of sbatch: ``{"mail-type": "END", "exclusive": True}``. They replace those of
-            the site; False takes one out.
+            the site; None takes one out, also one that the job sets and the centre refuses:
+            ``{"cpus-per-task": None}``.
         setup: lines of bash that run before the program.
+        partition: where SLURM chooses nodes, one or several; "": the site's.
+        env: environment variables of the job; they replace those of the site.
+        srun: further options of srun, such as ``{"container-image": "..."}`` (``srun_options``); they replace
+            those of the site.
         sweep: values to combine (``{"lr": [1e-3, 1e-4]}``) or a list of settings: an array with one element
             each.
         at_once: number of elements that may run at the same time; None: all.
@@ -124,6 +132,9 @@ def submit(
         "reservation": reservation,
         "options": {} if options is None else options,
         "setup": setup if isinstance(setup, str) else tuple(setup),
+        "partition": partition if isinstance(partition, str) else ",".join(map(str, partition)),
+        "env": {} if env is None else env,
+        "srun": {} if srun is None else srun,
     }
     settings = combinations(sweep)
     work = _FUNCTION if callable(what) else work_of(what)
