@@ -95,7 +95,9 @@ def python_for_all() -> str:
             continue
         if all(folder.stat().st_mode & 0o001 for folder in path.parents):
             return name
-    raise setup_env.SetupError("no Python 3.11 to 3.13 for all users: apt-get install -y python3-venv")
+    raise setup_env.SetupError(
+        f"no {setup_env.SUPPORTED_PYTHONS} for all users: apt-get install -y python3-venv"
+    )
 
 
 def run(command: list, what: str) -> None:

@@ -36,7 +36,9 @@ ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".made-from"
-SUPPORTED = {(3, 11), (3, 12), (3, 13)}
+SUPPORTED = {(3, 11), (3, 12), (3, 13), (3, 14)}
+SUPPORTED_PYTHONS = "Python {}.{} to {}.{}".format(*min(SUPPORTED), *max(SUPPORTED))
+SUPPORTED_RANGE = ">={}.{},<{}.{}".format(*min(SUPPORTED), max(SUPPORTED)[0], max(SUPPORTED)[1] + 1)
 OLDEST_TORCH = (2, 6)
 EXTRAS = ("labs", "labs,dev")
 LEAST_GB = 0.8  # size of an environment whose packages are all in uv's cache
@@ -241,7 +243,8 @@ def find_python() -> "str | None":
         and version_of(before) == version_of(PYTHON)
     ):
         return before
-    names = [asked] if asked else ["python3", "python3.13", "python3.12", "python3.11", "/usr/bin/python3"]
+    newest_first = ["python{}.{}".format(*version) for version in sorted(SUPPORTED, reverse=True)]
+    names = [asked] if asked else ["python3", *newest_first, "/usr/bin/python3"]
     for name in names:
         path = shutil.which(name)
         if path and version_of(path) in SUPPORTED:
@@ -249,19 +252,19 @@ def find_python() -> "str | None":
     if asked:
         version = version_of(asked)
         what = "{}.{}".format(*version) if version else "no Python"
-        raise SetupError(f"PYTHON={asked} is {what}: use Python 3.11, 3.12 or 3.13")
+        raise SetupError(f"PYTHON={asked} is {what}: use {SUPPORTED_PYTHONS}")
     return None
 
 
 def make_venv_with_a_python_of_uv() -> None:
     """Create .venv with a Python from uv, if no supported one is installed (Ubuntu 22.04 has 3.10)."""
-    print("setup: Python 3.11, 3.12 or 3.13 is needed; uv looks for one", flush=True)
+    print(f"setup: {SUPPORTED_PYTHONS} is needed; uv looks for one", flush=True)
     remove_venv()
     helper = ROOT / ".venv-uv"
     try:
         if run([sys.executable, "-m", "venv", str(helper)]).returncode:
             raise SetupError(
-                "needs Python 3.11, 3.12 or 3.13 with its venv module: "
+                f"needs {SUPPORTED_PYTHONS} with its venv module: "
                 "install python3 and python3-venv, or set PYTHON"
             )
         run(
@@ -276,12 +279,12 @@ def make_venv_with_a_python_of_uv() -> None:
             ]
         )
         done = run(
-            [str(helper / "bin" / "uv"), "venv", "--quiet", "--seed", "--python", ">=3.11,<3.14", str(VENV)],
+            [str(helper / "bin" / "uv"), "venv", "--quiet", "--seed", "--python", SUPPORTED_RANGE, str(VENV)],
             uv_settings(),
         )
         if done.returncode:
             raise SetupError(
-                f"needs Python 3.11, 3.12 or 3.13, and uv cannot install one ({last_line(done)}): "
+                f"needs {SUPPORTED_PYTHONS}, and uv cannot install one ({last_line(done)}): "
                 "install one, or set PYTHON"
             )
     finally:

@@ -161,10 +161,36 @@ def test_on_another_system_than_linux_the_cure_is_named(setup, monkeypatch, caps
 
 def test_setup_names_the_cure_for_a_wrong_python(setup, monkeypatch):
     monkeypatch.setenv("PYTHON", "/bin/false")
-    with pytest.raises(
-        setup.SetupError, match=r"PYTHON=/bin/false is no Python: use Python 3.11, 3.12 or 3.13"
-    ):
+    with pytest.raises(setup.SetupError, match=r"PYTHON=/bin/false is no Python: use Python 3\.11 to 3\.14$"):
         setup.find_python()
+
+
+def test_a_python_that_is_too_new_is_refused(setup, monkeypatch, tmp_path):
+    too_new = interpreter(tmp_path / "python3.15", "3 15")
+    monkeypatch.setenv("PYTHON", too_new)
+    with pytest.raises(setup.SetupError, match=r"python3\.15 is 3\.15: use Python 3\.11 to 3\.14$"):
+        setup.find_python()
+
+
+def test_the_newest_supported_python_is_found_beside_one_that_is_too_new(setup, monkeypatch, tmp_path):
+    for name, version in {"python3": "3 15", "python3.14": "3 14", "python3.11": "3 11"}.items():
+        interpreter(tmp_path / name, version)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.find_python() == str(tmp_path / "python3.14")
+
+
+def test_the_set_up_builds_on_the_pythons_of_pyproject(setup):
+    required = Requirement(f"python{PROJECT['requires-python']}").specifier
+    versions = [(3, minor) for minor in range(30) if required.contains(f"3.{minor}")]
+    assert sorted(setup.SUPPORTED) == versions
+    assert Requirement(f"python{setup.SUPPORTED_RANGE}").specifier == required
+
+
+def interpreter(path: Path, version: str) -> str:
+    """Write a program that prints this version, as "major minor"."""
+    path.write_text(f"#!/bin/sh\necho {version}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 def test_torch_here_needs_a_torch(setup, tmp_path):
