@@ -67,11 +67,13 @@ def leave(folder: Path, owner: Owner, file_system: str) -> None:
 def test_a_second_run_is_refused_and_the_next_one_is_not(tmp_path, file_system):
     folder = tmp_path / "runs" / "train"
     with owned(folder):
-        with pytest.raises(
-            UserError, match=rf"belongs to another run \(process {os.getpid()} on .*wait until"
+        with (
+            pytest.raises(
+                UserError, match=rf"belongs to another run \(process {os.getpid()} on .*wait until"
+            ),
+            owned(folder),
         ):
-            with owned(folder):
-                raise AssertionError("two runs own the folder")
+            raise AssertionError("two runs own the folder")
         assert folder.exists()
         (folder / "metrics.jsonl").touch()
     assert [file.name for file in folder.iterdir()] == ["metrics.jsonl"]

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from dlo_lib.cli.reports import progress_bar
+from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 FIRST_LINE = 60.0  # seconds
@@ -47,7 +48,13 @@ def grade(
     ] = False,
     array: Annotated[int, typer.Option(help="with --slurm: elements of the array", min=1)] = 20,
     cores: Annotated[int, typer.Option(help="with --slurm: cores of an element", min=1)] = 2,
-    limit: Annotated[str, typer.Option("--time", help="with --slurm: time limit of an element")] = "2:00:00",
+    limit: Annotated[
+        str | None,
+        typer.Option(
+            "--time",
+            help="with --slurm: time limit of an element; default: two hours, or the longest time of the site",
+        ),
+    ] = None,
     site: Annotated[
         str | None, typer.Option(help="with --slurm: the name or file of a site; default: $DLO_SITE")
     ] = None,
@@ -98,6 +105,8 @@ def grade(
     for note in table.notes:
         console.print(note, soft_wrap=True, markup=False)
     console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)
+    if table.stopped:
+        raise UserError(table.stopped)
 
 
 class _Running:

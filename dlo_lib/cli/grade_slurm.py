@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from dlo_lib import cluster
-from dlo_lib.cluster import slurm
+from dlo_lib.cluster import login_node, records, slurm, turns
+from dlo_lib.cluster.request import time_of_site
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array import ArrayOfJudges, ElementEnd, Elements
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.text import tr
 
 
+TIME = timedelta(hours=2)
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """The number of elements and the resources of each element."""
+    """The number of elements and the resources of each element.
+
+    ``time`` is None for two hours, or for the longest time of the site if that is less.
+    """
 
     elements: int
     cores: int = 2
-    time: str = "2:00:00"
+    time: str | None = None
     site: str | None = None
     account: str = ""
 
@@ -39,7 +47,7 @@ def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) ->
             list(command),
             gpus=0,
             cores=wanted.cores,
-            time=wanted.time,
+            time=wanted.time or time_of_site(login_node.wanted_site(wanted.site), TIME),
             site=wanted.site,
             account=wanted.account,
             sweep=[{"element": number} for number in range(elements)],
@@ -76,8 +84,18 @@ class SlurmElements:
         return self.job.pace()
 
     def requeue(self, element: int) -> None:
-        """Requeue an element."""
-        self.job.requeue(element)
+        """Requeue an element, or submit it again if SLURM does not requeue it.
+
+        Raises:
+            UserError: SLURM refuses both, or does not answer now.
+        """
+        try:
+            self.job.requeue(element)
+        except slurm.NoAnswer:
+            raise
+        except UserError:  # the site forbids it (JobRequeue=0), or SLURM no longer knows the element
+            with records.locked(self.job.folder):
+                turns.start(self.job.folder, (element,))
 
     def last_line(self, element: int) -> str:
         """Return the last line of the log of an element."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import unittest.mock
 from pathlib import Path
 
 import pytest
 
 from dlo_lib import cluster
-from dlo_lib.cli.grade_slurm import Wanted, array_of_judges
-from dlo_lib.cluster import slurm
+from dlo_lib.cli.grade_slurm import SlurmElements, Wanted, array_of_judges
+from dlo_lib.cluster import slurm, turns
 from dlo_lib.errors import UserError
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from tests.grading.small_class import results
@@ -61,6 +62,19 @@ def test_an_array_gives_the_rows_of_one_machine_even_if_an_element_is_requeued(
     assert grading.returncode == 0, errors
     assert said.count(" s  ada  12/12  GRADED") == 1
     assert results(course) == [table.replace(b" (UNSANDBOXED)", b"") for table in results(graded_class)]
+
+
+def test_an_element_that_slurm_does_not_requeue_is_submitted_again(tmp_path, monkeypatch):
+    """Some sites forbid to requeue jobs, and a controller forgets jobs that ended some minutes ago."""
+    started, job = [], unittest.mock.Mock(folder=tmp_path)
+    monkeypatch.setattr(turns, "start", lambda folder, elements: started.append((folder, elements)))
+    job.requeue.side_effect = UserError("SLURM does not requeue the job: Job is not requeueable")
+    SlurmElements(job).requeue(3)
+    assert started == [(tmp_path, (3,))]
+    job.requeue.side_effect = slurm.NoAnswer("scontrol has not answered for 60 s")
+    with pytest.raises(slurm.NoAnswer):
+        SlurmElements(job).requeue(3)
+    assert len(started) == 1, "it may have been requeued"
 
 
 def test_without_slurm_the_cure_is_named(course, monkeypatch):

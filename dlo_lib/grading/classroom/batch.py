@@ -35,6 +35,7 @@ from dlo_lib.grading.classroom.gradebook_file import LOCK_SECONDS, back_up, is_l
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.classroom.roster import read_roster, unknown_student
 from dlo_lib.grading.classroom.submission_copy import FOLDER, staged_copy
+from dlo_lib.grading.judge.array import JudgesStopped
 from dlo_lib.grading.judge.client import LOG_FILE, JudgeClient, JudgeJob, Judges, Waiting, read_secret
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.report import GRADER_ERROR, Report
@@ -101,7 +102,8 @@ def grade_lab(
 ) -> GradeTable:
     """Grade the collected submissions of ``lab`` in the course of ``folder``.
 
-    Writes the gradebook, the graded notebooks, and ``grades/<lab>/``.
+    Writes the gradebook, the graded notebooks, and ``grades/<lab>/``, also if judges on other machines end
+    before all submissions are judged; the table then has ``stopped``.
 
     Args:
         advance: called after each student.
@@ -136,23 +138,27 @@ def grade_lab(
         before = stored_results(course, lab)
         back_up(course)
         chosen_students = [chosen.only] if chosen.only is not None else students
+        stopped = ""
         with GradebookEntry(course, lab, chosen.keep_manual) as entry:
             batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, judges, waiting)
-            for number, (student, report) in enumerate(batch.run(chosen_students), 1):
-                if advance is not None:
-                    advance(
-                        Done(
-                            student,
-                            report.status,
-                            report.points,
-                            batch.lab.points,
-                            number,
-                            len(chosen_students),
+            try:
+                for number, (student, report) in enumerate(batch.run(chosen_students), 1):
+                    if advance is not None:
+                        advance(
+                            Done(
+                                student,
+                                report.status,
+                                report.points,
+                                batch.lab.points,
+                                number,
+                                len(chosen_students),
+                            )
                         )
-                    )
+            except JudgesStopped as error:  # the rows that are written stand
+                stopped = str(error)
         table = read_grades(course, lab)
         write_results(course, table)
-    return replace(table, notes=(*changed_checks(before, table), *table.notes))
+    return replace(table, notes=(*changed_checks(before, table), *table.notes), stopped=stopped)
 
 
 class _Batch:

@@ -62,13 +62,14 @@ class GradeRow:
 @dataclass(frozen=True)
 class GradeTable:
     """The grades of a lab, sorted by student; ``questions`` in the lab's order, with their maximal points;
-    ``notes`` on what the instructor should look at.
+    ``notes`` on what the instructor should look at; ``stopped``: why the batch ended before all were graded.
     """
 
     lab: LabInfo
     questions: dict[str, float]
     rows: tuple[GradeRow, ...]
     notes: tuple[str, ...] = ()
+    stopped: str = ""
 
     def csv(self) -> str:
         """Return the table as CSV; the same grades give the same text."""

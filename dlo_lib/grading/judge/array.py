@@ -5,8 +5,8 @@
 An element takes one submission at a time, so that a long one does not delay the others. The whole array takes
 at most (work / elements + the longest submission), plus the start of an element. An element that is
 preempted, lost or killed is requeued in SLURM and first judges the submissions it had already taken; each
-submission becomes one row. Before the array is submitted, this process proves that the reference solution
-scores full marks.
+submission becomes one row. If the cluster does not start it again, the others judge them. Before the array
+is submitted, this process proves that the reference solution scores full marks.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ from dlo_lib.text import tr
 QUEUE = "array-"  # prefix of a queue's folder in the folder of the lab's grades
 MAX_STARTS = 4  # of one element
 MAX_LOSSES = 2  # elements that may be lost while they judge the same submission
+MAX_REFUSALS = 3  # of the cluster, to start an element again
+
+
+class JudgesStopped(UserError):
+    """The judges ended before every submission was judged; the rows of the others stand."""
 
 
 class ElementEnd(Enum):
@@ -63,7 +68,11 @@ class Elements(Protocol):
         ...
 
     def requeue(self, element: int) -> None:
-        """Put an ended element into the queue of the cluster again."""
+        """Put an ended element into the queue of the cluster again.
+
+        Raises:
+            UserError: the cluster refuses, or does not answer now.
+        """
         ...
 
     def last_line(self, element: int) -> str:
@@ -147,14 +156,16 @@ def collect_results(
 ) -> Iterator[tuple[JudgeJob, int]]:
     """Yield the ``jobs`` of a queue with their exit statuses, in the order in which they end.
 
-    A lost element is requeued. The submissions of a cancelled one go to the other elements.
+    A lost element is requeued. The submissions of a cancelled one, and of one that the cluster does not start
+    again, go to the other elements.
 
     Raises:
-        UserError: the user has cancelled the array, or no element stays alive.
+        JudgesStopped: the user has cancelled the array, or no element stays alive.
     """
     todo = dict(enumerate(jobs))
     began: dict[int, float] = {}
-    starts, losses, given_up = Counter(range(started)), Counter[int](), set[int]()
+    losses, given_up = Counter[int](), set[int]()
+    restarts = _Restarts(elements, started)
     while todo:
         over = elements.ended()  # first: an element that has ended has finished its last submission before
         for number, code in list(queue.finished()):
@@ -163,39 +174,64 @@ def collect_results(
         failures = set(over.values()) - {ElementEnd.FINISHED}
         if todo and len(over) == started and failures == {ElementEnd.CANCELLED}:
             text = "the array was cancelled: the same command with --resume judges the other {count}"
-            raise UserError(tr(text, count=len(todo)))
+            raise JudgesStopped(tr(text, count=len(todo)))
         in_use = {element: end for element, end in over.items() if element not in given_up}
         for element in (element for element, end in in_use.items() if end is ElementEnd.CANCELLED):
             given_up.add(element)
             queue.release(element)
         lost = [element for element, end in in_use.items() if end is ElementEnd.LOST]
         for element in lost:
-            for number in queue.taken_by(element):
+            for number in queue.taken_by(element) if not restarts.waits(element) else ():
                 losses[number] += 1
                 if losses[number] == MAX_LOSSES:
                     queue.mark_failed(element, number)
-            if starts[element] == MAX_STARTS:
+            if not restarts.start(element):
                 given_up.add(element)
                 queue.release(element)
-            else:
-                starts[element] += 1
-                elements.requeue(element)
         if len(over) == started and not lost and todo.keys() - dict(queue.finished()).keys():
             # Work is left and no element runs.
             candidates = (element for element in over if element not in given_up)
-            able = next((element for element in candidates if starts[element] < MAX_STARTS), None)
+            able = next((element for element in candidates if restarts.start(element)), None)
             if able is None:
-                words = elements.last_line(next(iter(over)))
+                words = restarts.refusal or elements.last_line(next(iter(over)))
                 text = (
                     "no element of the array stays alive ({words}): correct the cause; "
                     "then the same command with --resume judges the other {count}"
                 )
-                raise UserError(tr(text, words=words, count=len(todo)))
-            starts[able] += 1
-            elements.requeue(able)
+                raise JudgesStopped(tr(text, words=words, count=len(todo)))
         if todo:
             if waiting is not None:
                 now = time.monotonic()
                 taken = [number for element in range(started) for number in queue.taken_by(element)]
                 waiting({jobs[number].student: now - began.setdefault(number, now) for number in taken})
             time.sleep(elements.pace())
+
+
+class _Restarts:
+    """How often each element was started, and the refusals to start it again.
+
+    ``refusal`` is the last one, in words.
+    """
+
+    def __init__(self, elements: Elements, started: int) -> None:
+        self._elements = elements
+        self._starts, self._refused = Counter(range(started)), Counter[int]()
+        self.refusal = ""
+
+    def waits(self, element: int) -> bool:
+        """Whether the cluster has refused to start the element, and will be asked again."""
+        return 0 < self._refused[element] < MAX_REFUSALS
+
+    def start(self, element: int) -> bool:
+        """Ask the cluster to start an ended element; return False if it does not run again."""
+        if self._starts[element] == MAX_STARTS or self._refused[element] == MAX_REFUSALS:
+            return False
+        try:
+            self._elements.requeue(element)
+        except UserError as error:
+            self._refused[element] += 1
+            self.refusal = str(error)
+            return self.waits(element)
+        self._starts[element] += 1
+        self._refused[element] = 0
+        return True

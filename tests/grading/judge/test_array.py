@@ -19,10 +19,12 @@ from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.judge import array
 from dlo_lib.grading.judge.array import (
     MAX_LOSSES,
+    MAX_REFUSALS,
     MAX_STARTS,
     QUEUE,
     ArrayOfJudges,
     ElementEnd,
+    JudgesStopped,
     collect_results,
 )
 from dlo_lib.grading.judge.array_element import work
@@ -301,3 +303,80 @@ def test_a_cancelled_element_is_not_requeued_and_the_others_take_its_work(tmp_pa
     codes = {job.student: code for job, code in collect_results(queue, elements, 2, jobs(3))}
     assert codes == {"s0": 0, "s1": 0, "s2": 0}
     assert elements.turns == 1
+
+
+class Refused(Scripted):
+    """Elements that the cluster does not start again, the first ``refusals`` times."""
+
+    refusals = MAX_REFUSALS * 10
+
+    def requeue(self, element: int) -> None:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise UserError("SLURM does not requeue the job: JobRequeue=0")
+        self.turns += 1
+
+
+def lost_with_one(queue: WorkQueue) -> None:
+    """Element 1 takes a submission and is killed."""
+    assert queue.take(1) is not None
+
+
+def test_the_others_judge_what_an_element_had_that_is_not_started_again(tmp_path: Path) -> None:
+    queue = WorkQueue.of(tmp_path / "queue", jobs(3))
+    lost_with_one(queue)
+
+    def act(queue: WorkQueue, look: int) -> dict[int, ElementEnd]:
+        ticket = queue.take(0) if look > MAX_REFUSALS else None
+        if ticket is not None:
+            queue.finish(ticket, 0)
+        return {1: ElementEnd.LOST}
+
+    codes = {job.student: code for job, code in collect_results(queue, Refused(act, queue), 2, jobs(3))}
+    assert codes == {"s0": 0, "s1": 0, "s2": 0}, "one refusal is no loss: no submission is marked failed"
+
+
+def test_a_refusal_to_start_an_element_is_not_the_last_word(tmp_path: Path) -> None:
+    queue = WorkQueue.of(tmp_path / "queue", jobs(3))
+
+    def act(queue: WorkQueue, look: int) -> dict[int, ElementEnd]:
+        if elements.turns == 1:
+            return {0: ElementEnd.LOST}
+        while (ticket := queue.take(0)) is not None:
+            queue.finish(ticket, 0)
+        return {0: ElementEnd.FINISHED}
+
+    elements = Refused(act, queue)
+    elements.refusals = MAX_REFUSALS - 1
+    assert len(list(collect_results(queue, elements, 1, jobs(3)))) == 3
+    assert elements.turns == 2
+
+
+def test_what_is_judged_has_its_row_when_no_element_can_be_started_again(tmp_path: Path) -> None:
+    queue = WorkQueue.of(tmp_path / "queue", jobs(3))
+
+    def act(queue: WorkQueue, look: int) -> dict[int, ElementEnd]:
+        if look == 1:
+            queue.finish(queue.take(0), 0)
+        return {0: ElementEnd.LOST}
+
+    judged = collect_results(queue, Refused(act, queue), 1, jobs(3))
+    assert next(judged)[0].student == "s0"
+    with pytest.raises(JudgesStopped, match=r"JobRequeue=0.*--resume judges the other 2"):
+        next(judged)
+
+
+def test_judges_that_stop_leave_a_table(ungraded: Path) -> None:
+    class Stopping:
+        def screen(self, jobs: Sequence[JudgeJob], at_once: int) -> list[tuple[JudgeJob, int]]:
+            return [(job, 1) for job in jobs]
+
+        def judge(self, *_: object) -> list[tuple[JudgeJob, int]]:
+            raise JudgesStopped("no element of the array stays alive")
+
+    table = grade_lab(
+        find_lab("91", source_labs()), ungraded, options=Options(unsafe=True), judges=Stopping()
+    )
+    assert table.stopped == "no element of the array stays alive"
+    assert "ada" in table.csv()
+    assert (ungraded / "grades" / "91_small" / "results.csv").exists()
