@@ -21,6 +21,15 @@ from pathlib import PurePath
 from typing import Any
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_LEFT_OUT = {"__dict__", "__weakref__", "__module__", "__firstlineno__", "__static_attributes__"}
+# Annotations. Since Python 3.14 a function computes them, when they are read first.
+_LEFT_OUT |= {
+    "__annotations__",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__conditional_annotations__",
+}
 
 
 def digest(value: Any) -> str:
@@ -111,15 +120,9 @@ class _Walk:
         name = f"{kind.__module__}.{kind.__qualname__}".encode()
         if not _is_sent_as_code(kind):
             return _hash("class", name)
-        left_out = (
-            "__dict__",
-            "__weakref__",
-            "__module__",
-            "__firstlineno__",
-            "__static_attributes__",
-            "__annotations__",
-        )
-        own = {key: value for key, value in vars(kind).items() if key not in left_out and not _is_slot(value)}
+        own = {
+            key: value for key, value in vars(kind).items() if key not in _LEFT_OUT and not _is_slot(value)
+        }
         return _hash("own class", name, *map(self.of, kind.__bases__), self._mapping("attributes", own))
 
     def _rebuilt(self, value: Any) -> bytes:

@@ -60,12 +60,23 @@ def test_values_that_hold_themselves():
     assert digest(loop) != digest([1, [1]])
 
 
+def test_the_annotations_of_a_class_do_not_count():
+    def kind(**attributes: object) -> type:
+        return type("Model", (), {"__module__": "__main__", "width": 4, **attributes})
+
+    compute = {"__annotate_func__": lambda format: {"width": int}}  # as Python 3.14 keeps them
+    plain = digest(kind())
+    assert digest(kind(**compute)) == digest(kind(**compute, __annotations_cache__={"width": int})) == plain
+    assert digest(kind(__annotations__={"width": int})) == plain
+    assert digest(kind(width=5)) != plain
+
+
 CELL = """
 import math
 factor = {factor}
 names = {{"sgd", "adam", "lamb", "lion", "muon"}}
 class Model:
-    width = {width}
+    width: int = {width}
     def forward(self, x): return x * self.width
 def helper(x): return x {sign} 1
 def fn(x, *, scale=2.0):
