@@ -36,7 +36,7 @@ lint: setup-dev ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-compat: setup-dev ## a part of the suite on the oldest supported PyTorch and on the newest, each in a separate environment
+compat: setup-dev ## all labs and the parallel forms on each promised PyTorch and Python; writes COMPATIBILITY.md (ARGS=2.8: one)
 	@exec $(BIN)/python deploy/compat.py $(ARGS)
 
 course: setup-dev ## every reference lab at full size

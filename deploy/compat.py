@@ -1,66 +1,79 @@
 #!/usr/bin/env python3
-"""Test the library with the oldest supported and the newest release of PyTorch, by a part of the suite.
+"""Run every lab and the parallel forms on the promised pairs of PyTorch and Python, and write what was run.
 
-    python3 deploy/compat.py [RELEASE ...]      default: the oldest of pyproject.toml and the one of
-                                                constraints.txt
+    python3 deploy/compat.py [RELEASE[/PYTHON] ...]      such as 2.8, 2.13/3.13 or newest; default: all pairs
 
-uv creates the environments in ``$XDG_CACHE_HOME/dlo-compat`` (3 to 8 GB each with a CUDA build), where they
-are kept. The output ends with a table of results. Exit status 0: all tests passed; 1: a test failed; 2: a
-requirement is missing, and one line gives the cure.
+The pairs are those of ``deploy/compat_env.py``. On each of them, every lab passes its proof by the judge (the
+reference, the untouched notebook, the mutants), its reference notebook runs in a kernel, and the rooms below
+pass their tests. The results replace those of the same pair, lab and room in ``COMPATIBILITY.md``. A run that
+is stopped changes nothing there.
+
+Exit status 0: all tests passed; 1: a test failed, or a pair took more than its minutes; 2: a requirement is
+missing, and one line gives the cure.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import importlib.metadata
+import json
 import os
-import re
-import resource
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
+import compat_table  # in this folder
 import setup_env  # in this folder
+from compat_env import NEWEST, CompatError, Pair, environment, interpreter, promised_pairs, torch_of
+from compat_table import LABS, Run
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dlo-compat"
-EXTRAS = "labs,dev"
-# torch requires certain versions of these, and older releases require other ones than constraints.txt has.
-CHOSEN_BY_TORCH = ("torch", "sympy", "triton")
+JOBS, MINUTES = 3, 120.0
+NOT_PASSED = (
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+    "PYTHON",
+    "TORCH",
+)
+NOTEBOOKS = "tests/labs/test_notebooks_run.py::test_reference_notebook_runs"
+PROOFS = "tests/labs/test_every_lab.py"
 ROOMS = {
-    "launch": ["tests/launch/test_run_ranks.py", "tests/launch/test_place.py"],
-    "explainer": ["tests/comm/deadlock/test_explainer.py", "tests/comm/tracing/test_tap.py"],
-    "tracer": ["tests/comm/tracing/test_trace.py"],
     "ddp": ["tests/parallel/test_ddp_parity.py"],
     "zero": ["tests/parallel/test_zero_parity.py", "tests/parallel/test_zero2.py"],
-    "fsdp, hsdp": ["tests/parallel/test_fsdp_parity.py"],
-    "pipeline": ["tests/parallel/pipeline/test_runtime.py"],
-    "checkpoints": ["tests/train/test_checkpoint.py"],
-    "a lab": [
-        "tests/labs/test_every_lab.py::test_the_reference_scores_full_marks[10_collectives]",
-        "tests/labs/test_every_lab.py::test_the_untouched_notebook_scores_nothing[10_collectives]",
+    "fsdp": ["tests/parallel/test_fsdp_parity.py"],
+    "pipeline": [
+        "tests/parallel/pipeline/test_runtime.py",
+        "tests/parallel/pipeline/test_split_backward.py",
+        "tests/parallel/pipeline/test_tied_embeddings.py",
     ],
-    "a job": ["tests/cluster/test_local.py::test_a_function_runs_on_as_many_ranks_as_it_asks_for"],
+    "tensor": [
+        "tests/parallel/tensor/test_layers.py",
+        "tests/parallel/tensor/test_tensor_plans.py",
+        "tests/parallel/tensor/test_async_tp.py",
+    ],
+    "context": ["tests/parallel/context/test_parity.py"],
+    "expert": ["tests/parallel/expert/test_parity.py"],
+    "checkpoints": ["tests/train/test_checkpoint.py"],
+    "memory": ["tests/profiling/test_measure.py", "tests/profiling/test_measure_sharded.py"],
+    "launch": ["tests/launch"],
+    "tracing": ["tests/comm"],
+    "notebook": ["tests/grading/notebook"],
+    "judge": [
+        "tests/grading/switch",
+        *(
+            f"tests/grading/judge/test_{name}.py"
+            for name in ("judge", "leaks", "rank_limits", "run_without_ranks", "time_budget", "tricks")
+        ),
+    ],
+    "releases": ["tests/test_torch_compat.py", "tests/test_torch_version.py"],
 }
-
-
-class CompatError(Exception):
-    """A missing requirement and its cure, in one line."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of one room's tests on one release. ``counts``: pytest's last line without its time."""
-
-    release: str
-    room: str
-    ok: bool
-    counts: str
-    wall_s: float
-    cpu_s: float
 
 
 def main() -> int:
@@ -68,143 +81,162 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("releases", nargs="*", metavar="RELEASE", help="a release of PyTorch, such as 2.8.0")
+    parser.add_argument("pairs", nargs="*", metavar="RELEASE[/PYTHON]", help="a pair; default: all")
+    parser.add_argument("--lab", action="append", metavar="LAB", help="only this lab; may be repeated")
     parser.add_argument(
-        "--room", action="append", choices=list(ROOMS), help="test only this room; may be repeated"
+        "--room", action="append", choices=[LABS, *ROOMS], help="only these tests; may be repeated"
     )
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"processes of pytest (default {JOBS})")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="the longest time of a pair")
     asked = parser.parse_args()
-    outcomes = []
     try:
+        if asked.lab and asked.room:
+            raise CompatError("--lab and --room exclude each other: give one of them")
+        rooms = [LABS] if asked.lab else asked.room or [LABS, *ROOMS]
+        tests = tests_of(rooms, chosen_labs(asked.lab or []))
         uv = setup_env.find_uv()
         if uv is None:
             raise CompatError("uv is not available here: install it, and put it on PATH")
-        for release in asked.releases or [oldest_release(), newest_release()]:
-            python = environment(uv, release)
-            outcomes += [try_room(python, release, room) for room in asked.room or ROOMS]
+        ended = [try_pair(uv, pair, python, tests, asked) for pair, python in chosen_pairs(asked.pairs)]
     except (CompatError, setup_env.SetupError) as error:
         print(f"compat: {error}", file=sys.stderr)
         return 2
-    print(table(outcomes))
-    return 0 if all(outcome.ok for outcome in outcomes) else 1
+    print(compat_table.page(compat_table.read_record()))
+    return 0 if all(ended) else 1
 
 
-def oldest_release() -> str:
-    """Return the first patch release of the minor release in pyproject.toml: 2.6 means that 2.6.0 works."""
-    needs = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    (least,) = (match[1] for need in needs if (match := re.fullmatch(r"torch>=([\d.]+)", need)))
-    return least if least.count(".") == 2 else f"{least}.0"
+def chosen_pairs(asked: list[str]) -> list[tuple[Pair, str]]:
+    """Return the pairs to run, each with its interpreter.
 
+    A pair without an interpreter is left out with one line; one that the user named is an error.
 
-def newest_release() -> str:
-    """Return the release in constraints.txt, with which everything is tested."""
-    (newest,) = re.findall(
-        r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return newest
-
-
-def environment(uv: str, release: str) -> Path:
-    """Return the interpreter of an environment with this release of PyTorch.
-
-    The environment is created if it is missing or was created from other requirements.
+    Raises:
+        CompatError: an argument names no pair, or nothing can run.
     """
-    folder = CACHE / f"torch-{release}"
-    python, stamp, wanted = folder / "bin" / "python", folder / "made-from", fingerprint(release)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
-        return python
-    print(f"compat: creating {folder} ...", flush=True)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    constraints = CACHE / f"constraints-{release}.txt"
-    constraints.write_text(constraints_for(release), encoding="utf-8")
-    run_uv(uv, "venv", "--clear", "--python", base_python(), str(folder))
-    run_uv(
-        uv, "pip", "install", "--python", str(python), "--index-strategy", "unsafe-best-match", "-c",
-        str(constraints),
-        f"torch=={release}", "-e", f"{ROOT}[{EXTRAS}]",
-    )  # fmt: skip
-    stamp.write_text(wanted, encoding="utf-8")
-    return python
+    pairs = promised_pairs()
+    for word in asked:
+        if not any(pair.is_named(word) for pair in pairs):
+            known = ", ".join(pair.name for pair in pairs)
+            raise CompatError(f'"{word}" is none of the promised pairs: use one of {known}')
+    found = []
+    for pair in pairs:
+        named = any(pair.is_named(word) for word in asked)
+        if asked and not named:
+            continue
+        python = interpreter(pair)
+        number = ".".join(map(str, pair.python))
+        if python is not None:
+            found.append((pair, python))
+        elif pair.name in asked:
+            raise CompatError(f"no Python {number} is here for {pair.name}: install it, or set PYTHON")
+        else:
+            print(f"compat: {pair.name} is left out, because no Python {number} is here", flush=True)
+    if not found:
+        raise CompatError("none of the Pythons is here: install one, or set PYTHON")
+    return found
 
 
-def constraints_for(release: str) -> str:
-    """Return the project's constraints without the packages whose versions PyTorch determines."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if line.partition("==")[0] not in CHOSEN_BY_TORCH]
-    return "\n".join([*kept, f"torch=={release}", ""])
+def chosen_labs(asked: list[str]) -> list[str]:
+    """Return the names of labs, such as 15_fsdp; a lab may be given by its number. Raises CompatError."""
+    labs = sorted(file.parent.name for file in ROOT.glob("solutions/*/lab.toml"))
+    chosen = []
+    for word in asked:
+        matching = [lab for lab in labs if word == lab or lab.startswith(f"{word.zfill(2)}_")]
+        if not matching:
+            raise CompatError(f'no lab is called "{word}": use one of {", ".join(labs)}')
+        chosen += matching
+    return chosen
 
 
-def fingerprint(release: str) -> str:
-    """Return a hash of everything that determines the environment."""
-    parts = [
-        (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
-        constraints_for(release),
-        str(ROOT),
-        base_python(),
-    ]
-    return hashlib.sha256("|".join(parts).encode()).hexdigest()
+def tests_of(rooms: list[str], labs: list[str]) -> list[str]:
+    """Return the arguments of pytest for these rooms; ``labs`` narrows the labs, none means all."""
+    tests = [test for room in rooms if room != LABS for test in ROOMS[room]]
+    if LABS in rooms:
+        tests += [PROOFS, NOTEBOOKS]
+    return [*tests, "-k", " or ".join(labs)] if labs else tests
 
 
-def base_python() -> str:
-    """Return ``$PYTHON``, or the interpreter of .venv, or this one."""
-    own = ROOT / ".venv" / "bin" / "python"
-    return os.environ.get("PYTHON") or (str(own) if own.exists() else sys.executable)
+def try_pair(uv: str, pair: Pair, python: str, tests: list[str], asked: argparse.Namespace) -> bool:
+    """Run ``tests`` on a pair and write the results; return whether all passed.
 
-
-def run_uv(uv: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [uv, "--quiet", *arguments], env=setup_env.uv_settings(), stderr=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise CompatError(
-            f"uv {arguments[0]} failed ({said[:300]}): check the network, the disk and the release's number"
+    Raises:
+        CompatError: the environment cannot be created, or pytest cannot begin.
+    """
+    own = environment(uv, pair, python)
+    torch = torch_of(own.parents[1])
+    print(f"compat: {pair.name}, torch {torch.version} ...", flush=True)
+    if pair.release == NEWEST:
+        remind(torch)
+    with tempfile.TemporaryDirectory(prefix="dlo-compat-") as folder:
+        results = Path(folder) / "results.jsonl"
+        began = time.monotonic()
+        status = run_tests(own, tests, results, asked.jobs, began + 60 * asked.minutes)
+        wall = time.monotonic() - began
+        lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    if status is None:
+        print(
+            f"compat: {pair.name} was stopped after {asked.minutes:g} minutes; the page is not changed: "
+            "run it again on an idle machine, or with more --minutes",
+            file=sys.stderr,
         )
+        return False
+    if status not in (0, 1) or not lines:
+        raise CompatError(f"pytest ended with status {status} on {pair.name}: see what it prints above")
+    run = Run(
+        pair=pair.name,
+        torch=torch.version,
+        python=version_text(own),
+        packages="newest" if pair.release == NEWEST else "pinned",
+        tests=[json.loads(line) for line in lines],
+        wall_s=wall,
+        whole=not asked.lab and not asked.room,
+    )
+    record = compat_table.read_record()
+    compat_table.add(record, run, {room: tuple(files) for room, files in ROOMS.items()})
+    compat_table.write(record)
+    return status == 0
 
 
-def try_room(python: Path, release: str, room: str) -> Outcome:
-    """Run the tests of ``room``; print pytest's output if one fails."""
-    print(f"compat: torch {release}, {room} ...", flush=True)
-    before, began = cpu_of_children(), time.monotonic()
-    command = [
-        str(python),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:xdist",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        *ROOMS[room],
-    ]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def remind(torch: importlib.metadata.Distribution) -> None:
+    """Print one line if the index has a newer PyTorch than the one that `dlo doctor` calls the newest."""
+    from dlo_lib.cli.doctor_packages import NEWEST_TORCH
+
+    from dlo_lib.torch_version import release
+
+    if release(torch.version) > NEWEST_TORCH:
+        number = ".".join(map(str, release(torch.version)))
+        file = "dlo_lib/cli/doctor_packages.py"
+        print(f"compat: {number} is new: if it passes, set NEWEST_TORCH in {file}", flush=True)
+
+
+def run_tests(python: Path, tests: list[str], results: Path, jobs: int, end: float) -> int | None:
+    """Return the exit status of pytest, or None if it has not ended at ``end`` and was stopped.
+
+    Each test runs in a process of pytest-xdist, so that a test that crashes Python fails and the rest runs.
+    """
+    settings = {name: value for name, value in os.environ.items() if name not in NOT_PASSED}
+    settings["PATH"] = f"{python.parent}{os.pathsep}{settings.get('PATH', os.defpath)}"
+    command = [str(python), "-m", "pytest", "-q", "-n", str(max(1, jobs)), "-p", "no:cacheprovider"]
+    command += ["--tb=short", f"--cpu-file={results}", *tests]
+    process = subprocess.Popen(command, cwd=ROOT, env=settings, start_new_session=True)
+    try:
+        return process.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def version_text(python: Path) -> str:
+    """Return the version of an interpreter, such as 3.12.1. Raises CompatError."""
+    done = setup_env.run([str(python), "-c", "import platform; print(platform.python_version())"])
     if done.returncode:
-        print(done.stdout, flush=True)
-    lines = done.stdout.strip().splitlines()
-    counts = re.sub(r" in [\d.]+s.*", "", lines[-1].strip("= ")) if lines else "no output"
-    return Outcome(
-        release, room, done.returncode == 0, counts, time.monotonic() - began, cpu_of_children() - before
-    )
-
-
-def cpu_of_children() -> float:
-    """Return the CPU seconds (user and system) of child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def table(outcomes: list[Outcome]) -> str:
-    """Return the results as a table."""
-    rows = [("torch", "room", "", "tests", "wall s", "CPU s")]
-    rows += [
-        (it.release, it.room, "ok" if it.ok else "FAILED", it.counts, f"{it.wall_s:.0f}", f"{it.cpu_s:.0f}")
-        for it in outcomes
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+        raise CompatError(f"{python} does not run ({setup_env.last_line(done)}): remove its folder")
+    return str(done.stdout).strip()
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no process of the tests remains
     sys.exit(main())
