@@ -14,14 +14,20 @@ from pathlib import Path
 
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_cluster import examine_cluster
+from dlo_lib.cli.doctor_packages import (
+    NEWEST_PYTHON,
+    NEWEST_TORCH,
+    OLDEST_PYTHON,
+    dotted,
+    examine_packages,
+)
 from dlo_lib.cli.jupyter import free_port
 from dlo_lib.cli.workspace import work_dir
 from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
-from dlo_lib.torch_version import OLDEST, release
+from dlo_lib.torch_version import OLDEST, cure, release
 
-TESTED_TORCH = "2.13"
 OLDEST_NBGRADER = "0.9.5"
 _ANSWER_S = 20
 JUPYTER = ("jupyterlab", "notebook", "nbclient", "jupytext", "ipykernel", "matplotlib", "tensorboard")
@@ -36,16 +42,17 @@ def examine() -> list[Diagnosis]:
 
 def examine_for_labs() -> list[Diagnosis]:
     """Check what the labs need on this machine: the required parts, and the GPU."""
-    looks: list[Callable[[], Diagnosis]] = [_python, _torch, _gpu, _jupyter, _nbgrader, _ranks, _disk]
-    return [look() for look in looks]
+    packages: list[Callable[[], Diagnosis]] = [_python, _torch, _gpu, _jupyter, _nbgrader]
+    machine: list[Callable[[], Diagnosis]] = [_ranks, _disk]
+    return [*(look() for look in packages), *examine_packages(), *(look() for look in machine)]
 
 
 def _python() -> Diagnosis:
-    ok = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    found = (
-        f"{platform.python_version()} on {platform.system()} {platform.machine()} (promised: 3.11 to 3.13)"
-    )
-    return Diagnosis("python", ok, found, "" if ok else "use Python 3.11, 3.12 or 3.13", required=True)
+    ok = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
+    promised = f"{dotted(OLDEST_PYTHON)} to {dotted(NEWEST_PYTHON)}"
+    here = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    found = f"{here} (promised: {promised})"
+    return Diagnosis("python", ok, found, "" if ok else f"use Python {promised}", required=True)
 
 
 def _torch() -> Diagnosis:
@@ -61,9 +68,8 @@ def _torch() -> Diagnosis:
         )
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     ok = release(torch.__version__) >= OLDEST
-    oldest = ".".join(map(str, OLDEST))
-    found = f"{torch.__version__}, {build} (promised: {oldest} to {TESTED_TORCH})"
-    return Diagnosis("torch", ok, found, "" if ok else f"upgrade torch to {oldest} or newer", required=True)
+    found = f"{torch.__version__}, {build} (tried: {dotted(OLDEST)} to {dotted(NEWEST_TORCH)})"
+    return Diagnosis("torch", ok, found, "" if ok else cure(), required=True)
 
 
 def _gpu() -> Diagnosis:
