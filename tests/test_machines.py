@@ -104,6 +104,26 @@ def test_a_class_is_graded_when_the_first_has_all_points(sandbox):
     )
 
 
+MMDEBSTRAP = """#!/bin/sh
+for folder; do :; done
+mkdir -p "$folder/etc"
+printf '%s\\n' "$@" >> "$(dirname "$0")/asked"
+"""
+
+
+def test_testing_is_built_from_a_snapshot_too(tmp_path, monkeypatch):
+    (tmp_path / "mmdebstrap").write_text(MMDEBSTRAP, encoding="utf-8")
+    (tmp_path / "mmdebstrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    layers = machine.Layers(tmp_path / "cache", pip_settings.PipSettings({}, []))
+    folders = {suite: layers.bare(suite) for suite in (machine.SUITE, machine.TESTING, machine.TESTING)}
+    asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert [asked.count(suite) for suite in folders] == [1, 1]  # the second time it is in the cache
+    assert len(set(folders.values())) == 2
+    assert asked.index(machine.SUITE) < asked.index('--aptopt=Acquire::Check-Valid-Until "false"')
+    assert (folders[machine.TESTING] / "etc" / "hosts").read_text(encoding="utf-8") == machine.HOSTS
+
+
 def test_the_environment_overrides_pips_files():
     listed = "global.index-url='https://a.invalid/simple'\n:env:.index-url='https://b.invalid/simple'\nglobal.extra-index-url='c\\nd'\n"
     assert pip_settings.variables(listed) == {

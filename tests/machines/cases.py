@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from machine import NAMES, STUDENT, TOOLS, CannotTry, Done, Layers, Machine
+from machine import NAMES, STUDENT, TESTING, TOOLS, CannotTry, Done, Layers, Machine
 from proxy import Proxy
 
 LAB = "17_pipeline_schedules"  # one of the quickest to grade
@@ -212,6 +212,17 @@ def user(trial: Trial) -> None:
 def root(trial: Trial) -> None:
     """The same as root, as in a container."""
     machine = trial.fresh("/root/course", uid=0)
+    trial.commands(machine)
+
+
+@case
+def testing(trial: Trial) -> None:
+    """Debian testing, whose only Python is 3.14: the README's commands, from nothing."""
+    lower = trial.layers.base(TESTING)
+    machine = trial.fresh("/home/student/course", lower=lower, cached=False)
+    trial.step("make setup", machine, "make setup", works("setup: ready"), 900)
+    trial.needed()
+    trial.step("its Python", machine, ".venv/bin/python -VV", works("Python 3.14."))
     trial.commands(machine)
 
 

@@ -28,6 +28,9 @@ from proxy import Proxy
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SUITE = "bookworm"
+TESTING = "testing"  # its only Python is 3.14
+# A mirror may hold a snapshot, and the index of testing is valid for a week.
+OPTIONS = {TESTING: ['--aptopt=Acquire::Check-Valid-Until "false"']}
 STUDENT = 1000
 COPY = "/opt/dlo"  # the course in the image
 TOOLS = "/run/machines"  # these modules, inside
@@ -209,21 +212,22 @@ class Layers:
         self.cache, self.settings = cache, settings
         self.stages = read_stages((ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8"))
 
-    def bare(self) -> Path:
+    def bare(self, suite: str = SUITE) -> Path:
         """Return a minimal Debian with `make` and without Python."""
-        packages = "make"
-        folder = self.cache / f"bare-{digest(SUITE, packages, HOSTS)}"
+        packages, options = "make", OPTIONS.get(suite, [])
+        folder = self.cache / f"bare-{digest(suite, packages, HOSTS, *options)}"
         if not folder.exists():
             if shutil.which("mmdebstrap") is None:
                 raise CannotTry("no mmdebstrap here: apt-get install mmdebstrap")
-            say(f"building a minimal Debian ({SUITE}) in {folder}: once, about two minutes ...")
+            say(f"building a minimal Debian ({suite}) in {folder}: once, about two minutes ...")
             aside = folder.with_name(f".{folder.name}.{os.getpid()}")
             command = [
                 "mmdebstrap",
                 "--variant=minbase",
                 f"--include={packages}",
                 "--quiet",
-                SUITE,
+                *options,
+                suite,
                 str(aside),
             ]
             done = subprocess.run(command, capture_output=True, text=True)
@@ -237,13 +241,13 @@ class Layers:
             aside.rename(folder)
         return folder
 
-    def base(self) -> list[Path]:
+    def base(self, suite: str = SUITE) -> list[Path]:
         """Return the stage `base` of the Dockerfile: the README's packages and an unprivileged user."""
-        bare, stage = self.bare(), self.stages["base"]
+        bare, stage = self.bare(suite), self.stages["base"]
         sources = [(ROOT / name).read_text(encoding="utf-8") for names, _ in stage.copies() for name in names]
         folder = self.cache / f"base-{digest(bare.name, str(stage.steps), *sources)}"
         if not folder.exists():
-            say("building the stage base: once, about a minute ...")
+            say(f"building the stage base on Debian {suite}: once, about a minute ...")
             aside = folder.with_name(f".{folder.name}.{os.getpid()}")
             try:
                 self.run_stage(stage, Machine([bare], aside))
