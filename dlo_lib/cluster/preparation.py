@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.cluster import function_job, records
+from dlo_lib.cluster import function_job, records, settings_check
 from dlo_lib.cluster.code_copy import CodeCopy, copy_of
 from dlo_lib.cluster.digest import digest
 from dlo_lib.cluster.quoting import check_name
@@ -57,6 +57,7 @@ def prepare(
         if given and not isinstance(given, Mapping):
             raise UserError(tr("a function takes its arguments by name: give a dict"))
         named = dict(given) if isinstance(given, Mapping) else {}
+        settings_check.check_function(what, named, settings)
         call, modules = function_job.pack(what, named, settings)
         code = copy_of([], sorted(modules), beside=copy_code)
         content: list[object] = [what, named, settings]
@@ -76,6 +77,8 @@ def prepare(
             if not _chooses_checkpoints(words, settings):
                 words += CHECKPOINTS
         script = replace(script, arguments=words, elements=tuple(map(options, settings)))
+        if script.work.trains:
+            settings_check.check_training(words, script.elements, script.allocation, alone=not after)
         code = _code_of(script.work, copy_code)
         content = [_content_of(script.work)]
     whole = digest([script.text(), str(Path.cwd()), after, code.content(), copy_code, *content])

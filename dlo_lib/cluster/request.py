@@ -232,7 +232,18 @@ def _nodes_of_ranks(site: Site, request: Request) -> int:
     of_node = site.cores_per_node or site.gpus_per_node * site.cores_per_gpu
     most = max(1, of_node // cores) if of_node else ranks
     least = -(-ranks // most)
-    nodes = request.nodes or next(count for count in range(least, ranks + 1) if ranks % count == 0)
+    nodes = request.nodes or least
+    if ranks % nodes and request.nodes is None:
+        text = (
+            "{ranks} ranks of {cores} cores do not spread evenly over {least} nodes of {site}: "
+            "use ranks={below} or ranks={above}, or nodes={even}"
+        )
+        even = next(count for count in range(least, ranks + 1) if ranks % count == 0)
+        below, above = ranks // least * least, -(-ranks // least) * least
+        raise UserError(
+            tr(text, ranks=ranks, cores=cores, least=least, site=site.name,
+               below=below, above=above, even=even)
+        )  # fmt: skip
     if nodes < least:
         text = (
             "{ranks} ranks of {cores} cores on {nodes} nodes: a node of {site} holds {most} of them: "
@@ -279,6 +290,12 @@ def _check_limits(site: Site, qos: Qos, request: Request) -> None:
             said = tr("{jobs} jobs are more than {qos} allows", jobs=request.elements, qos=_with_limits(qos))
             cures.append(tr("a smaller sweep"))
         raise UserError(f"{said}: {tr('use')} {tr(' or ').join(cures)}")
+
+
+def time_of_site(site: Site, wanted: timedelta, qos: str = "") -> timedelta:
+    """Return ``wanted``, or the longest time of a job of the site if that is less."""
+    limit = _qos(site, Request(qos=qos))
+    return wanted if limit is None else min(wanted, limit.time)
 
 
 def _exceeded(qos: Qos, request: Request) -> list[str]:

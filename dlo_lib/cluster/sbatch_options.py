@@ -33,7 +33,8 @@ def _table() -> dict[str, _Takes]:
     power prefer priority profile segment sockets-per-node switches thread-spec threads-per-core
     time-min tmp tres-bind tres-per-job tres-per-task uid wait-all-nodes wckey consolidate-segments
     resv-ports oom-kill-step"""
-    bare = "contiguous hold ignore-pbs overcommit oversubscribe reboot spread-job stepmgr use-min-nodes"
+    bare = """contiguous hold ignore-pbs no-requeue overcommit oversubscribe reboot requeue spread-job
+    stepmgr use-min-nodes"""
     either = "exclusive get-user-env nice propagate resv-ports"
     # Of plug-ins: pyxis, uenv, shifter, and the container engine of CSCS. SLURM refuses them where they lack.
     valued += """ container-env container-image container-mounts container-name container-save
@@ -62,7 +63,6 @@ _OURS = {
     "gres": "gpus=, and gpu_type of the site",
     "job-name": "name=",
     "kill-on-invalid-dep": "after= and after_kind=",
-    "no-requeue": "requeue=",
     "nodes": "nodes=",
     "ntasks": "gpus= or ranks=",
     "ntasks-per-gpu": "gpus=",
@@ -71,7 +71,6 @@ _OURS = {
     "output": "job.logs()",
     "partition": "partition=",
     "qos": "qos=",
-    "requeue": "requeue=",
     "reservation": "reservation=",
     "signal": "warning=",
     "test-only": "dry_run=",
@@ -97,7 +96,11 @@ _DROPPABLE = (
 
 _HETEROGENEOUS = ("het-group", "het-job", "hetjob", "pack-group", "packjob")
 
-_ONE_OF = (("mem", "mem-per-cpu", "mem-per-gpu"), ("exclusive", "oversubscribe"))
+_ONE_OF = (
+    ("mem", "mem-per-cpu", "mem-per-gpu"),
+    ("exclusive", "oversubscribe"),
+    ("requeue", "no-requeue"),
+)
 _AGAINST_HINT = ("threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 
@@ -204,6 +207,10 @@ def merged(
         both = [name for name in group if name in found]
         if len(both) > 1:
             raise UserError(tr("options: {names} contradict each other: use one", names=" and ".join(both)))
+    if "requeue" in set_by_job:
+        found.pop("requeue", None)
+        if "no-requeue" in found:
+            raise UserError(tr("requeue=True and options no-requeue contradict each other: use one"))
     for name in sorted(found):
         if name in set_by_job:
             text = "options: the site sets --{name}: change it in a file that extends the site"

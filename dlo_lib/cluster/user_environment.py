@@ -28,6 +28,7 @@ _SPECIAL = {
     "oversubscribe": ("EXCLUSIVE",),
     "bb": ("BURST_BUFFER",),
     "cpu-freq": ("CPU_FREQ_REQ",),
+    "no-requeue": _REQUEUE,
     "requeue": _REQUEUE,
     "switches": ("REQ_SWITCH", "WAIT4SWITCH"),
     "thread-spec": ("CORE_SPEC", "THREAD_SPEC"),

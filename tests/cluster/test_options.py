@@ -131,6 +131,134 @@ def test_ranks_without_gpus_fill_nodes(tmp_path):
         allocated(tmp_path, text=CPUS, ranks=5, nodes=2)
 
 
+CARRIERS = {
+    "gres": ("", {"gres": "gpu:a100:2"}, "${SLURM_GPUS_ON_NODE:-1}"),
+    "gpus-per-node": ("gpus-per-node", {"gpus-per-node": "a100:2"}, "${SLURM_GPUS_ON_NODE:-1}"),
+    "none": ("none", {}, "2"),
+}
+
+
+@pytest.mark.parametrize("kind", CARRIERS)
+def test_gpus_are_requested_in_the_way_of_the_centre(kind, tmp_path):
+    option, wanted, on_node = CARRIERS[kind]
+    more = f'gpu_option = "{option}"\n' if option else ""
+    text = text_of(allocated(tmp_path, more, gpus=4), launcher=Launcher.TORCHRUN)
+    said = head(text)
+    assert {name: said[name] for name in ("gres", "gpus-per-node") if name in said} == wanted
+    assert (said["nodes"], said["ntasks-per-node"]) == ("2", "1")
+    assert f'--nproc-per-node="{on_node}"' in text
+    assert f"/ {on_node}))" in text
+
+
+@pytest.mark.parametrize("where", ["site", "call"])
+def test_a_directive_that_a_centre_refuses_is_dropped(where, tmp_path):
+    names = ("cpus-per-task", "gres", "open-mode", "partition", "signal")
+    of_site = ", ".join(f"{name} = false" for name in names)
+    text = SITE.replace("exclusive = true", f"exclusive = true, {of_site}") if where == "site" else SITE
+    asked = {} if where == "site" else {"options": dict.fromkeys(names)}
+    before = head(text_of(allocated(tmp_path, gpus=2)))
+    script = text_of(allocated(tmp_path, text=text, gpus=2, **asked))
+    after = head(script)
+    assert before.keys() - after.keys() == set(names)
+    assert after.items() <= before.items()
+    assert "SRUN_CPUS_PER_TASK" not in script
+    assert "USR1" not in script
+    torchrun = text_of(allocated(tmp_path, text=text, gpus=2, **asked), launcher=Launcher.TORCHRUN)
+    assert "$((${SLURM_CPUS_ON_NODE:-1} / 2))" in torchrun
+    assert subprocess.run(["bash", "-nc", torchrun], capture_output=True).stderr == b""
+
+
+def test_none_takes_an_option_of_the_site_out_too(tmp_path):
+    said = head(text_of(allocated(tmp_path, options={"mem": None, "exclusive": False})))
+    assert not {"mem", "exclusive"} & said.keys()
+
+
+def test_a_call_names_its_partitions_and_whether_it_may_be_requeued(tmp_path):
+    said = head(text_of(allocated(tmp_path, partition="a,b", options={"requeue": True})))
+    assert (said["partition"], said["requeue"]) == ("a,b", "")
+    twice = allocated(tmp_path, options={"requeue": True})
+    assert text_of(twice, requeue=True).count("#SBATCH --requeue") == 1
+    with pytest.raises(UserError, match="requeue=True and options no-requeue contradict each other"):
+        text_of(allocated(tmp_path, options={"no-requeue": True}), requeue=True)
+
+
+def test_the_comment_of_a_job_ends_with_its_tag(tmp_path):
+    for options, comment in (({}, "dlo-1"), ({"comment": "mine"}, '"mine dlo-1"'), ({"comment": None}, None)):
+        assert head(text_of(allocated(tmp_path, options=options), tag="dlo-1")).get("comment") == comment
+
+
+def test_variables_of_the_call_replace_those_of_the_site_and_of_the_script(tmp_path):
+    more = 'network = false\nenvironment = { A = "site", B = "site" }\n'
+    env = {"B": "it's $HOME", "HF_HUB_OFFLINE": 0, "PYTHONPATH": "/mine"}
+    allocation = allocated(tmp_path, more, gpus=0, env=env)
+    echo = Once(("bash", "-c", 'echo "$A|$B|$HF_HUB_OFFLINE|$PYTHONPATH"'))
+    script = text_of(allocation, work=echo, folder=tmp_path, module_path=("/copy",))
+    clean = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], env=clean, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "site|it's $HOME|0|/copy:/mine\n", done.stderr
+
+
+FAKE_SRUN = """#!/bin/bash
+printf '%s\\n' "$@" > "$(dirname "$0")/srun.words"
+"""
+
+
+@pytest.mark.parametrize(
+    ("srun", "words"),
+    [
+        ({"mpi": "pmix", "cpu_bind": "verbose"}, ["--mpi=pmix", "--cpu-bind=verbose"]),
+        ({"--uenv": "prgenv-gnu/24.11:v1", "view": "default"},
+         ["--mpi=none", "--uenv=prgenv-gnu/24.11:v1", "--view=default"]),
+        ({"image": "docker:pytorch/pytorch"}, ["--mpi=none", "--image=docker:pytorch/pytorch"]),
+        ({"container-image": "nvcr.io#nvidia/pytorch:25.01", "no-container-mount-home": True, "mpi": None},
+         ["--container-image=nvcr.io#nvidia/pytorch:25.01", "--no-container-mount-home",
+          "--container-mounts={cwd}:{cwd},{job}:{job}", "--container-workdir={cwd}"]),
+        ({"container-image": "$IMAGES/a b.sqsh", "container-mounts": "/data:/data:ro", "mpi": False},
+         ["--container-image=/images/a b.sqsh", "--container-mounts=/data:/data:ro,{cwd}:{cwd},{job}:{job}",
+          "--container-workdir={cwd}"]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("launcher", Launcher)
+def test_srun_gets_the_options_of_the_call_and_the_site(launcher, srun, words, tmp_path):
+    fake = tmp_path / "bin" / "srun"
+    fake.parent.mkdir()
+    fake.write_text(FAKE_SRUN)
+    fake.chmod(0o755)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho node1\n")
+    scontrol.chmod(0o755)
+    job = tmp_path / "the job #1"
+    allocation = allocated(tmp_path, 'srun = { mpi = "none" }\n', gpus=1, srun=srun)
+    script = text_of(allocation, folder=job, launcher=launcher)
+    environment = {"PATH": f"{fake.parent}:/usr/bin:/bin", "IMAGES": "/images", "SLURM_CPUS_PER_TASK": "2"}
+    environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said = (fake.parent / "srun.words").read_text().splitlines()
+    expected = [word.format(cwd=tmp_path, job=job) for word in words]
+    image = any(word.startswith(("--container-image", "--image")) for word in words)
+    assert said[: len(words) + 2] == [
+        "--kill-on-bad-exit=1",
+        *expected,
+        "python" if image else "/own/python",
+    ]
+
+
+def test_a_command_runs_in_a_step_only_if_the_site_or_the_call_has_options_of_srun(tmp_path):
+    command = Once(("make", "data"))
+    plain = text_of(allocated(tmp_path, gpus=0), work=command)
+    step = text_of(allocated(tmp_path, gpus=0, srun={"uenv": "a"}), work=command)
+    assert '\nmake data "${arguments[@]}"\n' in plain
+    assert '\nsrun --nodes=1 --ntasks=1 --uenv="a" make data "${arguments[@]}"\n' in step
+
+
+def test_a_plug_in_may_have_options_of_sbatch_too(tmp_path):
+    said = head(text_of(allocated(tmp_path, options={"uenv": "prgenv-gnu/24.11:v1", "view": "default"})))
+    assert (said["uenv"], said["view"]) == ("prgenv-gnu/24.11:v1", "default")
+
+
 def lines_of(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines()]
 

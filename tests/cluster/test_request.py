@@ -8,7 +8,7 @@ import pytest
 
 from dlo_lib.cluster.duration import parse_duration, slurm_duration
 from dlo_lib.cluster.pytorch import check_pytorch
-from dlo_lib.cluster.request import allocate, make_request
+from dlo_lib.cluster.request import allocate, make_request, time_of_site
 from dlo_lib.cluster.site import site
 from dlo_lib.errors import UserError
 
@@ -51,6 +51,23 @@ def test_gpus_are_placed_on_as_few_nodes_as_possible(name, wanted, nodes, per_no
         ("jean-zay-v100", {"gpus": 7, "nodes": 2},
          "7 GPUs cannot be spread evenly over 2 nodes: use gpus=6 or gpus=8"),
         ("jean-zay-v100", {"gpus": -1}, "use 1 or more"),
+        ("jean-zay-v100", {"ranks": 13},
+         "13 ranks of 10 cores do not spread evenly over 4 nodes of jean-zay-v100: "
+         "use ranks=12 or ranks=16, or nodes=13"),
+        ("jean-zay-v100", {"ranks": 10},
+         "10 ranks of 10 cores do not spread evenly over 3 nodes of jean-zay-v100: "
+         "use ranks=9 or ranks=12, or nodes=5"),
+        ("jean-zay-v100", {"env": {"2X": 1}}, "env: '2X' is no name of a variable"),
+        ("jean-zay-v100", {"env": {"SLURM_JOB_ID": 1}}, "env: the job sets SLURM_JOB_ID: leave it out"),
+        ("jean-zay-v100", {"env": {"A": None}}, "env: A is None: it must be a text or a number"),
+        ("jean-zay-v100", {"env": ["A=1"]}, "env is ['A=1']: write a dict"),
+        ("jean-zay-v100", {"srun": {"ntasks": 3}}, "srun: the job sets --ntasks: use gpus= or ranks="),
+        ("jean-zay-v100", {"srun": {"n": 3}}, 'srun: "n" is no long name of an option'),
+        ("jean-zay-v100", {"srun": "--mpi=pmix"}, "srun is '--mpi=pmix': write a dict"),
+        ("jean-zay-v100", {"srun": {"mpi": ["a"]}}, "srun: mpi is ['a']: it must be a text"),
+        ("jean-zay-v100", {"options": {"hetjob": True}}, "a heterogeneous job (hetjob) is not supported"),
+        ("jean-zay-v100", {"options": {"clusters": "b"}}, "the job sets --clusters: use SLURM_CLUSTERS"),
+        ("jean-zay-v100", {"options": {"output": None}}, "options: the job sets --output: use job.logs()"),
         ("jean-zay-v100", {"time": "30:00:00"},
          '30 h is more than qos_gpu-t3 (20 h, at most 512 GPUs) allows: use qos="qos_gpu-t4"'),
         ("jean-zay-a100", {"time": "30:00:00"}, 'use requeue=True with time="20:00:00"'),
@@ -70,6 +87,20 @@ def test_an_impossible_request_is_one_line_with_its_cure(name, wanted, says):
         asked(name, **wanted)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_ranks_fill_nodes_and_a_number_of_nodes_is_kept():
+    assert [asked("jean-zay-v100", ranks=ranks).nodes for ranks in (3, 4, 8, 9)] == [1, 1, 2, 3]
+    assert asked("jean-zay-v100", ranks=13, nodes=13).nodes == 13
+
+
+def test_the_default_time_of_a_site_is_its_longest_if_that_is_less(tmp_path):
+    short = tmp_path / "short.toml"
+    short.write_text('extends = "jean-zay-v100"\n[[qos]]\nname = "dev"\ntime = "1:00:00"\n')
+    two = timedelta(hours=2)
+    assert time_of_site(site(short), two) == timedelta(hours=1)
+    assert time_of_site(site("jean-zay-v100"), two) == two
+    assert time_of_site(site("local"), two) == two
 
 
 def test_an_account_gets_its_suffix(monkeypatch):

@@ -95,6 +95,27 @@ def test_a_site_may_extend_another(tmp_path):
             ('partition = "training"', 'partition = ["a"]'),
             "partition is ['a']: it must be a text",
         ),
+        (
+            ('partition = "training"', 'gpu_option = "gpus-per"'),
+            'unknown gpu_option "gpus-per": did you mean gpus-per-node',
+        ),
+        (
+            ('partition = "training"', 'partition = "a\\nb"'),
+            "partition is 'a\\nb': leave out the line break",
+        ),
+        (
+            ('title = "our machine room"', 'title = "our\\nrm -rf"'),
+            "title is 'our\\nrm -rf': leave out the line break",
+        ),
+        (
+            ('scheduler = "slurm"', 'scheduler = "slurm"\nsrun = { ntasks = 2 }'),
+            "srun: the job sets --ntasks: use gpus= or ranks=",
+        ),
+        (('scheduler = "slurm"', 'scheduler = "slurm"\nsrun = "x"'), "srun is 'x': it must be a table"),
+        (
+            ('scheduler = "slurm"', 'scheduler = "slurm"\nenvironment = { "A-B" = "1" }'),
+            "env: 'A-B' is no name of a variable",
+        ),
         (('time = "1-00:00:00"', ""), "has no time: each has a name and the time of its longest job"),
         (
             ('time = "1-00:00:00"', 'time = "1-00:00:00"\ngpus = "8"'),
