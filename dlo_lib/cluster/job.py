@@ -5,12 +5,14 @@ After a kernel restart or a log-out the same call, or ``job("name")``, returns t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.cluster import causes, cost, function_job, local, records, slurm, turns, waiting
+from dlo_lib.cluster import causes, changes, cost, function_job, records, slurm, submissions, turns, waiting
 from dlo_lib.cluster.cost import JobUsage, hours_of
 from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.rank_output import appearing, first_error, of_rank
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dlo_lib.train.metrics import Metrics
+
+_log = logging.getLogger(__name__)
 
 
 class Job:
@@ -50,17 +54,31 @@ class Job:
         return (self.folder / records.SCRIPT).read_text(encoding="utf-8")
 
     def status(self) -> list[ElementStatus]:
-        """Return the current status of each element; once all have ended, SLURM is not asked again."""
+        """Return the current status of each element; once all have ended, SLURM is not asked again.
+
+        While SLURM does not answer, or may have accepted a submission, an element is UNKNOWN with the reason.
+        """
         record, statuses = self.look()
-        if record.over is None and all(status.state.over for status in statuses):
-            with records.locked(self.folder):
-                if records.read(self.folder).turns == record.turns:  # another process may have resubmitted it
-                    records.write(self.folder, replace(record, over=tuple(statuses)))
+        over = all(status.state.over and status.is_final for status in statuses)
+        try:
+            known = records.read(self.folder)
+            if (over and known.over is None) or known.turns != record.turns:
+                self._record(record, tuple(statuses) if over else None)
+        except (UserError, OSError) as error:
+            # A full or read-only disk changes no state: the next look asks again.
+            _log.warning(tr("{job}: its state is not recorded: {why}", job=record.queue_name, why=error))
         return statuses
+
+    def _record(self, found: Record, over: tuple[ElementStatus, ...] | None) -> None:
+        """Write what a look has found, unless another process has submitted the job again."""
+        with records.locked(self.folder):
+            known = records.read(self.folder)
+            if [turn.token for turn in known.turns] == [turn.token for turn in found.turns]:
+                records.write(self.folder, replace(known, turns=found.turns, over=over))
 
     def look(self) -> tuple[Record, list[ElementStatus]]:
         """Return the record and the statuses without writing anything."""
-        record = self.record
+        record = submissions.settled(self.folder, self.record)
         return record, turns.current(self.folder, record)
 
     @property
@@ -85,22 +103,25 @@ class Job:
         Raises:
             JobFailed: an element ended in another state, or ``timeout`` passed.
         """
-        waiting.wait_until(lambda: self.done, self.pace(poll), timeout, self.name)
-        return self._completed()
+        return self._completed(waiting.wait_until(self._ended, self.pace(poll), timeout, self.name))
 
     def __await__(self) -> Generator[Any, None, Job]:
         return self._over().__await__()
 
     async def _over(self) -> Job:
-        await waiting.wait_until_async(lambda: self.done, self.pace)
-        return self._completed()
+        return self._completed(await waiting.wait_until_async(self._ended, self.pace))
+
+    def _ended(self) -> list[ElementStatus] | None:
+        """Return the statuses if all elements have ended, else None."""
+        statuses = self.status()
+        return statuses if all(status.state.over for status in statuses) else None
 
     def pace(self, poll: float | None = None) -> float:
         """Return the seconds between two queries: ``poll``, ``$DLO_POLL_S``, or the scheduler's default."""
         return waiting.seconds_between(self.record.scheduler, poll)
 
-    def _completed(self) -> Job:
-        failed = [status for status in self.status() if status.state is not State.COMPLETED]
+    def _completed(self, statuses: list[ElementStatus]) -> Job:
+        failed = [status for status in statuses if status.state is not State.COMPLETED]
         if failed:
             raise self._failure(failed)
         return self
@@ -130,73 +151,44 @@ class Job:
             element: cancel only this one.
 
         Raises:
+            NoAnswer: SLURM does not confirm it: the elements may still run.
             UserError: there is no such element, or the job runs on another cluster, which shares the folder
                 of jobs with this one.
         """
-        record = self.record
         if element is not None:
             self._check_element(element)
-        left = {status.element for status in self.status() if not status.state.over}
-        left &= left if element is None else {element}
-        for turn in record.turns:
-            mine = tuple(element for element in turn.elements if element in left)
-            if not mine:
-                continue
-            if record.scheduler is Scheduler.LOCAL:
-                local.cancel(self.folder, turn, mine)
-            else:
-                self._check_here(turn)
-                slurm.cancel(turn.number, mine if len(record.settings) > 1 else None, record.queue_name)
-
-    def _check_here(self, turn: records.Turn) -> None:
-        if turns.elsewhere(turn):
-            text = "{job} runs on the cluster {cluster}: use the commands there"
-            raise UserError(tr(text, job=self.name, cluster=turn.cluster))
+        statuses = self.status()
+        left = {status.element for status in statuses if not status.state.over}
+        changes.cancel(self.folder, self.record, sorted(left if element is None else left & {element}))
 
     def requeue(self, element: int) -> None:
         """Put an element back into SLURM's queue, in any state; its number does not change.
 
         Raises:
+            NoAnswer: SLURM may have done it.
             UserError: SLURM refuses or no longer knows the element, the job runs on another cluster, or this
                 machine has no queue.
         """
-        record = self.record
-        if record.scheduler is Scheduler.LOCAL:
+        if self.record.scheduler is Scheduler.LOCAL:
             raise UserError(
                 tr("there is no queue on this machine: resubmit() runs elements that did not complete")
             )
-        turn = next(turn for turn in reversed(record.turns) if element in turn.elements)
-        self._check_here(turn)
-        if element not in slurm.queue(turn.number, record.queue_name):
-            text = "SLURM no longer knows element {element} of {job}: resubmit() runs it again"
-            raise UserError(tr(text, element=element, job=self.name))
-        records.clear(self.folder, (element,))
-        slurm.requeue(turn.number, element if len(record.settings) > 1 else None)
-        # After the requeue, or a query in between would record the old state again.
-        with records.locked(self.folder):
-            records.write(self.folder, replace(records.read(self.folder), over=None))
+        changes.requeue(self.folder, self.look()[0], element)
 
-    def resubmit(self) -> Job:
+    def resubmit(self, time: str | timedelta | None = None, memory: str = "") -> Job:
         """Submit elements again that ended without completing. Training resumes from its newest checkpoint.
 
+        Args:
+            time: limit of this submission, for elements that reached theirs; None: that of the first one.
+            memory: of a node, such as ``"64G"``, for elements that ran out of it; "": that of the first one.
+
         Raises:
-            UserError: all elements have completed, or none has ended yet.
+            NoAnswer: SLURM does not answer; nothing was submitted.
+            UserError: all elements have completed, none has ended yet, a limit is not valid, or SLURM refuses
+                it.
         """
         statuses = self.status()
-        again = tuple(
-            status.element for status in statuses if status.state.over and status.state is not State.COMPLETED
-        )
-        if not again:
-            what = (
-                tr("has completed")
-                if all(status.state.over for status in statuses)
-                else tr("is not over: cancel() it first")
-            )
-            raise UserError(tr("{job} {what}; nothing is resubmitted", job=self.name, what=what))
-        before = self.record.turns
-        with records.locked(self.folder):
-            if self.record.turns == before:  # otherwise another process has just resubmitted it
-                turns.start(self.folder, again)
+        changes.resubmit(self.folder, self.record, statuses, time, memory)
         return self
 
     def forget(self) -> None:
@@ -280,12 +272,16 @@ class Job:
     def usage(self) -> JobUsage | None:
         """Return the hours and the energy that the job has used so far; None before it has begun.
 
-        Without accounting, it is the run time of the last turn of each element, without energy.
+        Without accounting, it is the run time of the last turn of each element, without energy. None also if
+        the accounting does not answer.
         """
         record = self.record
         of_slurm = record.scheduler is Scheduler.SLURM
-        here = [turn.number for turn in record.turns if not turns.elsewhere(turn)] if of_slurm else []
-        rows = slurm.used(here, self.name) if here else []
+        try:
+            here = [turn.number for turn in record.turns if turn.number and not turns.elsewhere(turn)]
+            rows = slurm.used(here, self.name) if of_slurm and here else []
+        except slurm.NoAnswer:
+            return None
         if rows:
             return cost.usage(rows, record.gpus)
         hours = sum(hours_of(one.elapsed) for one in self.status() if one.state is not State.PENDING)
@@ -321,13 +317,12 @@ class Job:
             )
             for one in statuses
         ]
-        numbers = ", ".join(str(turn.number) for turn in record.turns)
         head = tr(
             "{name} on {site}, {gpus} GPUs, number {numbers}",
             name=self.name,
             site=record.site,
             gpus=record.gpus,
-            numbers=numbers,
+            numbers=record.numbers,
         )
         return "\n".join([head, columns(rows), *explanations(statuses)])
 

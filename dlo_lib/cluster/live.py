@@ -92,12 +92,11 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
             }
         )
     heads = (tr("element"), tr("state"), tr("reason"), tr("start"), tr("elapsed"), tr("settings"))
-    numbers = ", ".join(str(turn.number) for turn in record.turns)
     title = tr(
         "{name} on {site}, number {numbers}: {state}",
         name=job.name,
         site=record.site,
-        numbers=numbers,
+        numbers=record.numbers,
         state=summary(statuses),
     )
     more = tr("and {count} more", count=len(statuses) - ROWS) if len(statuses) > ROWS else ""

@@ -60,7 +60,7 @@ def checked(allocation: Allocation) -> Allocation:
     for said in (check_pytorch(where) if own else "", folder_warning(where)):
         if said:
             print(said)
-    mine = slurm.accounts() if allocation.account else ()
+    mine = _accounts() if allocation.account else ()
     if mine and allocation.account not in mine:
         said = tr(
             'account "{account}" is not one of yours: use {mine}',
@@ -69,6 +69,14 @@ def checked(allocation: Allocation) -> Allocation:
         )
         raise UserError(said)
     return allocation
+
+
+def _accounts() -> tuple[str, ...]:
+    """Return the accounts of the user; empty if they are not known, because then SLURM decides."""
+    try:
+        return slurm.accounts()
+    except slurm.NoAnswer:
+        return ()
 
 
 def folder_warning(where: Site) -> str:

@@ -8,6 +8,7 @@
         ends/, results/     the exit status of each element, and the result of its function
         progress/           how far the run of each element is (dlo_lib.progress)
         ranks/              failures and deadlocks of the ranks of each element (dlo_lib.rank_failures)
+        turns/              what the jobs of each submission say at their start (dlo_lib.cluster.submissions)
 
 A lock on the folder prevents two processes from submitting the same job twice.
 """
@@ -19,7 +20,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,29 @@ SHORT = 8  # digits of a digest that users type
 class Turn:
     """One submission: the job's number at SLURM, or the process that runs it here, and its elements.
 
-    born: start time of that process in clock ticks since boot, because process ids are reused.
-    cluster: the cluster of the number, because two clusters may share the folder of jobs.
+    Attributes:
+        number: 0 while SLURM may have accepted it, but has not told the number.
+        born: start time of that process in clock ticks since boot, because process ids are reused.
+        cluster: the cluster of the number, because two clusters may share the folder of jobs.
+        token: the name of the submission, which the job finds in its arguments.
+        at: when it was submitted, in seconds since 1970.
+        given_up: whether it has no number and gets none, and its job, if there is one, does nothing.
+        before: the statuses of its elements if it is given up.
     """
 
     number: int
     elements: tuple[int, ...]
     born: int = 0
     cluster: str = ""
+    token: str = ""
+    at: float = 0.0
+    given_up: bool = False
+    before: tuple[ElementStatus, ...] = ()
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether SLURM may have accepted it."""
+        return self.number == 0 and not self.given_up
 
 
 @dataclass(frozen=True)
@@ -82,6 +98,11 @@ class Record:
         """The job's name in the queue, which is unique."""
         return f"{self.name}-{self.digest[:SHORT]}"
 
+    @property
+    def numbers(self) -> str:
+        """The numbers of its submissions, for a table; ``?`` for one that SLURM has not told."""
+        return ", ".join(str(turn.number or "?") for turn in self.turns if not turn.given_up)
+
 
 def jobs_dir() -> Path:
     """Return the folder of all jobs of this user; on a cluster, compute nodes must see it (``$DLO_HOME``)."""
@@ -91,10 +112,24 @@ def jobs_dir() -> Path:
 
 
 def folders() -> list[Path]:
-    """Return the folders of all submitted jobs, the newest last."""
-    return sorted(
-        (file.parent for file in jobs_dir().glob(f"*/{RECORD}")), key=lambda folder: read(folder).submitted
-    )
+    """Return the folders of all submitted jobs, the newest last, without those in :func:`damaged`."""
+    found = [(record.submitted, folder) for folder, record in _all().items() if record is not None]
+    return [folder for _, folder in sorted(found)]
+
+
+def damaged() -> list[Path]:
+    """Return the folders whose record cannot be read."""
+    return sorted(folder for folder, record in _all().items() if record is None)
+
+
+def _all() -> dict[Path, Record | None]:
+    found: dict[Path, Record | None] = {}
+    for file in jobs_dir().glob(f"*/{RECORD}"):
+        try:
+            found[file.parent] = read(file.parent)
+        except UserError:
+            found[file.parent] = None
+    return found
 
 
 def find(name: str) -> Path:
@@ -144,19 +179,32 @@ def read(folder: Path) -> Record:
     try:
         values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         values["scheduler"] = Scheduler(values["scheduler"])
-        values["turns"] = tuple(
-            Turn(**(turn | {"elements": tuple(turn["elements"])})) for turn in values["turns"]
-        )
-        if values["over"] is not None:
-            values["over"] = tuple(
-                ElementStatus(**(status | {"state": State(status["state"])})) for status in values["over"]
-            )
+        values["turns"] = tuple(map(_turn, values["turns"]))
+        over = values["over"]
+        values["over"] = None if over is None else tuple(map(_status, over))
         values["settings"], values["outs"] = tuple(values["settings"]), tuple(values["outs"])
-        return Record(**values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            tr("{file} is damaged: remove the folder {folder}", file=folder / RECORD, folder=folder)
-        ) from error
+        return Record(**_known(Record, values))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        text = (
+            "{file} is damaged: the job may still be at SLURM, under the name that ends with {digest}; "
+            "remove the folder {folder} when it has ended"
+        )
+        said = tr(text, file=folder / RECORD, digest=folder.name[:SHORT], folder=folder)
+        raise UserError(said) from error
+
+
+def _known(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that this version of the library knows; a newer one may have written more."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+
+
+def _turn(values: dict[str, Any]) -> Turn:
+    lists = {"elements": tuple(values["elements"]), "before": tuple(map(_status, values.get("before", ())))}
+    return Turn(**_known(Turn, values | lists))
+
+
+def _status(values: dict[str, Any]) -> ElementStatus:
+    return ElementStatus(**_known(ElementStatus, values | {"state": State(values["state"])}))
 
 
 def write(folder: Path, record: Record) -> None:
@@ -170,6 +218,15 @@ def add_turn(folder: Path, turn: Turn) -> Record:
     """Add a submission to the record, so that its elements count as not ended; return the new record."""
     record = read(folder)
     record = replace(record, turns=(*record.turns, turn), over=None)
+    write(folder, record)
+    return record
+
+
+def replace_turn(folder: Path, turn: Turn) -> Record:
+    """Write what has become known about the submission with this token; return the new record."""
+    record = read(folder)
+    turns = tuple(turn if known.token == turn.token else known for known in record.turns)
+    record = replace(record, turns=turns)
     write(folder, record)
     return record
 

@@ -71,6 +71,7 @@ class ElementStatus:
         elapsed: run time of its current turn, in SLURM's format.
         exit_code: of its program; None before its end, or if it was killed.
         reached: of a run that has stopped, how far it is: ``49 of 400``; "" if unknown.
+        is_final: whether a later look cannot correct it.
     """
 
     element: int
@@ -80,6 +81,7 @@ class ElementStatus:
     elapsed: str = ""
     exit_code: int | None = None
     reached: str = ""
+    is_final: bool = True
 
     @property
     def text(self) -> str:

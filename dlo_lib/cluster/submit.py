@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.cluster import dependency, login_node, records, slurm, turns
+from dlo_lib.cluster import dependency, login_node, records, slurm, submissions, turns
 from dlo_lib.cluster.announcement import announcement
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.job import Job
@@ -180,41 +180,63 @@ def _submit_or_find(prepared: PreparedCall, folder: Path, after: Dependency | No
     new = not records.exists(folder)
     if new:
         write(prepared, folder)
-    if not job.record.turns:
+    elif job.record.scheduler is Scheduler.SLURM:
+        _settle(job)
+    if all(turn.given_up for turn in job.record.turns):
         if job.record.scheduler is Scheduler.SLURM:
             print(announcement(in_folder(prepared, folder), after is None))
-        new |= _first_turn(job, after)
+        new = True
+        _first_turn(job, after)
     elif job.record.scheduler is Scheduler.LOCAL:
         lost = tuple(status.element for status in job.look()[1] if status.state is State.LOST)
         if lost:  # they ended with the process that ran them, because there is no queue to keep them
             turns.start(folder, lost)
-    print(_said(job, new))
+    if said := _said(job, new):
+        print(said)
     return job
 
 
 def _said(job: Job, new: bool) -> str:
-    """Return the line on what a call did."""
+    """Return the line on what a call did; "" if SLURM has not told it."""
     record = job.record
+    if any(turn.is_unknown for turn in record.turns):
+        return ""  # the submission has printed it
     called = record.queue_name
     if record.scheduler is Scheduler.SLURM:
-        called = f"{', '.join(str(turn.number) for turn in record.turns)} ({called})"
+        called = f"{record.numbers} ({called})"
     if new:
         return tr("submitted job {job}", job=called)
     when = record.submitted[:16].replace("T", " ")
     return tr("found job {job}, submitted {when} UTC", job=called, when=when)
 
 
-def _first_turn(job: Job, after: Dependency | None) -> bool:
-    """Submit a job; return False if it is found in the queue instead."""
-    everything = tuple(range(job.elements))
-    of_slurm = job.record.scheduler is Scheduler.SLURM
-    number = slurm.named(job.name, job.folder / records.SCRIPT) if of_slurm else None
-    if number is not None:  # a process submitted it but ended before it recorded the number
-        records.add_turn(job.folder, records.Turn(number, everything, cluster=slurm.cluster_name()))
-        return False
+def _settle(job: Job) -> None:
+    """Find the submissions of a job that got no answer; give up those that SLURM does not have.
+
+    Raises:
+        NoAnswer: the queue does not answer, so a job may be there.
+    """
+    record = job.record
+    if not record.turns:  # written by an older version, which recorded a submission after sbatch
+        if number := submissions.number_of_script(job.folder):
+            everything = tuple(range(job.elements))
+            records.add_turn(job.folder, records.Turn(number, everything, cluster=slurm.cluster_name()))
+        return
+    for turn in record.turns:
+        if turn.is_unknown:
+            try:
+                records.replace_turn(job.folder, submissions.found_or_given_up(job.folder, turn))
+            except slurm.NoAnswer as error:
+                text = (
+                    "SLURM may have {job}, and does not answer ({why}): nothing is submitted, try again later"
+                )
+                raise slurm.NoAnswer(tr(text, job=record.queue_name, why=error)) from error
+
+
+def _first_turn(job: Job, after: Dependency | None) -> None:
     try:
-        turns.start(job.folder, everything, after)
+        turns.start(job.folder, tuple(range(job.elements)), after)
     except UserError:
-        records.forget(job.folder)  # SLURM refused the job
+        if all(turn.given_up for turn in job.record.turns):
+            records.forget(job.folder)  # nothing was submitted
         raise
-    return True

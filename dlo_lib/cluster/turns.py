@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dlo_lib.cluster import causes, dependency, endings, local, records, slurm
+from dlo_lib.cluster import causes, dependency, endings, local, records, slurm, submissions
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.site import Scheduler
@@ -14,24 +15,45 @@ from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 
-def start(folder: Path, elements: tuple[int, ...], after: Dependency | None = None) -> None:
+def start(
+    folder: Path,
+    elements: tuple[int, ...],
+    after: Dependency | None = None,
+    words: Sequence[str] = (),
+    before: Sequence[ElementStatus] = (),
+) -> None:
     """Submit these elements of the job in ``folder``, whose lock is held.
 
     They start when the job in ``after`` has ended as wanted.
+
+    Args:
+        words: further options of sbatch.
+        before: the statuses of the elements, which they keep if SLURM refuses the submission.
+
+    Raises:
+        NoAnswer: SLURM does not answer; nothing was submitted.
+        UserError: SLURM refuses it; nothing was submitted.
     """
     record = records.read(folder)
-    records.clear(folder, elements)
     if record.scheduler is Scheduler.LOCAL:
-        turn = local.start(folder, elements, after)
-    else:
-        some = [f"--array={','.join(map(str, elements))}"] if len(elements) < len(record.settings) else []
-        if after is not None:
-            earlier = records.read(after.folder)
-            _check_here(earlier)
-            some += dependency.words(after.kind, earlier, current(after.folder, earlier))
-        number = slurm.submit(folder / records.SCRIPT, *some)
-        turn = Turn(number, elements, cluster=slurm.cluster_name())
-    records.add_turn(folder, turn)
+        records.clear(folder, elements)
+        records.add_turn(folder, local.start(folder, elements, after))
+        return
+    some = [f"--array={','.join(map(str, elements))}"] if len(elements) < len(record.settings) else []
+    if after is not None:
+        some += _dependency(after)
+    submissions.start(folder, elements, [*some, *words], before)
+
+
+def _dependency(after: Dependency) -> list[str]:
+    earlier = submissions.settled(after.folder, records.read(after.folder))
+    _check_here(earlier)
+    known = current(after.folder, earlier)
+    unknown = next((status for status in known if status.state is State.UNKNOWN), None)
+    if unknown is not None:
+        text = "the state of {job}, for which the new job waits, is unknown ({why}): submit it again later"
+        raise slurm.NoAnswer(tr(text, job=earlier.queue_name, why=unknown.reason))
+    return dependency.words(after.kind, earlier, known)
 
 
 def current(folder: Path, record: Record) -> list[ElementStatus]:
@@ -45,18 +67,28 @@ def current(folder: Path, record: Record) -> list[ElementStatus]:
 
 
 def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:
-    """Return the current statuses of the elements of a turn."""
-    found = _statuses(folder, record, turn)
+    """Return the current statuses of the elements of a turn; UNKNOWN where SLURM does not answer."""
+    try:
+        found = _statuses(folder, record, turn)
+    except slurm.NoAnswer as error:
+        found = _unknown(turn, str(error))
     return {element: causes.with_cause(folder, status) for element, status in found.items()}
+
+
+def _unknown(turn: Turn, why: str) -> dict[int, ElementStatus]:
+    return {element: ElementStatus(element, State.UNKNOWN, why, is_final=False) for element in turn.elements}
 
 
 def _statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:
     if record.scheduler is Scheduler.LOCAL:
         return local.statuses(folder, turn)
+    if turn.given_up:
+        return {status.element: status for status in turn.before}
     if elsewhere(turn):
-        text = tr("it is a job of the cluster {cluster}: ask there", cluster=turn.cluster)
-        return {element: ElementStatus(element, State.UNKNOWN, text) for element in turn.elements}
-    found = _of_slurm(folder, turn, record.queue_name)
+        return _unknown(turn, tr("it is a job of the cluster {cluster}: ask there", cluster=turn.cluster))
+    if turn.is_unknown:
+        return _unknown(turn, tr("SLURM may have accepted it: a later look finds it"))
+    found = _of_slurm(folder, turn, submissions.mark_of(folder, record))
     return {
         element: stopped_early(status, records.progress_of(folder, element))
         for element, status in found.items()
@@ -76,26 +108,14 @@ def elsewhere(turn: Turn) -> bool:
     return bool(turn.cluster) and turn.cluster != slurm.cluster_name()
 
 
-def _of_slurm(folder: Path, turn: Turn, name: str) -> dict[int, ElementStatus]:
-    """Return the statuses from the queue, else from the scripts' exit statuses, else from the accounting."""
-    found = slurm.queue(turn.number, name)
+def _of_slurm(folder: Path, turn: Turn, mark: slurm.Mark) -> dict[int, ElementStatus]:
+    """Return the statuses from the queue and the controller; of the elements that SLURM no longer knows from
+    the scripts' exit statuses, the accounting and the output.
+    """
+    found = slurm.queue(turn.number, mark) or slurm.controller(turn.number, mark)
     missing = [element for element in turn.elements if element not in found]
-    ended = {element: code for element in missing if (code := records.exit_code(folder, element)) is not None}
-    known = slurm.history(turn.number, name) if len(ended) < len(missing) else {}
-    for element in missing:
-        told = endings.of_forgotten(folder / "logs" / f"{element}.out", element, ended.get(element))
-        if element in known:
-            found[element] = known[element]
-        elif told is not None:
-            found[element] = told
-        elif element in ended:
-            state = State.COMPLETED if ended[element] == 0 else State.FAILED
-            found[element] = ElementStatus(element, state, exit_code=ended[element])
-        else:
-            text = tr(
-                "SLURM no longer knows it, and its script did not end: its node has failed, or it was killed"
-            )
-            found[element] = ElementStatus(element, State.LOST, text)
+    if missing:
+        found |= endings.of_forgotten(folder, turn, mark, missing)
     codes = {element: records.exit_code(folder, element) for element in turn.elements}
     return {
         element: replace(found[element], exit_code=codes[element])

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from dlo_lib.cluster import slurm
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus
 from dlo_lib.text import tr
@@ -35,10 +34,13 @@ def seconds_between(scheduler: Scheduler, poll: float | None = None) -> float:
     return poll if poll is not None else float(chosen) if chosen else default
 
 
-def wait_until(over: Callable[[], bool], pace: float, timeout: float | None, name: str) -> None:
-    """Wait until ``over`` returns True.
+def wait_until(
+    ended: Callable[[], list[ElementStatus] | None], pace: float, timeout: float | None, name: str
+) -> list[ElementStatus]:
+    """Wait until ``ended`` returns the statuses of a job that is over, and return them.
 
     Args:
+        ended: returns None while the job runs, or while SLURM does not answer.
         pace: seconds between two calls.
         timeout: seconds; None waits forever.
         name: of the job.
@@ -47,24 +49,20 @@ def wait_until(over: Callable[[], bool], pace: float, timeout: float | None, nam
         JobFailed: ``timeout`` passed.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    while not _answered(over):
+    while (statuses := ended()) is None:
         if deadline is not None and time.monotonic() > deadline:
             raise JobFailed(tr("{job} is not over after {seconds:g} s", job=name, seconds=timeout))
         time.sleep(pace)
+    return statuses
 
 
-async def wait_until_async(over: Callable[[], bool], pace: Callable[[], float]) -> None:
-    """Wait until ``over``, which is called in a thread, returns True."""
-    while not await asyncio.to_thread(_answered, over):
+async def wait_until_async(
+    ended: Callable[[], list[ElementStatus] | None], pace: Callable[[], float]
+) -> list[ElementStatus]:
+    """Wait until ``ended``, which is called in a thread, returns statuses, and return them."""
+    while (statuses := await asyncio.to_thread(ended)) is None:
         await asyncio.sleep(pace())
-
-
-def _answered(over: Callable[[], bool]) -> bool:
-    """Whether the job is known to be over."""
-    try:
-        return over()
-    except slurm.NoAnswer:
-        return False
+    return statuses
 
 
 def failure(name: str, failed: Sequence[ElementStatus], elements: int, cause: str, tail: str) -> JobFailed:

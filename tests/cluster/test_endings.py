@@ -11,6 +11,7 @@ import pytest
 
 from dlo_lib import cluster
 from dlo_lib.cluster import State, endings, slurm
+from dlo_lib.cluster.records import Turn
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +36,8 @@ def test_a_job_that_scancel_ended_outside_is_cancelled(elsewhere, other_site, mo
     subprocess.run(["scancel", *names], check=True)  # in a terminal
     until(lambda: all(slurm.queue(int(name))[0].state.over for name in names))
     until(lambda: "CANCELLED AT" in running.logs())
-    monkeypatch.setattr(
-        slurm, "queue", lambda number, name: {}
-    )  # SLURM forgets jobs some time after their end
+    for question in ("queue", "controller"):  # SLURM forgets jobs some time after their end
+        monkeypatch.setattr(slurm, question, lambda number, mark: {})
     assert slurm.history(int(names[0])) == {}
     (ended,), (never,) = running.status(), waits.status()
     assert (ended.state, ended.reason) == (State.CANCELLED, "scancel ended it, here or in a terminal")
@@ -54,11 +54,12 @@ def test_a_job_that_scancel_ended_outside_is_cancelled(elsewhere, other_site, mo
         ("*** JOB 7 ON v1 CANCELLED AT 2026-11-25T01:37:20 DUE TO PREEMPTION ***", 143, State.LOST),
         ("0: slurmstepd: error: *** STEP 7.0 ON v1 CANCELLED AT 2026-11-25T01:37:20 ***", 143, None),
         ("*** JOB 7 ON v1 CANCELLED AT 2026-11-25T01:37:20 ***", 1, None),
+        ("*** JOB 6 ON v1 CANCELLED AT 2026-11-25T01:37:20 ***", None, None),  # of an earlier turn
         ("nothing", None, None),
     ],
 )
 def test_the_line_that_slurm_writes_tells_how_it_ended_a_job(line, code, state, tmp_path):
-    log = tmp_path / "0.out"
-    log.write_text(f"step 3\n{line}\nlast words\n")
-    told = endings.of_forgotten(log, 0, code)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "0.out").write_text(f"step 3\n{line}\nlast words\n")
+    told = endings.of_output(tmp_path, Turn(7, (0,)), 0, code)
     assert (told and told.state) == state

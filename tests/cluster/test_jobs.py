@@ -47,6 +47,12 @@ def until(condition: Callable[[], bool], job: Job) -> None:
         time.sleep(0.1)
 
 
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let SLURM know no job, as some minutes after their end."""
+    for question in ("queue", "controller"):
+        monkeypatch.setattr(slurm, question, lambda number, mark: {})
+
+
 def in_queue() -> str:
     return subprocess.run(["squeue", "-h", "-o", "%j"], capture_output=True, text=True, check=True).stdout
 
@@ -156,12 +162,12 @@ def test_two_processes_at_once_submit_one_job(jean_zay):
     assert len(cluster.jobs()) == 1
 
 
-def test_a_submission_whose_number_was_lost_is_found_by_its_name(jean_zay, monkeypatch):
+def test_a_submission_whose_number_was_lost_is_found_in_the_queue(jean_zay, monkeypatch):
     def killed(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "add_turn", killed)
+        patched.setattr(records, "replace_turn", killed)
         with pytest.raises(KeyboardInterrupt):
             cluster.submit(shell("sleep 4"), **V100)
     job = cluster.submit(shell("sleep 4"), **V100)
@@ -251,11 +257,11 @@ def test_a_wait_continues_while_the_controller_does_not_answer(jean_zay, monkeyp
     job = cluster.submit(shell("true"), name="patience", **V100)
     real, asked = slurm.queue, []
 
-    def queue(number: int, name: str) -> dict:
+    def queue(number: int, mark: slurm.Mark) -> dict:
         asked.append(number)
         if len(asked) < 3:
             raise slurm.NoAnswer("squeue does not answer")
-        return real(number, name)
+        return real(number, mark)
 
     monkeypatch.setattr(slurm, "queue", queue)
     job.wait(timeout=60)
@@ -343,7 +349,7 @@ def test_another_cluster_needs_a_file_and_no_accounting(elsewhere, other_site, t
 def test_the_end_of_a_job_is_known_when_the_queue_no_longer_lists_it(elsewhere, other_site, monkeypatch):
     job = cluster.submit(shell("exit 4"), site=other_site, time=5)
     until(lambda: slurm.queue(job.record.turns[0].number)[0].state.over, job)
-    monkeypatch.setattr(slurm, "queue", lambda number, name: {})
+    forget(monkeypatch)
     assert [(status.state, status.exit_code) for status in job.status()] == [(State.FAILED, 4)]
     assert site(other_site).name == job.record.site == "other"
 
@@ -351,7 +357,7 @@ def test_the_end_of_a_job_is_known_when_the_queue_no_longer_lists_it(elsewhere, 
 def test_the_accounting_is_asked_about_elements_without_an_exit_status(jean_zay, monkeypatch):
     job = cluster.submit(shell("kill -9 $PPID"), **V100)
     until(lambda: slurm.queue(job.record.turns[0].number)[0].state.over, job)
-    monkeypatch.setattr(slurm, "queue", lambda number, name: {})
+    forget(monkeypatch)
     until(lambda: bool(slurm.history(job.record.turns[0].number)), job)
     assert job.status()[0].state is State.FAILED
 

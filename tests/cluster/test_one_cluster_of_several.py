@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dlo_lib import cluster
-from dlo_lib.cluster import State, records, slurm
+from dlo_lib.cluster import State, records, slurm, slurm_command, submissions
 from dlo_lib.cluster.request import allocate, make_request
 from dlo_lib.cluster.site import site
 from dlo_lib.cluster.snapshot import Snapshot
@@ -80,21 +81,22 @@ def test_a_job_of_another_cluster_is_neither_asked_about_nor_cancelled(
     assert mine.status()[0].state is not State.RUNNING  # the number alone does not make it this job
     with pytest.raises(UserError, match="SLURM no longer knows element 0 of"):
         mine.requeue(0)
-    slurm.cancel(stranger, None, mine.name)
+    slurm.cancel(stranger, None, submissions.mark_of(mine.folder, mine.record))
     assert slurm.queue(stranger)[0].state in (State.PENDING, State.RUNNING)
     slurm.cancel(stranger)
     until(lambda: slurm.queue(stranger)[0].state.over)
     log_in(jean_zay_conf)
     slurm.cancel(number)
-    until(lambda: bool(slurm.history(number, mine.name)))
-    until(lambda: not slurm.history(number, "another-job"))
+    until(lambda: bool(slurm.history(number, slurm.Mark(mine.name))))
+    until(lambda: not slurm.history(number, slurm.Mark("another-job")))
 
 
 def test_a_job_of_another_state_folder_is_not_adopted(jean_zay, tmp_path, monkeypatch):
     first = waiting(name="same")
     folder = first.folder
-    records.write(folder, records.Record(**{**vars(first.record), "turns": ()}))
-    assert waiting(name="same").record.turns[0].number == slurm.named(first.name, folder / "job.sh")
+    (turn,) = first.record.turns
+    records.write(folder, records.Record(**{**vars(first.record), "turns": (replace(turn, number=0),)}))
+    assert waiting(name="same").record.turns[0].number == turn.number
     monkeypatch.setenv("DLO_HOME", str(tmp_path / "home"))
     other = waiting(name="same")
     assert other.name == first.name
@@ -124,18 +126,18 @@ def test_the_environment_of_a_rank_does_not_leak_into_a_job(jean_zay, monkeypatc
 def test_many_handles_cost_one_query(jean_zay, monkeypatch):
     monkeypatch.setenv("DLO_POLL_S", "60")
     jobs = [waiting(name=f"many-{number}") for number in range(3)]
-    real, asked = slurm._call, []
+    real, asked = slurm_command.call, []
 
-    def call(*command: str) -> subprocess.CompletedProcess[str]:
+    def call(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
         asked.append(command[0])
-        return real(*command)
+        return real(*command, **options)
 
-    monkeypatch.setattr(slurm, "_call", call)
+    monkeypatch.setattr(slurm_command, "call", call)
     for _ in range(5):
         assert all(job.status()[0].state in (State.PENDING, State.RUNNING) for job in jobs)
     assert asked == ["squeue"]
     jobs[0].cancel()
-    assert asked == ["squeue", "scancel"]
+    assert asked == ["squeue", "scontrol", "scancel", "scontrol"], "the controller confirms it"
     until(lambda: jobs[0].done or bool(slurm._queue().invalidate()))
     Path("go").touch()
 

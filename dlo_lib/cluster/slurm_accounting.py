@@ -1,0 +1,86 @@
+"""SLURM's accounting: how jobs ended, what they used, and the accounts of the user."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import cache
+
+from dlo_lib.cluster import slurm_jobs
+from dlo_lib.cluster.slurm_command import asked, call, checked, config, configuration
+from dlo_lib.cluster.slurm_jobs import Mark
+from dlo_lib.cluster.states import ElementStatus
+
+
+def has_accounting() -> bool:
+    """Whether SLURM keeps the ends of jobs, and this machine can ask for them.
+
+    Raises:
+        NoAnswer: the controller does not answer.
+    """
+    kept = config("AccountingStorageType")
+    return shutil.which("sacct") is not None and kept not in ("", "(null)", "accounting_storage/none")
+
+
+def history(job: int, mark: Mark | None = None) -> dict[int, ElementStatus]:
+    """Return the statuses of ended elements in the accounting; empty if there is no accounting.
+
+    Args:
+        mark: a job with this number that does not have it is not this job.
+
+    Raises:
+        NoAnswer: the accounting does not answer.
+    """
+    if not has_accounting():
+        return {}
+    words = ("-nPX", "-j", str(job), "-o", slurm_jobs.HISTORY_FIELDS)
+    return slurm_jobs.of_accounting(checked(asked("sacct", *words), may_be_empty=True), mark)
+
+
+def used(jobs: Sequence[int], name: str = "") -> list[tuple[str, float, float]]:
+    """Return what jobs and their steps have used: number, elapsed seconds, joules (0 where not measured).
+
+    Every turn of a requeued job is counted. Empty if there is no accounting.
+
+    Args:
+        name: the name of the jobs; a job with one of the numbers and another name is not counted.
+
+    Raises:
+        NoAnswer: the accounting does not answer.
+    """
+    if not has_accounting():
+        return []
+    fields = "JobID,ElapsedRaw,ConsumedEnergyRaw,JobName"
+    answer = asked("sacct", "-nP", "--duplicates", "-j", ",".join(map(str, jobs)), "-o", fields)
+    rows, counts = [], False
+    for line in checked(answer, may_be_empty=True).splitlines():
+        identity, elapsed, joules, called = line.split("|", 3)
+        if "." not in identity:  # the rows of its steps, which have other names, follow
+            counts = called in (name or called, "allocation")  # not named yet, for a moment
+        if counts and "[" not in identity:  # elements that have not begun
+            rows.append((identity, float(elapsed or 0), _joules(joules)))
+    return rows
+
+
+def _joules(text: str) -> float:
+    """Return a measured energy; SLURM has 2^64 - 2 and similar numbers for nodes that do not measure it."""
+    value = float(text or 0)
+    return value if value < 2**62 else 0.0
+
+
+@cache
+def _accounts_of(_: str) -> tuple[str, ...]:
+    if shutil.which("sacctmgr") is None or not has_accounting():
+        return ()
+    user = checked(call("id", "-un")).strip()
+    done = asked("sacctmgr", "-nP", "show", "assoc", "where", f"user={user}", "format=account")
+    return tuple(dict.fromkeys(checked(done).split()))
+
+
+def accounts() -> tuple[str, ...]:
+    """Return the accounts that the user may use; empty if there is no accounting.
+
+    Raises:
+        NoAnswer: the accounting does not answer, or knows no account of the user.
+    """
+    return _accounts_of(configuration())

@@ -1,0 +1,194 @@
+"""A submission whose answer may be lost: the job is found again, or it never runs.
+
+``sbatch`` may be killed, time out, or fail, and SLURM has the job all the same. So the record has the
+submission before ``sbatch`` is called, under a token that is the argument of the script. Until the number is
+known, each look searches for it:
+
+1. in ``turns/<token>/number``, a link whose target is the number. The job makes it when it starts. It lasts
+   longer than the queue's memory, and needs no accounting;
+2. in the queue, where the command of the job ends with the token.
+
+The link can be made once. If a submission is *given up*, its target is ``given-up``: a job that SLURM has all
+the same finds the link and ends at once. So giving up is always safe, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dlo_lib.cluster import records, slurm
+from dlo_lib.cluster.records import Record, Turn
+from dlo_lib.cluster.slurm import Mark
+from dlo_lib.cluster.states import ElementStatus, State
+from dlo_lib.errors import UserError
+from dlo_lib.text import tr
+
+TURNS, _LINK, _GIVEN_UP = "turns", "number", "given-up"
+SETTLED_S = 900.0
+"""Seconds after which SLURM shows in its queue what it has accepted, and in its accounting what has ended."""
+
+
+def mark_of(folder: Path, record: Record) -> Mark:
+    """Return what tells the job in ``folder`` from others with its number."""
+    return Mark(record.queue_name, str(folder / records.SCRIPT), f"dlo-{folder.name}")
+
+
+def start(
+    folder: Path, elements: tuple[int, ...], words: Sequence[str], before: Sequence[ElementStatus] = ()
+) -> None:
+    """Submit elements of the job in ``folder``, whose lock is held. The number is 0 if it is not known.
+
+    Args:
+        words: further options of sbatch.
+        before: the statuses of the elements, which they keep if SLURM refuses the submission.
+
+    Raises:
+        NoAnswer: SLURM does not answer; nothing was submitted.
+        UserError: SLURM refuses it; nothing was submitted.
+    """
+    record = records.read(folder)
+    kept = tuple(status for status in before if status.element in elements)
+    turn = Turn(
+        0, elements, cluster=slurm.cluster_name(), token=secrets.token_hex(4), at=time.time(), before=kept
+    )
+    _link(folder, turn).parent.mkdir(parents=True)
+    record = records.add_turn(folder, turn)
+    records.clear(folder, elements)
+    try:
+        number, cluster = slurm.submit(folder / records.SCRIPT, *words, arguments=[turn.token])
+    except slurm.Unsure as error:
+        _look_once(folder, record, turn, error)
+    except UserError:
+        records.replace_turn(folder, give_up(folder, turn))
+        raise
+    else:
+        records.replace_turn(folder, replace(turn, number=number, cluster=cluster or turn.cluster))
+    slurm.changed()
+
+
+def _look_once(folder: Path, record: Record, turn: Turn, error: slurm.Unsure) -> None:
+    """Search for a submission that got no answer, and tell the user if it is not found.
+
+    Raises:
+        UserError: sbatch has ended with an error, and SLURM does not have the job.
+    """
+    try:
+        found = replace(turn, number=number_of(folder, turn))
+    except slurm.NoAnswer:
+        found = turn
+    else:
+        if error.has_ended and not found.number:
+            found = give_up(folder, turn)
+    if found != turn:
+        records.replace_turn(folder, found)
+    if found.given_up:
+        raise UserError(tr("SLURM refuses the job: {why}", why=error)) from error
+    if found.number:
+        return
+    text = (
+        "SLURM may have accepted {job} ({why}). Its state is unknown until a look finds it: "
+        "dlo jobs show {digest}. The same call later submits it only if SLURM does not have it."
+    )
+    digest = record.digest[: records.SHORT]
+    print(tr(text, job=record.queue_name, why=error, digest=digest))
+
+
+def number_of(folder: Path, turn: Turn) -> int:
+    """Return the number of a submission that got no answer; 0 if it is not found.
+
+    Raises:
+        NoAnswer: the queue does not answer.
+    """
+    said = _said(folder, turn)
+    if said.isdigit():
+        return int(said)
+    slurm.changed()
+    ends = f"|{folder / records.SCRIPT} {turn.token}"
+    return next((row.number for row in slurm.my_rows(fresh=True) if row.called.endswith(ends)), 0)
+
+
+def number_of_script(folder: Path) -> int:
+    """Return the number of the newest job in the queue with the script of ``folder``; 0 if there is none.
+
+    Raises:
+        NoAnswer: the queue does not answer.
+    """
+    ends = f"|{folder / records.SCRIPT}"
+    rows = slurm.my_rows(fresh=True)
+    return max((row.number for row in rows if f"|{row.called}".endswith(ends)), default=0)
+
+
+def found_or_given_up(folder: Path, turn: Turn) -> Turn:
+    """Return the turn of a submission that got no answer with its number, or given up if SLURM lacks it.
+
+    Raises:
+        NoAnswer: the queue does not answer.
+    """
+    number = number_of(folder, turn)
+    return replace(turn, number=number) if number else give_up(folder, turn)
+
+
+def give_up(folder: Path, turn: Turn, state: State = State.LOST, why: str = "") -> Turn:
+    """Return the turn of a submission that got no answer, after its job can no longer run; or its number, if
+    its job has started.
+
+    Args:
+        state, why: of its elements, if they had no state before.
+    """
+    link = _link(folder, turn)
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(_GIVEN_UP, link)
+    except FileExistsError:
+        said = _said(folder, turn)
+        if said.isdigit():
+            return replace(turn, number=int(said))
+    had = {status.element: status for status in turn.before}
+    why = why or tr("SLURM did not accept it: resubmit() submits it")
+    statuses = [had.get(element, ElementStatus(element, state, why)) for element in turn.elements]
+    return replace(turn, given_up=True, before=tuple(statuses))
+
+
+def settled(folder: Path, record: Record) -> Record:
+    """Return the record with what has become known about its submissions; the record is not written."""
+    if not any(turn.is_unknown for turn in record.turns):
+        return record
+    try:
+        return replace(record, turns=tuple(_settled(folder, turn) for turn in record.turns))
+    except slurm.NoAnswer:
+        return record
+
+
+def _settled(folder: Path, turn: Turn) -> Turn:
+    if not turn.is_unknown:
+        return turn
+    if _said(folder, turn) == _GIVEN_UP:
+        return give_up(folder, turn)
+    if turn.cluster != slurm.cluster_name():
+        return turn
+    number = number_of(folder, turn)
+    if number:
+        return replace(turn, number=number)
+    return give_up(folder, turn) if time.time() - turn.at > SETTLED_S else turn
+
+
+def has_begun(folder: Path, turn: Turn, element: int) -> bool | None:
+    """Whether the script of an element has begun in this turn; None if the turn is of an older version."""
+    return os.path.lexists(_link(folder, turn).with_name(str(element))) if turn.token else None
+
+
+def _said(folder: Path, turn: Turn) -> str:
+    """Return the number that the job has written, ``given-up``, or "" while it has not begun."""
+    try:
+        return os.readlink(_link(folder, turn))
+    except OSError:
+        return ""
+
+
+def _link(folder: Path, turn: Turn) -> Path:
+    return folder / TURNS / turn.token / _LINK
