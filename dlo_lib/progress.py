@@ -2,7 +2,8 @@
 
     49 400 stopped
 
-says that a checkpoint holds step 49 of 400, and that the run has stopped early. The file exists from the
+says that a checkpoint holds step 49 of 400, and that the run has stopped early. A job script that SLURM did
+not requeue adds the word ``refused``. The file exists from the
 moment when the run can be asked to stop: a job script holds SLURM's signal until then. A job that is
 requeued without progress in this number several times ends (``cluster/templates/job.sh.j2``).
 """
@@ -16,16 +17,18 @@ from pathlib import Path
 from dlo_lib.files import write_text
 
 VARIABLE = "DLO_PROGRESS"
-_STOPPED = "stopped"
+_STOPPED, _REFUSED = "stopped", "refused"
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """The newest checkpoint has the state after ``step`` of ``steps``; ``stopped``: the run ended there."""
+    """The newest checkpoint has the state after ``step`` of ``steps``; ``stopped``: the run ended there;
+    ``refused``: SLURM did not put it back into the queue."""
 
     step: int
     steps: int
     stopped: bool = False
+    refused: bool = False
 
 
 def report(step: int, steps: int, stopped: bool = False) -> None:
@@ -43,6 +46,6 @@ def read(path: Path) -> RunProgress | None:
     """Return the progress in a file; None if the run has not recorded any."""
     try:
         step, steps, *rest = path.read_text(encoding="utf-8").split()
-        return RunProgress(int(step), int(steps), rest == [_STOPPED])
+        return RunProgress(int(step), int(steps), _STOPPED in rest, _REFUSED in rest)
     except (OSError, ValueError):
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import shlex
+import signal
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,7 @@ class JobScript:
         passes_arguments: whether the script passes its arguments to the program.
         module_path: folders of the copied code, which come first in the module path.
         out: value of the program's ``--out``, in bash.
+        default_out: the same, unless the arguments that the script passes have another one.
         tag: ends the job's comment in SLURM, by which it is found; "": no comment.
     """
 
@@ -72,6 +74,7 @@ class JobScript:
     module_path: tuple[str, ...] = ()
     out: str = ""
     tag: str = ""
+    default_out: str = ""
 
     @property
     def is_array(self) -> bool:
@@ -140,6 +143,8 @@ class JobScript:
             elements=[shlex.join(element) for element in self.elements] if any(self.elements) else [],
             passes_arguments=self.passes_arguments,
             out=self.out,
+            default_out=self.default_out,
+            ended_by_signal=128 + signal.SIGUSR1,
             uses_rendezvous=slurm and self._torchrun,
             launch=self._launch.text(),
             requeue=self.requeue,

@@ -28,7 +28,12 @@ SWEEP = (("--lr", "3e-4"), ("--lr", "1e-3"), ("--lr", "3e-3"), ("--lr", "1e-2"))
 
 def scripts(where: str = DEFAULT) -> dict[str, str]:
     """Return the text of each script for the site ``where`` by its file name."""
-    return {f"{script.name}.sbatch": script.text() for script in _scripts(site(where))}
+    return {f"{script.name}.sbatch": _in_own_folder(script).text() for script in _scripts(site(where))}
+
+
+def _in_own_folder(script: JobScript) -> JobScript:
+    """Return the script of a job that writes to a folder with its number, unless ``--out`` is given."""
+    return script if script.out else replace(script, default_out=f'runs/{script.name}-"${{SLURM_JOB_ID:-0}}"')
 
 
 def _scripts(where: Site) -> list[JobScript]:
@@ -54,6 +59,7 @@ def _scripts(where: Site) -> list[JobScript]:
             head=head(
                 "One training run on one GPU or on several: one rank per GPU.",
                 "sbatch slurm/train.sbatch --model tiny --steps 200",
+                "Its files are in runs/train-<job>, unless --out names another folder.",
                 f"sbatch --nodes=2 --ntasks-per-node={node.ranks_per_node}{gres} slurm/train.sbatch "
                 "--model llama-3.2-1b --parallel fsdp",
             ),

@@ -100,8 +100,11 @@ def stopped_early(status: ElementStatus, progress: RunProgress | None) -> Elemen
     """
     if status.exit_code != EXIT_STOPPED or status.state not in (State.FAILED, State.LOST):
         return status
-    reached = "" if progress is None else tr("{step} of {steps}", step=progress.step, steps=progress.steps)
-    return replace(status, state=State.STOPPED, reached=reached)
+    if progress is None:
+        return replace(status, state=State.STOPPED)
+    reached = tr("{step} of {steps}", step=progress.step, steps=progress.steps)
+    reason = tr("SLURM did not requeue it: resubmit() continues it") if progress.refused else status.reason
+    return replace(status, state=State.STOPPED, reached=reached, reason=reason)
 
 
 def summary(statuses: Iterable[ElementStatus]) -> str:

@@ -37,12 +37,17 @@ class Turns:
         (folder / "other.toml").write_text(OTHER_SITE)
         self.allocation = allocate(site(str(folder / "other.toml")), make_request("1:00:00", gpus=1))
         (folder / "bin").mkdir()
-        (folder / "bin" / "scontrol").write_text(f"#!/usr/bin/env bash\n{REQUEUE}\n")
-        (folder / "bin" / "scontrol").chmod(0o755)
+        self.scontrol(REQUEUE)
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
         monkeypatch.setenv("DLO_REQUEUES", "2")
+        monkeypatch.setenv("DLO_REQUEUE_PAUSE", "0")
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         monkeypatch.chdir(folder)
+
+    def scontrol(self, lines: str) -> None:
+        """Let ``scontrol`` run these lines."""
+        (self.folder / "bin" / "scontrol").write_text(f"#!/usr/bin/env bash\n{lines}\n")
+        (self.folder / "bin" / "scontrol").chmod(0o755)
 
     def start(self, program: str, restart: int = 0) -> subprocess.Popen[str]:
         (self.folder / "work.sh").write_text(program)
@@ -122,6 +127,31 @@ def test_nodes_that_fail_again_and_again_end_a_run_without_progress(turns):
 def test_the_status_of_the_launcher_does_not_hide_that_the_run_stopped(turns):
     turns.turn('echo "49 400 stopped" > "$DLO_PROGRESS"; exit 1')
     assert turns.requeued == 1
+
+
+def test_a_requeue_that_fails_once_is_tried_again(turns):
+    turns.scontrol(f"[ -e tried ] || {{ touch tried; echo busy >&2; exit 1; }}; {REQUEUE}")
+    assert turns.turn(stopping_at(49))[0] == -signal.SIGKILL
+    assert turns.requeued == 1
+
+
+def test_the_state_of_a_run_that_slurm_does_not_requeue_says_who_must_act(turns):
+    turns.scontrol('echo "$@" >> requeued; echo "Job is not requeueable" >&2; exit 1')
+    status, output = turns.turn(stopping_at(49))
+    assert (status, turns.requeued) == (75, 3)
+    assert "SLURM does not requeue this run: submit it again, and it continues after step 49" in output
+    ended = stopped_early(ElementStatus(0, State.FAILED, exit_code=75), read(turns.folder / "progress" / "0"))
+    assert (ended.text, ended.reason) == (
+        "stopped at 49 of 400",
+        "SLURM did not requeue it: resubmit() continues it",
+    )
+
+
+def test_a_signal_after_the_last_step_does_not_make_a_completed_run_fail(turns):
+    """SLURM's warning ends a program of the user that is about to end."""
+    ends = "kill -USR1 $$"
+    assert turns.turn(f'echo "400 400" > "$DLO_PROGRESS"; {ends}')[0] == 0
+    assert turns.turn(f'echo "399 400" > "$DLO_PROGRESS"; {ends}')[0] == 138
 
 
 def test_a_cancelled_run_does_not_go_back_into_the_queue(turns):
