@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlo_lib.cluster import records, slurm, submissions
+from dlo_lib.cluster import array_parts, records, slurm, submissions
 from dlo_lib.cluster.records import Turn
 from dlo_lib.cluster.slurm import Mark
 from dlo_lib.cluster.states import ElementStatus, State
@@ -25,6 +25,9 @@ from dlo_lib.text import tr
 
 TERMINATED = 128 + 15
 """Exit status of a script that SIGTERM has ended."""
+
+SETTLED_S = 900.0
+"""Seconds after which an end that the accounting does not have is not expected any more."""
 
 _READ = 2**16  # bytes at the end of the output
 _LINE = re.compile(r"\*\*\* JOB (\d*)\S* ON \S+ CANCELLED AT \S+?(?: DUE TO ([\w ]+?))? \*\*\*")
@@ -51,7 +54,8 @@ def of_forgotten(folder: Path, turn: Turn, mark: Mark, missing: Sequence[int]) -
     if not without:
         return found
     try:
-        known, kept, why = slurm.history(turn.number, mark), slurm.has_accounting(), ""
+        known = array_parts.by_element(turn.first, slurm.history(turn.number, mark))
+        kept, why = slurm.has_accounting(), ""
     except slurm.NoAnswer as error:
         known, kept, why = {}, True, str(error)
     late = (kept and len(known.keys() & set(without)) < len(without)) and not _is_settled(folder, turn)
@@ -82,7 +86,7 @@ def _is_settled(folder: Path, turn: Turn) -> bool:
         since.parent.mkdir(parents=True, exist_ok=True)
         if not since.exists():
             since.touch()
-        return time.time() - since.stat().st_mtime >= submissions.SETTLED_S
+        return time.time() - since.stat().st_mtime >= SETTLED_S
     except OSError:
         return False  # a full or read-only disk: a later look decides
 

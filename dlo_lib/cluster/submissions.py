@@ -26,11 +26,12 @@ from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.slurm import Mark
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.errors import UserError
+from dlo_lib.files import write_text
 from dlo_lib.text import tr
 
-TURNS, _LINK, _GIVEN_UP = "turns", "number", "given-up"
-SETTLED_S = 900.0
-"""Seconds after which SLURM shows in its queue what it has accepted, and in its accounting what has ended."""
+TURNS, _LINK, _GIVEN_UP, FIRST = "turns", "number", "given-up", "first"
+ACCEPTED_S = 300.0
+"""Seconds after which a submission that got no answer and is not in the queue is given up."""
 
 
 def mark_of(folder: Path, record: Record) -> Mark:
@@ -39,24 +40,27 @@ def mark_of(folder: Path, record: Record) -> Mark:
 
 
 def start(
-    folder: Path, elements: tuple[int, ...], words: Sequence[str], before: Sequence[ElementStatus] = ()
+    folder: Path,
+    elements: tuple[int, ...],
+    words: Sequence[str],
+    before: Sequence[ElementStatus] = (),
+    first: int = 0,
 ) -> None:
     """Submit elements of the job in ``folder``, whose lock is held. The number is 0 if it is not known.
 
     Args:
         words: further options of sbatch.
         before: the statuses of the elements, which they keep if SLURM refuses the submission.
+        first: the element of SLURM's index 0.
 
     Raises:
         NoAnswer: SLURM does not answer; nothing was submitted.
         UserError: SLURM refuses it; nothing was submitted.
     """
-    record = records.read(folder)
-    kept = tuple(status for status in before if status.element in elements)
-    turn = Turn(
-        0, elements, cluster=slurm.cluster_name(), token=secrets.token_hex(4), at=time.time(), before=kept
-    )
+    turn = _new_turn(slurm.cluster_name(), elements, before, first)
     _link(folder, turn).parent.mkdir(parents=True)
+    if first:
+        write_text(_link(folder, turn).with_name(FIRST), f"{first}\n")
     record = records.add_turn(folder, turn)
     records.clear(folder, elements)
     try:
@@ -69,6 +73,18 @@ def start(
     else:
         records.replace_turn(folder, replace(turn, number=number, cluster=cluster or turn.cluster))
     slurm.changed()
+
+
+def _new_turn(cluster: str, elements: tuple[int, ...], before: Sequence[ElementStatus], first: int) -> Turn:
+    kept = tuple(status for status in before if status.element in elements)
+    token = secrets.token_hex(4)
+    return Turn(0, elements, cluster=cluster, token=token, at=time.time(), before=kept, first=first)
+
+
+def decline(folder: Path, elements: tuple[int, ...], before: Sequence[ElementStatus], first: int) -> None:
+    """Record elements that were not submitted, because SLURM has refused a part of the job before them."""
+    cluster = records.read(folder).turns[-1].cluster
+    records.add_turn(folder, give_up(folder, _new_turn(cluster, elements, before, first)))
 
 
 def _look_once(folder: Path, record: Record, turn: Turn, error: slurm.Unsure) -> None:
@@ -174,7 +190,7 @@ def _settled(folder: Path, turn: Turn) -> Turn:
     number = number_of(folder, turn)
     if number:
         return replace(turn, number=number)
-    return give_up(folder, turn) if time.time() - turn.at > SETTLED_S else turn
+    return give_up(folder, turn) if time.time() - turn.at > ACCEPTED_S else turn
 
 
 def has_begun(folder: Path, turn: Turn, element: int) -> bool | None:

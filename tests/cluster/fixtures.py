@@ -75,20 +75,20 @@ def elsewhere_conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield from _raised(ELSEWHERE, tmp_path_factory)
 
 
+def log_in_to(conf: Path, patched: pytest.MonkeyPatch) -> None:
+    """Make this process a login node of a cluster, outside of any job; SLURM's commands use it."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SBATCH_", "DLO_SITE", "DLO_ACCOUNT")):
+            patched.delenv(name)
+    patched.setenv("SLURM_CONF", str(conf))
+    # A shell function, as with environment modules.
+    patched.setenv("BASH_FUNC_module%%", '() { echo "module $*"; }')
+
+
 @pytest.fixture
 def log_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Make this process a login node of a cluster, outside of any job; SLURM's commands use it."""
-
-    def to(conf: Path) -> None:
-        for name in [
-            name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "DLO_SITE", "DLO_ACCOUNT"))
-        ]:
-            monkeypatch.delenv(name)
-        monkeypatch.setenv("SLURM_CONF", str(conf))
-        # A shell function, as with environment modules.
-        monkeypatch.setenv("BASH_FUNC_module%%", '() { echo "module $*"; }')
-
-    return to
+    """Return the function that makes this process a login node of a cluster."""
+    return lambda conf: log_in_to(conf, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ A row is one command with one fault, on a real SLURM. While the fault lasts, a s
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,23 +17,24 @@ import pytest
 
 from dlo_lib import cluster
 from dlo_lib.cli.grade_slurm import SlurmElements
-from dlo_lib.cluster import Job, JobFailed, State
+from dlo_lib.cluster import Job, JobFailed, State, records, slurm
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array import ElementEnd
+from tests.cluster.fixtures import log_in_to
 from tests.cluster.slurm_faults import COMMANDS, FAULTS, Faults
 
-ALWAYS = {
+ALWAYS = [
     ("squeue", "before"),
     ("sbatch", "after"),
     ("sacct", "error"),
-    ("scontrol", "error-after"),
+    ("scancel", "error-after"),
     ("squeue", "empty"),
     ("sbatch", "mute"),
     ("scontrol", "slow"),
-}
+]
+"""One row for each fault, which run without ``--every-fault``."""
 SMALL = {"site": "jean-zay-v100", "account": "abc@v100", "gpus": 0, "cores": 1, "time": 5}
 WAITS = "echo begun >> {name}; until [ -e go-{name} ]; do sleep 0.1; done; echo end of {name}"
-ANSWERS = {State.COMPLETED: ElementEnd.FINISHED, State.FAILED: ElementEnd.LOST}
 
 
 def until(condition: Callable[[], bool], what: object = "") -> None:
@@ -57,36 +59,75 @@ def state_of(job: Job) -> State:
     return job.status()[0].state
 
 
-class Row:
-    """One command with one fault, and jobs in every state, at which nothing has looked yet."""
+class Bench:
+    """Jobs in every state for all rows, with the records that they had before anything looked at them."""
 
-    def __init__(self, faults: Faults, command: str, fault: str) -> None:
-        self.faults, self.command, self.fault = faults, command, fault
+    def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.faults = Faults(folder / "bin", patched)
         self.runs = sent("runs")
-        self.ends = sent("ends")
-        self.cancelled = sent("cancelled")
         self.waits = sent("waits", options={"hold": True})
         self.failed = sent("failed", "echo its last words; exit 3")
         self.killed = sent("killed", "kill -9 $PPID")
-        self.again = sent("again", "echo begun >> again; [ -e go-again ]")
-        self.array = cluster.submit(
-            ["bash", "-c", 'exit "$2"', "x"],
-            name="array",
-            sweep=[{"code": 0}, {"code": 9}],
-            **SMALL,
-        )
-        until(lambda: all(lines(name) for name in ("runs", "ends", "cancelled", "again")))
-        until(lambda: state_of(self.again) is State.FAILED)
+        self.array = sent("array", 'exit "$1"', sweep=[{"code": 0}, {"code": 9}])
         over = {job.record.turns[0].number for job in (self.failed, self.killed, self.array)}
-        until(lambda: len(self._ended(over)) == 4)
-        faults.forget(*over)
-        # The answers of a moment ago are no longer valid.
-        time.sleep(0.1)
+        until(lambda: len(self._ended(over)) == 4 and bool(lines("runs")))
+        self.faults.forget(*over)
+        everything = (self.runs, self.waits, self.failed, self.killed, self.array)
+        self._records = {job.folder: (job.folder / records.RECORD).read_text() for job in everything}
+
+    def restore(self) -> None:
+        """Give the jobs the records that they had at first."""
+        for folder, text in self._records.items():
+            (folder / records.RECORD).write_text(text)
+            for since in folder.glob("turns/*/forgotten-*"):
+                since.unlink()
+        slurm.changed()
 
     def _ended(self, numbers: set[int]) -> list[str]:
         wanted = ",".join(map(str, numbers))
         rows = self.faults.real("sacct", "-nPX", "-j", wanted, "-o", "JobID,State").splitlines()
         return [row for row in rows if row.split("|")[1] in ("COMPLETED", "FAILED")]
+
+
+def at_work(patched: pytest.MonkeyPatch, folder: Path) -> None:
+    """Submit from ``folder``, with short pauses between two looks."""
+    for name in ("home", "work"):
+        (folder / name).mkdir(exist_ok=True)
+    patched.setenv("DLO_POLL_S", "0.05")
+    patched.setenv("DLO_HOME", str(folder / "home"))
+    patched.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+    patched.chdir(folder / "work")
+
+
+@pytest.fixture(scope="module")
+def bench(
+    jean_zay_conf: Path, jean_zay_sites: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("faults")
+    with pytest.MonkeyPatch.context() as patched:
+        at_work(patched, folder)
+        log_in_to(jean_zay_conf, patched)
+        patched.setenv("DLO_SITES", str(jean_zay_sites))
+        found = Bench(folder, patched)
+        yield found
+        Path("go-runs").touch()
+        found.runs.cancel()
+        found.waits.cancel()
+
+
+class Row:
+    """One command with one fault, and the jobs that the operations change."""
+
+    def __init__(self, bench: Bench, command: str, fault: str) -> None:
+        self.bench, self.faults, self.command, self.fault = bench, bench.faults, command, fault
+        bench.restore()
+        self.name = f"{command}-{fault}"
+        self.ends = sent(f"ends-{self.name}")
+        self.cancelled = sent(f"cancelled-{self.name}")
+        self.again = sent(f"again-{self.name}", "echo begun >> {name}; [ -e go-{name} ]")
+        until(lambda: all(lines(job.record.name) for job in (self.ends, self.cancelled)))
+        until(lambda: state_of(self.again) is State.FAILED)
 
     @contextlib.contextmanager
     def spoilt(self) -> Iterator[None]:
@@ -96,28 +137,31 @@ class Row:
         finally:
             self.faults.mend()
 
+    def at_rest(self, job: Job) -> dict[int, str]:
+        """Return the jobs of SLURM with the script of ``job``, when all have ended."""
+        until(
+            lambda: not {"PENDING", "RUNNING", "COMPLETING"} & set(self.faults.of_folder(job.folder).values())
+        )
+        return self.faults.of_folder(job.folder)
+
 
 @pytest.fixture
-def row(
-    request: pytest.FixtureRequest,
-    jean_zay: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Row:
-    monkeypatch.setenv("DLO_POLL_S", "0.05")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    command, fault = request.param
-    return Row(Faults(tmp_path / "bin", monkeypatch), command, fault)
+def row(request: pytest.FixtureRequest, jean_zay: None, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Row:
+    at_work(monkeypatch, bench.folder)
+    monkeypatch.setenv("PATH", f"{bench.faults.folder}:{os.environ['PATH']}")
+    # The estimate of the start is asked for under the fault, where it counts.
+    with monkeypatch.context() as patched:
+        patched.setattr(slurm, "expected_start", lambda script: ("", ""))
+        return Row(bench, *request.param)
 
 
 def submission(row: Row) -> None:
+    name = f"new-{row.name}"
     job = None
     with row.spoilt():
         with contextlib.suppress(UserError):
-            job = sent("new", "echo begun >> new")
-        for known in [one for one in cluster.jobs() if one.record.name == "new"]:
+            job = sent(name, "echo begun >> {name}")
+        for known in [one for one in cluster.jobs() if one.record.name == name]:
             assert state_of(known) in (State.UNKNOWN, State.PENDING, State.RUNNING, State.COMPLETED)
     if job is not None:
         assert job.folder in [known.folder for known in cluster.jobs()], "the record is kept"
@@ -125,86 +169,80 @@ def submission(row: Row) -> None:
         if at_slurm:
             assert job.wait(timeout=60).status()[0].state is State.COMPLETED
             assert job.record.turns[-1].number in at_slurm
-    job = sent("new", "echo begun >> new").wait(timeout=60)  # what a user does who is not sure
-    until(lambda: not {"PENDING", "RUNNING", "COMPLETING"} & set(row.faults.of_folder(job.folder).values()))
-    assert lines("new") == 1, "it has run once"
-    assert len(row.faults.of_folder(job.folder)) == 1, "one submission"
+    job = sent(name, "echo begun >> {name}").wait(timeout=60)  # what a user does who is not sure
+    assert len(row.at_rest(job)) == 1, "one submission"
+    assert lines(name) == 1, "it has run once"
 
 
 def status(row: Row) -> None:
+    bench = row.bench
     true = {
-        row.runs: {State.RUNNING},
-        row.waits: {State.PENDING},
-        row.failed: {State.FAILED},
-        row.killed: {State.FAILED},
+        bench.runs: State.RUNNING,
+        bench.waits: State.PENDING,
+        bench.failed: State.FAILED,
+        bench.killed: State.FAILED,
     }
     with row.spoilt():
-        for job, states in true.items():
+        for job, state in true.items():
             for _ in range(2):
-                assert state_of(job) in states | {State.UNKNOWN}, job.name
-    for job, states in true.items():
+                assert state_of(job) in (state, State.UNKNOWN), job.name
+    for job, state in true.items():
         until(lambda job=job: state_of(job) is not State.UNKNOWN)
-        assert state_of(job) in states, job.name
+        assert state_of(job) is state, job.name
 
 
 def waiting(row: Row) -> None:
     with row.spoilt():
-        Path("go-ends").touch()
+        Path(f"go-{row.ends.record.name}").touch()
         with contextlib.suppress(JobFailed):
             assert row.ends.wait(timeout=1, poll=0.1).status()[0].state is State.COMPLETED
         with pytest.raises(JobFailed, match="not over after 0.1 s"):
-            row.runs.wait(timeout=0.1, poll=0.1)
+            row.bench.runs.wait(timeout=0.1, poll=0.1)
     assert row.ends.wait(timeout=60).status()[0].state is State.COMPLETED
 
 
 def cancelling(row: Row) -> None:
-    number = row.cancelled.record.turns[0].number
+    job = row.cancelled
+    number = job.record.turns[0].number
     with row.spoilt():
         with contextlib.suppress(UserError):
-            row.cancelled.cancel()
-            assert row.faults.of_folder(row.cancelled.folder)[number] in ("CANCELLED", "COMPLETING")
-        truth = row.faults.of_folder(row.cancelled.folder)[number]
-        shown = state_of(row.cancelled)
-        assert shown is State.UNKNOWN or (shown is State.CANCELLED) <= (truth != "RUNNING")
-    row.cancelled.cancel()
-    until(lambda: row.cancelled.done)
-    assert state_of(row.cancelled) is State.CANCELLED
-    assert row.faults.of_folder(row.cancelled.folder) == {number: "CANCELLED"}
+            job.cancel()
+            assert row.faults.of_folder(job.folder)[number] in ("CANCELLED", "COMPLETING")
+        runs = row.faults.of_folder(job.folder)[number] == "RUNNING"
+        assert state_of(job) in {State.UNKNOWN, State.RUNNING} | ({State.CANCELLED} if not runs else set())
+    job.cancel()
+    until(lambda: job.done)
+    assert state_of(job) is State.CANCELLED
+    assert row.at_rest(job) == {number: "CANCELLED"}
 
 
 def resubmission(row: Row) -> None:
     job = row.again
-    Path("go-again").touch()
+    Path(f"go-{job.record.name}").touch()
     with row.spoilt():
         with contextlib.suppress(UserError):
             job.resubmit()
         for _ in range(2):
-            assert state_of(job) in (
-                State.UNKNOWN,
-                State.FAILED,
-                State.PENDING,
-                State.RUNNING,
-                State.COMPLETED,
-            )
+            assert state_of(job) is not State.CANCELLED
+            assert state_of(job) is not State.LOST
     if len(row.faults.of_folder(job.folder)) == 2:  # it was accepted
         job.wait(timeout=60)
     else:
         assert state_of(job) in (State.UNKNOWN, State.FAILED)
         job.resubmit().wait(timeout=60)
-    until(lambda: not {"PENDING", "RUNNING", "COMPLETING"} & set(row.faults.of_folder(job.folder).values()))
-    assert lines("again") == 2, "it has run once more"
-    assert len(row.faults.of_folder(job.folder)) == 2
+    assert len(row.at_rest(job)) == 2
+    assert lines(job.record.name) == 2, "it has run once more"
 
 
 def logs(row: Row) -> None:
     with row.spoilt():
-        assert row.failed.logs().endswith("its last words\n")
-        assert row.failed.logs(lines=1) == "its last words\n"
+        assert row.bench.failed.logs().endswith("its last words\n")
+        assert row.bench.failed.logs(lines=1) == "its last words\n"
 
 
 def grading(row: Row) -> None:
     true = {0: ElementEnd.FINISHED, 1: ElementEnd.LOST}
-    elements = SlurmElements(row.array)
+    elements = SlurmElements(row.bench.array)
     with row.spoilt():
         for _ in range(2):
             assert elements.ended().items() <= true.items()
@@ -213,24 +251,20 @@ def grading(row: Row) -> None:
     until(lambda: elements.ended() == true)
 
 
-ROWS = [(command, fault) for fault in FAULTS for command in COMMANDS]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    everything = [(command, fault) for fault in FAULTS for command in COMMANDS]
+    rows = everything if metafunc.config.getoption("--every-fault") else ALWAYS
+    metafunc.parametrize("row", rows, ids="-".join, indirect=True)
 
 
-@pytest.mark.parametrize("row", ROWS, ids="-".join, indirect=True)
-def test_no_fault_of_slurm_gives_a_wrong_state_loses_a_job_or_runs_it_twice(
-    row: Row, request: pytest.FixtureRequest
-) -> None:
-    if (row.command, row.fault) not in ALWAYS and not request.config.getoption("--every-fault"):
-        pytest.skip("NOT TESTED HERE: make slurm-faults runs all rows")
+def test_no_fault_of_slurm_gives_a_wrong_state_loses_a_job_or_runs_it_twice(row: Row) -> None:
     wrong = {}
     for operation in (status, logs, grading, cancelling, waiting, resubmission, submission):
         try:
             operation(row)
         except Exception as error:  # noqa: BLE001  the table shows all that is wrong
             wrong[operation.__name__] = error
-    for name in ("runs", "ends", "cancelled"):
-        Path(f"go-{name}").touch()
-    row.faults.mend()
-    row.faults.real("scancel", *[str(job.record.turns[0].number) for job in (row.runs, row.waits)])
+    for job in (row.ends, row.cancelled):
+        Path(f"go-{job.record.name}").touch()
     said = [f"{operation}: {type(error).__name__}: {str(error)[:300]}" for operation, error in wrong.items()]
     assert not said, "\n".join(said)
