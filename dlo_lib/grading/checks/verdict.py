@@ -4,8 +4,9 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dlo_lib.grading.checks.status import Status
@@ -23,19 +24,21 @@ MARKS = {True: "✓", False: "✗"}
 
 @dataclass(frozen=True)
 class Shown:
-    """A text for the notebook, with an optional HTML form."""
+    """A text for the notebook, with an optional HTML form.
+
+    ``metadata`` is stored with the output in the notebook, and not shown.
+    """
 
     text: str
     html: str = ""
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return self.text
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return {
-            "text/plain": self.text,
-            "text/html": self.html or render("lines", lines=self.text.splitlines()),
-        }
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], Mapping[str, object]]:
+        page = self.html or render("lines", lines=self.text.splitlines())
+        return {"text/plain": self.text, "text/html": page}, self.metadata
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,15 @@ class QuestionVerdict:
         ]
 
     def shown(self) -> Shown:
-        """Return the table."""
+        """Return the table, with the release of PyTorch in its metadata."""
         lines, rows = [self.heading], once(self.rows())
         width = max((len(title) for _, title, _, _ in rows), default=0)
         for passed, title, points, message in rows:
             lines.append(f"  {MARKS[passed]} {title:<{width}}  {points:>7}  {message}".rstrip())
         page = table_html(self.heading, rows, self.advice)
-        return Shown("\n".join([*lines, self.advice]), page)
+        # The feedback compares it with the judge's release.
+        checked_on = {"dlo": {"torch": importlib.metadata.version("torch")}}
+        return Shown("\n".join([*lines, self.advice]), page, checked_on)
 
 
 def once(rows: Iterable[tuple[bool, str, str, str]]) -> list[tuple[bool, str, str, str]]:

@@ -41,7 +41,8 @@ from dlo_lib.grading.classroom.feedback_page import (
     receipt_html,
 )
 from dlo_lib.grading.classroom.inventory import Inventory, ItemState
-from dlo_lib.grading.classroom.pictures import Plots, pictures_of
+from dlo_lib.grading.classroom.other_release import release_warning
+from dlo_lib.grading.classroom.pictures import pictures_of
 from dlo_lib.grading.classroom.publication import page_in_exchange
 from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.roster import read_roster
@@ -242,7 +243,9 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
     if dlo.get("checks", "") not in ("", checks_version(lab.folder)):
         warnings = (*warnings, tr("It was judged with an earlier version of the lab's checks."))
     marks = _marks(directory, info, student)
-    submitted = _submitted(directory, info, student)
+    submitted = _parsed(_submitted(directory, info, student), info)
+    if other_release := release_warning(submitted, dlo.get("torch", "")):
+        warnings = (*warnings, other_release)
     missing = [name for name in lab.questions if cell_was_missing(name) in report.warnings]
     cards = tuple(
         _card(lab, question, report.questions.get(question), marks, hints, missing)
@@ -253,7 +256,7 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         total=max(0.0, sum(marks.points.values()) - marks.penalty), maximum=marks.maximum,
         penalty=marks.penalty,
         status=report.status, warnings=warnings, questions=cards,
-        read=_read_next(lab, cards), pictures=_pictures(submitted, info), early=marks.early,
+        read=_read_next(lab, cards), pictures=pictures_of(submitted), early=marks.early,
     )  # fmt: skip
     return feedback_html(page, receipt_card(directory, info, student, marks.late_seconds))
 
@@ -344,11 +347,12 @@ def _read_next(lab: LabSource, cards: Iterable[QuestionCard]) -> tuple[str, ...]
     return tuple(lines)
 
 
-def _pictures(submitted: Path, info: LabInfo) -> Plots:
+def _parsed(submitted: Path, info: LabInfo) -> dict[str, Any]:
+    """Return the submitted notebook; empty if there is none that can be read."""
     try:
-        return pictures_of(read_submission(submitted, info.directory)[1])
+        return read_submission(submitted, info.directory)[1]
     except Invalid:
-        return Plots((), 0)
+        return {}
 
 
 def _marks(directory: CourseDirectory, info: LabInfo, student: str) -> _Marks:

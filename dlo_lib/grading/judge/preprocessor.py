@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +196,7 @@ class JudgeCells(NbGraderPreprocessor):
             "status": report.status,
             "report": student_view(report),
             "checks": checks_version(lab.folder),
+            "torch": version("torch"),
         }
         nb.cells = [status_cell(report), *nb.cells]
         return nb, resources

@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def graded(released_course: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         right = json.loads(notebook_text(source_notebook(source)))
         wrong = answered(json.loads(notebook_text(source_notebook(source))), **WRONG)
         outputs = [{"image/png": png()}, {"text/html": SCRIPT, "image/jpeg": "aaaa"}]
-        plots = [{"output_type": "display_data", "metadata": {}, "data": data} for data in outputs]
+        checked_on = {"dlo": {"torch": "1.13.1"}}
+        plots = [{"output_type": "display_data", "metadata": checked_on, "data": data} for data in outputs]
         wrong["cells"].append(
             {
                 "cell_type": "code",
@@ -230,6 +232,13 @@ def test_plots_are_shown_and_other_pictures_are_counted(graded: Path) -> None:
     assert "from cell</figcaption>" not in page
     assert "<code>mine</code>" in page
     assert "Pictures that are only in your notebook: 1" in page
+
+
+def test_a_page_names_another_release_of_pytorch_than_the_judge_s(graded: Path) -> None:
+    """An answer can use what only one of the two releases has: the student would look for a mistake."""
+    said = f"The checks in the notebook ran on PyTorch 1.13.1, the judge on PyTorch {version('torch')}: "
+    assert said in page_of(graded, "blaise")
+    assert "ran on PyTorch" not in page_of(graded, "ada")
 
 
 def test_students_without_answer_or_with_a_damaged_file_get_the_reason(graded: Path) -> None:
