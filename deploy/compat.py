@@ -44,6 +44,7 @@ NOT_PASSED = (
 )
 NOTEBOOKS = "tests/labs/test_notebooks_run.py::test_reference_notebook_runs"
 PROOFS = "tests/labs/test_every_lab.py"
+MUTANTS = f"{PROOFS}::test_each_mutant_loses_its_points"
 ROOMS = {
     "ddp": ["tests/parallel/test_ddp_parity.py"],
     "zero": ["tests/parallel/test_zero_parity.py", "tests/parallel/test_zero2.py"],
@@ -86,6 +87,9 @@ def main() -> int:
     parser.add_argument(
         "--room", action="append", choices=[LABS, *ROOMS], help="only these tests; may be repeated"
     )
+    parser.add_argument(
+        "--without-mutants", action="store_true", help="leave the mutants out; the table shows fewer proofs"
+    )
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"processes of pytest (default {JOBS})")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="the longest time of a pair")
     asked = parser.parse_args()
@@ -94,6 +98,7 @@ def main() -> int:
             raise CompatError("--lab and --room exclude each other: give one of them")
         rooms = [LABS] if asked.lab else asked.room or [LABS, *ROOMS]
         tests = tests_of(rooms, chosen_labs(asked.lab or []))
+        tests += ["--deselect", MUTANTS] if asked.without_mutants else []
         uv = setup_env.find_uv()
         if uv is None:
             raise CompatError("uv is not available here: install it, and put it on PATH")
@@ -189,7 +194,7 @@ def try_pair(uv: str, pair: Pair, python: str, tests: list[str], asked: argparse
         packages="newest" if pair.release == NEWEST else "pinned",
         tests=[json.loads(line) for line in lines],
         wall_s=wall,
-        whole=not asked.lab and not asked.room,
+        whole=not (asked.lab or asked.room or asked.without_mutants),
     )
     record = compat_table.read_record()
     compat_table.add(record, run, {room: tuple(files) for room, files in ROOMS.items()})
@@ -200,7 +205,6 @@ def try_pair(uv: str, pair: Pair, python: str, tests: list[str], asked: argparse
 def remind(torch: importlib.metadata.Distribution) -> None:
     """Print one line if the index has a newer PyTorch than the one that `dlo doctor` calls the newest."""
     from dlo_lib.cli.doctor_packages import NEWEST_TORCH
-
     from dlo_lib.torch_version import release
 
     if release(torch.version) > NEWEST_TORCH:

@@ -89,7 +89,7 @@ def lab_of(test: str) -> str:
 
 
 def lab_result(lab: str, tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the table shows of a lab: its points, the notebook, and how many other proofs failed."""
+    """Return what the table shows of a lab: its points, the notebook, and the other proofs."""
     outcome = {NOTEBOOK: "", REFERENCE: ""}
     others = []
     for test in tests:
@@ -174,10 +174,11 @@ def page(record: Record) -> str:
     text = [
         "# What was run on which PyTorch and Python\n",
         "`make compat` writes this page from what it ran. `make compat ARGS=2.8` replaces one column.\n",
-        "A lab shows the points that its reference solution gets from the judge, and ✓ if its reference "
-        "notebook passes all checks in a kernel. The untouched notebook then got no points, and each mutant "
-        "lost those that it must lose. The packages are those of `constraints.txt`; in the column with the "
-        "newest packages, each is the newest release that `pyproject.toml` allows.\n",
+        "A lab shows the points that its reference solution gets from the judge, how many other proofs "
+        "passed (the untouched notebook and idle functions get no points, each mutant loses those that it "
+        "must lose), and ✓ if its reference notebook passes all checks in a kernel. The packages are those "
+        "of `constraints.txt`; in the column with the newest packages, each is the newest release that "
+        "`pyproject.toml` allows.\n",
         table("lab", labs, pairs, lambda column, lab: lab_cell(column[LABS].get(lab))),
         "The tests of the library, of the judge and of the notebook:\n",
         table("tests", rooms, pairs, lambda column, room: room_cell(column["rooms"].get(room))),
@@ -217,9 +218,10 @@ def lab_cell(result: dict[str, Any] | None) -> str:
         return NOT_RUN
     points = f"{result['points'] or 0:g}"
     parts = [{"passed": f"{points} of {points}", "failed": "refused"}.get(result["reference"], NOT_RUN)]
-    others = sum(not re.search(f"{REFERENCE}|{NOTEBOOK}", test) for test in result["failures"])
-    if others:
-        parts.append(f"{others} proofs fail" if others > 1 else "1 proof fails")
+    failed = sum(not re.search(f"{REFERENCE}|{NOTEBOOK}", test) for test in result["failures"])
+    parts.append(
+        f"{result['others']} proofs" if not failed else f"{failed} of {result['others']} proofs fail"
+    )
     parts.append({"passed": "✓", "failed": "notebook fails"}.get(result["notebook"], "no notebook"))
     return ", ".join(parts)
 
