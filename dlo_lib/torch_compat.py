@@ -7,9 +7,7 @@ module, because it needs more than a line: ``comm.tracing.reductions``.
 
 from __future__ import annotations
 
-import os
 import sys
-from types import FrameType
 from typing import Any
 
 import torch
@@ -21,29 +19,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dlo_lib.torch_version import release
 
 RELEASE = release(torch.__version__)
-_LIBRARY = os.path.dirname(__file__) + os.sep
 
 # 2.13 renamed the collectives of one flat tensor, and deprecated the old names.
 all_gather_single = dist.all_gather_single if RELEASE >= (2, 13) else dist.all_gather_into_tensor
 reduce_scatter_single = dist.reduce_scatter_single if RELEASE >= (2, 13) else dist.reduce_scatter_tensor
-
-
-def store_on(listener: int, port: int, world_size: int) -> dist.TCPStore:
-    """Return the store of ``world_size`` ranks, served by this process on the listening socket ``listener``.
-
-    The store takes over the file descriptor ``listener``.
-    """
-    # Before 2.8 the default backend of the store (libuv) does not accept a socket that listens already.
-    older: dict[str, Any] = {} if RELEASE >= (2, 8) else {"use_libuv": False}
-    return dist.TCPStore(
-        "127.0.0.1",
-        port,
-        world_size,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-        **older,
-    )
 
 
 def refusing_backend(rank: int, world_size: int) -> FakeProcessGroup:
@@ -59,34 +38,19 @@ def refusing_backend(rank: int, world_size: int) -> FakeProcessGroup:
     return fake._create_internal(rank, world_size, options)
 
 
-def is_async(options: Any) -> bool:
-    """Return whether the program waits itself for a collective with these ``options``.
-
-    Raises:
-        AttributeError: options of a later release have no such field.
-    """
-    # Before 2.8 some options lack the field, and some functions of torch do not set it.
-    return bool(options.asyncOp) if RELEASE >= (2, 8) else async_op_of_caller()
-
-
-def async_op_of_caller() -> bool:
-    """Return the argument ``async_op`` of the function of ``torch.distributed`` that called this library.
-
-    True if none did: C++ code and functional collectives wait for their calls later.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
-        frame = frame.f_back
-    if frame is None or frame.f_code.co_filename != dist.distributed_c10d.__file__:
-        return True
-    return bool(frame.f_locals.get("async_op", True))
+def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the name of the backend that moves tensors on ``device`` in ``group``, such as ``"gloo"``."""
+    backend = group._get_backend(device)
+    if RELEASE < (2, 9) and isinstance(backend, FakeProcessGroup):
+        return "fake"  # its C++ class has no name there
+    return backend.name()
 
 
 def owned_edge(output: Tensor) -> tuple[GradientEdge, object]:
     """Return the gradient edge of ``output``, and an object that keeps the graph behind it.
 
     Before 2.9, the edge alone does not keep the node of a Python ``autograd.Function``: a backward from it
-    raises an error, or ends the process.
+    raises an error.
     """
     edge = get_gradient_edge(output)
     if RELEASE >= (2, 9) or not isinstance(edge.node, torch._C._FunctionBase):

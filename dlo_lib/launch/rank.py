@@ -45,7 +45,7 @@ from dlo_lib.launch.frames import register_sources
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.values import pack_result, unpack_call
 from dlo_lib.lifetime import die_with
-from dlo_lib.torch_compat import store_on
+from dlo_lib.worker_start import start_workers_by_fork
 
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
 RETURNED, RAISED = b"V", b"E"
@@ -214,6 +214,7 @@ def _apply_caller_state(job: LaunchSpec, rank: int) -> None:
     sys.argv[:] = job.arguments
     sys.modules["__main__"] = ModuleType("__main__")
     register_sources(job.sources)
+    start_workers_by_fork()
     gc.enable()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // job.ranks_here))
@@ -266,7 +267,14 @@ def join(rank: int, job: LaunchSpec, meeting: Meeting, timeout: timedelta | None
         )  # and not CUDA_VISIBLE_DEVICES: code that counts on LOCAL_RANK works
     if rank == 0:  # the store takes over the listening socket
         assert meeting.listener is not None
-        store = store_on(meeting.listener.detach(), meeting.port, job.world_size)
+        store = dist.TCPStore(
+            LOOPBACK,
+            meeting.port,
+            job.world_size,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=meeting.listener.detach(),
+        )
     else:
         if meeting.listener is not None:
             meeting.listener.close()
@@ -360,10 +368,7 @@ def _imported_since(before: int) -> list[str]:
 
 
 def warm_up() -> None:
-    """Do, in the process that forks the ranks, what each rank does first and what leaves only caches.
-
-    It does not list torch's operators: with PyTorch 2.6 a rank then hangs in its first checkpoint.
-    """
+    """Do, in the process that forks the ranks, what each rank does first and what leaves only caches."""
     known_operators()
     if not torch.backends.mps.is_built():  # there it starts the GPU, which a forked process cannot use
         torch.manual_seed(SEED)  # reads the sources of its callers

@@ -1,12 +1,11 @@
 """The cost of a training step: measured and computed memory, FLOPs and their utilisation.
 
-``measure`` runs a step on fake tensors or on a device (``older_attention``: with PyTorch before 2.9), and
-``tracker`` records its memory. ``footprint`` and
-``capacity`` compute the memory. ``mfu`` computes the utilisation. ``chronometer``, ``step_profile`` and
-``loader_profile`` measure time, ``trace_events`` reads a trace, and ``roofline`` says what limits the time.
-``batch_memory`` measures memory against the batch, ``technical_check`` draws all of it on one page. The
-``compile_*`` modules inspect ``torch.compile``. Imports ``parallel``, ``optim``, ``models``, ``launch`` and
-``hardware``.
+``measure`` runs a step on fake tensors or on a device (``older_releases``: what PyTorch before 2.10 lacks for
+it), and ``tracker`` records its memory. ``footprint`` and ``capacity`` compute the memory. ``mfu`` computes
+the utilisation. ``chronometer``, ``step_profile`` and ``loader_profile`` measure time, ``trace_events`` reads
+a trace, and ``roofline`` says what limits the time. ``batch_memory`` measures memory against the batch,
+``technical_check`` draws all of it on one page. The ``compile_*`` modules inspect ``torch.compile``. Imports
+``parallel``, ``optim``, ``models``, ``launch`` and ``hardware``.
 """
 
 from dlo_lib.models.counts import flops_per_token, parameters

@@ -36,11 +36,11 @@ from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 from dlo_lib.parallel.protocol import local_optimizer
-from dlo_lib.profiling.older_attention import attention_before_2_9
+from dlo_lib.profiling.older_releases import attention_before_2_9, fake_collectives
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OptimizerStep, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
-from dlo_lib.torch_version import cure, release
+from dlo_lib.torch_compat import RELEASE
 
 
 def measure_memory(
@@ -84,25 +84,16 @@ def measure_memory(
 
     Raises:
         UserError: a name is unknown, a size is below 1, the sequence cannot be divided, there is a process
-            group already, unless ``parallel`` is none, or PyTorch is older than 2.9, unless ``parallel`` is
-            none and nothing is fused.
+            group already, unless ``parallel`` is none.
     """
     layout = (parallel, bucket_view, world_size, rank, kernels)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
-    # Older releases have no fake kernels of c10d's operators, a fake process group without a name, and no CPU
-    # kernel of attention with grouped keys and values, which represents the kernel of the GPU.
-    old = release(torch.__version__) < (2, 9)
-    if old and not (chosen.alone and not chosen.fused):
-        raise UserError(
-            "measure_memory of several ranks or of fused operations needs PyTorch 2.9, and this is "
-            f"{torch.__version__}: use memory_footprint, or {cure()}"
-        )
     # An operator without a fake kernel raises an error, because a fallback would run on real zeros.
     fake_mode = FakeTensorMode(allow_fallback_kernels=False)
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(_fake_ranks(chosen))
         stack.enter_context(fake_mode)
-        if old and not chosen.writes_scores:
+        if RELEASE < (2, 9) and not chosen.writes_scores:
             stack.enter_context(attention_before_2_9(_flash_backward_scratch))
         return record_step(chosen, MemoryTracker(fake_mode, scratch=CUDA_SCRATCH), group)
 
@@ -225,7 +216,8 @@ def _fake_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]:
         raise UserError("measure_memory simulates its ranks: call it where no process group is in use")
     dist.init_process_group("fake", rank=chosen.rank, world_size=chosen.world_size, store=FakeStore())
     try:
-        yield dist.group.WORLD
+        with fake_collectives():
+            yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
 

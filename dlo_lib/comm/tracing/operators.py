@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.reductions import reduction_of
-from dlo_lib.torch_compat import async_op_of_caller
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class Reader:
             _same_everywhere(local, full),
             _elements_of(full) * full[0].element_size() if full else 0,
             "" if self._reduction is None else "SUM" if summed else reduction_of(arguments[self._reduction]),
-            async_op_of_caller() if at is None else at >= len(arguments) or bool(arguments[at]),
+            at is None or at >= len(arguments) or bool(arguments[at]),
             sends,
             receives,
         )

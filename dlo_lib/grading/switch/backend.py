@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dlo_lib.comm.calls import Kind, require_peer
 from dlo_lib.grading.switch.link import CommunicationError, Link, SwitchWork
-from dlo_lib.torch_compat import is_async, refusing_backend
+from dlo_lib.torch_compat import refusing_backend
 
 NAME = "switch"
 REDUCTIONS = {kind: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}
@@ -224,7 +224,7 @@ class SwitchGroup(dist.ProcessGroup):
         seq = self.link.post(
             kind, self.group_name, self.members, sent, into,
             peer=self.members[peer] if peer >= 0 else -1, tag=tag, reduction=reduction,
-            is_async=opts is not None and is_async(opts),
+            is_async=opts is not None and opts.asyncOp,
         )  # fmt: skip
         return SwitchWork(self.link, [seq], value or into)
 

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlo_lib.torch_compat import all_gather_single, reduce_scatter_single
+from dlo_lib.torch_compat import all_gather_single, backend_name, reduce_scatter_single
 
 
 class BufferPool:
@@ -184,10 +184,6 @@ def _exchange(
 def default_transport(group: dist.ProcessGroup, device: torch.device) -> Transport:
     """Return the cheaper transport for tensors on ``device``: point-to-point messages over gloo, otherwise
     collectives."""
-    if (
-        device.type == "cpu"
-        and dist.get_world_size(group) > 1
-        and group._get_backend(device).name() == "gloo"
-    ):
+    if device.type == "cpu" and dist.get_world_size(group) > 1 and backend_name(group, device) == "gloo":
         return P2PTransport()
     return CollectiveTransport()
