@@ -54,6 +54,26 @@ LOADED = (
     "optuna",
     "rich.table",
 )
+# Run by the Python of .venv, whose pip contains packaging: each pin that the metadata of PyTorch contradicts,
+# with the requirement.
+CONTRADICTED = """
+import importlib.metadata, re, sys
+from pip._vendor.packaging.requirements import Requirement
+wanted = {}
+try:
+    needs = importlib.metadata.requires("torch") or []
+except importlib.metadata.PackageNotFoundError:  # built here, without an installer
+    needs = []
+for text in needs:
+    need = Requirement(text)
+    if need.marker is None or need.marker.evaluate({"extra": ""}):
+        wanted[re.sub("[-_.]+", "-", need.name).lower()] = need
+for pin in open(sys.argv[1], encoding="utf-8").read().splitlines():
+    name, _, version = pin.partition("==")
+    need = wanted.get(re.sub("[-_.]+", "-", name).lower())
+    if version and need is not None and not need.specifier.contains(version):
+        print(pin, need.name + str(need.specifier))
+"""
 PIP_DOWNLOAD_GB = {"cpu": 0.5, "cuda": 3.5}  # pip reports no sizes; measured with torch 2.13 on Linux x86-64
 
 
@@ -382,7 +402,7 @@ def resolve(uv: str, settings: dict, extras: str, choice: str, lock: Path) -> No
     ]
     command += [
         "-c",
-        str(ROOT / "constraints.txt"),
+        str(constraints_for(choice)),
         "--format",
         "pylock.toml",
         "-o",
@@ -412,6 +432,29 @@ def resolve(uv: str, settings: dict, extras: str, choice: str, lock: Path) -> No
         raise SetupError(
             f"cannot determine what to install ({last_line(done)}): check the network, then run this again"
         )
+
+
+def constraints_for(choice: str) -> Path:
+    """Return the file of constraints. On the PyTorch of this machine, what its metadata requires replaces the
+    pins that contradict it: 2.11 requires setuptools<82.
+    """
+    file = ROOT / "constraints.txt"
+    if choice != "here":
+        return file
+    done = run([str(PYTHON), "-c", CONTRADICTED, str(file)])
+    if done.returncode:
+        raise SetupError(
+            f"the requirements of this PyTorch cannot be read ({last_line(done)}): set TORCH=auto"
+        )
+    instead = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    if instead:
+        required = ", ".join(sorted(instead.values()))
+        print(f"setup: this PyTorch requires {required}, which replaces what constraints.txt has", flush=True)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    chosen = VENV / "constraints.txt"
+    kept = [instead.get(line, line) for line in lines if not line.startswith("torch==")]
+    chosen.write_text("\n".join([*kept, ""]), encoding="utf-8")
+    return chosen
 
 
 def what_comes(lock: Path) -> "tuple[str, int, int]":
@@ -495,12 +538,7 @@ def write_bytecode() -> None:
 
 def install_with_pip(extras: str, choice: str) -> None:
     """Install with pip, which is slower, selects the build of PyTorch, and reports no sizes."""
-    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    chosen = VENV / "constraints.txt"
-    chosen.write_text(
-        "\n".join(line for line in constraints if choice != "here" or not line.startswith("torch==")),
-        encoding="utf-8",
-    )
+    chosen = constraints_for(choice)
     index = os.environ.get("TORCH_INDEX")
     kind = "cpu" if choice == "cpu" else "cuda"
     announce(

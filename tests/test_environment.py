@@ -303,3 +303,43 @@ def test_jobs_load_the_modules_of_the_torch_they_were_set_up_on(setup, monkeypat
         ["bash", "-c", f'module() {{ echo "$@"; }}; . {activate}'], capture_output=True, text=True, check=True
     )
     assert done.stdout == "load cuda/12.4 pytorch-gpu/py3/2.6.0\n"
+
+
+@pytest.fixture
+def torch_here(setup, monkeypatch, tmp_path):
+    """The set-up on a PyTorch whose metadata has these requirements."""
+    packages = tmp_path / "packages"
+    metadata = packages / "torch-2.11.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    needs = [
+        "setuptools<82",
+        "Typing_Extensions>=4.10",
+        'numpy<2; extra == "old"',
+        'sympy<1; python_version < "3"',
+    ]
+    lines = [f"Requires-Dist: {need}" for need in needs]
+    metadata.write_text("\n".join(["Metadata-Version: 2.1", "Name: torch", "Version: 2.11.0", *lines, ""]))
+    run = setup.run
+
+    def with_packages(command, environment=None, **options):
+        return run(command, {**(environment or os.environ), "PYTHONPATH": str(packages)}, **options)
+
+    monkeypatch.setattr(setup, "run", with_packages)
+    monkeypatch.setattr(setup, "PYTHON", Path(sys.executable))
+    setup.VENV.mkdir(exist_ok=True)
+    return setup
+
+
+def test_torch_here_decides_which_pins_do_not_hold(torch_here, capsys):
+    """2.11 to 2.12.1 require setuptools<82; the pin put 84.2.1 beside them without a word."""
+    before = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    after = torch_here.constraints_for("here").read_text(encoding="utf-8").splitlines()
+    assert set(before) - set(after) == {
+        line for line in before if line.startswith(("torch==", "setuptools=="))
+    }
+    assert set(after) - set(before) == {"setuptools<82"}
+    assert "requires setuptools<82, which replaces" in capsys.readouterr().out
+
+
+def test_another_torch_is_installed_with_all_pins(torch_here):
+    assert torch_here.constraints_for("cpu") == torch_here.ROOT / "constraints.txt"
