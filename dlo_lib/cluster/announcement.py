@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dlo_lib.cluster import slurm, user_environment
+from dlo_lib.cluster import array_parts, slurm, user_environment
 from dlo_lib.cluster.cost import estimate
 from dlo_lib.cluster.script import JobScript
 from dlo_lib.cluster.site import Scheduler
@@ -59,7 +59,8 @@ def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -
     if not starts_alone or not slurm.is_available():
         return "\n".join(lines)
     try:
-        start, refusal = slurm.expected_start(text)
+        most = array_parts.most_elements() if script.is_array else len(script.elements)
+        start, refusal = slurm.expected_start(array_parts.planned(text, script.elements, most))
     except slurm.NoAnswer:  # the estimate is no reason to refuse the job
         lines[0] = tr("{said}; no expected start, because SLURM does not answer", said=said)
         return "\n".join(lines)

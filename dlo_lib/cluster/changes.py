@@ -38,7 +38,8 @@ def cancel(folder: Path, record: Record, elements: Sequence[int]) -> None:
             if turn.given_up:
                 continue
         several = len(record.settings) > 1
-        slurm.cancel(turn.number, mine if several else None, submissions.mark_of(folder, record))
+        indices = [element - turn.first for element in mine] if several else None
+        slurm.cancel(turn.number, indices, submissions.mark_of(folder, record))
 
 
 def _without_number(folder: Path, turn: Turn) -> Turn:
@@ -75,11 +76,12 @@ def requeue(folder: Path, record: Record, element: int) -> None:
     turn = next(turn for turn in reversed(record.turns) if element in turn.elements and not turn.given_up)
     check_here(record, turn)
     mark = submissions.mark_of(folder, record)
-    if turn.is_unknown or element not in slurm.queue(turn.number, mark):
+    index = element - turn.first
+    if turn.is_unknown or index not in slurm.queue(turn.number, mark):
         text = "SLURM no longer knows element {element} of {job}: resubmit() runs it again"
         raise UserError(tr(text, element=element, job=record.queue_name))
     try:
-        slurm.requeue(turn.number, element if len(record.settings) > 1 else None)
+        slurm.requeue(turn.number, index if len(record.settings) > 1 else None)
         records.clear(folder, (element,))
     except slurm.NoAnswer as error:
         _ask_again(folder)  # it may have been done

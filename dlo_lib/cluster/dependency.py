@@ -56,6 +56,11 @@ def words(kind: str, earlier: Record, statuses: Sequence[ElementStatus]) -> list
         kind == "afterany" or all(status.state is State.COMPLETED for status in statuses)
     ):
         return []
+    if kind == "aftercorr" and any(turn.first for turn in earlier.turns):
+        text = (
+            "aftercorr joins elements of one array each, and {job} is large, so it is in several: use afterok"
+        )
+        raise UserError(tr(text, job=earlier.queue_name))
     latest = {element: turn.number for turn in earlier.turns for element in turn.elements}
     numbers = ":".join(map(str, dict.fromkeys(latest.values())))
     return [f"--dependency={kind}:{numbers}", "--kill-on-invalid-dep=yes"]

@@ -10,7 +10,8 @@ from dlo_lib.cluster import records, slurm
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.site import Scheduler, Site, site_names
 from dlo_lib.cluster.site import site as find_site
-from dlo_lib.errors import UserError
+from dlo_lib.cluster.srun_options import starts_image
+from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.text import tr
 
 
@@ -56,7 +57,8 @@ def checked(allocation: Allocation) -> Allocation:
         return here
     from dlo_lib.cluster.pytorch import check_pytorch
 
-    own = allocation.gpus_per_node and not where.has_software  # the software of the site has its PyTorch
+    # The software of the site, or an image, has its own PyTorch.
+    own = allocation.gpus_per_node and not (where.has_software or starts_image(allocation.srun))
     for said in (check_pytorch(where) if own else "", folder_warning(where)):
         if said:
             print(said)
@@ -68,6 +70,10 @@ def checked(allocation: Allocation) -> Allocation:
             mine=tr(" or ").join(mine),
         )
         raise UserError(said)
+    known = slurm.partitions() if allocation.partition else ()
+    for name in allocation.partition.split(","):
+        if known and name not in known:
+            raise unknown_name("partition", name, known)
     return allocation
 
 

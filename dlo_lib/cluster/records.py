@@ -50,6 +50,7 @@ class Turn:
         at: when it was submitted, in seconds since 1970.
         given_up: whether it has no number and gets none, and its job, if there is one, does nothing.
         before: the statuses of its elements if it is given up.
+        first: the element of index 0, because a large array is submitted in parts (``array_parts``).
     """
 
     number: int
@@ -60,6 +61,7 @@ class Turn:
     at: float = 0.0
     given_up: bool = False
     before: tuple[ElementStatus, ...] = ()
+    first: int = 0
 
     @property
     def is_unknown(self) -> bool:

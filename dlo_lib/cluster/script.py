@@ -142,6 +142,7 @@ class JobScript:
             arguments=shlex.join(self.arguments),
             elements=[shlex.join(element) for element in self.elements] if any(self.elements) else [],
             passes_arguments=self.passes_arguments,
+            in_array=self.is_array,
             out=self.out,
             default_out=self.default_out,
             ended_by_signal=128 + signal.SIGUSR1,

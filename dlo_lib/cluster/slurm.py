@@ -21,6 +21,7 @@ from dlo_lib.cluster.slurm_command import (
     asked,
     checked,
     cluster_name,
+    config,
     error_text,
     not_answered,
     query_s,
@@ -43,6 +44,7 @@ __all__ = [
     "cancel",
     "changed",
     "cluster_name",
+    "config",
     "controller",
     "details",
     "expected_start",
@@ -240,7 +242,7 @@ def cancel(job: int, elements: Sequence[int] | None = None, mark: Mark | None = 
     names = [str(job)] if elements is None else [f"{job}_{element}" for element in before]
     why = ""
     try:
-        done = slurm_command.call("scancel", "--me", *names)
+        done = slurm_command.call("scancel", *names)  # with --me, it cancels whole arrays that wait
         if done.returncode and not any(text in done.stderr for text in _IS_OVER):
             why = str(not_answered(done))
     except NoAnswer as error:  # the queue shows whether it was done

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dlo_lib.cluster import causes, dependency, endings, local, records, slurm, submissions
+from dlo_lib.cluster import array_parts, causes, dependency, endings, local, records, slurm, submissions
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.site import Scheduler
@@ -39,10 +39,42 @@ def start(
         records.clear(folder, elements)
         records.add_turn(folder, local.start(folder, elements, after))
         return
-    some = [f"--array={','.join(map(str, elements))}"] if len(elements) < len(record.settings) else []
-    if after is not None:
-        some += _dependency(after)
-    submissions.start(folder, elements, [*some, *words], before)
+    further = [*words, *(_dependency(after) if after is not None else [])]
+    if len(record.settings) == 1:
+        submissions.start(folder, elements, further, before)
+        return
+    _start_array(folder, elements, further, before)
+
+
+def _start_array(
+    folder: Path, elements: tuple[int, ...], words: Sequence[str], before: Sequence[ElementStatus]
+) -> None:
+    """Submit elements of an array, in parts if SLURM does not allow as many.
+
+    Raises:
+        NoAnswer: SLURM does not answer; nothing was submitted.
+        UserError: SLURM refuses the first part; nothing was submitted.
+    """
+    script = (folder / records.SCRIPT).read_text(encoding="utf-8")
+    parts = array_parts.parts_of(elements, array_parts.most_elements())
+    for number, part in enumerate(parts):
+        chosen = array_parts.words(folder, part, len(parts), script)
+        try:
+            submissions.start(folder, part.elements, [*chosen, *words], before, part.first)
+        except UserError as error:
+            if number == 0:
+                raise
+            known = {element for turn in records.read(folder).turns for element in turn.elements}
+            for left in parts[number:]:
+                if not known.issuperset(left.elements):
+                    submissions.decline(folder, left.elements, before, left.first)
+            text = (
+                "SLURM accepts {done} of {all} elements ({why}): resubmit() later submits those that it "
+                "refuses"
+            )
+            done = sum(len(part.elements) for part in parts[:number])
+            print(tr(text, done=done, all=len(elements), why=error))
+            return
 
 
 def _dependency(after: Dependency) -> list[str]:
@@ -112,7 +144,8 @@ def _of_slurm(folder: Path, turn: Turn, mark: slurm.Mark) -> dict[int, ElementSt
     """Return the statuses from the queue and the controller; of the elements that SLURM no longer knows from
     the scripts' exit statuses, the accounting and the output.
     """
-    found = slurm.queue(turn.number, mark) or slurm.controller(turn.number, mark)
+    by_index = slurm.queue(turn.number, mark) or slurm.controller(turn.number, mark)
+    found = array_parts.by_element(turn.first, by_index)
     missing = [element for element in turn.elements if element not in found]
     if missing:
         found |= endings.of_forgotten(folder, turn, mark, missing)

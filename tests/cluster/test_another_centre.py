@@ -8,16 +8,19 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from filelock import FileLock, SoftFileLock
 
 from dlo_lib import cluster
+from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
 from dlo_lib.locks import file_lock
 from dlo_lib.train import read_metrics
 from tests.cluster.fixtures import OTHER_SITE
+from tests.cluster.virtual_slurm import Cluster, Nodes, attached
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -158,3 +161,124 @@ def test_submitit_starts_the_training_on_two_nodes(elsewhere, monkeypatch, tmp_p
     logs = "".join(log.read_text() for log in Path("submitit").glob("*.err"))
     assert done.stdout.splitlines()[-1:] == ["[3, 3]"], done.stderr + logs
     assert [line.step for line in read_metrics(Path("run"))] == [1, 2, 3]
+
+
+STRANGER = Cluster(
+    name="stranger",
+    nodes=(Nodes("node", 2, cores=8, gpus=0, features="any"),),
+    partitions={"day": (("node",), "1-00:00:00"), "night": (("node",), "2-00:00:00")},
+    conf=("GresTypes=", "JobRequeue=0", "MaxArraySize=11"),
+)
+STRANGER_SITE = """
+title = "GPUs that SLURM does not know"
+scheduler = "slurm"
+gpus_per_node = 2
+cores_per_gpu = 4
+gpu_option = "none"
+options = { cpus-per-task = false }
+srun = { wait = 60 }
+environment = { OMP_NUM_THREADS = "1" }
+"""
+
+
+@pytest.fixture(scope="module")
+def stranger_conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The slurm.conf of a cluster without GRES, without requeues, and with arrays of at most 11 elements."""
+    if missing := STRANGER.missing():
+        pytest.skip(f"NOT TESTED HERE: a real SLURM ({missing})")
+    with attached(STRANGER, tmp_path_factory.mktemp("stranger")) as conf:
+        yield conf
+
+
+@pytest.fixture
+def stranger(stranger_conf: Path, log_in, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file of the site of that cluster."""
+    log_in(stranger_conf)
+    monkeypatch.setenv("DLO_POLL_S", "0.3")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "stranger.toml"
+    file.write_text(STRANGER_SITE)
+    return file
+
+
+def place_of_rank() -> tuple[str, str, str]:
+    import torch.distributed as dist
+
+    names: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, os.environ["SLURMD_NODENAME"])
+    return os.environ["SLURM_JOB_PARTITION"], os.environ["MINE"], ",".join(map(str, names))
+
+
+def test_ranks_on_nodes_without_gres_with_the_partition_and_the_variables_of_the_call(stranger):
+    wanted = {"gpus": 4, "site": stranger, "time": 5, "partition": ["night", "day"]}
+    job = cluster.submit(place_of_rank, env={"MINE": "it's #1"}, srun={"unbuffered": True}, **wanted)
+    assert "--gres" not in job.script
+    assert 'srun --kill-on-bad-exit=1 --label --wait="60" --unbuffered ' in job.script
+    partition, mine, names = job.wait(timeout=120).result()
+    assert (mine, names) == ("it's #1", "node1,node1,node2,node2")
+    assert set(partition.split(",")) <= {"night", "day"}
+    with pytest.raises(UserError, match='unknown partition "nigth": did you mean night'):
+        cluster.submit(["true"], gpus=0, site=stranger, time=5, partition="nigth,day")
+
+
+def test_a_sweep_larger_than_an_array_is_one_job_in_parts(stranger, capsys):
+    command = ["bash", "-c", 'echo "element $DLO_ELEMENT of $2"; [ "$2" != 20 ] || exit 3', "_"]
+    asked = {
+        "gpus": 0,
+        "site": stranger,
+        "time": 5,
+        "sweep": {"n": range(25)},
+    }
+    cluster.submit(command, dry_run=True, **asked)
+    assert "refuse" not in capsys.readouterr().out
+    job = cluster.submit(command, **asked)
+    numbers = [turn.number for turn in job.record.turns]
+    assert [turn.elements for turn in job.record.turns] == [
+        tuple(range(11)), tuple(range(11, 22)), tuple(range(22, 25))
+    ]  # fmt: skip
+    assert cluster.submit(command, **asked).record.turns == job.record.turns
+    with pytest.raises(cluster.JobFailed, match="element 20 failed"):
+        job.wait(timeout=120)
+    assert [job.logs(element) for element in (0, 10, 11, 24)] == [
+        f"element {number} of {number}\n" for number in (0, 10, 11, 24)
+    ]
+    assert job.state == "24 completed, 1 failed"
+    job.resubmit()
+    assert [turn.elements for turn in job.record.turns[3:]] == [(20,)]
+    assert job.record.turns[3].number not in numbers
+    with pytest.raises(cluster.JobFailed, match="element 20 failed"):
+        job.wait(timeout=120)
+    assert job.logs(20).count("element 20 of 20\n") == 2
+
+
+def test_an_element_of_a_later_part_is_cancelled_alone(stranger):
+    command = ["sleep", "60"]
+    asked = {"gpus": 0, "site": stranger, "time": 5, "sweep": [{"n": number} for number in range(13)]}
+    job = cluster.submit(command, at_once=2, options={"hold": True}, **asked)
+    assert "#SBATCH --array=0-12%2 " in job.script
+    job.cancel(12)
+    assert job.state == "12 pending, 1 cancelled"
+    assert job.status()[12].state is cluster.State.CANCELLED
+    job.cancel()
+    assert job.state == "13 cancelled"
+
+
+def test_a_part_that_slurm_refuses_is_submitted_later(stranger, monkeypatch, capsys):
+    submit, refused = slurm.submit, [1]
+
+    def once(script, *words, arguments=()):
+        if refused and any(word.startswith("--output=") for word in words):
+            refused.pop()
+            raise UserError("SLURM refuses the job: too many jobs")
+        return submit(script, *words, arguments=arguments)
+
+    monkeypatch.setattr(slurm, "submit", once)
+    asked = {"gpus": 0, "site": stranger, "time": 5, "sweep": {"n": range(24)}}
+    job = cluster.submit(["true"], **asked)
+    assert "SLURM accepts 11 of 24 elements (SLURM refuses the job: too many jobs)" in capsys.readouterr().out
+    with pytest.raises(cluster.JobFailed):
+        job.wait(timeout=120)
+    assert job.state == "11 completed, 13 lost"
+    job.resubmit()
+    job.wait(timeout=120)
+    assert job.state == "24 completed"

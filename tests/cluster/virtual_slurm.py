@@ -57,6 +57,10 @@ class Nodes:
         return f"Type={self.gpu_type} " if self.gpu_type else ""
 
     @property
+    def in_slurm_conf(self) -> str:
+        return f"Gres=gpu:{self.typed}{self.gpus} " if self.gpus else ""
+
+    @property
     def names(self) -> list[str]:
         return [f"{self.prefix}{index}" for index in range(1, self.count + 1)]
 
@@ -65,7 +69,9 @@ class Nodes:
 class Cluster:
     """The cluster to start.
 
-    ``partitions``: name to (kinds of nodes, longest time); the first is the default one.
+    ``partitions``: name to (kinds of nodes, longest time); the first is the default one. ``conf``: lines of
+    slurm.conf that replace those of ``SLURM_CONF`` with the same key; ``Key=`` takes it out. Nodes with 0
+    GPUs have no GRES.
     """
 
     name: str
@@ -74,6 +80,7 @@ class Cluster:
     qos: dict[str, dict[str, str]] = field(default_factory=dict)
     # Account: its QOS, default first; empty: no accounting.
     accounts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    conf: tuple[str, ...] = ()
 
     @property
     def accounting(self) -> bool:
@@ -251,6 +258,9 @@ class Supervisor:
             d=self.folder,
             first=random.randrange(1_000, 60_000),
         ).splitlines()
+        replaced = {line.partition("=")[0] for line in self.cluster.conf}
+        lines = [line for line in lines if line.partition("=")[0] not in replaced]
+        lines += [line for line in self.cluster.conf if not line.endswith("=")]
         if self.cluster.accounting:
             lines += ACCOUNTING_CONF.format(port=database, d=self.folder).splitlines()
         else:
@@ -261,12 +271,13 @@ class Supervisor:
                 (
                     f"NodeName={node} NodeAddr={addresses[node]} Port={next(self.ports)} Sockets=2 "
                     f"CoresPerSocket={kind.cores // 2} ThreadsPerCore=1 RealMemory=160000 "
-                    f"Gres=gpu:{kind.typed}{kind.gpus} Feature={kind.features} Weight={weight} State=UNKNOWN"
+                    f"{kind.in_slurm_conf}Feature={kind.features} Weight={weight} State=UNKNOWN"
                 )
                 for node in kind.names
             ]
             devices = f"{self.folder}/dev/nvidia[0-{kind.gpus - 1}]"
-            gres.append(f"NodeName={','.join(kind.names)} Name=gpu {kind.in_gres_conf}File={devices}")
+            line = f"NodeName={','.join(kind.names)} Name=gpu {kind.in_gres_conf}File={devices}"
+            gres += [line] * (kind.gpus > 0)
         default = "YES"
         for name, (kinds, longest) in self.cluster.partitions.items():
             nodes = ",".join(
