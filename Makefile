@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast test-newest kernels compat combinations proofs hub gpu lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast test-newest kernels compat combinations proofs slurm-faults hub gpu lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ combinations: setup-dev ## every tested combination of tensor, pipeline, data, c
 
 proofs: setup-dev ## the proofs of every lab in full: each mutant by all checks of its question
 	@exec $(BIN)/python -m pytest -n $(JOBS) --every-check tests/labs/test_every_lab.py $(ARGS)
+
+slurm-faults: setup-dev ## each command of SLURM fails in each way, on private SLURM clusters (root)
+	@exec $(BIN)/python -m pytest -n 6 --dist worksteal --every-fault tests/cluster/test_faults.py $(ARGS)
 
 hub: setup-dev ## a class on a real JupyterHub, with Unix users and SLURM (root)
 	@exec $(BIN)/python deploy/hub_tests.py $(ARGS)

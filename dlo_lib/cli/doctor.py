@@ -173,6 +173,8 @@ def _slurm() -> Diagnosis:
                 "log in to a cluster to submit jobs",
             )
         done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=_ANSWER_S)
+        if done.returncode == 0:
+            slurm.cluster_name()  # the controller answers
     except (slurm.NoAnswer, subprocess.TimeoutExpired):
         cure = "check $SLURM_CONF, try again later, or ask the cluster's support"
         return Diagnosis("slurm", False, "SLURM's commands do not answer", cure)

@@ -63,7 +63,10 @@ def _account(site: Site) -> Diagnosis:
         account = account_of(site)
     except UserError as error:
         return Diagnosis("account", False, str(error), tr("set DLO_ACCOUNT to the name of the project"))
-    mine = slurm.accounts()
+    try:
+        mine = slurm.accounts()
+    except slurm.NoAnswer as error:
+        return Diagnosis("account", False, str(error), tr("try again later"))
     if not mine:
         return Diagnosis("account", True, tr("{name}; there is no accounting", name=account or tr("none")))
     if account and account not in mine:

@@ -3,7 +3,7 @@
     element = index in SLURM's array + first element of the part
 
 Each part is a submission of the job, with indices from 0. Its script reads the first element from a file
-beside the submission's name. SLURM names output by index, so the output of a part is in a folder of its own,
+beside the submission's name. SLURM names output by index, so the output of a part is in a separate folder,
 and ``logs/<element>.out`` is a link to it.
 """
 

@@ -48,7 +48,7 @@ def _without_number(folder: Path, turn: Turn) -> Turn:
     if number:
         found = replace(turn, number=number)
     else:
-        why = tr("it was cancelled before SLURM had it: a job that SLURM has all the same ends at once")
+        why = tr("it was cancelled before SLURM had it: if SLURM starts it later, it ends at once")
         found = submissions.give_up(folder, turn, State.CANCELLED, why)
     with records.locked(folder):
         records.replace_turn(folder, found)

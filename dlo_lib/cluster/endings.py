@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dlo_lib.cluster import array_parts, records, slurm, submissions
 from dlo_lib.cluster.records import Turn
-from dlo_lib.cluster.slurm import Mark
+from dlo_lib.cluster.slurm import JobMark
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.text import tr
 
@@ -38,7 +38,7 @@ _WHY = {
 }
 
 
-def of_forgotten(folder: Path, turn: Turn, mark: Mark, missing: Sequence[int]) -> dict[int, ElementStatus]:
+def of_forgotten(folder: Path, turn: Turn, mark: JobMark, missing: Sequence[int]) -> dict[int, ElementStatus]:
     """Return the statuses of elements that the controller does not know.
 
     Args:
@@ -109,7 +109,7 @@ def of_output(folder: Path, turn: Turn, element: int, code: int | None) -> Eleme
             found = _LINE.findall(file.read().decode(errors="replace"))
     except FileNotFoundError:
         return None if began else ElementStatus(element, State.CANCELLED, text)
-    # An element of an array has a number of its own, which is not smaller than that of the array.
+    # The number of an element of an array is not smaller than that of the array.
     lines = [why for number, why in found if not number or int(number) >= turn.number]
     if not lines:
         return None

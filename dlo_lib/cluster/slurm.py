@@ -28,7 +28,7 @@ from dlo_lib.cluster.slurm_command import (
     submission_environment,
 )
 from dlo_lib.cluster.slurm_details import JobDetails, details_of
-from dlo_lib.cluster.slurm_jobs import Mark, Row
+from dlo_lib.cluster.slurm_jobs import JobMark, QueueRow
 from dlo_lib.cluster.snapshot import Snapshot
 from dlo_lib.cluster.states import ElementStatus
 from dlo_lib.cluster.user_environment import for_script
@@ -37,7 +37,7 @@ from dlo_lib.text import tr
 
 __all__ = [
     "JobDetails",
-    "Mark",
+    "JobMark",
     "NoAnswer",
     "Unsure",
     "accounts",
@@ -158,7 +158,7 @@ def _my_jobs() -> str:
     return checked(answer, may_be_empty=True)
 
 
-def my_rows(fresh: bool = False) -> list[Row]:
+def my_rows(fresh: bool = False) -> list[QueueRow]:
     """Return all elements of all jobs of the user in the queue.
 
     Args:
@@ -167,7 +167,7 @@ def my_rows(fresh: bool = False) -> list[Row]:
     return list(slurm_jobs.of_queue(_queue().read(_my_jobs, fresh=fresh)))
 
 
-def queue(job: int, mark: Mark | None = None) -> dict[int, ElementStatus]:
+def queue(job: int, mark: JobMark | None = None) -> dict[int, ElementStatus]:
     """Return the statuses of the job's elements in the queue; it drops elements some time after their end.
 
     A waiting element has its expected start, as far as the scheduler has planned it.
@@ -180,7 +180,7 @@ def queue(job: int, mark: Mark | None = None) -> dict[int, ElementStatus]:
     return {element: row.status() for element, row in found.items()}
 
 
-def controller(job: int, mark: Mark | None = None) -> dict[int, ElementStatus]:
+def controller(job: int, mark: JobMark | None = None) -> dict[int, ElementStatus]:
     """Return the statuses of the elements that the controller knows, from a question about this job alone.
 
     ``squeue`` is silent for a user that it does not find; here the controller says that it knows no such job.
@@ -188,7 +188,7 @@ def controller(job: int, mark: Mark | None = None) -> dict[int, ElementStatus]:
     return {element: row.status() for element, row in _of_job(_asked_about(job), job, mark).items()}
 
 
-def _asked_about(job: int) -> list[Row]:
+def _asked_about(job: int) -> list[QueueRow]:
     return list(slurm_jobs.of_controller(_show_job(str(job))))
 
 
@@ -200,7 +200,7 @@ def _show_job(job: str) -> str:
     return checked(done)
 
 
-def _of_job(rows: Iterable[Row], job: int, mark: Mark | None) -> dict[int, Row]:
+def _of_job(rows: Iterable[QueueRow], job: int, mark: JobMark | None) -> dict[int, QueueRow]:
     return {row.element: row for row in rows if row.number == job and (mark is None or mark.fits(row.called))}
 
 
@@ -219,7 +219,7 @@ def node_names(nodes: str) -> tuple[str, ...]:
     return tuple(checked(asked("scontrol", "show", "hostnames", nodes)).split())
 
 
-def cancel(job: int, elements: Sequence[int] | None = None, mark: Mark | None = None) -> None:
+def cancel(job: int, elements: Sequence[int] | None = None, mark: JobMark | None = None) -> None:
     """Cancel the job, or some elements of its array; elements that have ended do not change.
 
     Args:
@@ -229,7 +229,7 @@ def cancel(job: int, elements: Sequence[int] | None = None, mark: Mark | None = 
         NoAnswer: the queue does not confirm that they are cancelled.
     """
 
-    def left(rows: Iterable[Row]) -> list[int]:
+    def left(rows: Iterable[QueueRow]) -> list[int]:
         found = _of_job(rows, job, mark).items()
         wanted = None if elements is None else set(elements)
         return [

@@ -8,7 +8,7 @@ from functools import cache
 
 from dlo_lib.cluster import slurm_jobs
 from dlo_lib.cluster.slurm_command import asked, call, checked, config, configuration
-from dlo_lib.cluster.slurm_jobs import Mark
+from dlo_lib.cluster.slurm_jobs import JobMark
 from dlo_lib.cluster.states import ElementStatus
 
 
@@ -22,7 +22,7 @@ def has_accounting() -> bool:
     return shutil.which("sacct") is not None and kept not in ("", "(null)", "accounting_storage/none")
 
 
-def history(job: int, mark: Mark | None = None) -> dict[int, ElementStatus]:
+def history(job: int, mark: JobMark | None = None) -> dict[int, ElementStatus]:
     """Return the statuses of ended elements in the accounting; empty if there is no accounting.
 
     Args:

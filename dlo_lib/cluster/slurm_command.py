@@ -1,7 +1,7 @@
 """One command of SLURM: its environment, how long it may take, and whether its answer is one.
 
 A controller that is busy lets a command wait for minutes, and fails it with a message about the connection.
-What the command asks for may be done all the same: an answer that did not come says nothing.
+The command may have been obeyed: an answer that does not come says nothing.
 """
 
 from __future__ import annotations
@@ -37,15 +37,20 @@ def answer_s() -> float:
     Raises:
         UserError: the variable is no number of seconds.
     """
-    return _seconds("DLO_ANSWER_S", _ANSWER_S)
+    return seconds_of("DLO_ANSWER_S", _ANSWER_S)
 
 
 def query_s() -> float:
     """Return the seconds for which an answer of the queue is valid: ``$DLO_POLL_S``, or 5."""
-    return _seconds("DLO_POLL_S", _QUERY_S)
+    return seconds_of("DLO_POLL_S", _QUERY_S)
 
 
-def _seconds(name: str, default: float) -> float:
+def seconds_of(name: str, default: float) -> float:
+    """Return the number of seconds in a variable of the environment, ``default`` if it is not set.
+
+    Raises:
+        UserError: it is no number of seconds.
+    """
     given = os.environ.get(name)
     try:
         seconds = float(given or default)

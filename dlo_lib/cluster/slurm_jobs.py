@@ -15,7 +15,7 @@ _SAID_BY_STATE = ("None", "NonZeroExitCode")
 
 
 @dataclass(frozen=True)
-class Mark:
+class JobMark:
     """What tells a job of ours from another one with the same number, because numbers are used again.
 
     Attributes:
@@ -42,7 +42,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Row:
+class QueueRow:
     """One element in an answer.
 
     Attributes:
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the element has ended or was told to end."""
+        """Whether the element has ended, or is ending."""
         return self.state == "COMPLETING" or of_slurm(self.state).over
 
     def status(self) -> ElementStatus:
@@ -70,17 +70,17 @@ class Row:
         return ElementStatus(self.element, of_slurm(self.state), reason, start, self.elapsed)
 
 
-def of_queue(answer: str) -> Iterator[Row]:
+def of_queue(answer: str) -> Iterator[QueueRow]:
     """Yield the rows of an answer of ``squeue`` with ``QUEUE_FORMAT``."""
     for line in answer.splitlines():
         parts = line.split("|", 6)
         if len(parts) == 7 and parts[0].isdigit():  # not a part of a comment with several lines
             number, index, state, reason, start, elapsed, called = parts
             element = int(index) if index.isdigit() else 0
-            yield Row(int(number), element, state, reason, start, elapsed, called)
+            yield QueueRow(int(number), element, state, reason, start, elapsed, called)
 
 
-def of_controller(answer: str) -> Iterator[Row]:
+def of_controller(answer: str) -> Iterator[QueueRow]:
     """Yield the rows of an answer of ``scontrol --oneliner show job``."""
     for line in answer.splitlines():
         found = re.match(r"JobId=(\d+) (?:ArrayJobId=(\d+) )?(?:ArrayTaskId=(\S+) )?", line)
@@ -88,7 +88,7 @@ def of_controller(answer: str) -> Iterator[Row]:
             continue
         called = "|".join(field(line, name, to_end=True) for name in ("Comment", "JobName", "Command"))
         for element in elements_of(found[3] or "0"):
-            yield Row(
+            yield QueueRow(
                 int(found[2] or found[1]),
                 element,
                 field(line, "JobState"),
@@ -99,7 +99,7 @@ def of_controller(answer: str) -> Iterator[Row]:
             )
 
 
-def of_accounting(answer: str, mark: Mark | None) -> dict[int, ElementStatus]:
+def of_accounting(answer: str, mark: JobMark | None) -> dict[int, ElementStatus]:
     """Return the statuses of ended elements in an answer of ``sacct`` with ``HISTORY_FIELDS``."""
     found = {}
     for line in answer.splitlines():

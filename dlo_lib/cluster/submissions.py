@@ -1,6 +1,6 @@
 """A submission whose answer may be lost: the job is found again, or it never runs.
 
-``sbatch`` may be killed, time out, or fail, and SLURM has the job all the same. So the record has the
+SLURM may have accepted a job although ``sbatch`` was killed, timed out, or failed. So the record has the
 submission before ``sbatch`` is called, under a token that is the argument of the script. Until the number is
 known, each look searches for it:
 
@@ -8,8 +8,8 @@ known, each look searches for it:
    longer than the queue's memory, and needs no accounting;
 2. in the queue, where the command of the job ends with the token.
 
-The link can be made once. If a submission is *given up*, its target is ``given-up``: a job that SLURM has all
-the same finds the link and ends at once. So giving up is always safe, and nothing runs twice.
+The link can be made once. If a submission is *given up*, its target is ``given-up``: a job that SLURM starts
+later finds the link and ends at once. So giving up is always safe, and nothing runs twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dlo_lib.cluster import records, slurm
 from dlo_lib.cluster.records import Record, Turn
-from dlo_lib.cluster.slurm import Mark
+from dlo_lib.cluster.slurm import JobMark
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
@@ -34,9 +34,9 @@ ACCEPTED_S = 300.0
 """Seconds after which a submission that got no answer and is not in the queue is given up."""
 
 
-def mark_of(folder: Path, record: Record) -> Mark:
+def mark_of(folder: Path, record: Record) -> JobMark:
     """Return what tells the job in ``folder`` from others with its number."""
-    return Mark(record.queue_name, str(folder / records.SCRIPT), f"dlo-{folder.name}")
+    return JobMark(record.queue_name, str(folder / records.SCRIPT), f"dlo-{folder.name}")
 
 
 def start(

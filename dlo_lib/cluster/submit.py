@@ -228,7 +228,7 @@ def _settle(job: Job) -> None:
                 records.replace_turn(job.folder, submissions.found_or_given_up(job.folder, turn))
             except slurm.NoAnswer as error:
                 text = (
-                    "SLURM may have {job}, and does not answer ({why}): nothing is submitted, try again later"
+                    "SLURM may have {job}, but does not answer ({why}): nothing is submitted, try again later"
                 )
                 raise slurm.NoAnswer(tr(text, job=record.queue_name, why=error)) from error
 

@@ -140,7 +140,7 @@ def elsewhere(turn: Turn) -> bool:
     return bool(turn.cluster) and turn.cluster != slurm.cluster_name()
 
 
-def _of_slurm(folder: Path, turn: Turn, mark: slurm.Mark) -> dict[int, ElementStatus]:
+def _of_slurm(folder: Path, turn: Turn, mark: slurm.JobMark) -> dict[int, ElementStatus]:
     """Return the statuses from the queue and the controller; of the elements that SLURM no longer knows from
     the scripts' exit statuses, the accounting and the output.
     """

@@ -7,11 +7,11 @@ A wait continues while SLURM does not answer. The caller chooses how often it lo
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 
 from dlo_lib.cluster.site import Scheduler
+from dlo_lib.cluster.slurm_command import seconds_of
 from dlo_lib.cluster.states import ElementStatus
 from dlo_lib.text import tr
 
@@ -29,9 +29,8 @@ class JobFailed(Exception):
 
 def seconds_between(scheduler: Scheduler, poll: float | None = None) -> float:
     """Return the seconds between two queries: ``poll``, ``$DLO_POLL_S``, or the scheduler's default."""
-    chosen = os.environ.get("DLO_POLL_S")
     default = LOCAL_POLL_S if scheduler is Scheduler.LOCAL else SLURM_POLL_S
-    return poll if poll is not None else float(chosen) if chosen else default
+    return poll if poll is not None else seconds_of("DLO_POLL_S", default)
 
 
 def wait_until(

@@ -257,7 +257,7 @@ def test_a_wait_continues_while_the_controller_does_not_answer(jean_zay, monkeyp
     job = cluster.submit(shell("true"), name="patience", **V100)
     real, asked = slurm.queue, []
 
-    def queue(number: int, mark: slurm.Mark) -> dict:
+    def queue(number: int, mark: slurm.JobMark) -> dict:
         asked.append(number)
         if len(asked) < 3:
             raise slurm.NoAnswer("squeue does not answer")

@@ -87,8 +87,8 @@ def test_a_job_of_another_cluster_is_neither_asked_about_nor_cancelled(
     until(lambda: slurm.queue(stranger)[0].state.over)
     log_in(jean_zay_conf)
     slurm.cancel(number)
-    until(lambda: bool(slurm.history(number, slurm.Mark(mine.name))))
-    until(lambda: not slurm.history(number, slurm.Mark("another-job")))
+    until(lambda: bool(slurm.history(number, slurm.JobMark(mine.name))))
+    until(lambda: not slurm.history(number, slurm.JobMark("another-job")))
 
 
 def test_a_job_of_another_state_folder_is_not_adopted(jean_zay, tmp_path, monkeypatch):
