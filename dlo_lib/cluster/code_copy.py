@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlo_lib.cluster import library, module_redirect
 from dlo_lib.cluster.imports import Imports, follow, is_installed
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
@@ -24,8 +25,10 @@ from dlo_lib.text import tr
 SMALL, LIMIT, ENTRIES = 2**20, 32 * 2**20, 1000
 """Bytes of a file that is copied although it is no module; bytes of a copy; entries of one of its folders."""
 
+_START = "start"  # beside the numbered projects
 _NEVER = {".git", ".hg", "__pycache__", ".ipynb_checkpoints"}
 _PROSE = {".ipynb", ".md", ".rst", ".log", ".out", ".err", ".pdf", ".png", ".jpg", ".svg", ".html"}
+_PROGRAMS = {".py", ".sh", ".bash", ".sbatch"}
 _SETTINGS = {".toml", ".yaml", ".yml", ".ini", ".cfg"}
 
 
@@ -38,12 +41,20 @@ class CodeCopy:
         files: contents by original path.
         counted: those that identify the job.
         entries: folders of the module path, originals.
+        added: those that the code itself adds to the module path.
+        notes: lines about imports that cannot be followed.
     """
 
     roots: tuple[Path, ...] = ()
     files: dict[Path, bytes] = field(default_factory=dict)
     counted: frozenset[Path] = frozenset()
     entries: tuple[Path, ...] = ()
+    added: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def sources(self) -> list[bytes]:
+        """Return the contents of the programs and modules that identify the code."""
+        return [self.files[file] for file in sorted(self.counted) if file.suffix in _PROGRAMS]
 
     def content(self) -> list[tuple[str, bytes]]:
         """Return what identifies the code: names relative to the project, and contents."""
@@ -56,7 +67,8 @@ class CodeCopy:
 
     def path(self, folder: Path) -> list[str]:
         """Return the folders of the copy for the module path."""
-        return [str(self.placed(entry, folder)) for entry in self.entries]
+        start = [str(folder / "code" / _START)] if self.added else []
+        return start + [str(self.placed(entry, folder)) for entry in self.entries]
 
     def write(self, folder: Path) -> None:
         """Write the copy below ``folder``."""
@@ -73,7 +85,18 @@ class CodeCopy:
                 if entry.name not in _NEVER and path not in self.files and path not in inside:
                     target = self.placed(path, folder)
                     if not target.is_symlink():
-                        target.symlink_to(path)
+                        target.symlink_to(self._beside(path, folder))
+        if self.added:
+            copies = {str(entry): str(self.placed(entry, folder)) for entry in self.entries}
+            start = folder / "code" / _START / "sitecustomize.py"
+            start.parent.mkdir(exist_ok=True)
+            start.write_text(module_redirect.text(copies), encoding="utf-8")
+
+    def _beside(self, path: Path, folder: Path) -> Path:
+        """Return what stands in the copy for a path that is not copied: the original, or for the library the
+        copy of it that the job runs."""
+        ours = library.place_of(folder) / library.ROOT.name
+        return ours if path.resolve() == library.ROOT and ours.exists() else path
 
     def _relative(self, original: Path) -> Path:
         number, root = next(
@@ -117,7 +140,9 @@ def copy_of(programs: Sequence[Path], names: Iterable[str] = (), beside: bool = 
             counted |= {file} if imports.computed else set()
         elif file.suffix in _SETTINGS or (file in tracked and file.suffix.lower() not in _PROSE):
             counted.add(file)
-    return CodeCopy(roots, _read(chosen, beside), frozenset(counted), tuple(imports.entries))
+    added = tuple(entry for entry in imports.entries if entry in imports.added)
+    entries, notes = tuple(imports.entries), tuple(imports.notes())
+    return CodeCopy(roots, _read(chosen, beside), frozenset(counted), entries, added, notes)
 
 
 def _roots(imports: Imports) -> list[Path]:

@@ -1,8 +1,9 @@
 """The modules of the user's project that a program or a function imports, found without running it.
 
 The files are parsed, and each import is searched as Python would: first in the folder of the program, then
-along the module path. Modules of the environment (the standard library, installed packages, this library) are
-not of the project. An import by a computed name cannot be followed, which the result has as ``computed``.
+along the module path, with the folders that the program adds to it (``path_changes``). Modules of the
+environment (the standard library, installed packages, this library) are not of the project. An import by a
+computed name cannot be followed, which the result has as ``computed``; so has ``notes`` what was not found.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from dlo_lib.cluster.path_changes import PathChanges, changes
+from dlo_lib.text import tr
 
 _LIBRARY = "dlo_lib"  # part of the environment, as PyTorch is
 _SUFFIXES = (*importlib.machinery.EXTENSION_SUFFIXES, ".py")
@@ -42,12 +46,30 @@ class Imports:
     Attributes:
         modules: by their files, programs included.
         entries: folders of the module path that hold them, in its order.
+        added: folders that the modules add to the module path.
         computed: whether a module imports by a name that is computed when it runs.
+        absent: names that a module certainly imports and that are found nowhere, by its file.
+        unclear: lines that add a computed folder to the module path, by file.
     """
 
     modules: dict[Path, Module] = field(default_factory=dict)
     entries: list[Path] = field(default_factory=list)
+    added: set[Path] = field(default_factory=set)
     computed: bool = False
+    absent: dict[Path, list[str]] = field(default_factory=dict)
+    unclear: dict[Path, list[int]] = field(default_factory=dict)
+
+    def notes(self) -> Iterator[str]:
+        """Yield a line for each file with imports that cannot be followed, for the user."""
+        later = tr("what it finds there is not copied, so a later edit reaches the job")
+        for file, lines in sorted(self.unclear.items()):
+            line = ", ".join(map(str, lines))
+            what = "note: {file}, line {line}, adds a computed folder to the module path: {later}"
+            yield tr(what, file=file.name, line=line, later=later)
+        later = tr("if the job finds it, it is not a copy, so a later edit reaches the job")
+        for file, names in sorted(self.absent.items()):
+            what = "note: {file} imports {names}, which is not found here: {later}"
+            yield tr(what, file=file.name, names=", ".join(sorted(set(names))), later=later)
 
 
 def follow(programs: Sequence[Path], names: Iterable[str], path: Sequence[str] | None = None) -> Imports:
@@ -58,12 +80,28 @@ def follow(programs: Sequence[Path], names: Iterable[str], path: Sequence[str] |
         names: dotted names; those of other projects and of no module are left out.
         path: the module path; None: that of this process.
     """
-    search = list(dict.fromkeys(program.parent for program in programs))
-    for entry in sys.path if path is None else path:
-        folder = Path(entry or ".").resolve()
-        if folder.is_dir() and folder not in search:
-            search.append(folder)
-    found = Imports()
+    beside = list(dict.fromkeys(program.parent for program in programs))
+    given = [Path(entry or ".").resolve() for entry in (sys.path if path is None else path)]
+    first, last = list[Path](), list[Path]()
+    while True:
+        search = list(dict.fromkeys((*first, *beside, *(one for one in given if one.is_dir()), *last)))
+        found, added = _follow(programs, names, search)
+        new_first, new_last = _usable(reversed(added.first)), _usable(added.last)
+        if {*new_first, *new_last} <= {*first, *last}:
+            break
+        first, last = new_first, new_last  # with them, more modules are found, which may add further ones
+    found.added = {*first, *last}
+    used = {module.entry for module in found.modules.values()}
+    found.entries = [entry for entry in search if entry in used]
+    found.entries += sorted(used.difference(found.entries))
+    return found
+
+
+def _follow(
+    programs: Sequence[Path], names: Iterable[str], search: Sequence[Path]
+) -> tuple[Imports, PathChanges]:
+    """Return the modules that are found along ``search``, and the folders that they add to the path."""
+    found, added = Imports(), PathChanges()
     queue = [Module("", program, program.parent) for program in programs]
     for name in names:
         queue += _find(name, search)
@@ -72,13 +110,24 @@ def follow(programs: Sequence[Path], names: Iterable[str], path: Sequence[str] |
         if module.file in found.modules:
             continue
         found.modules[module.file] = module
-        if module.file.suffix == ".py":
-            for name in _imported(module, found):
-                queue += _find(name, search)
-    used = {module.entry for module in found.modules.values()}
-    found.entries = [entry for entry in search if entry in used]
-    found.entries += sorted(used.difference(found.entries))
-    return found
+        tree = _parsed(module.file, module.file.stat().st_mtime_ns) if module.file.suffix == ".py" else None
+        if tree is None:
+            continue
+        for name in _imported(module, tree, found):
+            queue += _find(name, search)
+        if absent := [name for name in _certain(tree) if not _is_known(name, search)]:
+            found.absent[module.file] = absent
+        of_module = changes(tree, module.file, Path.cwd())
+        added.first += of_module.first
+        added.last += of_module.last
+        if of_module.computed:
+            found.unclear[module.file] = of_module.computed
+    return found, added
+
+
+def _usable(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders that exist and are not of the environment, each once."""
+    return list(dict.fromkeys(one for one in folders if one.is_dir() and not is_installed(one)))
 
 
 def is_installed(folder: Path) -> bool:
@@ -140,11 +189,36 @@ def _file(stem: Path) -> Path | None:
     return next((file for suffix in _SUFFIXES if (file := Path(f"{stem}{suffix}")).is_file()), None)
 
 
-def _imported(module: Module, found: Imports) -> Iterator[str]:
+@cache
+def _parsed(file: Path, changed: int) -> ast.Module | None:
+    """Return the syntax tree of a file, last changed at ``changed``; None if it is not Python."""
     try:
-        tree = ast.parse(module.file.read_bytes())
+        return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
-        return  # the program itself reports it
+        return None  # the program itself reports it
+
+
+def _certain(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of the packages and modules that a module imports whenever it runs."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0]
+
+
+def _is_known(top: str, search: Sequence[Path]) -> bool:
+    if top in sys.stdlib_module_names or top in sys.builtin_module_names or top in sys.modules:
+        return True
+    if any(_file(entry / top) is not None or (entry / top).is_dir() for entry in search):
+        return True
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def _imported(module: Module, tree: ast.Module, found: Imports) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

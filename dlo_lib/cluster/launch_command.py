@@ -35,14 +35,15 @@ class LaunchCommand:
             step = f"srun --nodes=1 --ntasks=1 {self._srun}" if self._srun else ""
             return step + self._container + shlex.join(self.work.command)
         own = self.python is None or (self._slurm and self._has_own_python)
-        python = self._container + ("python" if own else shlex.quote(str(self.python)))
+        alone = "python" if own else shlex.quote(str(self.python))
+        python = self._container + alone
         program, interpreter = shlex.join(self.work.program), ""
-        if self.module_path and program.startswith("-m ") and not program.startswith("-m dlo_lib."):
+        if self.module_path and program.startswith("-m "):
             # Without -P the working directory comes first, and with it the code of today.
             if not self.torchrun:
                 program = f"-P {program}"
             else:
-                interpreter, program = "--no-python ", f"{python} -P {program}"
+                interpreter, program = "--no-python ", f"{alone} -P {program}"
         srun = f"srun --kill-on-bad-exit=1 {self._label}{self._srun}" if self._slurm else ""
         if not self.torchrun:
             return f"{srun}{python} {program}"

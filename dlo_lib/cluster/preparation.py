@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.cluster import function_job, records, settings_check
+from dlo_lib.cluster import function_job, library, records, settings_check
 from dlo_lib.cluster.code_copy import CodeCopy, copy_of
 from dlo_lib.cluster.digest import digest
 from dlo_lib.cluster.quoting import check_name
@@ -31,6 +31,7 @@ class PreparedCall:
     code: CodeCopy
     digest: str
     card: str | None
+    uses_library: bool = False  # and runs the copy of it
 
 
 def prepare(
@@ -60,6 +61,7 @@ def prepare(
         settings_check.check_function(what, named, settings)
         call, modules = function_job.pack(what, named, settings)
         code = copy_of([], sorted(modules), beside=copy_code)
+        used = library.imported_by(code.sources(), {*modules, f"{library.ROOT.name}.launch"})
         content: list[object] = [what, named, settings]
         if len(settings) > 1:
             script = replace(script, elements=((),) * len(settings))
@@ -80,10 +82,14 @@ def prepare(
         if script.work.trains:
             settings_check.check_training(words, script.elements, script.allocation, alone=not after)
         code = _code_of(script.work, copy_code)
+        run = script.work.program if isinstance(script.work, OnRanks) else script.work.command
+        used = library.imported_by([*code.sources(), " ".join(run).encode()])
         content = [_content_of(script.work)]
-    whole = digest([script.text(), str(Path.cwd()), after, code.content(), copy_code, *content])
+    of_code = [code.content(), library.content(used)]
+    whole = digest([script.text(), str(Path.cwd()), after, of_code, copy_code, *content])
     named_script = replace(script, name=f"{script.name}-{whole[: records.SHORT]}", tag=tag_of(whole))
-    return PreparedCall(named_script, tuple(settings), call, code if copy_code else CodeCopy(), whole, card)
+    copied = code if copy_code else CodeCopy()
+    return PreparedCall(named_script, tuple(settings), call, copied, whole, card, copy_code and bool(used))
 
 
 def tag_of(digest: str) -> str:
@@ -124,7 +130,8 @@ def _content_of(work: Work) -> bytes:
 def in_folder(prepared: PreparedCall, folder: Path) -> JobScript:
     """Return the script of the job in ``folder``, which runs the copy of the code there."""
     code, work = prepared.code, prepared.script.work
-    script = replace(prepared.script, folder=folder, module_path=tuple(code.path(folder)))
+    path = [str(library.place_of(folder))] if prepared.uses_library else []
+    script = replace(prepared.script, folder=folder, module_path=(*path, *code.path(folder)))
 
     def copied(word: str) -> str:
         original = Path(word).resolve()
@@ -147,7 +154,12 @@ def write(prepared: PreparedCall, folder: Path) -> None:
     """Write the job's files to its folder, the record last, because it makes the job exist."""
     script = in_folder(prepared, folder)
     (folder / "logs").mkdir(exist_ok=True)
+    library.store_of_copies()
+    if prepared.uses_library:
+        library.link(folder)
     prepared.code.write(folder)
+    for note in prepared.code.notes:
+        print(note)
     if prepared.call is not None:
         function_job.write(folder, prepared.call, prepared.code.path(folder))
     write_text(folder / records.SCRIPT, script.text())

@@ -82,11 +82,11 @@ def _environment(site: Site) -> list[str]:
 def container(site: Site, gpus: bool, folder: bool) -> str:
     """Return the words that start a program in the site's container, with a space at the end; "" without one.
 
-    The container sees the working directory and the folder of the job.
+    The container sees the working directory, the folder of the job, and the copies of the library.
     """
     if not site.container:
         return ""
     options = site.container_options or (("--nv",) if gpus else ())
-    binds = '--bind "$PWD" --bind "$job"' if folder else '--bind "$PWD"'
+    binds = '--bind "$PWD" --bind "$job" --bind "${job%/jobs/*}/library"' if folder else '--bind "$PWD"'
     words = " ".join([site.container_runtime, "exec", *map(shlex.quote, options), binds])
     return f"{words} {expanded(site.container)} "

@@ -92,7 +92,8 @@ def words(options: Mapping[str, str | bool], folder: bool) -> str:
     """
     found = {name: value if value is True else expanded(str(value)) for name, value in options.items()}
     if "container-image" in found or "container-name" in found:
-        mounts = ['"$PWD:$PWD"', *['"$job:$job"'] * folder]
+        library = '"${job%/jobs/*}/library:${job%/jobs/*}/library"'
+        mounts = ['"$PWD:$PWD"', *['"$job:$job"', library] * folder]
         own = found.get("container-mounts")
         found["container-mounts"] = ",".join([*([str(own)] if own else []), *mounts])
         found.setdefault("container-workdir", '"$PWD"')

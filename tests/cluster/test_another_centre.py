@@ -90,7 +90,9 @@ def test_each_rank_runs_in_the_container_of_the_site(centre, tmp_path, monkeypat
     job = cluster.submit("program.py", gpus=2, site=centre, time=5)
     job.wait(timeout=90)
     assert [job.logs(rank=rank) for rank in range(2)] == ["yes 0\n", "yes 1\n"]
-    binds = f"--bind {tmp_path} --bind {job.folder} /images/torch.sif python {job.folder}/code/"
+    library = job.folder.parents[1] / "library"
+    binds = f"--bind {tmp_path} --bind {job.folder} --bind {library} /images/torch.sif "
+    binds += f"python {job.folder}/code/"
     for rank in range(2):
         assert f"apptainer exec --nv {binds}" in (runtime.parent / f"called.{rank}").read_text()
 

@@ -84,6 +84,79 @@ def test_an_edit_after_the_submission_does_not_change_the_job_and_makes_another(
     assert edited.wait(timeout=60).logs().startswith("second?")
 
 
+IDIOMS = {
+    "append": 'import sys\nsys.path.append("src")',
+    "insert": 'import sys\nsys.path.insert(0, "src")',
+    "of this file": "import os, sys\nHERE = os.path.dirname(os.path.abspath(__file__))\n"
+    'sys.path.insert(0, os.path.join(HERE, "src"))',
+    "pathlib": "import sys\nfrom pathlib import Path\nROOT = Path(__file__).resolve().parents[0]\n"
+    'sys.path += [str(ROOT / "src"), f"{ROOT}/lib"]',
+    "slice": 'import sys\nsys.path[:0] = ["src"]',
+    "sum": 'import os, sys\nsys.path = [os.getcwd() + "/src", *sys.path]',
+}
+
+
+@pytest.mark.parametrize("idiom", IDIOMS)
+def test_folders_that_a_program_adds_to_the_module_path_are_followed(idiom, project):
+    (project / "src").mkdir()
+    for name in ("my_helper.py", "deep"):
+        (project / name).rename(project / "src" / name)
+    program = project / "program.py"
+    program.write_text(f"{IDIOMS[idiom]}\n{program.read_text()}")
+    found = copy_of([program])
+    assert {"my_helper.py", "er.py"} <= {file.name for file in found.counted}
+    assert (found.added, found.notes) == ((project / "src",), ())
+
+
+def test_an_edit_below_an_added_folder_does_not_reach_the_job(project):
+    """`sys.path.insert(0, "src")` comes before the copies in the module path."""
+    (project / "src").mkdir()
+    for name in ("my_helper.py", "deep"):
+        (project / name).rename(project / "src" / name)
+    text = (project / "program.py").read_text()
+    (project / "program.py").write_text(f"{IDIOMS['insert']}\n{text}")
+    hold = cluster.submit(["bash", "-c", "while [ ! -e go ]; do sleep 0.1; done"])
+    job = cluster.submit("program.py", after=hold)
+    helper = project / "src" / "my_helper.py"
+    helper.write_text(helper.read_text().replace("first", "second"))
+    edited = cluster.submit("program.py", after=hold)
+    assert edited.folder != job.folder
+    Path("go").touch()
+    assert job.wait(timeout=60).logs().startswith("first!")
+    assert edited.wait(timeout=60).logs().startswith("second!")
+
+
+def test_a_sitecustomize_of_the_user_runs_as_well(project):
+    from dlo_lib.cluster import module_redirect
+
+    for folder, text in (("start", module_redirect.text({})), ("own", "import sys\nsys.mine = 7\n")):
+        (project / folder).mkdir()
+        (project / folder / "sitecustomize.py").write_text(text)
+    path = os.pathsep.join([str(project / "start"), str(project / "own")])
+    shown = subprocess.run(
+        [sys.executable, "-c", "import sys; print(sys.mine)"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.stdout == "7\n", shown.stderr
+
+
+def test_what_cannot_be_followed_is_told_once(project, capsys):
+    (project / "program.py").write_text(
+        "import sys, no_such_module\nsys.path.append(sys.argv[1])\n"
+        "try:\n    import an_optional_one\nexcept ImportError:\n    pass\n"
+    )
+    job = cluster.submit("program.py")
+    said = capsys.readouterr().out
+    assert "note: program.py, line 2, adds a computed folder to the module path: what it finds" in said
+    assert "note: program.py imports no_such_module, which is not found here" in said
+    assert "an_optional_one" not in said
+    cluster.submit("program.py")
+    assert "note:" not in capsys.readouterr().out
+    job.cancel()
+
+
 def test_files_beside_the_code_are_found_and_only_settings_count(project):
     (project / "data").mkdir()
     (project / "large.bin").write_bytes(b"x" * (code_copy.SMALL + 1))

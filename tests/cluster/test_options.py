@@ -212,9 +212,10 @@ printf '%s\\n' "$@" > "$(dirname "$0")/srun.words"
         ({"image": "docker:pytorch/pytorch"}, ["--mpi=none", "--image=docker:pytorch/pytorch"]),
         ({"container-image": "nvcr.io#nvidia/pytorch:25.01", "no-container-mount-home": True, "mpi": None},
          ["--container-image=nvcr.io#nvidia/pytorch:25.01", "--no-container-mount-home",
-          "--container-mounts={cwd}:{cwd},{job}:{job}", "--container-workdir={cwd}"]),
+          "--container-mounts={cwd}:{cwd},{job}:{job},{job}/{library}", "--container-workdir={cwd}"]),
         ({"container-image": "$IMAGES/a b.sqsh", "container-mounts": "/data:/data:ro", "mpi": False},
-         ["--container-image=/images/a b.sqsh", "--container-mounts=/data:/data:ro,{cwd}:{cwd},{job}:{job}",
+         ["--container-image=/images/a b.sqsh",
+          "--container-mounts=/data:/data:ro,{cwd}:{cwd},{job}:{job},{job}/{library}",
           "--container-workdir={cwd}"]),
     ],
 )  # fmt: skip
@@ -237,7 +238,7 @@ def test_srun_gets_the_options_of_the_call_and_the_site(launcher, srun, words, t
     )
     assert done.returncode == 0, done.stderr
     said = (fake.parent / "srun.words").read_text().splitlines()
-    expected = [word.format(cwd=tmp_path, job=job) for word in words]
+    expected = [word.format(cwd=tmp_path, job=job, library=f"library:{job}/library") for word in words]
     image = any(word.startswith(("--container-image", "--image")) for word in words)
     assert said[: len(words) + 2] == [
         "--kill-on-bad-exit=1",
@@ -335,7 +336,8 @@ def test_modules_and_a_container_run_where_module_is_no_function(tmp_path):
     assert done.stdout.splitlines() == [
         "module purge, unset: ",
         "module load gcc, unset: ",
-        f"{program} exec --rocm --bind {tmp_path} --bind {tmp_path} /images/torch.sif make data",
+        f"{program} exec --rocm --bind {tmp_path} --bind {tmp_path} --bind {tmp_path}/library "
+        "/images/torch.sif make data",
     ], done.stderr
     without = script.text().replace(f"{tmp_path}/init.sh", "/nowhere")
     done = subprocess.run(

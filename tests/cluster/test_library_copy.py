@@ -1,0 +1,122 @@
+"""A job runs the library that it was submitted with, whatever the user pulls while it waits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlo_lib
+from dlo_lib import cluster
+from dlo_lib.cluster import library, slurm
+
+HERE = Path(dlo_lib.__file__).resolve().parents[1]
+SUBMIT = """
+import sys
+from dlo_lib import cluster
+job = cluster.submit("program.py", after=cluster.job(sys.argv[1]) if sys.argv[1:] else None)
+print(job.folder)
+"""
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(slurm, "is_available", lambda: False)
+    monkeypatch.delenv("DLO_SITE", raising=False)
+    monkeypatch.setenv("DLO_POLL_S", "0.1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(
+        "import dlo_lib.text\nprint(dlo_lib.text.__file__, dlo_lib.text.WIDTH)\n"
+    )
+    return tmp_path
+
+
+def test_the_packages_that_code_imports_are_followed():
+    used = library.imported_by(
+        [b"from dlo_lib import (\n    drawing,\n    text,\n)\nimport dlo_lib.train as t\n"]
+    )
+    assert {"drawing", "text", "train", "launch", "parallel", "errors"} <= used
+    assert not {"cli", "grading", "hub", "cluster", "labkit"} & used
+    assert library.imported_by([b"import torch"]) == frozenset()
+    assert "train" in library.imported_by([b"#!/bin/sh\nsrun python -m dlo_lib.train --steps 3\n"])
+    assert "cli" in library.imported_by([b"dlo doctor"])
+    files = {name for name, _ in library.content(used)}
+    assert {"text.py", "hardware/gpus.toml"} <= files
+
+
+def test_a_job_runs_the_library_of_its_submission(alone):
+    job = cluster.submit("program.py").wait(timeout=60)
+    place, width = job.logs().split()
+    assert place == str(job.folder / "library" / "dlo_lib" / "text.py")
+    assert int(width) == dlo_lib.text.WIDTH
+    store = (job.folder / "library").resolve()
+    assert {path.name for path in store.iterdir()} == {"dlo_lib", "datasets", "labs", "solutions"}
+    compiled = list((store / "dlo_lib").glob("__pycache__/text.*.pyc"))
+    assert compiled, "the first job does not compile the library"
+    second = cluster.submit("program.py", ["again"])
+    assert (second.folder / "library").resolve() == store, "one copy serves all jobs"
+    second.wait(timeout=60)
+
+
+def test_a_program_beside_the_library_runs_the_copy_too(alone, monkeypatch):
+    """The folder of the program comes first in its module path."""
+    checkout = alone / "checkout"
+    checkout.mkdir()
+    (checkout / "dlo_lib").symlink_to(library.ROOT)
+    shutil.copy("program.py", checkout / "program.py")
+    monkeypatch.chdir(checkout)
+    job = cluster.submit("program.py").wait(timeout=60)
+    assert Path(job.logs().split()[0]).resolve().is_relative_to(job.folder.parents[1] / "library")
+
+
+def test_a_pull_makes_another_job_and_leaves_the_first_as_submitted(alone):
+    """In processes of their own, because a process keeps the library that it has imported."""
+    checkout = alone / "checkout"
+    shutil.copytree(HERE / "dlo_lib", checkout / "dlo_lib", ignore=shutil.ignore_patterns("*.ipynb"))
+    (alone / "work").mkdir()
+    shutil.copy("program.py", alone / "work")
+
+    def submitted() -> Path:
+        done = subprocess.run(
+            [sys.executable, "-c", SUBMIT],
+            cwd=alone / "work",
+            env={**os.environ, "PYTHONPATH": str(checkout), "DLO_SITE": "local"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.splitlines()[-1])
+
+    first = submitted()
+    assert submitted() == first
+    text = checkout / "dlo_lib" / "text.py"
+    text.write_text(text.read_text().replace(f"WIDTH = {dlo_lib.text.WIDTH}", "WIDTH = 9"))
+    second = submitted()
+    assert second != first
+    checkout.rename(alone / "gone")
+    for folder, width in ((first, dlo_lib.text.WIDTH), (second, 9)):
+        (folder / "lock").unlink(missing_ok=True)
+        done = subprocess.run(
+            ["bash", str(folder / "job.sh")], cwd=alone / "work", capture_output=True, text=True
+        )
+        assert int(done.stdout.split()[1]) == width, done.stderr
+
+
+def test_versions_that_no_job_uses_are_removed(alone, monkeypatch):
+    job = cluster.submit("program.py").wait(timeout=60)
+    used = (job.folder / "library").resolve()
+    (used.parent / "0123456789abcdef").mkdir()
+    monkeypatch.setattr(library, "version", lambda: "fedcba9876543210")
+    (job.folder.parent / "other").mkdir()
+    library.link(job.folder.parent / "other")
+    assert {path.name for path in used.parent.iterdir()} == {used.name, "fedcba9876543210", "lock"}
+
+
+def test_without_a_copy_the_job_runs_the_library_of_its_start(alone):
+    job = cluster.submit("program.py", copy_code=False).wait(timeout=60)
+    assert Path(job.logs().split()[0]).resolve().is_relative_to(library.ROOT)
+    assert not (job.folder / "library").exists()
