@@ -132,7 +132,7 @@ def chosen_pairs(asked: list[str]) -> list[tuple[Pair, str]]:
         number = ".".join(map(str, pair.python))
         if python is not None:
             found.append((pair, python))
-        elif pair.name in asked:
+        elif any("/" in word and pair.is_named(word) for word in asked):
             raise CompatError(f"no Python {number} is here for {pair.name}: install it, or set PYTHON")
         else:
             print(f"compat: {pair.name} is left out, because no Python {number} is here", flush=True)
