@@ -52,7 +52,7 @@ def grade(
         str | None,
         typer.Option(
             "--time",
-            help="with --slurm: time limit of an element; default: two hours, or the longest time of the site",
+            help="with --slurm: time limit of an element; default: two hours, or the longest of the site",
         ),
     ] = None,
     site: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,12 +10,11 @@ from pathlib import Path
 
 from dlo_lib import cluster
 from dlo_lib.cluster import login_node, records, slurm, turns
-from dlo_lib.cluster.request import time_of_site
+from dlo_lib.cluster.limits import time_of_site
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array import ArrayOfJudges, ElementEnd, Elements
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.text import tr
-
 
 TIME = timedelta(hours=2)
 
@@ -104,5 +104,9 @@ class SlurmElements:
         )
 
     def cancel(self) -> None:
-        """Cancel all running and pending elements."""
-        self.job.cancel()
+        """Cancel all running and pending elements. They end without a queue of submissions in any case."""
+        try:
+            self.job.cancel()
+        except slurm.NoAnswer as error:  # the table of the class is worth more
+            text = "the array may still be in the queue ({why}): dlo jobs cancel {job}"
+            print(tr(text, why=error, job=self.job.name), file=sys.stderr)

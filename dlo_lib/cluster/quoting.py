@@ -2,7 +2,7 @@
 
 After ``#SBATCH``, sbatch splits a line at blanks, ends it at a ``#``, and removes quotes and backslashes.
 :func:`directive` writes each option so that sbatch reads the same value again. In bash, ``shlex.quote`` keeps
-a value as it is, and :func:`expanded` keeps all but variables such as ``$WORK``.
+a value, and :func:`expanded` keeps it too, except variables such as ``$WORK``.
 """
 
 from __future__ import annotations

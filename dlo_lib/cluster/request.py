@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from dlo_lib.cluster import sbatch_options, srun_options
-from dlo_lib.cluster.duration import parse_duration, short_duration, slurm_duration
+from dlo_lib.cluster.duration import parse_duration
 from dlo_lib.cluster.job_variables import variables
+from dlo_lib.cluster.limits import check_limits, qos_of
 from dlo_lib.cluster.sbatch_options import Options
-from dlo_lib.cluster.site import Qos, Scheduler, Site
-from dlo_lib.errors import UserError, require_count, unknown_name
+from dlo_lib.cluster.site import Scheduler, Site
+from dlo_lib.errors import UserError, require_count
 from dlo_lib.text import tr
 
 
@@ -121,9 +122,9 @@ def allocate(site: Site, request: Request) -> Allocation:
     request = _with_gpus(site, request)
     sbatch_options.normal(request.options)
     nodes = _nodes(site, request)
-    qos = _qos(site, request)
+    qos = qos_of(site, request.qos)
     if qos is not None:
-        _check_limits(site, qos, request)
+        check_limits(site, qos, request)
     return Allocation(
         site,
         nodes,
@@ -257,65 +258,6 @@ def _nodes_of_ranks(site: Site, request: Request) -> int:
         below, above = max(nodes, ranks // nodes * nodes), -(-ranks // nodes) * nodes
         raise UserError(tr(text, ranks=ranks, nodes=nodes, below=below, above=above))
     return nodes
-
-
-def _qos(site: Site, request: Request) -> Qos | None:
-    """Return the QOS whose limits apply; None if the site names none."""
-    if not site.qos:
-        return None
-    known = {qos.name: qos for qos in site.qos}
-    if request.qos and request.qos not in known:
-        raise unknown_name(f"QOS of {site.name}", request.qos, known)
-    return known[request.qos] if request.qos else site.qos[0]
-
-
-def _check_limits(site: Site, qos: Qos, request: Request) -> None:
-    others = [other for other in site.qos if other is not qos and not _exceeded(other, request)]
-    cures = [f'qos="{other.name}" ({_limits(other)})' for other in others]
-    for what in _exceeded(qos, request):
-        if what == "time":
-            said = tr(
-                "{time} is more than {qos} allows", time=short_duration(request.time), qos=_with_limits(qos)
-            )
-            cures.append(
-                tr(
-                    'requeue=True with time="{most}" (stops with a checkpoint and resumes)',
-                    most=slurm_duration(qos.time),
-                )
-            )
-        elif what == "gpus":
-            said = tr("{gpus} GPUs are more than {qos} allows", gpus=request.gpus, qos=_with_limits(qos))
-            cures.append(tr("at most {most} GPUs", most=qos.gpus))
-        else:
-            said = tr("{jobs} jobs are more than {qos} allows", jobs=request.elements, qos=_with_limits(qos))
-            cures.append(tr("a smaller sweep"))
-        raise UserError(f"{said}: {tr('use')} {tr(' or ').join(cures)}")
-
-
-def time_of_site(site: Site, wanted: timedelta, qos: str = "") -> timedelta:
-    """Return ``wanted``, or the longest time of a job of the site if that is less."""
-    limit = _qos(site, Request(qos=qos))
-    return wanted if limit is None else min(wanted, limit.time)
-
-
-def _exceeded(qos: Qos, request: Request) -> list[str]:
-    asked = {
-        "time": (request.time, qos.time),
-        "gpus": (request.gpus, qos.gpus),
-        "jobs": (request.elements, qos.jobs),
-    }
-    return [name for name, (want, most) in asked.items() if most is not None and want > most]  # type: ignore[operator]
-
-
-def _with_limits(qos: Qos) -> str:
-    return f"{qos.name} ({_limits(qos)})"
-
-
-def _limits(qos: Qos) -> str:
-    parts = [short_duration(qos.time)]
-    parts += [tr("at most {gpus} GPUs", gpus=qos.gpus)] * (qos.gpus is not None)
-    parts += [tr("at most {jobs} jobs", jobs=qos.jobs)] * (qos.jobs is not None)
-    return ", ".join(parts)
 
 
 def account_of(site: Site, given: str = "") -> str:

@@ -35,7 +35,7 @@ _OURS = {
     "pty": "srun in a terminal",
 }
 _IMAGES = ("container-image", "container-name", "environment", "image")
-"""Options that start the program in an image, which has a Python of its own."""
+"""Options that start the program in an image, which has another Python."""
 
 
 def normal(options: Options) -> dict[str, str | bool]:

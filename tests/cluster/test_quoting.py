@@ -1,4 +1,4 @@
-"""Every value of a script's head is read by sbatch as it was given, or is refused in one line."""
+"""Every value of a script's head is read by sbatch unchanged, or is refused in one line."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ from datetime import timedelta
 import pytest
 
 from dlo_lib.cluster.duration import parse_duration, slurm_duration
+from dlo_lib.cluster.limits import time_of_site
 from dlo_lib.cluster.pytorch import check_pytorch
-from dlo_lib.cluster.request import allocate, make_request, time_of_site
+from dlo_lib.cluster.request import allocate, make_request
 from dlo_lib.cluster.site import site
 from dlo_lib.errors import UserError
 
@@ -133,7 +134,7 @@ def test_a_pytorch_too_old_or_built_for_other_gpus_is_refused():
     with pytest.raises(
         UserError,
         match=(
-            "PyTorch 2.4.1.cu124 is too old for jean-zay-h100, which needs 2.6 or later: install a newer one"
+            "PyTorch 2.4.1.cu124 is too old for jean-zay-h100, which needs 2.8 or later: install a newer one"
         ),
     ):
         check_pytorch(h100, "2.4.1+cu124", ("sm_90",))
