@@ -14,6 +14,8 @@ from html import escape
 from typing import Any
 
 from dlo_lib.cluster.duration import parse_duration, short_duration, slurm_duration
+from dlo_lib.cluster.quoting import directive
+from dlo_lib.cluster.script_head import gpu_option, gpus_of
 from dlo_lib.cluster.site import Site, site
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.hub.settings import HubLimits, HubSettings, SlurmServers
@@ -26,10 +28,7 @@ BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --export={{keepvars}}
 #SBATCH --time={{runtime}}
 #SBATCH --nodes=1 --ntasks=1 --cpus-per-task={{nprocs}} --mem={{memory}}
-{% if partition %}#SBATCH --partition={{partition}}
-{% endif %}{% if account %}#SBATCH --account={{account}}
-{% endif %}{% if gres %}#SBATCH --gres={{gres}}
-{% endif %}{{options}}
+{{options}}
 set -euo pipefail
 unset XDG_RUNTIME_DIR
 {{prologue}}
@@ -113,17 +112,19 @@ def requests(where: Site, servers: SlurmServers, limits: HubLimits, picked: dict
     A server with GPUs has the cores of its GPUs; the account has the suffix that the site requires.
     """
     gpus = int(picked["gpus"])
-    kind = f"{where.gpu_type}:" if where.gpu_type else ""
-    options = [f"--constraint={where.constraint}"] if where.constraint else []
-    options += [f"--hint={where.hint}"] if where.hint else []
-    return {
+    options = {
         "partition": picked["partition"],
+        "account": servers.account + where.account_suffix if servers.account else "",
+        gpu_option(where): gpus_of(where, gpus) if gpus else "",
+        "constraint": where.constraint,
+        "hint": where.hint,
+    }
+    written = [directive(name, value) for name, value in options.items() if name and value]
+    return {
         "runtime": picked["time"],
-        "gres": f"gpu:{kind}{gpus}" if gpus else "",
         "nprocs": str(gpus * where.cores_per_gpu if gpus else max(1, round(limits.processors))),
         "memory": limits.memory,
-        "account": servers.account + where.account_suffix if servers.account else "",
-        "options": "".join(f"#SBATCH {option}\n" for option in options),
+        "options": "".join(f"#SBATCH {option}\n" for option in written),
     }
 
 

@@ -49,12 +49,22 @@ def test_a_job_requests_what_the_site_needs() -> None:
     assert servers is not None
     a100 = site("jean-zay-a100")
     asked = requests(a100, servers, settings.limits, {"partition": "", "time": "01:00:00", "gpus": "1"})
-    assert asked["account"] == "abc@a100"
-    assert asked["gres"] == "gpu:1"
     assert asked["nprocs"] == "8"
-    assert asked["options"] == "#SBATCH --constraint=a100\n#SBATCH --hint=nomultithread\n"
+    assert asked["options"].splitlines() == [
+        "#SBATCH --account=abc@a100",
+        "#SBATCH --gres=gpu:1",
+        "#SBATCH --constraint=a100",
+        "#SBATCH --hint=nomultithread",
+    ]
+    other = replace(a100, gpu_option="gpus-per-node", gpu_type="a100")
+    elsewhere = requests(
+        other, servers, settings.limits, {"partition": "a #2", "time": "01:00:00", "gpus": "1"}
+    )
+    assert '#SBATCH --partition="a #2"\n' in elsewhere["options"]
+    assert "#SBATCH --gpus-per-node=a100:1\n" in elsewhere["options"]
     without = requests(a100, servers, settings.limits, {"partition": "", "time": "01:00:00", "gpus": "0"})
-    assert (without["gres"], without["nprocs"], without["memory"]) == ("", "4", "8G")
+    assert "gres" not in without["options"]
+    assert (without["nprocs"], without["memory"]) == ("4", "8G")
 
 
 def test_more_gpus_than_a_node_has_are_refused() -> None:
@@ -67,13 +77,12 @@ def test_more_gpus_than_a_node_has_are_refused() -> None:
 def test_the_script_renders_to_options_of_sbatch() -> None:
     from jinja2 import Template
 
-    values = dict.fromkeys(("homedir", "keepvars", "runtime", "nprocs", "memory", "account", "prologue"), "")
-    values |= {"partition": "p", "gres": "gpu:1", "options": "#SBATCH --hint=x\n", "cmd": "server"}
+    values = dict.fromkeys(("homedir", "keepvars", "runtime", "nprocs", "memory", "prologue"), "")
+    values |= {"options": "#SBATCH --partition=p\n#SBATCH --hint=x\n", "cmd": "server"}
     lines = Template(BATCH_SCRIPT).render(**values).splitlines()
     assert "#SBATCH --partition=p" in lines
     assert "#SBATCH --hint=x" in lines
-    assert "#SBATCH --gres=gpu:1" in lines
-    assert not any("account" in line for line in lines)
+    assert lines.index("set -euo pipefail") > lines.index("#SBATCH --hint=x")
 
 
 def test_the_form_says_why_the_last_server_ended() -> None:
