@@ -5,6 +5,7 @@ text.
 from __future__ import annotations
 
 import importlib.metadata
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -138,15 +139,19 @@ class QuestionVerdict:
         ]
 
     def shown(self) -> Shown:
-        """Return the table, with the release of PyTorch in its metadata."""
+        """Return the table, with the releases of PyTorch and Python in its metadata."""
         lines, rows = [self.heading], once(self.rows())
         width = max((len(title) for _, title, _, _ in rows), default=0)
         for passed, title, points, message in rows:
             lines.append(f"  {MARKS[passed]} {title:<{width}}  {points:>7}  {message}".rstrip())
         page = table_html(self.heading, rows, self.advice)
-        # The feedback compares it with the judge's release.
-        checked_on = {"dlo": {"torch": importlib.metadata.version("torch")}}
-        return Shown("\n".join([*lines, self.advice]), page, checked_on)
+        # The feedback compares them with the judge's releases.
+        return Shown("\n".join([*lines, self.advice]), page, {"dlo": releases()})
+
+
+def releases() -> dict[str, str]:
+    """Return the versions of PyTorch and Python of this process."""
+    return {"torch": importlib.metadata.version("torch"), "python": platform.python_version()}
 
 
 def once(rows: Iterable[tuple[bool, str, str, str]]) -> list[tuple[bool, str, str, str]]:

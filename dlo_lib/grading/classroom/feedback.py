@@ -41,7 +41,7 @@ from dlo_lib.grading.classroom.feedback_page import (
     receipt_html,
 )
 from dlo_lib.grading.classroom.inventory import Inventory, ItemState
-from dlo_lib.grading.classroom.other_release import release_warning
+from dlo_lib.grading.classroom.other_release import release_warnings
 from dlo_lib.grading.classroom.pictures import pictures_of
 from dlo_lib.grading.classroom.publication import page_in_exchange
 from dlo_lib.grading.classroom.receipt import digest
@@ -244,8 +244,7 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         warnings = (*warnings, tr("It was judged with an earlier version of the lab's checks."))
     marks = _marks(directory, info, student)
     submitted = _parsed(_submitted(directory, info, student), info)
-    if other_release := release_warning(submitted, dlo.get("torch", "")):
-        warnings = (*warnings, other_release)
+    warnings = (*warnings, *release_warnings(submitted, dlo))
     missing = [name for name in lab.questions if cell_was_missing(name) in report.warnings]
     cards = tuple(
         _card(lab, question, report.questions.get(question), marks, hints, missing)

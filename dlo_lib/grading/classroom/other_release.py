@@ -1,7 +1,7 @@
-"""A submission that was checked on another release of PyTorch than the one of the judge.
+"""A submission that was checked on another release of PyTorch or Python than the one of the judge.
 
-The judge runs the answers on the grader's PyTorch. A function that exists, or behaves otherwise, in one of
-the two releases only makes the notebook and the judge disagree. ``lab.check`` writes its release into the
+The judge runs the answers on the grader's releases. A function or a syntax that exists in one of the two
+only, or behaves otherwise, makes the notebook and the judge disagree. ``lab.check`` writes its releases into the
 metadata of its output, so that the feedback can name both.
 """
 
@@ -15,33 +15,37 @@ from dlo_lib.text import tr
 from dlo_lib.torch_version import release
 
 VERSION = re.compile(r"\d{1,3}\.\d{1,3}[\w.+-]{0,40}")
+PROGRAMS = {"torch": "PyTorch", "python": "Python"}
 
 
-def release_warning(notebook: Mapping[str, Any], judged_on: str) -> str:
-    """Return a sentence if the checks of a notebook ran on another minor release than the judge; else "".
+def release_warnings(notebook: Mapping[str, Any], judged_on: Mapping[str, str]) -> Iterator[str]:
+    """Yield a sentence for each program of which the checks of a notebook had another minor release than the
+    judge.
 
     Args:
         notebook: the submitted notebook, as parsed JSON.
-        judged_on: the judge's version of PyTorch, such as "2.13.0+cpu"; "" if it is not known.
+        judged_on: the judge's versions, such as {"torch": "2.13.0+cpu"}; a missing one is not compared.
     """
-    if not judged_on:
-        return ""
-    others = dict.fromkeys(found for found in checked_on(notebook) if release(found) != release(judged_on))
-    if not others:
-        return ""
-    return tr(
-        "The checks in the notebook ran on PyTorch {there}, the judge on PyTorch {here}: "
-        "if a check differs, run the notebook on PyTorch {here}.",
-        there=", ".join(others),
-        here=judged_on,
-    )
+    for key, program in PROGRAMS.items():
+        here = judged_on.get(key)
+        there = dict.fromkeys(
+            found for found in checked_on(notebook, key) if here and release(found) != release(here)
+        )
+        if there:
+            yield tr(
+                "The checks in the notebook ran on {program} {there}, the judge on {program} {here}: "
+                "if a check differs, run the notebook on {program} {here}.",
+                program=program,
+                there=", ".join(there),
+                here=here,
+            )
 
 
-def checked_on(notebook: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the versions of PyTorch in the outputs of checks. A student can write anything there."""
+def checked_on(notebook: Mapping[str, Any], key: str) -> Iterator[str]:
+    """Yield the versions of the program ``key`` in the outputs of checks, where students can write anything."""
     for cell in _list(notebook.get("cells")):
         for output in _list(_dict(cell).get("outputs")):
-            version = _dict(_dict(_dict(output).get("metadata")).get("dlo")).get("torch")
+            version = _dict(_dict(_dict(output).get("metadata")).get("dlo")).get(key)
             if isinstance(version, str) and VERSION.fullmatch(version):
                 yield version
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +36,7 @@ from nbgrader.utils import is_grade
 from traitlets import Bool
 
 from dlo_lib.errors import UserError
+from dlo_lib.grading.checks.verdict import releases
 from dlo_lib.grading.judge.client import LOG_FILE as LOG_FILE
 from dlo_lib.grading.judge.client import SECRET_FILE as SECRET_FILE
 from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, read_secret
@@ -196,7 +196,7 @@ class JudgeCells(NbGraderPreprocessor):
             "status": report.status,
             "report": student_view(report),
             "checks": checks_version(lab.folder),
-            "torch": version("torch"),
+            **releases(),
         }
         nb.cells = [status_cell(report), *nb.cells]
         return nb, resources

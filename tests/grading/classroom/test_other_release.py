@@ -1,4 +1,4 @@
-"""The feedback names the release of the notebook's checks where the judge has another one."""
+"""The feedback names the releases of the notebook's checks where the judge has other ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from dlo_lib.grading.checks.verdict import QuestionVerdict, show
-from dlo_lib.grading.classroom.other_release import checked_on, release_warning
+from dlo_lib.grading.classroom.other_release import checked_on, release_warnings
 
 
-def notebook(*versions: Any) -> dict[str, Any]:
-    outputs = [{"metadata": {"dlo": {"torch": version}}} for version in versions]
+def notebook(*versions: Any, program: str = "torch") -> dict[str, Any]:
+    outputs = [{"metadata": {"dlo": {program: version}}} for version in versions]
     return {"cells": [{"outputs": outputs}]}
 
 
@@ -29,9 +29,18 @@ def notebook(*versions: Any) -> dict[str, Any]:
     ],
 )
 def test_another_minor_release_is_named(checked, judged, names):
-    said = release_warning(notebook(*checked), judged)
-    assert bool(said) == bool(names)
-    assert names in said
+    said = list(release_warnings(notebook(*checked), {"torch": judged, "python": "3.11.2"}))
+    assert len(said) == bool(names)
+    assert names in "".join(said)
+
+
+def test_another_python_is_named():
+    """Python 3.14 accepts `except A, B:` and annotations without their imports; an older judge does not."""
+    submitted = notebook("3.14.8", program="python")
+    (said,) = release_warnings(submitted, {"torch": "2.13.0", "python": "3.11.2"})
+    assert "ran on Python 3.14.8, the judge on Python 3.11.2: " in said
+    assert not list(release_warnings(submitted, {"torch": "2.13.0", "python": "3.14.0"}))
+    assert not list(release_warnings(submitted, {"torch": "2.13.0"}))
 
 
 @pytest.mark.parametrize(
@@ -42,10 +51,10 @@ def test_another_minor_release_is_named(checked, judged, names):
     ],
 )  # fmt: skip
 def test_what_is_no_release_is_ignored(content):
-    assert list(checked_on(content)) == []
+    assert list(checked_on(content, "torch")) == []
 
 
-def test_the_output_of_a_check_has_the_release():
+def test_the_output_of_a_check_has_the_releases():
     InteractiveShell.instance()
     try:
         with capture_output() as captured:
@@ -58,5 +67,5 @@ def test_the_output_of_a_check_has_the_release():
     )
     made = nbformat.v4.new_notebook(cells=[cell])
     nbformat.validate(made)
-    assert release_warning(made, "1.13.0")
+    assert len(list(release_warnings(made, {"torch": "1.13.0", "python": "3.0.0"}))) == 2
     assert "torch" not in str(output.data)
