@@ -23,7 +23,7 @@ _SHELL = os.path.join(sysconfig.get_path("purelib"), "IPython", "core")
 _AROUND_THE_CALLER = (_OURS, _FUNCTION_OF_A_JOB, _LIVE_RANKS, _SHELL)
 _EXPLAINER = str(Path(__file__).parents[1] / "comm")
 _RANK = str(Path(__file__).with_name("rank.py"))
-# Since 3.14 Python writes the stack of its own C functions too, after that of a crash.
+# Since 3.14 Python adds the stack of the interpreter's C functions.
 _STACK_BEGIN = re.compile(r"(?<!C stack trace) \(most recent call first\):\n")
 _STACK_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 
