@@ -1,8 +1,8 @@
 """A submission that was checked on another release of PyTorch or Python than the one of the judge.
 
 The judge runs the answers on the grader's releases. A function or a syntax that exists in one of the two
-only, or behaves otherwise, makes the notebook and the judge disagree. ``lab.check`` writes its releases into the
-metadata of its output, so that the feedback can name both.
+only, or behaves otherwise, makes the notebook and the judge disagree. ``lab.check`` writes its releases into
+the metadata of its output, so that the feedback can name both.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def release_warnings(notebook: Mapping[str, Any], judged_on: Mapping[str, str]) 
 
 
 def checked_on(notebook: Mapping[str, Any], key: str) -> Iterator[str]:
-    """Yield the versions of the program ``key`` in the outputs of checks, where students can write anything."""
+    """Yield the versions of the program ``key`` in the outputs of checks. They may be anything."""
     for cell in _list(notebook.get("cells")):
         for output in _list(_dict(cell).get("outputs")):
             version = _dict(_dict(_dict(output).get("metadata")).get("dlo")).get(key)
