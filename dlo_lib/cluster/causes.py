@@ -6,15 +6,18 @@ first one that is no consequence of another one.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 from dlo_lib import rank_failures
+from dlo_lib.cluster import rank_output, records
 from dlo_lib.cluster.states import ElementStatus, State
 from dlo_lib.rank_failures import FailureReport
 from dlo_lib.text import shortened, tr
 
 RANKS = "ranks"
+_BY_SIGNAL = 128  # added to the number of a signal in an exit status
 _OWN_FAILURES = (State.FAILED, State.OUT_OF_MEMORY)
 
 
@@ -25,10 +28,27 @@ def with_cause(folder: Path, status: ElementStatus) -> ElementStatus:
     dead_lock, reports = _recorded(folder, status.element)
     if dead_lock:
         return replace(status, reason=shortened(dead_lock.splitlines()[0]))
+    if (not reports or reports[0].is_consequence) and (killed := _killed(folder, status)):
+        return replace(status, reason=killed)
     if not reports:
         return status
     first = reports[0]
     return replace(status, reason=shortened(tr("rank {rank} {how}", rank=first.rank, how=first.headline)))
+
+
+def _killed(folder: Path, status: ElementStatus) -> str:
+    """Return which process of an element a signal has ended, which therefore has recorded nothing; "" if
+    the exit status tells no signal.
+    """
+    code = status.exit_code or 0
+    if code <= _BY_SIGNAL:
+        return ""
+    script = folder / records.SCRIPT
+    names_ranks = not script.exists() or "torch.distributed.run" not in script.read_text(encoding="utf-8")
+    told = rank_output.killed_rank(folder / "logs" / f"{status.element}.out", names_ranks)
+    if told or status.reason or code - _BY_SIGNAL != signal.SIGKILL:
+        return told
+    return rank_output.killed_by(tr("a process of it"), signal.SIGKILL.name)
 
 
 def account(folder: Path, status: ElementStatus) -> str:

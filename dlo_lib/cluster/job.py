@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlo_lib.cluster import causes, changes, cost, function_job, records, slurm, submissions, turns, waiting
 from dlo_lib.cluster.cost import JobUsage, hours_of
 from dlo_lib.cluster.pending import explanations
-from dlo_lib.cluster.rank_output import appearing, first_error, of_rank
+from dlo_lib.cluster.rank_output import RankLabels, appearing, first_error, output, pieces
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, summary
@@ -135,7 +135,7 @@ class Job:
         first = failed[0]
         cause = causes.account(self.folder, first)
         if not cause and self._has_several_ranks:
-            cause = first_error(self.logs(first.element))
+            cause = first_error(self._log(first.element))
         tail = "" if cause else self.logs(first.element, waiting.TAIL_LINES)
         return waiting.failure(self.name, failed, self.elements, cause, tail)
 
@@ -208,15 +208,16 @@ class Job:
             rank: only the output of this rank. With several ranks each line of the whole output begins with
                 the number of its rank.
         """
-        try:
-            text = self._log(element).read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-        if rank is not None:
-            script, record = self.script, self.record
-            per_launcher = record.ranks_per_node if "--tee=" in script else 0
-            text = of_rank(text, rank, per_launcher, tasks="--label" in script)
-        return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:])
+        return output(self._log(element), lines, None if rank is None else self._labels().line_of(rank))
+
+    def pieces(self, element: int = 0) -> Iterator[str]:
+        """Yield the output of an element so far in pieces, so that a large log does not fill the memory."""
+        return pieces(self._log(element))
+
+    def _labels(self) -> RankLabels:
+        script = self.script
+        per_launcher = self.record.ranks_per_node if "--tee=" in script else 0
+        return RankLabels(per_launcher, tasks="--label" in script)
 
     def follow(self, element: int = 0) -> Iterator[str]:
         """Yield the output of an element in pieces as it appears, until the element ends."""

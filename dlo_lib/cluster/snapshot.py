@@ -7,14 +7,19 @@ state folder. A change that this user makes to the queue makes an earlier answer
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 from dlo_lib.locks import file_lock
+from dlo_lib.text import tr
 
+_log = logging.getLogger(__name__)
 _SETTLED_S = 60.0
 
 
@@ -40,17 +45,44 @@ class Snapshot:
         known = self._valid(since)
         if known is not None:
             return known
-        with file_lock(self._file("lock")):  # the others wait for the answer of one process
+        with self._shared() as shared:  # the others wait for the answer of one process
             known = self._valid(since)
             if known is None:
                 asked = time.time()
                 known = query()
-                write_text(self._file("json"), json.dumps({"asked": asked, "answer": known}))
+                if shared:
+                    self._write("json", json.dumps({"asked": asked, "answer": known}))
         return known
+
+    @contextlib.contextmanager
+    def _shared(self) -> Iterator[bool]:
+        """Hold the lock of the answer; without one on a full or read-only disk, where each process asks."""
+        try:
+            lock = file_lock(self._file("lock"))
+            lock.acquire()
+        except OSError as error:
+            _log.warning(tr("answers of SLURM are not shared: {why}", why=error))
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.release()
+
+    def _write(self, kind: str, text: str) -> bool:
+        """Write a file; return False on a full or read-only disk, where the answer counts all the same."""
+        try:
+            write_text(self._file(kind), text)
+        except (OSError, UserError) as error:
+            _log.warning(tr("answers of SLURM are not shared: {why}", why=error))
+            return False
+        return True
 
     def invalidate(self) -> None:
         """Make earlier answers invalid, because the user has changed what they describe."""
-        write_text(self._file("changed"), repr(time.time()))
+        if not self._write("changed", repr(time.time())):
+            with contextlib.suppress(OSError):  # a read-only disk: the answer is old soon
+                self._file("json").unlink(missing_ok=True)
 
     def _valid(self, since: float) -> str | None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import time
@@ -12,7 +13,6 @@ import pytest
 
 from dlo_lib import cluster
 from dlo_lib.cluster import dependency
-from dlo_lib.cluster.rank_output import first_error, of_rank
 from dlo_lib.cluster.request import Allocation, allocate, make_request
 from dlo_lib.cluster.script import JobScript, Launcher
 from dlo_lib.cluster.site import site
@@ -247,6 +247,18 @@ def test_srun_gets_the_options_of_the_call_and_the_site(launcher, srun, words, t
     ]
 
 
+def test_srun_gets_the_words_that_submitit_gives_it(tmp_path):
+    submitit = pytest.importorskip("submitit.slurm.slurm")
+    srun = {"container-image": "nvcr.io#nvidia/pytorch:25.01", "mpi": "pmix", "no-container-mount-home": True}
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in srun.items()]
+    theirs = submitit._make_sbatch_string("python x", str(tmp_path), srun_args=words, partition="day,night")
+    ours = text_of(allocated(tmp_path, gpus=2, srun=srun, partition="day,night"))
+    for text in (theirs, ours):
+        assert head(text)["partition"] == "day,night"
+        line = next(line for line in text.splitlines() if line.startswith("srun "))
+        assert set(words) <= set(shlex.split(line))
+
+
 def test_a_command_runs_in_a_step_only_if_the_site_or_the_call_has_options_of_srun(tmp_path):
     command = Once(("make", "data"))
     plain = text_of(allocated(tmp_path, gpus=0), work=command)
@@ -346,43 +358,6 @@ def test_modules_and_a_container_run_where_module_is_no_function(tmp_path):
     assert done.returncode == 1
     assert "no command module on" in done.stderr
     assert "set modules_init in the file of the site" in done.stderr
-
-
-def test_the_output_of_a_rank_is_found_in_that_of_all():
-    labelled = "0: a\n 1: b\n10: c\nslurmstepd: error\n 1: d\n"
-    assert [of_rank(labelled, rank) for rank in (0, 1, 10)] == ["a\n", "b\nd\n", "c\n"]
-    of_nodes = "0: [default0]:a\n0: [default1]:b\n1: [default0]:c\n1: [default1]:d\n"
-    assert [of_rank(of_nodes, rank, per_node=2) for rank in range(4)] == ["a\n", "b\n", "c\n", "d\n"]
-    assert of_rank("[rank1]:x\n[rank0]:y\n", 1, per_node=2, tasks=False) == "x\n"
-    assert [of_rank("one\n", rank, tasks=False) for rank in (0, 1)] == ["one\n", ""]
-    with pytest.raises(UserError, match="rank is -1"):
-        of_rank("", -1)
-
-
-OUTPUT = """\
-0: [default0]:[rank0]: Traceback (most recent call last):
-1: [default0]:[rank1]: Traceback (most recent call last):
-0: [default0]:[rank0]:   File "train.py", line 12, in <module>
-1: [default0]:[rank1]:   File "train.py", line 9, in <module>
-0: [default0]:[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
-1: [default0]:[rank1]:     raise ValueError("a bad batch")
-1: [default0]:[rank1]: ValueError: a bad batch
-1: Traceback (most recent call last):
-1:   File "<frozen runpy>", line 198, in _run_module_as_main
-1: torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-"""
-ERROR = """\
-Traceback (most recent call last):
-  File "train.py", line 9, in <module>
-    raise ValueError("a bad batch")
-ValueError: a bad batch"""
-
-
-def test_the_first_error_in_an_output_is_none_of_a_broken_connection_and_none_of_a_launcher():
-    assert first_error(OUTPUT) == first_error(OUTPUT.replace("[default0]:", "")) == ERROR
-    assert first_error(OUTPUT.replace("1: [default0]:[rank1]:", "[rank1]:")) == ERROR
-    assert first_error("".join(line for line in OUTPUT.splitlines(True) if "rank1" not in line)) == ""
-    assert first_error("0: a line\n") == ""
 
 
 def test_a_kind_of_dependency_is_checked():
