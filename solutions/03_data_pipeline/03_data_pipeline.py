@@ -253,6 +253,10 @@ for workers in (0, 1, enough):
 # - `persistent_workers=True` keeps the workers between epochs. Without it every epoch starts new processes and fills the queue again.
 # - `pin_memory=True` copies each batch into **pinned** (page-locked) memory. The GPU reads it directly, without an extra copy by the driver, and only then can
 #   `batch.to(device, non_blocking=True)` run while the CPU continues. Without a GPU it has no use; the cell measures it where there is one.
+#
+# `multiprocessing_context` says how a worker starts. A **forked** worker inherits the data set and the classes of the notebook; the labs fork on every Python. In a script,
+# Python 3.14 starts workers by *forkserver*: each one imports the script and receives the data set by pickle. So define the classes at the top level of a file, and start the
+# training below `if __name__ == "__main__":`.
 
 # %% id="show_options" tags=["demo"]
 class Uneven(Dataset):
