@@ -47,9 +47,10 @@ def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) ->
             list(command),
             gpus=0,
             cores=wanted.cores,
-            time=wanted.time or time_of_site(login_node.wanted_site(wanted.site), TIME),
+            time=wanted.time or _longest(login_node.wanted_site(wanted.site)),
             site=wanted.site,
             account=wanted.account,
+            options={"requeue": True},  # after a preemption or a failed node, also where JobRequeue=0
             sweep=[{"element": number} for number in range(elements)],
             name=f"dlo-grade-{lab.directory}",
         )
@@ -60,6 +61,12 @@ def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) ->
 
 
 _ENDS = {cluster.State.COMPLETED: ElementEnd.FINISHED, cluster.State.CANCELLED: ElementEnd.CANCELLED}
+
+
+def _longest(where: cluster.Site) -> timedelta:
+    """Return two hours, or what the site's first QOS and its partition allow if that is less."""
+    time = time_of_site(where, TIME)
+    return min(time, slurm.longest_time(where.partition) or time)
 
 
 class SlurmElements:

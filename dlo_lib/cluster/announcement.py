@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 from dlo_lib.cluster import array_parts, slurm, user_environment
 from dlo_lib.cluster.cost import estimate
+from dlo_lib.cluster.duration import short_duration
+from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.script import JobScript
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.text import tr
@@ -56,7 +58,10 @@ def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -
         return said
     text = script.text()
     lines = [said, *_of_user(os.environ, text)]
-    if not starts_alone or not slurm.is_available():
+    if not slurm.is_available():
+        return "\n".join(lines)
+    lines += _beyond_partition(want)
+    if not starts_alone:
         return "\n".join(lines)
     try:
         most = array_parts.most_elements() if script.is_array else len(script.elements)
@@ -74,6 +79,17 @@ def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -
 def is_certain(refusal: str) -> bool:
     """Return whether SLURM would refuse the submission too, after it has refused to plan the start."""
     return bool(refusal) and not any(part in refusal.lower() for part in _WAITS)
+
+
+def _beyond_partition(want: Allocation) -> list[str]:
+    """Return a line if no partition of a job allows its time: SLURM lets it wait, and a QOS may allow it."""
+    names = want.partition or want.site.partition
+    most = slurm.longest_time(names)
+    if most is None or want.time <= most:
+        return []
+    text = "{partition} allows {most}, and the job asks for {time}: SLURM may accept it and never start it"
+    where = tr("partition {names}", names=names) if names else tr("the default partition")
+    return [tr(text, partition=where, most=short_duration(most), time=short_duration(want.time))]
 
 
 def _of_user(environment: Mapping[str, str], script: str) -> list[str]:

@@ -11,10 +11,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from subprocess import CompletedProcess
 
 from dlo_lib.cluster import slurm_command, slurm_jobs
+from dlo_lib.cluster.duration import parse_duration
 from dlo_lib.cluster.slurm_accounting import accounts, has_accounting, history, used
 from dlo_lib.cluster.slurm_command import (
     NoAnswer,
@@ -51,6 +53,7 @@ __all__ = [
     "has_accounting",
     "history",
     "is_available",
+    "longest_time",
     "my_rows",
     "node_names",
     "partitions",
@@ -279,3 +282,21 @@ def partitions() -> tuple[str, ...]:
         return tuple(dict.fromkeys(checked(asked("sinfo", "-h", "-a", "-o", "%R")).split()))
     except NoAnswer:
         return ()
+
+
+def longest_time(partitions: str) -> timedelta | None:
+    """Return the longest time that one of the partitions allows; None if there is no limit, or no answer.
+
+    Args:
+        partitions: their names, with commas; "" for the default one, whose name ends with ``*`` in sinfo.
+    """
+    try:
+        rows = checked(asked("sinfo", "-h", "-a", "-o", "%P|%l")).splitlines()
+    except NoAnswer:
+        return None
+    limits = dict(row.split("|", 1) for row in rows)
+    named = partitions.split(",") if partitions else [name[:-1] for name in limits if name.endswith("*")]
+    found = [limits.get(name, limits.get(f"{name}*", "")) for name in named]
+    if not found or any(not text[:1].isdigit() for text in found):  # "infinite"
+        return None
+    return max(parse_duration(text) for text in found)

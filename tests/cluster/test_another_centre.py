@@ -9,12 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from filelock import FileLock, SoftFileLock
 
 from dlo_lib import cluster
+from dlo_lib.cli import grade_slurm
 from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
 from dlo_lib.locks import file_lock
@@ -106,6 +109,21 @@ def test_a_sweep_waits_element_by_element_and_a_job_for_any_end(centre):
     with pytest.raises(cluster.JobFailed, match="element 1 cancelled"):
         each.wait(timeout=90)
     assert each.state == "1 completed, 1 cancelled"
+
+
+def test_a_time_that_no_partition_allows_is_shown_and_limits_the_default_of_the_graders(centre, capsys):
+    assert slurm.longest_time("debug") == timedelta(minutes=30)
+    assert slurm.longest_time("debug,training") == slurm.longest_time("") == timedelta(days=1)
+    assert slurm.longest_time("no-such-partition") is None
+    asked = {"gpus": 1, "site": centre, "dry_run": True}
+    cluster.submit(["true"], time="1:00:00", partition="debug", **asked)
+    said = "partition debug allows 30 min, and the job asks for 1 h: SLURM may accept it and never start it"
+    assert said in capsys.readouterr().out
+    cluster.submit(["true"], time="1:00:00", partition=["debug", "training"], **asked)
+    assert "allows" not in capsys.readouterr().out
+    where = cluster.site(centre)
+    assert grade_slurm._longest(where) == grade_slurm.TIME
+    assert grade_slurm._longest(replace(where, partition="debug")) == timedelta(minutes=30)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

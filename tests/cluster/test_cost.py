@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dlo_lib import cluster
-from dlo_lib.cluster import cost, slurm
+from dlo_lib.cluster import cost, slurm, slurm_accounting
 from dlo_lib.cluster.request import allocate, make_request
 from dlo_lib.cluster.site import site
 from dlo_lib.hardware import gpu
@@ -63,6 +63,7 @@ def test_the_accounting_is_read_by_turn_and_step(tmp_path, monkeypatch):
     sacct.write_text(SACCT)
     sacct.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(slurm_accounting, "config", lambda name: "accounting_storage/slurmdbd")
     rows = slurm.used([9, 12])
     assert rows[:4] == [("9", 60, 0), ("9.batch", 60, 1200), ("9.0", 50, 0), ("9", 30, 0)]
     assert cost.usage(rows[:4], 1) == cost.JobUsage(90 / 3600, 1, 1200)
@@ -73,7 +74,10 @@ def test_the_accounting_is_read_by_turn_and_step(tmp_path, monkeypatch):
     # SLURM has given the number 12 to another job.
     sacct.write_text(SACCT.replace("|mine\n12.", "|another-job\n12."))
     assert slurm.used([9, 12], "mine") == rows[:4]
-    assert slurm.used([10]) == [], "sacct refuses"
+    with pytest.raises(slurm.NoAnswer, match="sacct does not answer: status 1"):
+        slurm.used([10])
+    monkeypatch.setattr(slurm_accounting, "config", lambda name: "accounting_storage/none")
+    assert slurm.used([9, 12]) == []
 
 
 @pytest.mark.parametrize("name", ["jean_zay", "elsewhere"])
@@ -123,6 +127,7 @@ def test_a_controller_that_does_not_answer_gives_no_expected_start(other_site, t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(slurm, "is_available", lambda: True)
     monkeypatch.setattr(slurm, "expected_start", silent)
+    monkeypatch.setattr(slurm, "longest_time", lambda partitions: None)
     script = cluster.submit(["true"], gpus=2, site=other_site, time=5, dry_run=True)
     assert "#SBATCH --gres=gpu:2" in script
     assert "no expected start, because SLURM does not answer" in capsys.readouterr().out

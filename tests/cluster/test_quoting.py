@@ -151,5 +151,11 @@ def test_a_real_sbatch_reads_each_name_and_the_job_is_found(jean_zay, tmp_path, 
         digest = job.record.digest
         assert (called, comment) == (f"{name}-{digest[:8]}", f"{name} dlo-{digest[:16]}".strip())
         job.cancel()
+    renamed = cluster.submit(["true"], name="first", options={"hold": True}, **asked)
+    number = renamed.record.turns[0].number
+    subprocess.run(["scontrol", "update", f"jobid={number}", "name=other"], check=True)
+    assert renamed.state == "pending"
+    renamed.cancel()
+    assert renamed.state == "cancelled"
     job = cluster.submit(["echo", "it's #1"], name="essai #2 --exclusive", sweep={"x": ["a b", "#"]}, **asked)
     assert job.wait(timeout=90).logs(1) == "it's #1 --x #\n"
