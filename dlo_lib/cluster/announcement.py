@@ -8,7 +8,9 @@ submission (``dry_run``), and only when a submission would be refused too.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from dlo_lib.cluster import array_parts, slurm, user_environment
 from dlo_lib.cluster.cost import estimate
@@ -16,7 +18,10 @@ from dlo_lib.cluster.duration import short_duration
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.cluster.script import JobScript
 from dlo_lib.cluster.site import Scheduler
+from dlo_lib.cluster.work import Once, Work
 from dlo_lib.text import tr
+
+SHELL_SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 
 _WAITS = (
     "accounting/qos policy",
@@ -44,11 +49,12 @@ _WAITS = (
 """Parts of SLURM's messages for which a submission is accepted and the job waits, or which are no verdict."""
 
 
-def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -> str:
+def announcement(script: JobScript, program: Work, starts_alone: bool, dry_run: bool = False) -> str:
     """Return the lines to print about a job.
 
     Args:
         script: of the job.
+        program: what the call named; the script runs a copy of it.
         starts_alone: whether it waits for no other job, so that SLURM can plan its start.
         dry_run: whether the job is not submitted, so that this is the only place where SLURM's refusal shows.
     """
@@ -57,7 +63,7 @@ def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -
     if want.site.scheduler is not Scheduler.SLURM:
         return said
     text = script.text()
-    lines = [said, *_of_user(os.environ, text)]
+    lines = [said, *_of_user(os.environ, text), *_of_program(program)]
     if not slurm.is_available():
         return "\n".join(lines)
     lines += _beyond_partition(want)
@@ -79,6 +85,16 @@ def announcement(script: JobScript, starts_alone: bool, dry_run: bool = False) -
 def is_certain(refusal: str) -> bool:
     """Return whether SLURM would refuse the submission too, after it has refused to plan the start."""
     return bool(refusal) and not any(part in refusal.lower() for part in _WAITS)
+
+
+def _of_program(work: Work) -> list[str]:
+    """Return a line if a shell script of the user has options of sbatch, which are comments to the job."""
+    words = work.command if isinstance(work, Once) else ()
+    for file in (Path(word) for word in words if word.endswith(SHELL_SCRIPTS)):
+        if file.is_file() and re.search(r"^#SBATCH ", file.read_text(errors="replace"), re.MULTILINE):
+            text = "the #SBATCH lines of {file} do not apply: give their options to submit()"
+            return [tr(text, file=file.name)]
+    return []
 
 
 def _beyond_partition(want: Allocation) -> list[str]:

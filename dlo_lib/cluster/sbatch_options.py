@@ -118,6 +118,8 @@ def normal(options: Options) -> dict[str, str | bool]:
     Raises:
         UserError: an option is unknown, set by an argument of ``submit``, or has a value of a wrong kind.
     """
+    if isinstance(options, (list, tuple)) and any(isinstance(part, Mapping) for part in options):
+        refuse_heterogeneous(_HETEROGENEOUS[0])
     if not isinstance(options, Mapping):
         text = 'options is {given!r}: write a dict, such as options={{"mem": "64G", "exclusive": True}}'
         raise UserError(tr(text, given=options))

@@ -194,9 +194,10 @@ class JobScript:
         }
         rows = [("PYTHONUNBUFFERED", "1", "output of a rank appears at once")]
         if slurm:
-            rows.append(
-                ("SLURM_EXPORT_ENV", "ALL", "srun passes these variables on, also with --export=NONE")
-            )
+            rows += [
+                ("SLURM_EXPORT_ENV", "ALL", "srun passes these variables on, also with --export=NONE"),
+                ("SRUN_EXPORT_ENV", "ALL", "the same, if the shell that submits sets it"),
+            ]
         if slurm and isinstance(self.work, OnRanks) and "cpus-per-task" not in want.dropped:
             rows.append(
                 (

@@ -167,7 +167,7 @@ def submit(
     folder = records.jobs_dir() / prepared.digest[:16]
     if dry_run:
         script = in_folder(prepared, folder)
-        print(announcement(script, after is None, dry_run=True))
+        print(announcement(script, work, after is None, dry_run=True))
         return Script(script.text())
     with records.locked(folder):
         return _submit_or_find(
@@ -184,7 +184,7 @@ def _submit_or_find(prepared: PreparedCall, folder: Path, after: Dependency | No
         _settle(job)
     if all(turn.given_up for turn in job.record.turns):
         if job.record.scheduler is Scheduler.SLURM:
-            print(announcement(in_folder(prepared, folder), after is None))
+            print(announcement(in_folder(prepared, folder), prepared.script.work, after is None))
         new = True
         _first_turn(job, after)
     elif job.record.scheduler is Scheduler.LOCAL:

@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 
 _SET_IN_SCRIPT = re.compile(r"^#SBATCH --([a-z][a-z-]*)", re.MULTILINE)
-_GPUS = ("GRES", "GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK")
+_GPUS = ("GRES", "GPUS", "GPUS_PER_NODE", "GPUS_PER_SOCKET", "GPUS_PER_TASK", "TRES_PER_TASK")
 _MEMORY = ("MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE")
 _REQUEUE = ("REQUEUE", "NO_REQUEUE")
 _SPECIAL = {
     "constraint": ("CONSTRAINT", "CLUSTER_CONSTRAINT"),
     "core-spec": ("CORE_SPEC", "THREAD_SPEC"),
+    "cpus-per-task": ("CPUS_PER_TASK", "CPUS_PER_GPU", "TRES_PER_TASK"),
     "exclusive": ("EXCLUSIVE",),
     "gpus-per-node": _GPUS,
     "gres": _GPUS,

@@ -67,6 +67,7 @@ def test_gpus_are_placed_on_as_few_nodes_as_possible(name, wanted, nodes, per_no
         ("jean-zay-v100", {"srun": "--mpi=pmix"}, "srun is '--mpi=pmix': write a dict"),
         ("jean-zay-v100", {"srun": {"mpi": ["a"]}}, "srun: mpi is ['a']: it must be a text"),
         ("jean-zay-v100", {"options": {"hetjob": True}}, "a heterogeneous job (hetjob) is not supported"),
+        ("jean-zay-v100", {"options": [{"mem": "1G"}, {"mem": "2G"}]}, "a heterogeneous job"),
         ("jean-zay-v100", {"options": {"clusters": "b"}}, "the job sets --clusters: use SLURM_CLUSTERS"),
         ("jean-zay-v100", {"options": {"output": None}}, "options: the job sets --output: use job.logs()"),
         ("jean-zay-v100", {"time": "30:00:00"},

@@ -12,6 +12,7 @@ from dlo_lib.cluster import announcement, slurm, user_environment
 SCRIPT = """#!/usr/bin/env bash
 #SBATCH --account=abc     # its account
 #SBATCH --gres=gpu:2      # GPUs of a node
+#SBATCH --cpus-per-task=4  # cores
 #SBATCH --mem-per-cpu=1G  # memory
 #SBATCH --output=/a/b     # output
 #SBATCH --time=5          # limit
@@ -27,6 +28,8 @@ SCRIPT = """#!/usr/bin/env bash
         ("SBATCH_ERROR", False),
         ("SBATCH_GPUS", False),
         ("SBATCH_GPUS_PER_NODE", False),
+        ("SBATCH_TRES_PER_TASK", False),
+        ("SBATCH_CPUS_PER_GPU", False),
         ("SBATCH_MEM_PER_NODE", False),
         ("SBATCH_ARRAY_INX", False),
         ("SBATCH_WAIT", False),
@@ -75,6 +78,19 @@ def test_a_job_that_is_submitted_was_not_called_refused(jean_zay, tmp_path, monk
     job.cancel()
 
 
+def test_the_options_in_a_script_of_the_user_do_not_apply(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.sbatch").write_text("#!/bin/bash\n#SBATCH --time=9:00:00\necho\n")
+    (tmp_path / "plain.sh").write_text("#!/bin/bash\n#SBATCHED\necho\n")
+    asked = {"gpus": 0, "site": "jean-zay-v100", "account": "abc", "dry_run": True}
+    cluster.submit("work.sbatch", **asked)
+    assert "the #SBATCH lines of work.sbatch do not apply: give their options to submit()" in (
+        capsys.readouterr().out
+    )
+    cluster.submit("plain.sh", **asked)
+    assert "do not apply" not in capsys.readouterr().out
+
+
 HOSTILE = {
     "SBATCH_ACCOUNT": "other",
     "SBATCH_TIMELIMIT": "99",
@@ -85,6 +101,7 @@ HOSTILE = {
     "SBATCH_ARRAY_INX": "0-3",
     "SBATCH_WAIT": "1",
     "SBATCH_EXPORT": "NONE",
+    "SRUN_EXPORT_ENV": "NONE",
 }
 
 
