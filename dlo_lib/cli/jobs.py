@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
+from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 jobs = typer.Typer(
@@ -28,64 +27,55 @@ Element = Annotated[int, typer.Option("--element", "-e", help="the element of a 
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 
+States = Annotated[
+    list[str] | None,
+    typer.Option("--state", "-s", help="only jobs with an element in this state, such as failed; repeatable"),
+]
+Last = Annotated[int | None, typer.Option("--last", "-l", help="only the newest jobs, this number", min=1)]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="only jobs submitted since 2026-11-20, 2026-11-20T14:00, or for 12h, 7d"),
+]
+
+
 @jobs.callback()
-def default(context: typer.Context) -> None:
+def default(
+    context: typer.Context,
+    state: States = None,
+    last: Last = None,
+    since: Since = None,
+    as_json: AsJson = False,
+) -> None:
     """Manage the jobs you submitted from a notebook. Without a command, list them, the newest last."""
     if context.invoked_subcommand is None:
-        list_jobs()
+        list_jobs(state, last, since, as_json)
 
 
 @jobs.command("list")
-def list_jobs(as_json: AsJson = False) -> None:
-    """List all jobs with their states, and below them why a job has failed."""
-    from dlo_lib.cluster import records
-    from dlo_lib.cluster.job import jobs as submitted
-    from dlo_lib.cluster.states import State, summary
+def list_jobs(state: States = None, last: Last = None, since: Since = None, as_json: AsJson = False) -> None:
+    """List the jobs with their states, and below them why a job has failed or is not known.
 
-    rows = []
-    for job in submitted():
-        statuses = job.status()
-        failed = (one.reason for one in statuses if one.state is State.FAILED and one.reason)
-        rows.append((job, job.record, summary(statuses), next(failed, "")))
+    Jobs that have ended are listed when SLURM is down, too. Times are in the zone of this machine.
+    """
+    from dlo_lib.cli import jobs_table
+    from dlo_lib.cluster import records
+
+    chosen = jobs_table.chosen(jobs_table.states_of(state or []), last, jobs_table.start_of(since))
+    for folder in records.damaged():
+        print(tr("{file} is damaged: remove {folder}", file=records.RECORD, folder=folder), file=sys.stderr)
     if as_json:
-        shown = [
-            {
-                "job": record.digest[: records.SHORT],
-                "name": job.name,
-                "site": record.site,
-                "gpus": record.gpus,
-                "numbers": [turn.number for turn in record.turns],
-                "submitted": record.submitted,
-                "state": state,
-                "reason": reason,
-            }
-            for job, record, state, reason in rows
-        ]
-        print(json.dumps(shown, indent=1))
-        return
-    if not rows:
+        print(json.dumps([row.plain() for row in chosen], indent=1))
+    elif not chosen and (state or last or since):
+        print(tr("no such job: leave out --state, --last and --since to list all"))
+    elif not chosen:
         Console().print(
             tr("no jobs yet: submit one with dlo_lib.cluster.submit, see slurm/README.md"), soft_wrap=True
         )
-        return
-    table = Table("job", "name", "site", "GPUs", "number", "submitted (UTC)", "state")
-    for _, record, state, _ in rows:
-        numbers = ", ".join(str(turn.number) for turn in record.turns)
-        when = record.submitted[:16].replace("T", " ")
-        table.add_row(
-            record.digest[: records.SHORT],
-            escape(record.name),
-            record.site,
-            str(record.gpus),
-            numbers,
-            when,
-            state,
-        )
-    Console().print(table)
-    for _, record, _, reason in rows:
-        if reason:
-            line = tr("{job}: {reason}", job=record.digest[: records.SHORT], reason=reason)
-            Console().print(escape(line), soft_wrap=True, highlight=False)
+    else:
+        console = Console()
+        console.print(jobs_table.table(chosen, console.width), highlight=False)
+        for line in jobs_table.reasons(chosen):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 @jobs.command()
@@ -132,7 +122,13 @@ def cancel(
 
 
 @jobs.command()
-def resubmit(name: Name) -> None:
+def resubmit(
+    name: Name,
+    time: Annotated[
+        str | None, typer.Option(help="limit of this submission, for elements that reached theirs")
+    ] = None,
+    memory: Annotated[str, typer.Option(help="of a node, such as 64G, for elements that ran out of it")] = "",
+) -> None:
     """Submit the elements of a job again that ended without completing; training resumes.
 
     Without SLURM, the command ends with the job, because the job runs on this machine.
@@ -141,14 +137,14 @@ def resubmit(name: Name) -> None:
     from dlo_lib.cluster.site import Scheduler
     from dlo_lib.cluster.waiting import JobFailed
 
-    job = find_job(name).resubmit()
+    job = find_job(name).resubmit(time, memory)
     turn = job.record.turns[-1]
     elements = ", ".join(map(str, turn.elements))
     print(
         tr(
             "{job} is submitted again, number {number}: elements {elements}",
             job=job.name,
-            number=turn.number,
+            number=turn.number or "?",
             elements=elements,
         ),
         flush=True,
@@ -182,13 +178,16 @@ def logs(
     lines: Annotated[
         int | None, typer.Option("--lines", "-n", help="print only the last lines", min=1)
     ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", "-r", help="print only this rank", min=0)] = None,
 ) -> None:
     """Print the output of a job, or of one element of its sweep."""
     from dlo_lib.cluster.job import job as find_job
 
     job = find_job(name)
-    if not follow:
-        print(job.logs(element, lines), end="")
+    if follow and (rank is not None or lines is not None):
+        raise UserError(tr("--follow shows the whole output as it appears: leave out --rank and --lines"))
+    if lines is not None or rank is not None:
+        print(job.logs(element, lines, rank), end="")
         return
-    for piece in job.follow(element):
-        print(piece, end="", flush=True)
+    for piece in job.follow(element) if follow else job.pieces(element):
+        print(piece, end="", flush=follow)

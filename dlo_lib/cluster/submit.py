@@ -23,6 +23,7 @@ from dlo_lib.cluster.sbatch_options import Options
 from dlo_lib.cluster.script import WARNING_S, JobScript, Launcher
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import State
+from dlo_lib.cluster.views import local_time
 from dlo_lib.cluster.work import OnRanks, Sweep, combinations, name_of, refuse_requeue, work_of
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
@@ -206,8 +207,7 @@ def _said(job: Job, new: bool) -> str:
         called = f"{record.numbers} ({called})"
     if new:
         return tr("submitted job {job}", job=called)
-    when = record.submitted[:16].replace("T", " ")
-    return tr("found job {job}, submitted {when} UTC", job=called, when=when)
+    return tr("found job {job}, submitted {when}", job=called, when=local_time(record.submitted))
 
 
 def _settle(job: Job) -> None:

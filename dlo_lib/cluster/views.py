@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dlo_lib.cluster.records import Record
 from dlo_lib.cluster.states import ElementStatus
+from dlo_lib.text import tr
+
+_FEW = 3  # values that are listed
 
 if TYPE_CHECKING:
     from dlo_lib.train.metrics import Metrics
@@ -48,6 +53,62 @@ class JobView(Protocol):
     def pace(self, poll: float | None = None) -> float:
         """Return the seconds between two queries."""
         ...
+
+
+def local_time(utc: str) -> str:
+    """Return a recorded time (UTC, ISO 8601) in the zone of this machine, in which SLURM's times are too:
+    ``2026-11-27 14:05``.
+    """
+    return datetime.fromisoformat(utc).replace(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def varied(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of the settings that differ between elements; all names if there is one element.
+
+    >>> varied([{"lr": 0.1, "seed": 0, "batch": 4}, {"lr": 0.1, "seed": 1}])
+    ['seed', 'batch']
+    """
+    names = list(dict.fromkeys(name for one in settings for name in one))
+    if len(settings) == 1:
+        return names
+    return [name for name in names if len({(name in one, repr(one.get(name))) for one in settings}) > 1]
+
+
+def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a label for each element: the settings in which the elements differ, in short numbers.
+
+    >>> labels([{"lr": 0.0003, "seed": 0}, {"lr": 0.001, "seed": 0}])
+    ['lr=0.0003', 'lr=0.001']
+    """
+    names = varied(settings)
+    return [
+        " ".join(f"{name}={_short(one[name])}" for name in names if name in one) or str(number)
+        for number, one in enumerate(settings)
+    ]
+
+
+def sweep_text(settings: Sequence[dict[str, Any]]) -> str:
+    """Return what a sweep varies, in a few words: its values if they are few, otherwise their number.
+
+    >>> sweep_text([{"lr": 0.1, "seed": seed} for seed in range(12)]), sweep_text([{"lr": 0.1}])
+    ('seed: 12 values', 'lr=0.1')
+    >>> sweep_text([{"lr": 0.1}, {"lr": 0.3}]), sweep_text([{}])
+    ('lr=0.1,0.3', '')
+    """
+    said = []
+    for name in varied(settings):
+        values = list(dict.fromkeys(_short(one[name]) for one in settings if name in one))
+        few = len(values) <= _FEW
+        said.append(
+            f"{name}={','.join(values)}"
+            if few
+            else tr("{name}: {count} values", name=name, count=len(values))
+        )
+    return " ".join(said)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def settings_text(settings: dict[str, Any]) -> str:

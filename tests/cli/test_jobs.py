@@ -44,7 +44,7 @@ def test_list_show_logs_cancel(submitted: Job, dlo: Terminal, here: Dlo) -> None
     assert listed.returncode == 0
     assert all(
         part in listed.stdout
-        for part in (submitted.record.digest[:8], "nightly", "local", "1 running, 1 completed")
+        for part in (submitted.record.digest[:8], "nightly", "1 running, 1 completed", "number=0,1")
     )
     assert [row["state"] for row in json.loads(here("jobs", "list", "--json").out)] == [
         "1 running, 1 completed"
