@@ -80,7 +80,6 @@ def test_a_rank_has_the_gpu_of_its_local_rank_and_nccl(monkeypatch, rank, first_
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: chosen.append(backend))
     monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
-    monkeypatch.setattr(launch_rank, "store_on", lambda *_: None)
     monkeypatch.setattr(launch_rank.os, "environ", {})
     spec = replace(session_spec(8, explain=True, nccl=True), first_rank=first_rank, local_world_size=4)
 
