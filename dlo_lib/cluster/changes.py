@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dlo_lib.cluster import local, records, slurm, submissions, turns
 from dlo_lib.cluster.duration import parse_duration, short_duration, slurm_duration
+from dlo_lib.cluster.limits import qos_of
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.sbatch_options import check_memory
 from dlo_lib.cluster.site import Scheduler, sites
@@ -73,13 +74,19 @@ def requeue(folder: Path, record: Record, element: int) -> None:
         NoAnswer: SLURM may have done it.
         UserError: SLURM refuses or no longer knows the element, or the job runs on another cluster.
     """
-    turn = next(turn for turn in reversed(record.turns) if element in turn.elements and not turn.given_up)
+    said = {"element": element, "job": record.queue_name}
+    mine = [turn for turn in record.turns if element in turn.elements and not turn.given_up]
+    if not mine:
+        raise UserError(tr("SLURM never had element {element} of {job}: resubmit() submits it", **said))
+    turn = mine[-1]
     check_here(record, turn)
-    mark = submissions.mark_of(folder, record)
-    index = element - turn.first
-    if turn.is_unknown or index not in slurm.queue(turn.number, mark):
+    if turn.is_unknown:
+        text = "SLURM may have element {element} of {job}, and its number is not known yet: look at its state"
+        raise slurm.NoAnswer(tr(text, **said))
+    mark, index = submissions.mark_of(folder, record), element - turn.first
+    if index not in (slurm.queue(turn.number, mark) or slurm.controller(turn.number, mark)):
         text = "SLURM no longer knows element {element} of {job}: resubmit() runs it again"
-        raise UserError(tr(text, element=element, job=record.queue_name))
+        raise UserError(tr(text, **said))
     try:
         slurm.requeue(turn.number, index if len(record.settings) > 1 else None)
         records.clear(folder, (element,))
@@ -154,14 +161,11 @@ def _limits(folder: Path, record: Record, time: str | timedelta | None, memory: 
         script = (folder / records.SCRIPT).read_text(encoding="utf-8")
         chosen = re.search(r"^#SBATCH --qos=[\"']?([^\s\"']+)", script, re.MULTILINE)
         known = sites().get(record.site)
-        name = chosen[1] if chosen is not None else ""
-        for qos in known.qos if known is not None else ():
-            if qos.name == name and length > qos.time:
-                text = (
-                    "{time} is more than {qos} allows ({most}): use at most that, or another qos= of submit()"
-                )
-                limit, most = short_duration(length), short_duration(qos.time)
-                raise UserError(tr(text, time=limit, qos=qos.name, most=most))
+        qos = None if known is None else qos_of(known, chosen[1] if chosen is not None else "")
+        if qos is not None and length > qos.time:
+            text = "{time} is more than {qos} allows ({most}): use a shorter time, or submit() with qos="
+            limit, most = short_duration(length), short_duration(qos.time)
+            raise UserError(tr(text, time=limit, qos=qos.name, most=most))
         words.append(f"--time={slurm_duration(length)}")
     if memory:
         words.append(f"--mem={check_memory('memory', memory)}")

@@ -57,6 +57,10 @@ def start(
         NoAnswer: SLURM does not answer; nothing was submitted.
         UserError: SLURM refuses it; nothing was submitted.
     """
+    known = records.read(folder)
+    if any(turn.is_unknown and not set(elements).isdisjoint(turn.elements) for turn in known.turns):
+        text = "SLURM may have {job}, whose number is not known yet: nothing is submitted, look at its state"
+        raise slurm.NoAnswer(tr(text, job=known.queue_name))
     turn = _new_turn(slurm.cluster_name(), elements, before, first)
     _link(folder, turn).parent.mkdir(parents=True)
     if first:

@@ -125,9 +125,11 @@ class Row:
         self.name = f"{command}-{fault}"
         self.ends = sent(f"ends-{self.name}")
         self.cancelled = sent(f"cancelled-{self.name}")
+        sweep = [{"code": 0}, {"code": 9}]
+        self.graded = sent(f"graded-{self.name}", 'exit "$1"', sweep=sweep)
         self.again = sent(f"again-{self.name}", "echo begun >> {name}; [ -e go-{name} ]")
         until(lambda: all(lines(job.record.name) for job in (self.ends, self.cancelled)))
-        until(lambda: state_of(self.again) is State.FAILED)
+        until(lambda: state_of(self.again) is State.FAILED and self.graded.done)
 
     @contextlib.contextmanager
     def spoilt(self) -> Iterator[None]:
@@ -246,9 +248,27 @@ def grading(row: Row) -> None:
     with row.spoilt():
         for _ in range(2):
             assert elements.ended().items() <= true.items()
-        with contextlib.suppress(UserError):
-            elements.cancel()
+        elements.cancel()
     until(lambda: elements.ended() == true)
+
+
+def requeueing(row: Row) -> None:
+    job = row.graded
+    with row.spoilt():
+        done = False
+        with contextlib.suppress(UserError):
+            SlurmElements(job).requeue(1)
+            done = row.fault != "empty"  # then scontrol claims it
+        assert job.status()[1].state in (State.UNKNOWN, State.PENDING, State.RUNNING, State.FAILED)
+    until(lambda: job.status()[1].state is not State.UNKNOWN)
+    rows = row.faults.real("squeue", "-h", "-r", "-t", "all", "-o", "%K|%T|%o").splitlines()
+    now, *more = [line.split("|")[1] for line in rows if line.startswith("1|") and str(job.folder) in line]
+    assert not more, "it is in the queue once"
+    assert job.status()[0].state is State.COMPLETED
+    if now != "COMPLETING":
+        assert job.status()[1].state is (State.FAILED if now == "FAILED" else State.PENDING)
+    assert not done or now != "FAILED", "requeued is what has been done"
+    job.cancel()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -259,7 +279,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_no_fault_of_slurm_gives_a_wrong_state_loses_a_job_or_runs_it_twice(row: Row) -> None:
     wrong = {}
-    for operation in (status, logs, grading, cancelling, waiting, resubmission, submission):
+    for operation in (status, logs, grading, requeueing, cancelling, waiting, resubmission, submission):
         try:
             operation(row)
         except Exception as error:  # noqa: BLE001  the table shows all that is wrong

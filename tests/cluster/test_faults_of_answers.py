@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dlo_lib import cluster
-from dlo_lib.cluster import Job, State, endings, records, slurm, submissions
+from dlo_lib.cli.grade_slurm import SlurmElements
+from dlo_lib.cluster import Job, State, endings, records, slurm, submissions, turns
 from dlo_lib.cluster.records import Turn
 from dlo_lib.cluster.slurm_jobs import JobMark, of_accounting, of_controller, of_queue
 from dlo_lib.errors import UserError
@@ -27,7 +28,7 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("sbatch", "squeue", "scancel", "sacct", "scontrol"):
+        for name in ("sbatch", "squeue", "scancel", "sacct", "sacctmgr", "scontrol", "sinfo"):
             self.set(name, "true")
         self.set("sbatch", 'echo "$@" >> "$0.calls"; echo 7')
         self.show(NO_JOB)
@@ -38,7 +39,8 @@ class Commands:
 
     def show(self, job: str) -> None:
         """Set what ``scontrol show job`` does."""
-        text = f'case "$*" in ping) ;; *config*) echo "{CONFIG}" ;; *) {job} ;; esac'
+        requeue = 'echo "$@" >> "$0.calls"'
+        text = f'case "$*" in ping) ;; *config*) echo "{CONFIG}" ;; requeue*) {requeue} ;; *) {job} ;; esac'
         self.set("scontrol", text)
 
     def list(self, job: Job, state: str, number: int = 7) -> None:
@@ -262,6 +264,30 @@ def test_giving_up_and_the_start_of_the_job_exclude_each_other(commands):
     assert "this submission was given up" in script(other, 42).stderr
 
 
+def test_an_element_that_slurm_may_have_is_not_requeued_as_another_job(commands):
+    commands.set("sbatch", 'echo "$@" >> "$0.calls"; exit 1')
+    elements = SlurmElements(sent())
+    with pytest.raises(slurm.NoAnswer, match=r"SLURM may have element 0 of fake-\w+, and its number is not"):
+        elements.requeue(0)
+    with pytest.raises(slurm.NoAnswer, match="SLURM may have fake-.*: nothing is submitted"):
+        turns.start(elements.job.folder, (0,))
+    elements.job.cancel()
+    with pytest.raises(UserError, match="SLURM never had element 0 of"):
+        elements.job.requeue(0)
+    commands.set("sbatch", 'echo "$@" >> "$0.calls"; echo 8')
+    elements.requeue(0)
+    assert elements.job.record.numbers == "8"
+    assert len(commands.submissions) == 2
+
+
+def test_an_empty_queue_does_not_make_a_requeue_another_job(commands):
+    job = sent()
+    commands.show(f"echo 'JobId=7 JobName={job.name} JobState=FAILED Reason=None Command=x'")
+    SlurmElements(job).requeue(0)
+    assert (commands.folder / "scontrol.calls").read_text() == "requeue 7\n"
+    assert job.record.numbers == "7"
+
+
 def test_a_full_disk_changes_no_state(commands, monkeypatch, caplog):
     job = sent()
     commands.list(job, "COMPLETED")
@@ -290,6 +316,25 @@ def test_other_limits_are_those_of_one_submission(commands):
     assert "--time=01:30:00 --mem=8G" in call
     script = (job.folder / records.SCRIPT).read_text()
     assert "01:30:00" not in script
+
+
+def test_a_longer_limit_than_the_qos_allows_is_refused(commands, monkeypatch):
+    monkeypatch.setenv("DLO_SITES", str(Path.cwd()))
+    job = cluster.submit(["true"], site="site", gpus=2)
+    commands.list(job, "TIMEOUT")
+    with pytest.raises(UserError, match=r"30 h is more than normal allows \(24 h\): use a shorter time"):
+        job.resubmit(time="30:00:00")
+    assert len(commands.submissions) == 1
+
+
+def test_grading_keeps_its_table_when_the_array_cannot_be_cancelled(commands, capsys):
+    job = sent()
+    commands.show("exit 1")
+    commands.set("squeue", "exit 1")
+    SlurmElements(job).cancel()
+    said = capsys.readouterr().err
+    assert said.startswith("the array may still be in the queue (")
+    assert said.endswith(f"): dlo jobs cancel {job.name}\n")
 
 
 def test_a_record_of_a_newer_version_is_read_and_a_damaged_one_is_left_out(commands):
