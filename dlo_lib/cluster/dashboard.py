@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlo_lib.cluster.views import JobView, settings_text
+from dlo_lib.cluster.curve_styles import CurveStyles, styles_of
+from dlo_lib.cluster.views import JobView
 from dlo_lib.drawing import new_figure, whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.hardware import Gpu, gpu
@@ -30,6 +31,9 @@ PARTS = {
     "communication": "#D55E00",
 }
 _LIMIT = "#B00020"
+_MANY, _LETTERS = 12, 60  # labels and their letters that fit below a chart side by side
+_MOST_NAMES = 40  # the same, upright
+_BAR = 0.7  # width
 Runs = dict[int, "list[Metrics]"]
 
 
@@ -45,34 +49,48 @@ def plot_dashboard(job: JobView) -> Figure:
         raise UserError(
             tr("{job} has written no metrics yet; its state is {state}", job=job.name, state=job.state)
         )
-    settings = job.record.settings
-    labels = {element: settings_text(settings[element]) or job.name for element in runs}
+    styles = styles_of(job.record.settings, job.name)
     figure = new_figure(11, 6.5)
     (loss, rate), (split, memory) = figure.subplots(2, 2)
-    _curves(loss, runs, labels, "loss", tr("loss (nats)"))
-    _curves(rate, runs, labels, "tokens_per_second", tr("tokens/s, all ranks"))
+    _curves(loss, runs, styles, "loss", tr("loss (nats)"))
+    _curves(rate, runs, styles, "tokens_per_second", tr("tokens/s, all ranks"))
     rate.set_ylim(bottom=0)
-    _split(split, runs, labels)
-    _memory(memory, job, runs, labels)
-    if len(runs) > 1:
-        handles, names = loss.get_legend_handles_labels()
-        figure.legend(
-            handles, names, loc="outside upper center", ncols=min(4, len(runs)), frameon=False, fontsize=8
-        )
+    _split(split, runs, styles)
+    _memory(memory, job, runs, styles)
+    if len(runs) > 1 and styles.legend:
+        figure.legend(handles=styles.handles(), loc="outside right upper", frameon=False, fontsize=8, ncols=1)
     for axes in (loss, rate, split, memory):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def _curves(axes: Axes, runs: Runs, labels: dict[int, str], name: str, title: str) -> None:
+def _curves(axes: Axes, runs: Runs, styles: CurveStyles, name: str, title: str) -> None:
     for element, lines in runs.items():
         points = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
-        axes.plot(*zip(*points), label=labels[element], marker="." if len(points) < 3 else "")
+        axes.plot(
+            *zip(*points),
+            label=styles.labels[element],
+            color=styles.colours[element],
+            linestyle=styles.dashes[element],
+            linewidth=1.5 if len(runs) <= _MANY else 1.0,
+            marker="." if len(points) < 3 else "",
+        )
     axes.set(xlabel=tr("step"), ylabel=title)
     whole_numbers(axes)
 
 
-def _split(axes: Axes, runs: Runs, labels: dict[int, str]) -> None:
+def _below(axes: Axes, runs: Runs, styles: CurveStyles) -> list[float]:
+    """Label the horizontal axis of a bar chart of the elements; return the places of their bars."""
+    places, centres, names = styles.places(list(runs))
+    upright = len(names) > _MANY or sum(map(len, names)) > _LETTERS
+    step = -(-len(names) // _MOST_NAMES)
+    axes.set_xticks(centres[::step], names[::step], fontsize=8, rotation=90 if upright else 0)
+    axes.set_xlim(min(places) - 0.8, max(places) + 0.8)
+    axes.set_xlabel(styles.axis if len(runs) > 1 else "")
+    return places
+
+
+def _split(axes: Axes, runs: Runs, styles: CurveStyles) -> None:
     """Draw a bar for each element: the mean over its lines without the first, which includes warm-up."""
     base = [0.0] * len(runs)
     means = {element: _mean_parts(lines) for element, lines in runs.items()}
@@ -87,24 +105,21 @@ def _split(axes: Axes, runs: Runs, labels: dict[int, str]) -> None:
         )
         axes.set_axis_off()
         return
-    places = range(len(runs))
+    places = _below(axes, runs, styles)
     for part, colour in PARTS.items():
         heights = [mean.get(part, 0.0) * 1e3 for mean in means.values()]
-        axes.bar(places, heights, bottom=base, color=colour, label=tr(part), width=0.6)
+        axes.bar(places, heights, bottom=base, color=colour, label=tr(part), width=_BAR)
         base = [below + height for below, height in zip(base, heights)]
-    axes.set_xticks(places, [labels[element] for element in runs], fontsize=8)
-    axes.set_xlim(-0.8, len(runs) - 0.2)
     axes.set_ylabel(tr("one step of rank 0 (ms)"))
-    handles, names = axes.get_legend_handles_labels()
-    axes.legend(
-        handles,
-        names,
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=len(PARTS),
+    axes.figure.legend(
+        handles=[bars[0] for bars in axes.containers],
+        labels=[tr(part) for part in PARTS],
+        loc="outside right lower",
         frameon=False,
         fontsize=8,
-        columnspacing=1,
+        title=tr("parts of a step"),
+        title_fontsize=8,
+        alignment="left",
     )
 
 
@@ -117,7 +132,7 @@ def _mean_parts(lines: list[Metrics]) -> dict[str, float]:
     return {part: sum(values) / len(values) for part, values in found.items() if values}
 
 
-def _memory(axes: Axes, job: JobView, runs: Runs, labels: dict[int, str]) -> None:
+def _memory(axes: Axes, job: JobView, runs: Runs, styles: CurveStyles) -> None:
     """Draw peak memory over the micro-batch if a sweep varies it, otherwise a bar for each element."""
     settings = job.record.settings
     peaks = {element: max(line.peak_bytes for line in lines) / GIB for element, lines in runs.items()}
@@ -127,9 +142,7 @@ def _memory(axes: Axes, job: JobView, runs: Runs, labels: dict[int, str]) -> Non
         axes.set_xlabel(tr("sequences in a micro-batch of one rank"))
         axes.set_xlim(left=0)
     else:
-        axes.bar(range(len(runs)), list(peaks.values()), color=PARTS["backward"], width=0.6)
-        axes.set_xticks(range(len(runs)), [labels[element] for element in runs], fontsize=8)
-        axes.set_xlim(-0.8, len(runs) - 0.2)
+        axes.bar(_below(axes, runs, styles), list(peaks.values()), color=PARTS["backward"], width=_BAR)
     cards = {line.gpu for lines in runs.values() for line in lines if line.gpu is not None}
     for name in sorted(cards):
         _limit(axes, gpu(name), "--", tr("usable on {card}: {gib:.1f} GiB"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.states import ElementStatus, State, summary
-from dlo_lib.cluster.views import JobView, settings_text
+from dlo_lib.cluster.views import JobView, labels, settings_text
 from dlo_lib.drawing import whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.markup import render
@@ -114,11 +114,12 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
 def _losses(job: JobView) -> str:
     """Return the curves as SVG; "" if there are no metrics yet."""
     settings = job.record.settings
+    said = labels(settings) if len(settings) > 1 else ["loss"]
     curves = {}
     for element in range(min(len(settings), CURVES)):
         points = [(line.step, line.loss) for line in job.metrics(element) if line.loss is not None]
         if points:
-            curves[settings_text(settings[element]) or "loss"] = points
+            curves[said[element]] = points
     if not curves:
         return ""
     from matplotlib.figure import Figure  # not pyplot, because its current figure belongs to the kernel

@@ -82,7 +82,7 @@ def labels(settings: Sequence[dict[str, Any]]) -> list[str]:
     """
     names = varied(settings)
     return [
-        " ".join(f"{name}={_short(one[name])}" for name in names if name in one) or str(number)
+        " ".join(f"{name}={short(one[name])}" for name in names if name in one) or str(number)
         for number, one in enumerate(settings)
     ]
 
@@ -97,7 +97,7 @@ def sweep_text(settings: Sequence[dict[str, Any]]) -> str:
     """
     said = []
     for name in varied(settings):
-        values = list(dict.fromkeys(_short(one[name]) for one in settings if name in one))
+        values = list(dict.fromkeys(short(one[name]) for one in settings if name in one))
         few = len(values) <= _FEW
         said.append(
             f"{name}={','.join(values)}"
@@ -107,7 +107,8 @@ def sweep_text(settings: Sequence[dict[str, Any]]) -> str:
     return " ".join(said)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Return a value of a setting as text, a number with at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -7,6 +7,7 @@ import os
 import queue
 import time
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ jupyter_client = pytest.importorskip("jupyter_client")
 
 from dlo_lib import cluster  # noqa: E402
 from dlo_lib.cluster import Job, records  # noqa: E402
+from dlo_lib.cluster.curve_styles import styles_of  # noqa: E402
 from dlo_lib.cluster.live import page  # noqa: E402
 from dlo_lib.cluster.site import Scheduler  # noqa: E402
 from dlo_lib.cluster.states import ElementStatus, State  # noqa: E402
@@ -73,6 +75,49 @@ def test_the_dashboard_draws_every_element_and_parts_that_add_up_to_the_step(tmp
         "memory over the micro-batch, without a limit"
     )
     assert list(memory.lines[0].get_ydata()) == [1.0, 2.0]
+
+
+def test_the_dashboard_of_a_large_sweep_can_be_read(tmp_path):
+    """12 learning rates with 3 seeds: colours and dashes tell 36 curves apart, and constants are left out."""
+    rates = [round(1e-4 * 1.6**power, 6) for power in range(12)]
+    sweep = [{"model": "tiny", "seed": seed, "lr": rate} for seed in range(3) for rate in rates]
+    figure = a_job(tmp_path, sweep).dashboard()
+    figure.draw_without_rendering()
+    loss, _, split, memory = figure.axes
+    assert loss.lines[13].get_label() == "seed=1 lr=0.00016"
+    looks = {(str(line.get_color()), line.get_linestyle()) for line in loss.lines}
+    assert len(looks) == 36
+    parts, curves = figure.legends
+    said = [text.get_text() for text in curves.get_texts()]
+    assert said == [*(f"lr={rate:.4g}" for rate in rates), "seed=0", "seed=1", "seed=2"]
+    for axes in (split, memory):
+        names = axes.get_xticklabels()
+        assert [name.get_text() for name in names] == [f"{rate:.4g}" for rate in rates]
+        boxes = sorted((name.get_window_extent() for name in names), key=lambda box: box.x0)
+        assert all(left.x1 <= right.x0 for left, right in pairwise(boxes)), "labels do not overlap"
+        assert axes.get_xlabel() == "lr; in each group seed=0,1,2"
+    whole = figure.bbox
+    for legend in (curves, parts):
+        box = legend.get_window_extent()
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+        assert all(axes.get_window_extent().x1 <= box.x0 for axes in figure.axes), "it covers no curve"
+
+
+@pytest.mark.parametrize(
+    ("settings", "colours", "legend"),
+    [
+        ([{"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0}], 2, ["lr=0.1", "lr=0.2"]),
+        ([{"seed": seed} for seed in range(40)], 40, [f"seed={n}" for n in (0, 6, 13, 20, 26, 32, 39)]),
+        ([{"a": a, "b": b, "c": c} for a in "xyz" for b in (1, 2) for c in (1, 2)], 3, ["a=x", "a=y", "a=z"]),
+        ([{"lr": 0.1}], 1, []),
+    ],
+)
+def test_a_setting_has_the_colours_and_the_legend_says_which(settings, colours, legend):
+    styles = styles_of(settings, "run")
+    assert len({str(colour) for colour in styles.colours}) == colours
+    assert [label for label, _, _ in styles.legend] == legend
+    assert sorted(element for _, group in styles.groups for element in group) == list(range(len(settings)))
 
 
 def test_memory_is_compared_with_the_gpu_that_the_run_used(tmp_path):
