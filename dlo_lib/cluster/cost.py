@@ -55,6 +55,8 @@ def estimate(want: Allocation, elements: int) -> str:
     if want.gpus_per_node == 0:
         cores = want.ranks * want.cores
         text = "{each}{cores} cores for at most {limit}: {hours} core hours"
+        if cores == 1:
+            text = "{each}1 core for at most {limit}: {hours} core hours"
         return tr(text, each=each, cores=cores, limit=limit, hours=_number(cores * hours))
     gpus = want.nodes * want.gpus_per_node
     text = "{each}{gpus} GPUs for at most {limit}: {hours} GPU hours"

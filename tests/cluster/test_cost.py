@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -23,6 +24,9 @@ def test_the_estimate_is_the_limit_times_the_gpus():
     assert cost.estimate(want, 3).startswith("3 elements with 16 GPUs for at most 2 h: 96 GPU hours")
     alone = allocate(site("jean-zay-h100"), make_request("30", gpus=0, cores=4, account="abc"))
     assert cost.estimate(alone, 1) == "4 cores for at most 30 min: 2 core hours"
+    assert cost.estimate(replace(alone, cores=1), 2) == (
+        "2 elements with 1 core for at most 30 min: 1 core hours"
+    )
 
 
 def test_energy_of_steps_that_overlap_is_not_added():
