@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from dlo_lib.cluster.duration import short_duration, slurm_duration
 from dlo_lib.cluster.site import Qos, Site
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.text import tr
 
-if TYPE_CHECKING:
-    from dlo_lib.cluster.request import Request
+
+@dataclass(frozen=True)
+class Demand:
+    """What a QOS limits: the time and the GPUs of one job, and the number of jobs."""
+
+    time: timedelta
+    gpus: int
+    jobs: int
 
 
 def qos_of(site: Site, name: str) -> Qos | None:
@@ -28,18 +34,18 @@ def qos_of(site: Site, name: str) -> Qos | None:
     return known[name] if name else site.qos[0]
 
 
-def check_limits(site: Site, qos: Qos, request: Request) -> None:
-    """Check a request against the limits of a QOS.
+def check_limits(site: Site, qos: Qos, want: Demand) -> None:
+    """Check a demand against the limits of a QOS.
 
     Raises:
         UserError: it is beyond one of them; the message names what the site allows.
     """
-    others = [other for other in site.qos if other is not qos and not _exceeded(other, request)]
+    others = [other for other in site.qos if other is not qos and not _exceeded(other, want)]
     cures = [f'qos="{other.name}" ({_limits(other)})' for other in others]
-    for what in _exceeded(qos, request):
+    for what in _exceeded(qos, want):
         if what == "time":
             said = tr(
-                "{time} is more than {qos} allows", time=short_duration(request.time), qos=_with_limits(qos)
+                "{time} is more than {qos} allows", time=short_duration(want.time), qos=_with_limits(qos)
             )
             cures.append(
                 tr(
@@ -48,10 +54,10 @@ def check_limits(site: Site, qos: Qos, request: Request) -> None:
                 )
             )
         elif what == "gpus":
-            said = tr("{gpus} GPUs are more than {qos} allows", gpus=request.gpus, qos=_with_limits(qos))
+            said = tr("{gpus} GPUs are more than {qos} allows", gpus=want.gpus, qos=_with_limits(qos))
             cures.append(tr("at most {most} GPUs", most=qos.gpus))
         else:
-            said = tr("{jobs} jobs are more than {qos} allows", jobs=request.elements, qos=_with_limits(qos))
+            said = tr("{jobs} jobs are more than {qos} allows", jobs=want.jobs, qos=_with_limits(qos))
             cures.append(tr("a smaller sweep"))
         raise UserError(f"{said}: {tr('use')} {tr(' or ').join(cures)}")
 
@@ -62,13 +68,13 @@ def time_of_site(site: Site, wanted: timedelta, qos: str = "") -> timedelta:
     return wanted if limit is None else min(wanted, limit.time)
 
 
-def _exceeded(qos: Qos, request: Request) -> list[str]:
+def _exceeded(qos: Qos, want: Demand) -> list[str]:
     asked = {
-        "time": (request.time, qos.time),
-        "gpus": (request.gpus, qos.gpus),
-        "jobs": (request.elements, qos.jobs),
+        "time": (want.time, qos.time),
+        "gpus": (want.gpus, qos.gpus),
+        "jobs": (want.jobs, qos.jobs),
     }
-    return [name for name, (want, most) in asked.items() if most is not None and want > most]  # type: ignore[operator]
+    return [name for name, (value, most) in asked.items() if most is not None and value > most]  # type: ignore[operator]
 
 
 def _with_limits(qos: Qos) -> str:

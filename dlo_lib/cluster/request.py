@@ -14,7 +14,7 @@ from datetime import timedelta
 from dlo_lib.cluster import sbatch_options, srun_options
 from dlo_lib.cluster.duration import parse_duration
 from dlo_lib.cluster.job_variables import variables
-from dlo_lib.cluster.limits import check_limits, qos_of
+from dlo_lib.cluster.limits import Demand, check_limits, qos_of
 from dlo_lib.cluster.sbatch_options import Options
 from dlo_lib.cluster.site import Scheduler, Site
 from dlo_lib.errors import UserError, require_count
@@ -124,7 +124,7 @@ def allocate(site: Site, request: Request) -> Allocation:
     nodes = _nodes(site, request)
     qos = qos_of(site, request.qos)
     if qos is not None:
-        check_limits(site, qos, request)
+        check_limits(site, qos, Demand(request.time, request.gpus or 0, request.elements))
     return Allocation(
         site,
         nodes,
