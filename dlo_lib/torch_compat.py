@@ -7,11 +7,15 @@ module, because it needs more than a line: ``comm.tracing.reductions``.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -57,6 +61,30 @@ def owned_edge(output: Tensor) -> tuple[GradientEdge, object]:
         return edge, None
     with torch.enable_grad():
         return edge, output.view_as(output).grad_fn  # a node of C++ owns the nodes before it
+
+
+def pytorch_ring() -> ModuleType:
+    """Return PyTorch's module of ring attention, whose functions are private.
+
+    It is imported by the call, because it imports DTensor.
+    """
+    package = "torch.distributed.tensor.experimental"
+    moved = importlib.util.find_spec(f"{package}._context_parallel") is not None  # after 2.9
+    return importlib.import_module(f"{package}{'._context_parallel' if moved else ''}._attention")
+
+
+def pytorch_ring_backward(group: dist.ProcessGroup, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+    """Call the backward of PyTorch's ring attention."""
+    ranks: Any = group if RELEASE >= (2, 9) else SimpleNamespace(get_group=lambda: group)
+    return pytorch_ring()._templated_ring_attention_backward(ranks, *arguments, **options)
+
+
+def _one_product_each(rows: Tensor, weights: Tensor, *, offs: Tensor) -> Tensor:
+    ends = offs.tolist()
+    return torch.cat([rows[begin:end] @ weight for begin, end, weight in zip([0, *ends], ends, weights)])
+
+
+grouped_mm = getattr(F, "grouped_mm", _one_product_each)  # 2.9 has none
 
 
 def is_dtensor_class(kind: type) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 
-OLDEST = (2, 6)
+OLDEST = (2, 8)
 """The oldest supported release, as in ``pyproject.toml``. ``make compat`` tests it and the newest."""
 
 
@@ -25,27 +25,24 @@ def release(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def check_torch(version: str | None = None, *, oldest: tuple[int, int] = OLDEST, what: str = "") -> None:
+def check_torch(version: str | None = None) -> None:
     """Check that PyTorch is new enough.
 
     Args:
         version: None checks the installed one. If PyTorch is not installed nothing happens, because its
             import raises an error.
-        oldest: the oldest release that will do.
-        what: what needs it, for the message; "": the library.
 
     Raises:
-        UserError: the version is older than ``oldest``.
+        UserError: the version is older than ``OLDEST``.
     """
     if version is None:
         try:
             version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
             return
-    if release(version) < oldest:
-        number = ".".join(map(str, oldest))
-        needs = f"{what} needs {number}" if what else f"the oldest supported release is {number}"
-        raise UserError(f"PyTorch {version} is too old, {needs}: {cure()}")
+    if release(version) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise UserError(f"PyTorch {version} is too old, the oldest supported release is {oldest}: {cure()}")
 
 
 def cure() -> str:

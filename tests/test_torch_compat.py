@@ -7,6 +7,7 @@ import gc
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from dlo_lib import torch_compat
@@ -54,3 +55,22 @@ def test_before_2_9_the_fake_group_has_no_name(monkeypatch):
     group = SimpleNamespace(_get_backend=lambda device: backends[device.type])
     names = [torch_compat.backend_name(group, torch.device(kind)) for kind in ("cpu", "cuda")]
     assert names == ["gloo", "fake"]
+
+
+def test_the_loop_that_stands_for_grouped_mm_computes_the_same():
+    rows, weights = torch.randn(6, 8), torch.randn(3, 8, 4)
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+    expected = torch.cat((rows[:2] @ weights[0], rows[2:] @ weights[2]))
+    for form in (torch_compat.grouped_mm, torch_compat._one_product_each):
+        torch.testing.assert_close(form(rows, weights, offs=ends), expected)
+
+
+@pytest.mark.parametrize("numbers", [(2, 8), (2, 9)])
+def test_before_2_9_the_backward_of_the_ring_takes_a_mesh(monkeypatch, numbers):
+    monkeypatch.setattr(torch_compat, "RELEASE", numbers)
+    ring = SimpleNamespace(_templated_ring_attention_backward=lambda ranks, *_, **options: (ranks, options))
+    monkeypatch.setattr(torch_compat, "pytorch_ring", lambda: ring)
+    group = object()
+    ranks, options = torch_compat.pytorch_ring_backward(group, 2, is_causal=True)
+    assert (ranks.get_group() if numbers < (2, 9) else ranks) is group
+    assert options == {"is_causal": True}

@@ -12,7 +12,7 @@ from dlo_lib.launch import run_ranks
 from dlo_lib.torch_version import OLDEST, check_torch, cure, release
 
 ROOT = Path(__file__).resolve().parents[1]
-TOO_OLD = f"PyTorch 2.5.1+cu124 is too old, the oldest supported release is 2.6: {cure()}"
+TOO_OLD = f"PyTorch 2.7.1+cu126 is too old, the oldest supported release is 2.8: {cure()}"
 
 
 def test_the_oldest_release_is_that_of_pyproject():
@@ -20,17 +20,11 @@ def test_the_oldest_release_is_that_of_pyproject():
 
 
 @pytest.mark.parametrize(
-    ("version", "numbers"), [("2.6.0+cu124", (2, 6)), ("2.10.0a0+git1234", (2, 10)), ("2.13", (2, 13))]
+    ("version", "numbers"), [("2.8.0+cu128", (2, 8)), ("2.10.0a0+git1234", (2, 10)), ("2.13", (2, 13))]
 )
 def test_a_version_is_read_with_any_suffix(version, numbers):
     assert release(version) == numbers
     check_torch(version)
-
-
-def test_a_lab_may_need_a_later_one():
-    check_torch("2.9.1", oldest=(2, 9), what="13_dp_limit")
-    with pytest.raises(UserError, match="^PyTorch 2.8.0 is too old, 13_dp_limit needs 2.9: "):
-        check_torch("2.8.0", oldest=(2, 9), what="13_dp_limit")
 
 
 def test_an_upgrade_is_advised_only_where_pytorch_belongs_to_the_environment(monkeypatch, tmp_path):
@@ -53,7 +47,7 @@ def test_an_upgrade_is_advised_only_where_pytorch_belongs_to_the_environment(mon
 
 
 def test_ranks_are_not_started_on_an_older_one(monkeypatch):
-    monkeypatch.setattr("torch.__version__", "2.5.1+cu124")
+    monkeypatch.setattr("torch.__version__", "2.7.1+cu126")
     with pytest.raises(UserError) as raised:
         run_ranks(len, 2, "ab")
     assert str(raised.value) == TOO_OLD
@@ -67,7 +61,7 @@ def test_commands_report_it_in_one_line(program, module):
     code = (
         "import importlib.metadata, runpy, sys\n"
         "version = importlib.metadata.version\n"
-        "importlib.metadata.version = lambda name: '2.5.1+cu124' if name == 'torch' else version(name)\n"
+        "importlib.metadata.version = lambda name: '2.7.1+cu126' if name == 'torch' else version(name)\n"
         "train = lambda: runpy.run_module('dlo_lib.train', run_name='__main__')\n"
         f"sys.argv[1:] = []\n{module}\nmain()\n"
     )

@@ -36,11 +36,10 @@ from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 from dlo_lib.parallel.protocol import local_optimizer
-from dlo_lib.profiling.older_releases import attention_before_2_9, fake_collectives
+from dlo_lib.profiling.older_releases import fake_collectives, flash_attention
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import OptimizerStep, StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
-from dlo_lib.torch_compat import RELEASE
 
 
 def measure_memory(
@@ -90,11 +89,7 @@ def measure_memory(
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
     # An operator without a fake kernel raises an error, because a fallback would run on real zeros.
     fake_mode = FakeTensorMode(allow_fallback_kernels=False)
-    with contextlib.ExitStack() as stack:
-        group = stack.enter_context(_fake_ranks(chosen))
-        stack.enter_context(fake_mode)
-        if RELEASE < (2, 9) and not chosen.writes_scores:
-            stack.enter_context(attention_before_2_9(_flash_backward_scratch))
+    with _fake_ranks(chosen) as group, fake_mode:
         return record_step(chosen, MemoryTracker(fake_mode, scratch=CUDA_SCRATCH), group)
 
 
@@ -133,11 +128,12 @@ def record_step(
             for _ in range(plan.micro_batches if plan.pipelined else 1)
             for inputs, targets in [torch.zeros(2, chosen.batch, chosen.tokens, dtype=torch.int64)]
         ]
-        attention = SDPBackend.MATH if chosen.writes_scores else SDPBackend.FLASH_ATTENTION
+        writes = chosen.writes_scores
+        attention = sdpa_kernel(SDPBackend.MATH) if writes else flash_attention(_flash_backward_scratch)
         _watch_head(llama, tracker)
         if plan.pipelined:  # it has no phases inside
             _enter(Phase.FORWARD, tracker, ())
-        with sdpa_kernel(attention), around_twins(tracker.one_kernel):
+        with attention, around_twins(tracker.one_kernel):
             train_step(
                 wrapped,
                 optimizer,

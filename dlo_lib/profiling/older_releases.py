@@ -20,8 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlo_lib.models.llama import Attention
+from dlo_lib.torch_compat import RELEASE
 
 _IN_PLACE = (
     "broadcast_", "allreduce_", "allgather_", "_allgather_base_", "reduce_scatter_", "_reduce_scatter_base_",
@@ -65,14 +67,22 @@ class _Allocates(torch.autograd.Function):
         return *found, None
 
 
+def _nothing(*_: Any) -> int:
+    return 0
+
+
 @contextlib.contextmanager
-def attention_before_2_9(scratch: Callable[..., int]) -> Iterator[None]:
-    """Within this context, ``F.scaled_dot_product_attention`` only allocates.
+def flash_attention(scratch: Callable[..., int] = _nothing) -> Iterator[None]:
+    """Within this context, the attention of a Llama has the memory of the flash kernel.
 
     Args:
         scratch: returns the temporary bytes of the backward kernel, from the gradient of the output, the
-            queries and the keys.
+            queries and the keys. It is called before 2.9, where attention only allocates.
     """
+    if RELEASE >= (2, 9):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            yield
+        return
 
     def attend(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         device = q.device.type

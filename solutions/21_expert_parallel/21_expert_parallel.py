@@ -653,10 +653,12 @@ lab.check("padded")
 # ## The same with what you will use on Monday
 #
 # PyTorch has the two parts that matter. `F.grouped_mm(rows, weights, offs=ends)` makes the products of all experts in one kernel, where your `run_experts` has a loop; `ends[e]` is the last row of expert e,
-# plus one. The all-to-all of `torch.distributed._functional_collectives` has a backward, as your `AllToAll`. They pass the checks of exercise 7.
+# plus one. (It is there since PyTorch 2.10; with an older release, the cell below computes the same in a loop.) The all-to-all of `torch.distributed._functional_collectives` has a backward, as your `AllToAll`. They pass the checks of exercise 7.
 
 # %% id="check_standard" tags=["demo"]
 from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+from dlo_lib.torch_compat import grouped_mm  # F.grouped_mm, or a loop
 
 
 def with_grouped_mm(x, router, first, second, k: int, group=None, bias=None):
@@ -669,8 +671,8 @@ def with_grouped_mm(x, router, first, second, k: int, group=None, bias=None):
     own = torch.arange(len(first), device=received.device).repeat(len(received)).repeat_interleave(received.flatten())
     by_expert = own.argsort(stable=True)
     ends = received.sum(0).cumsum(0).int()
-    inner = F.silu(F.grouped_mm(rows[by_expert], first, offs=ends))
-    results = F.grouped_mm(inner, second, offs=ends)[by_expert.argsort()]
+    inner = F.silu(grouped_mm(rows[by_expert], first, offs=ends))
+    results = grouped_mm(inner, second, offs=ends)[by_expert.argsort()]
     return combine(all_to_all_single_autograd(results, send, receive, group), order, weights)
 
 

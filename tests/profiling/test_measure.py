@@ -33,11 +33,6 @@ FEWER = replace(LLAMA_3B, num_layers=6)
 FEWER_PSI = count(FEWER)
 
 
-NEEDS_FLASH = pytest.mark.skipif(
-    RELEASE < (2, 9),
-    reason="NOT TESTED HERE: before PyTorch 2.9 a CPU has no flash kernel for grouped keys and values",
-)
-
 measured = functools.cache(measure_memory)
 
 
@@ -184,7 +179,6 @@ def test_adamw_in_the_backward_of_several_ranks_is_refused():
         measure_memory("tiny", seq=64, optimizer="adamw-in-backward", world_size=2)
 
 
-@NEEDS_FLASH
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_fake_and_real_tensors_have_exactly_the_same_peaks(precision: str, checkpointing: bool):
@@ -197,7 +191,10 @@ def test_fake_and_real_tensors_have_exactly_the_same_peaks(precision: str, check
     assert real.peak_by_phase == fake.peak_by_phase
 
 
-@NEEDS_FLASH
+@pytest.mark.skipif(
+    RELEASE < (2, 9),
+    reason="NOT TESTED HERE: before PyTorch 2.9 a CPU has no flash kernel for grouped keys and values",
+)
 def test_the_peak_is_that_of_pytorchs_tracker():
     report = measure_memory(SMALL, batch=2, parallel="none")
     assert report.peak_bytes == pytest.approx(mem_tracker_peak(SMALL, batch=2), rel=1e-3)
@@ -275,7 +272,7 @@ def test_an_older_pytorch_measures_the_same_bytes(
 ):
     """Labs 00, 13 to 16 and 19 measure it, at a centre whose PyTorch is 2.8."""
     now = measure_memory("tiny", 2, seq=256, **choice)
-    monkeypatch.setattr("dlo_lib.profiling.measure.RELEASE", (2, 8))
+    monkeypatch.setattr("dlo_lib.profiling.older_releases.RELEASE", (2, 8))
     request.getfixturevalue("without_fake_collectives")
     older = measure_memory("tiny", 2, seq=256, **choice)
     assert (older.peak_bytes, older.peak_by_part) == (now.peak_bytes, now.peak_by_part)

@@ -8,7 +8,6 @@ one small file read a lab.
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from typing import TypeVar
 
 import dlo_lib
 from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.torch_version import OLDEST, release
 
 LAB_FILE = "lab.toml"
 GLOSSARY = "GLOSSARY.md"  # in labs/: the terms of all labs
@@ -26,7 +24,7 @@ REFERENCES_FILE = "references.json"
 IN_GRADING_FILE = "in_grading.json"
 BUILT_FILES = (REFERENCES_FILE, IN_GRADING_FILE)  # from the text of a lab and from its hidden checks
 KEYS = (
-    "number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "torch", "load_seconds",
+    "number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "load_seconds",
     "[steps.QUESTION] needs", "[reduced]",
     "[hints] QUESTION", "[quiz.QUESTION]",
 )  # fmt: skip
@@ -49,7 +47,6 @@ class LabInfo:
         needs: question → earlier questions whose functions its solution calls.
         release: glob patterns, below the lab's folder, of data and modules that students get beside the
             notebook, ``checks/`` and ``figures.py``.
-        torch: the oldest release of PyTorch on which the lab runs, such as (2, 9).
         load_seconds: computing time that all cells of a notebook together may take when the judge
             runs them, before any check.
         reduced: environment variables that make its notebook small, for tests.
@@ -67,7 +64,6 @@ class LabInfo:
     taught: tuple[str, ...] = ()
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     release: tuple[str, ...] = ()
-    torch: tuple[int, int] = OLDEST
     load_seconds: int = 20
     reduced: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hints: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -172,7 +168,6 @@ def read_lab_info(folder: str | Path) -> LabInfo:
             }
         ),
         release=_names(file, "release", _take(file, table, "release", list, [])),
-        torch=_release(file, _take(file, table, "torch", str, "")),
         load_seconds=_take(file, table, "load_seconds", int, 20),
         reduced=MappingProxyType(
             {name: str(value) for name, value in _take(file, table, "reduced", dict, {}).items()}
@@ -201,14 +196,6 @@ def read_course_lab(folder: Path) -> LabInfo:
             "make them agree"
         )
     return info
-
-
-def _release(file: Path, text: str) -> tuple[int, int]:
-    if not text:
-        return OLDEST
-    if not re.fullmatch(r"\d+\.\d+", text):
-        raise UserError(f'{file}: torch is "{text}": give a release of PyTorch such as "2.9"')
-    return release(text)
 
 
 def _labs_in(folder: Path) -> list[LabInfo]:

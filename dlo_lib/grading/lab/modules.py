@@ -75,8 +75,8 @@ def _files_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 @functools.lru_cache(maxsize=32)
 def _load_checks(folder: Path, hidden: Path | None, files: tuple[tuple[str, int, int], ...]) -> LabChecks:
+    check_torch()
     info = read_lab_info(folder)
-    check_torch(oldest=info.torch, what=info.directory)
     quiz = {name: Question(row["text"], _options(row)) for name, row in info.quiz.items()}
     package = _package(folder, hidden)
     visible = [

@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.hardware import Gpu, gpu
@@ -15,6 +14,7 @@ from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.models.llama import Block, rotation
 from dlo_lib.optim import Phase
 from dlo_lib.profiling import MemoryReport, OptimizerStep, Part, measure_memory
+from dlo_lib.profiling.older_releases import flash_attention
 
 IGNORED = -100
 
@@ -93,7 +93,7 @@ def kept_by_a_block(config: LlamaConfig, batch: int, seq: int) -> int:
             block, x = Block(config), torch.empty(sequences, seq, config.hidden, requires_grad=True)
             cos, sin = rotation(config, seq, x)
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-            with hooks, sdpa_kernel(SDPBackend.FLASH_ATTENTION), torch.autocast("cpu", torch.bfloat16):
+            with hooks, flash_attention(), torch.autocast("cpu", torch.bfloat16):
                 block(x, cos, sin)
         return sum(storage.nbytes() for storage in storages.values())
 

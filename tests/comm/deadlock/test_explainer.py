@@ -178,8 +178,6 @@ MISTAKES: dict[Callable[[], None], str] = {
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_is_explained(mistake, world_size):
-    if mistake is fsdp2_with_one_batch_more_on_rank_0 and torch.__version__ < (2, 8):
-        pytest.skip("NOT TESTED HERE: PyTorch's FSDP2 needs a GPU before 2.8")
     with pytest.raises(DeadLock) as caught:
         run_ranks(mistake, world_size, timeout=60)
     message = str(caught.value)

@@ -54,9 +54,6 @@ def functions_of_torch_distributed() -> Trace:
     return trace
 
 
-@pytest.mark.skipif(
-    torch.__version__ < (2, 8), reason="NOT TESTED HERE: gloo has no reduce_scatter before PyTorch 2.8"
-)
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_functions_of_torch_distributed(world_size):
     trace = Trace.merged(run_ranks(functions_of_torch_distributed, world_size))
@@ -82,9 +79,6 @@ def test_functions_of_torch_distributed(world_size):
     assert "all_gather" in trace.summary()
 
 
-@pytest.mark.skipif(
-    torch.__version__ < (2, 8), reason="NOT TESTED HERE: gloo has no reduce_scatter before PyTorch 2.8"
-)
 def test_the_call_site_is_the_users_line():
     trace = run_ranks(functions_of_torch_distributed, 2)[0]
     lines = [event.call.site for event in trace.events]
@@ -182,9 +176,6 @@ def pytorchs_fsdp2() -> Trace:
     return trace
 
 
-@pytest.mark.skipif(
-    torch.__version__ < (2, 8), reason="NOT TESTED HERE: PyTorch's FSDP2 needs a GPU before 2.8"
-)
 def test_fsdp2():
     whole = 2 * (64 * 64 + 64) * 4
     for trace in run_ranks(pytorchs_fsdp2, 2):
@@ -469,9 +460,6 @@ def all_asynchronous() -> list[tuple[str, bool]]:
     return told
 
 
-@pytest.mark.skipif(
-    torch.__version__ < (2, 8), reason="NOT TESTED HERE: gloo has no reduce_scatter before PyTorch 2.8"
-)
 def test_the_end_of_every_asynchronous_collective_is_known():
     for told in run_ranks(all_asynchronous, 2, timeout=60):
         assert told == [(name, True) for name in ASYNCHRONOUS]

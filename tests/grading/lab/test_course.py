@@ -65,7 +65,6 @@ def test_without_labs_the_error_names_the_variable_to_set(
         ("minutes = 60", "minutes = ", "not valid TOML"),
         ("number = 13", "number = 12", "number and name say 12_dp_limit, its folder 13_dp_limit"),
         ("core = true", "core = true\ntaught = [1]", "taught must be a list of strings"),
-        ("core = true", 'core = true\ntorch = "2"', 'torch is "2": give a release of PyTorch such as "2.9"'),
     ],
 )
 def test_a_wrong_lab_toml_says_what_to_put_right(course: Path, old: str, new: str, message: str) -> None:

@@ -23,6 +23,7 @@ from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.backend import join
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
 from dlo_lib.launch import Explain, RankFailure, run_ranks
+from dlo_lib.torch_compat import RELEASE
 
 Work = Callable[[], Any]
 
@@ -470,7 +471,7 @@ def blocking_and_asynchronous() -> None:
 
 
 def test_blocking_and_asynchronous_calls_are_distinguished() -> None:
-    """A lab refuses blocking calls: PyTorch 2.6 passes this on for some collectives only."""
+    """A lab refuses blocking calls."""
     _, switch = on_switch(blocking_and_asynchronous, 2)
     assert switch.service is not None
     asked = [(call.kind, call.is_async) for call in switch.service.exchange.calls(0)]
@@ -559,7 +560,8 @@ def test_calls_that_cannot_match_are_reported_at_once(work: Work, words: str) ->
 
 
 def a_complex_tensor() -> None:
-    dist.broadcast(torch.ones(2, dtype=torch.complex64), 0)
+    if RELEASE >= (2, 9):  # before, gloo refuses it too
+        dist.broadcast(torch.ones(2, dtype=torch.complex64), 0)
     dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn))
 
 
@@ -579,7 +581,14 @@ def not_there() -> None:
     ("work", "words"),
     [
         (a_complex_tensor, "float8_e4m3fn"),
-        (behind_its_back, "raised"),
+        pytest.param(
+            behind_its_back,
+            "raised",
+            marks=pytest.mark.skipif(
+                RELEASE < (2, 10),
+                reason="NOT TESTED HERE: before PyTorch 2.10 the backend below cannot raise",
+            ),
+        ),
         (not_there, "has no monitored_barrier"),
     ],
 )
