@@ -30,7 +30,7 @@ _EXPLAINED = (State.FAILED, State.OUT_OF_MEMORY, State.LOST, State.STOPPED, Stat
 
 
 @dataclass(frozen=True)
-class Row:
+class JobRow:
     """A job and the statuses of its elements."""
 
     job: Job
@@ -114,7 +114,7 @@ def start_of(text: str | None) -> datetime | None:
         raise UserError(tr(said, text=text)) from error
 
 
-def chosen(states: set[State], last: int | None, since: datetime | None) -> list[Row]:
+def chosen(states: set[State], last: int | None, since: datetime | None) -> list[JobRow]:
     """Return the rows of the jobs that a user asks for, the newest last.
 
     SLURM is asked only about these jobs, and not about those that have ended.
@@ -124,20 +124,20 @@ def chosen(states: set[State], last: int | None, since: datetime | None) -> list
         last: the number of jobs; None: all.
         since: the time of their submission.
     """
-    found: list[Row] = []
+    found: list[JobRow] = []
     for job in reversed(submitted()):
         record = job.record
         if since is not None and datetime.fromisoformat(record.submitted) < since:
             continue
         statuses = job.status()
         if not states or any(one.state in states for one in statuses):
-            found.append(Row(job, record, statuses))
+            found.append(JobRow(job, record, statuses))
         if len(found) == last:
             break
     return found[::-1]
 
 
-def table(rows: Sequence[Row], width: int) -> Table:
+def table(rows: Sequence[JobRow], width: int) -> Table:
     """Return the table.
 
     Args:
@@ -183,7 +183,7 @@ def table(rows: Sequence[Row], width: int) -> Table:
     return shown
 
 
-def reasons(rows: Sequence[Row]) -> Iterator[str]:
+def reasons(rows: Sequence[JobRow]) -> Iterator[str]:
     """Yield a line for each job with a reason."""
     for row in rows:
         if row.reason:

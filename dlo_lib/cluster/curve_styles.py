@@ -1,4 +1,4 @@
-"""How the elements of a sweep are told apart in a figure: by colours and dashes, and in groups of bars.
+"""How a figure distinguishes the elements of a sweep: by colours and dashes, and in groups of bars.
 
 One setting has the colours: the one with the most values, from dark to light if they are numbers. If there
 is one other setting, with up to four values, it has the dashes. A legend of 12 + 3 lines explains 36 curves.

@@ -70,7 +70,7 @@ class Snapshot:
             lock.release()
 
     def _write(self, kind: str, text: str) -> bool:
-        """Write a file; return False on a full or read-only disk, where the answer counts all the same."""
+        """Write a file; return False on a full or read-only disk, where the answer still counts."""
         try:
             write_text(self._file(kind), text)
         except (OSError, UserError) as error:

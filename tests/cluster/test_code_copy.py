@@ -142,7 +142,7 @@ def test_a_sitecustomize_of_the_user_runs_as_well(project):
     assert shown.stdout == "7\n", shown.stderr
 
 
-def test_what_cannot_be_followed_is_told_once(project, capsys):
+def test_what_cannot_be_followed_is_reported_once(project, capsys):
     (project / "program.py").write_text(
         "import sys, no_such_module\nsys.path.append(sys.argv[1])\n"
         "try:\n    import an_optional_one\nexcept ImportError:\n    pass\n"

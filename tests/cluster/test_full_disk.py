@@ -22,7 +22,7 @@ def read_only(*arguments: object, **named: object) -> None:
 
 
 @pytest.mark.parametrize("error", [full, read_only])
-def test_an_answer_that_cannot_be_shared_is_given_all_the_same(error, monkeypatch, caplog):
+def test_an_answer_that_cannot_be_shared_still_counts(error, monkeypatch, caplog):
     monkeypatch.setattr(snapshot, "write_text", error)
     answers = iter("ab")
     shared = Snapshot("test", lambda: 600)

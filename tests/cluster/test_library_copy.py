@@ -74,7 +74,7 @@ def test_a_program_beside_the_library_runs_the_copy_too(alone, monkeypatch):
 
 
 def test_a_pull_makes_another_job_and_leaves_the_first_as_submitted(alone):
-    """In processes of their own, because a process keeps the library that it has imported."""
+    """In separate processes, because a process keeps the library that it has imported."""
     checkout = alone / "checkout"
     shutil.copytree(HERE / "dlo_lib", checkout / "dlo_lib", ignore=shutil.ignore_patterns("*.ipynb"))
     (alone / "work").mkdir()
