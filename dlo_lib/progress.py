@@ -17,6 +17,8 @@ from pathlib import Path
 from dlo_lib.files import write_text
 
 VARIABLE = "DLO_PROGRESS"
+DECIDES = "DLO_PROGRESS_DECIDES"
+"""Set in the script of a training, which reads from the progress that the run has stopped."""
 _STOPPED, _REFUSED = "stopped", "refused"
 
 

@@ -62,7 +62,10 @@ def list_jobs(state: States = None, last: Last = None, since: Since = None, as_j
 
     chosen = jobs_table.chosen(jobs_table.states_of(state or []), last, jobs_table.start_of(since))
     for folder in records.damaged():
-        print(tr("{file} is damaged: remove {folder}", file=records.RECORD, folder=folder), file=sys.stderr)
+        try:
+            records.read(folder)
+        except UserError as error:
+            print(error, file=sys.stderr)
     if as_json:
         print(json.dumps([row.plain() for row in chosen], indent=1))
     elif not chosen and (state or last or since):

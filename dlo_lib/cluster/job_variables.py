@@ -10,7 +10,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 _OF_JOB = re.compile(
-    r"DLO_(JOB|ELEMENT|OUT|PROGRESS|RANKS)|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
+    r"DLO_(JOB|ELEMENT|OUT|PROGRESS(_DECIDES)?|RANKS)|(LOCAL_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|SLURM_(EXPORT_ENV|(ARRAY|JOB)_\w+|PROCID|LOCALID|NODEID|NTASKS|NNODES|RESTART_COUNT)"
 )
 """Variables that tell a rank its job and its place."""

@@ -25,6 +25,7 @@ from dlo_lib.cluster.script_head import head_options
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.work import OnRanks, Work
 from dlo_lib.errors import UserError, require_count
+from dlo_lib.progress import DECIDES
 from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.text import tr
 
@@ -193,6 +194,8 @@ class JobScript:
             **{name: (value, "set by the call") for name, value in want.env.items()},
         }
         rows = [("PYTHONUNBUFFERED", "1", "output of a rank appears at once")]
+        if self.work.trains:
+            rows.append((DECIDES, "1", "ranks that stop have status 0, without alarms; this script has 75"))
         if slurm:
             rows += [
                 ("SLURM_EXPORT_ENV", "ALL", "srun passes these variables on, also with --export=NONE"),

@@ -3,8 +3,8 @@
 Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops early writes
 its checkpoint and has status 75. In a deadlock, each rank prints its reason and exits with status 3.
 
-srun and torchrun print alarms about ranks with a status other than 0. In a job script, which reads from
-``$DLO_PROGRESS`` that the run has stopped, such ranks therefore have status 0, and the script has 75.
+srun and torchrun print alarms about ranks with a status other than 0. In the job script of a training, which
+reads from ``$DLO_PROGRESS`` that the run has stopped, ranks therefore have status 0, and the script has 75.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _train(arguments: list[str], here: Place, control: Control) -> int:
 
 def _script_knows(here: Place) -> bool:
     """Whether a job script, not the status of its launcher, decides that this run has stopped."""
-    return progress.VARIABLE in os.environ and here.launcher in ("slurm", "torchrun")
+    return progress.DECIDES in os.environ and here.launcher in ("slurm", "torchrun")
 
 
 def _silently(arguments: list[str]) -> TrainConfig | None:

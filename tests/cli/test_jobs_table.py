@@ -152,7 +152,7 @@ def test_ended_jobs_are_listed_while_slurm_is_down(
         "11111111: rank 1 raised ValueError: a bad batch",
         "22222222: squeue has not answered for 60 s",
     ]
-    assert f"remove {records.jobs_dir() / 'broken'}" in shown.err
+    assert f"remove the folder {records.jobs_dir() / 'broken'}" in shown.err
 
 
 def test_the_output_of_one_rank(here: Dlo, recorded: Recorded) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -281,6 +282,23 @@ def test_an_element_of_a_later_part_is_cancelled_alone(stranger):
     assert job.status()[12].state is cluster.State.CANCELLED
     job.cancel()
     assert job.state == "13 cancelled"
+
+
+def test_where_jobs_are_not_requeued_an_array_may_ask_for_it(stranger):
+    """The elements of the graders' array are sent again after a preemption, which JobRequeue=0 forbids."""
+    job = {}
+    for asked in (False, True):
+        options = {"requeue": asked}
+        job[asked] = cluster.submit(["sleep", "60"], gpus=0, site=stranger, time=5, options=options)
+        while job[asked].state != "running":
+            assert not job[asked].done
+            time.sleep(0.1)
+    with pytest.raises(UserError, match="SLURM does not requeue"):
+        job[False].requeue(0)
+    job[True].requeue(0)
+    assert job[True].state in ("pending", "running")
+    for one in job.values():
+        one.cancel()
 
 
 def test_a_part_that_slurm_refuses_is_submitted_later(stranger, monkeypatch, capsys):

@@ -183,10 +183,12 @@ def test_a_signal_while_python_ends_does_not_change_the_status(tmp_path):
 def test_in_a_job_script_the_ranks_of_a_launcher_stop_with_status_0(monkeypatch):
     """srun prints six lines of alarm about a rank with another status; the script reads $DLO_PROGRESS."""
     here = place()
-    assert not _script_knows(here)
+    by_srun = replace(here, launcher="slurm")
     monkeypatch.setenv("DLO_PROGRESS", "progress")
+    assert not _script_knows(by_srun)  # a script of the user reads the status
+    monkeypatch.setenv("DLO_PROGRESS_DECIDES", "1")
+    assert _script_knows(by_srun)
     assert not _script_knows(here)  # the status of a single process is its own
-    assert _script_knows(replace(here, launcher="slurm"))
 
 
 def test_ranks_end_when_torchrun_is_killed(small_run):
