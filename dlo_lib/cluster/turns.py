@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from dlo_lib.cluster import array_parts, causes, dependency, endings, local, records, slurm, submissions
@@ -13,6 +15,9 @@ from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.states import ElementStatus, State, stopped_early
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
+
+_SUBMISSION_S = 120.0
+"""Seconds that the submission of one part may take: twice the time in which SLURM has to answer."""
 
 
 def start(
@@ -95,7 +100,19 @@ def current(folder: Path, record: Record) -> list[ElementStatus]:
     found: dict[int, ElementStatus] = {}
     for turn in record.turns:  # later submissions replace elements of earlier ones
         found |= statuses(folder, record, turn)
+    for element in range(len(record.settings)):
+        if element not in found:
+            found[element] = _not_submitted(record, element)
     return [found[element] for element in sorted(found)]
+
+
+def _not_submitted(record: Record, element: int) -> ElementStatus:
+    """Return the status of an element without a submission: a process submits it now, or has ended before."""
+    begun = max([datetime.fromisoformat(record.submitted).timestamp(), *(turn.at for turn in record.turns)])
+    if time.time() - begun < _SUBMISSION_S:
+        return ElementStatus(element, State.UNKNOWN, tr("it is being submitted"), is_final=False)
+    why = tr("it was not submitted, because the process that did so has ended: resubmit() submits it")
+    return ElementStatus(element, State.LOST, why, is_final=False)
 
 
 def statuses(folder: Path, record: Record, turn: Turn) -> dict[int, ElementStatus]:

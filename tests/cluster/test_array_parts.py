@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster import array_parts, dependency, submissions
+from dlo_lib.cluster import array_parts, dependency, submissions, turns
 from dlo_lib.cluster.array_parts import ArrayPart, parts_of
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.request import allocate, make_request
@@ -77,6 +80,23 @@ def test_the_script_of_a_part_runs_the_element_of_its_index(tmp_path):
 def test_statuses_of_indices_become_those_of_elements():
     found = array_parts.by_element(11, {2: ElementStatus(2, State.RUNNING)})
     assert found == {13: ElementStatus(13, State.RUNNING)}
+
+
+@pytest.mark.parametrize("ago", [1, 200])
+def test_elements_whose_submitting_process_has_ended_are_not_forgotten(ago, tmp_path, monkeypatch):
+    monkeypatch.setattr(turns, "statuses", lambda folder, record, turn: {
+        element: ElementStatus(element, State.RUNNING) for element in turn.elements
+    })  # fmt: skip
+    begun = datetime.fromtimestamp(time.time() - ago, UTC).isoformat()
+    parts = (Turn(7, tuple(range(11)), at=time.time() - ago),)
+    record = Record("d" * 64, "run", "s", Scheduler.SLURM, 0, ({},) * 13, ("",) * 13, begun, turns=parts)
+    found = turns.current(tmp_path, record)
+    expected = (State.UNKNOWN, "it is being submitted") if ago == 1 else (State.LOST, "it was not submitted")
+    assert [status.state for status in found[:11]] == [State.RUNNING] * 11
+    assert all(status.state is expected[0] and status.reason.startswith(expected[1]) for status in found[11:])
+    assert not any(status.is_final for status in found[11:])
+    nothing = turns.current(tmp_path, replace(record, turns=()))
+    assert [status.state for status in nothing] == [expected[0]] * 13
 
 
 def test_elements_of_arrays_in_parts_are_not_joined():
