@@ -28,6 +28,7 @@ from dlo_lib.grading.lab.mutants import Mutant, read_mutants
 from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.sandbox.host import Zygote
 
+ZYGOTES = 2
 LABS = source_labs()
 MUTANTS = [(lab, mutant) for lab in LABS for mutant in read_mutants(source_folder(lab))]
 
@@ -46,11 +47,15 @@ def source_of(lab: LabInfo) -> LabSource:
 
 @pytest.fixture(scope="module")
 def zygote_of() -> Iterator[Callable[[LabInfo], Zygote]]:
-    """One zygote a lab, shared by its tests."""
+    """One zygote a lab, shared by its tests. The last two are kept, because each has up to 390 MB of memory,
+    and pytest-xdist runs the tests of a lab one after another.
+    """
     started: dict[str, Zygote] = {}
 
     def get(lab: LabInfo) -> Zygote:
         if lab.directory not in started:
+            if len(started) == ZYGOTES:
+                started.pop(next(iter(started))).close()
             started[lab.directory] = zygote_for(source_of(lab))
         return started[lab.directory]
 
