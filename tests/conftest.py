@@ -37,7 +37,7 @@ GRADED_CLASSES = {"undisturbed", "graded", "box", "judges"}  # fixtures: the fir
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Progress, gradebooks and the student's copies of this test alone; the text corpora
     are made once a session."""
     home = tmp_path_factory.mktemp("state")
@@ -47,6 +47,8 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("DLO_CACHE", str(tmp_path_factory.getbasetemp().parent / "dlo-cache"))
     for name in ("DLO_LANG", "DLO_HIDDEN", "DLO_COURSE"):
         monkeypatch.delenv(name, raising=False)
+    yield
+    shutil.rmtree(home / "library", ignore_errors=True)  # 11 MB: the copies for the jobs of this test
 
 
 @pytest.fixture
