@@ -141,12 +141,16 @@ def read_record(root: Path = ROOT) -> Record:
 
 def write(record: Record, root: Path = ROOT) -> None:
     """Write the record, the page, the section of the results and the line of the README."""
-    write_file(root / RECORD, json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    write_file(root / PAGE, page(record))
     results = (root / RESULTS).read_text(encoding="utf-8")
-    write_file(root / RESULTS, with_section(results, section(record)))
     readme = (root / README).read_text(encoding="utf-8")
-    write_file(root / README, README_LINE.sub(lambda _: summary(record), readme))
+    texts = {
+        RECORD: json.dumps(record, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+        PAGE: page(record),
+        RESULTS: with_section(results, section(record)),
+        README: README_LINE.sub(lambda _: summary(record), readme),
+    }
+    for name, text in texts.items():
+        write_file(root / name, text)
 
 
 def write_file(path: Path, text: str) -> None:
@@ -219,9 +223,10 @@ def lab_cell(result: dict[str, Any] | None) -> str:
     points = f"{result['points'] or 0:g}"
     parts = [{"passed": f"{points} of {points}", "failed": "refused"}.get(result["reference"], NOT_RUN)]
     failed = sum(not re.search(f"{REFERENCE}|{NOTEBOOK}", test) for test in result["failures"])
-    parts.append(
-        f"{result['others']} proofs" if not failed else f"{failed} of {result['others']} proofs fail"
-    )
+    if result["others"]:
+        parts.append(
+            f"{failed} of {result['others']} proofs fail" if failed else f"{result['others']} proofs"
+        )
     parts.append({"passed": "✓", "failed": "notebook fails"}.get(result["notebook"], "no notebook"))
     return ", ".join(parts)
 
@@ -241,10 +246,11 @@ def failed_in(column: dict[str, Any]) -> list[str]:
     return sorted({test for cell in cells for test in cell["failures"]})
 
 
-def full_labs(column: dict[str, Any]) -> int:
-    """Return how many labs passed all their proofs, and their notebook."""
+def marks(column: dict[str, Any]) -> tuple[int, int]:
+    """Return how many labs passed all their proofs and the notebook, and how many of them ran with both."""
     cells = column[LABS].values()
-    return sum(cell["reference"] == cell["notebook"] == "passed" and not cell["failures"] for cell in cells)
+    ran = [cell for cell in cells if cell["reference"] and cell["notebook"]]
+    return sum(not cell["failures"] for cell in ran), len(ran)
 
 
 def section(record: Record) -> str:
@@ -266,7 +272,7 @@ def section(record: Record) -> str:
             column["python"],
             column["packages"],
             " – ".join(dict.fromkeys([days[0], days[-1]])) if days else NOT_RUN,
-            f"{full_labs(column)} of {len(labs)}" if labs else NOT_RUN,
+            "{} of {}".format(*marks(column)) if marks(column)[1] else NOT_RUN,
             room_cell(total) if rooms else NOT_RUN,
             f"{cpu / 60:.0f} min",
             f"{whole['wall_s'] / 60:.0f} min, {whole['date']}" if whole else NOT_RUN,
@@ -286,11 +292,12 @@ def with_section(results: str, text: str) -> str:
 
 def summary(record: Record) -> str:
     """Return the line of the README."""
-    pairs = [column for _, column in ordered(record) if column[LABS]]
-    full = [column for column in pairs if full_labs(column) == len(column[LABS])]
-    parts = ", ".join(f"{short(column)} ({full_labs(column)} of {len(column[LABS])})" for column in pairs)
-    labs = "All labs give full marks" if len(full) == len(pairs) and pairs else "Labs with full marks"
-    return f"{labs} on PyTorch / Python {parts}: [the table of what was run](COMPATIBILITY.md)."
+    found = {short(column): marks(column) for _, column in ordered(record)}
+    parts = [f"{name}, {full} of {ran}; " for name, (full, ran) in found.items() if ran]
+    pairs = "".join(parts)
+    return (
+        f"Labs with full marks by PyTorch / Python: {pairs}see [the table of what was run](COMPATIBILITY.md)."
+    )
 
 
 def short(column: dict[str, Any]) -> str:
