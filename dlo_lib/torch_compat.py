@@ -7,9 +7,11 @@ module, because it needs more than a line: ``comm.tracing.reductions``.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dlo_lib.torch_version import release
 
@@ -48,6 +51,27 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
     if RELEASE < (2, 9) and isinstance(backend, FakeProcessGroup):
         return "fake"  # its C++ class has no name there
     return backend.name()
+
+
+def divide_averages_of_gloo() -> None:
+    """Let the reduce-scatter of gloo divide an average by the number of ranks, in this process.
+
+    In 2.8 it returns the sum, so that the gradients of PyTorch's FSDP are too large by this number.
+    """
+    if RELEASE < (2, 9):
+        for name in ("reduce_scatter", "_reduce_scatter_base"):
+            setattr(dist.ProcessGroup, name, _averaging(getattr(dist.ProcessGroup, name)))
+
+
+def _averaging(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reduce_scatter(group: dist.ProcessGroup, outputs: Any, inputs: Any, options: Any) -> Any:
+        if options.reduceOp == dist.ReduceOp.AVG and tree_leaves(outputs)[0].is_cpu:
+            options.reduceOp = dist.ReduceOp.SUM
+            inputs = tree_map(lambda tensor: tensor / group.size(), inputs)
+        return original(group, outputs, inputs, options)
+
+    return reduce_scatter
 
 
 def owned_edge(output: Tensor) -> tuple[GradientEdge, object]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from dlo_lib import torch_compat
 
@@ -74,3 +75,33 @@ def test_before_2_9_the_backward_of_the_ring_takes_a_mesh(monkeypatch, numbers):
     ranks, options = torch_compat.pytorch_ring_backward(group, 2, is_causal=True)
     assert (ranks.get_group() if numbers < (2, 9) else ranks) is group
     assert options == {"is_causal": True}
+
+
+class Group:
+    """Sums what its ranks, which all pass the same numbers, reduce."""
+
+    def size(self) -> int:
+        return 4
+
+    def _reduce_scatter_base(self, outputs: torch.Tensor, inputs: torch.Tensor, options: Any) -> None:
+        assert options.reduceOp == dist.ReduceOp.SUM
+        outputs.copy_(4 * inputs[: len(outputs)])
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any) -> None:
+        self._reduce_scatter_base(outputs[0], inputs[0][0], options)
+
+
+@pytest.mark.parametrize(("asked", "result"), [(dist.ReduceOp.AVG, 1.0), (dist.ReduceOp.SUM, 4.0)])
+def test_before_2_9_averages_of_gloo_are_divided(monkeypatch, asked, result):
+    """Without it, the gradients of PyTorch's FSDP are too large by the number of ranks."""
+    for name in ("reduce_scatter", "_reduce_scatter_base"):
+        monkeypatch.setattr(Group, name, vars(Group)[name])  # restored at the end
+    monkeypatch.setattr(torch_compat.dist, "ProcessGroup", Group)
+    monkeypatch.setattr(torch_compat, "RELEASE", (2, 8))
+    torch_compat.divide_averages_of_gloo()
+    given, out = torch.ones(8), torch.zeros(2)
+    Group()._reduce_scatter_base(out, given, SimpleNamespace(reduceOp=asked))
+    assert out.tolist() == [result] * 2
+    assert given.tolist() == [1.0] * 8
+    Group().reduce_scatter([out.zero_()], [[given[:2]] * 4], SimpleNamespace(reduceOp=asked))
+    assert out.tolist() == [result] * 2

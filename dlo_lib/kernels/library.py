@@ -35,7 +35,7 @@ from dlo_lib.kernels.rope import rotate
 from dlo_lib.kernels.swiglu import swiglu_backward, swiglu_forward
 
 LIBRARY = torch.library.Library("dlo", "DEF")
-STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+STRIDES = torch.Tag.needs_exact_strides
 TERMS = "int ignore_index, float label_smoothing, float z_loss"
 
 

@@ -259,8 +259,7 @@ def chunk_losses(
 
 def _graph_is_kept() -> bool:
     """Return whether the graph of the backward that runs now is kept (``retain_graph``)."""
-    is_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return is_kept is None or bool(is_kept())
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def loss_and_gradient(logits: Tensor, targets: Tensor, terms: CrossEntropyTerms, losses: Tensor) -> None:

@@ -152,7 +152,7 @@ def _read_records(utils: Any, missing: list[str]) -> _Records:
     breaks = getattr(utils, "graph_break_reasons", None)
     if breaks is None:
         missing.append("where graphs break")
-    if not hasattr(utils.CompilationMetrics, "recompile_reason"):  # 2.6
+    if not hasattr(utils.CompilationMetrics, "recompile_reason"):
         missing.append("why code is compiled again")
     return _Records(
         tuple(utils.get_compilation_metrics()), tuple(breaks or ()), dict(utils.counters["inductor"])

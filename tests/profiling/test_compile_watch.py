@@ -174,7 +174,7 @@ def test_a_release_without_the_list_of_breaks_is_reported(monkeypatch):
     import torch._dynamo.utils as utils
 
     monkeypatch.delattr(utils, "graph_break_reasons")
-    monkeypatch.delattr(utils.CompilationMetrics, "recompile_reason")  # 2.6 has none
+    monkeypatch.delattr(utils.CompilationMetrics, "recompile_reason")
     with watch_compilation() as watch:
         compiled(whole)(torch.ones(3))
     assert watch.report.missing == ("where graphs break", "why code is compiled again")

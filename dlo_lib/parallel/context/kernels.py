@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from dlo_lib.parallel.context.softmax import block_attention, block_attention_backward
+from dlo_lib.torch_compat import RELEASE
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
-_SHARES_KV_HEADS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
+_SHARES_KV_HEADS = RELEASE >= (2, 13)
 """Whether the kernel accepts fewer key than query heads. Older versions receive repeated heads."""
 
 
