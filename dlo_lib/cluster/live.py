@@ -25,6 +25,7 @@ _COLOURS = {
     State.RUNNING: "#0072B2",
     State.PENDING: "#777777",
     State.STOPPED: "#B36B00",
+    State.UNKNOWN: "#777777",
 }
 _BAD = "#B00020"
 

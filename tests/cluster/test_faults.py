@@ -285,6 +285,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("row", rows, ids="-".join, indirect=True)
 
 
+@pytest.mark.slow
 def test_no_fault_of_slurm_gives_a_wrong_state_loses_a_job_or_runs_it_twice(row: Row) -> None:
     wrong = {}
     for operation in (status, logs, grading, requeueing, cancelling, waiting, resubmission, submission):
