@@ -32,7 +32,7 @@ from dlo_lib.grading.lab.syntax import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, charged_seconds, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange
-from dlo_lib.grading.switch.scenario import as_wrong, code_of, finished_run
+from dlo_lib.grading.switch.scenario import as_wrong, code_of, finished_run, has_marks
 from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.text import tr
@@ -81,16 +81,23 @@ class Attempt:
         return self._worker
 
     @contextlib.contextmanager
-    def ranks(self, world: int) -> Iterator[list[Worker]]:
-        """Start ``world`` processes that have run the cells; kill them at the end."""
+    def ranks(self, world: int, measured: bool = False) -> Iterator[list[Worker]]:
+        """Start ``world`` processes that have run the cells; kill them at the end.
+
+        ``measured``: their scenario has marks.
+        """
         self.worker()  # cells that end a process do so here, in one process
         workers = self.zygote.ranks(world, self._imports)
         try:
+            for worker in workers if measured else ():
+                worker.count_pages()
             deadline = deadline_after(self.seconds)
             for worker in workers:
-                worker.post(deadline, **self._request())
+                worker.post(deadline, **self._request(), measured=measured)
             for worker in workers:
                 self._note(_loaded(worker, worker.collect(deadline)))
+            for worker in workers if measured else ():
+                worker.expect_marks()
             yield workers
         except Ended as error:
             self.budget.note(error)
@@ -190,12 +197,9 @@ class RemoteStudent:
         them.
         """
         world = len(inputs_per_rank)
-        with self._attempt.ranks(world) as workers, self._timed(workers) as deadline:
+        with self._attempt.ranks(world, has_marks(scenario)) as workers, self._timed(workers) as deadline:
             code = base64.b64encode(code_of(scenario)).decode()
             shared = {"do": "rank", "name": scenario.name, "code": code, "world": world}
-            if "mark(" in scenario.source:
-                for worker in workers:
-                    worker.expect_marks()
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
                 worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
             self._attempt.show_own_lines()

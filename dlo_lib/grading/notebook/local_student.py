@@ -25,6 +25,7 @@ from dlo_lib.grading.switch.scenario import (
     call_scenario,
     code_of,
     finished_run,
+    has_marks,
     names_used,
     run_scenario,
 )
@@ -116,6 +117,7 @@ class LocalStudent:
                     objects,
                     inputs,
                     switch.path,
+                    has_marks(scenario),
                     timeout=self._seconds,
                 )
             except RankFailure as error:
@@ -132,9 +134,11 @@ class LocalStudent:
         return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge, repeat)
 
 
-def _on_rank(name: str, code: bytes, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str) -> bytes:
+def _on_rank(
+    name: str, code: bytes, objects: Mapping[str, Any], inputs: Sequence[bytes], path: str, measured: bool
+) -> bytes:
     rank, world = dist.get_rank(), dist.get_world_size()
-    with connected_link(path, rank) as link:
+    with connected_link(path, rank, measured) as link:
         return pack(run_scenario(name, code, DirectNames(objects), rank, world, unpack(inputs[rank]), link))
 
 

@@ -28,6 +28,7 @@ from dlo_lib.grading.sandbox.cgroups import Group
 from dlo_lib.grading.sandbox.channel import Channel, DeadlineExceeded
 from dlo_lib.grading.sandbox.hidden_memory import (
     COPIED_BEFORE,
+    GROWN_BEFORE,
     copied_bytes,
     excess,
     pipe_bytes,
@@ -46,6 +47,7 @@ from dlo_lib.grading.sandbox.limits import (
 )
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.grading.sandbox.processor_share import MOST_RUNNING, share_processor
+from dlo_lib.grading.switch.memory import exact_bytes, mapped_bytes
 from dlo_lib.text import tr
 
 MAX_NOISE = 10_000
@@ -100,9 +102,9 @@ class Worker:
         """True if it ran out of time although it had neither computed nor slept for that time: it waited for
         a processor, so that the verdict may be another when it runs alone."""
         self._tasks, self._many, self._bomb = 1, False, False
-        self._base = resident_bytes(self.pid)
+        self._base = self._exact_base = resident_bytes(self.pid)
         self._files = self._in_files()
-        self._copied = COPIED_BEFORE
+        self._copied, self._grown = COPIED_BEFORE, 0
         self._peak = 0
         self._over_limit = self._closed = False
         self._number = 0
@@ -184,15 +186,30 @@ class Worker:
         in memory, and in every other place where a worker could hide a tensor.
         """
         with stopped(self._handle, self.pid):
-            memory = self._memory_now() + excess(self._copied_now(), self._copied)
+            grown, copied = self._grown_and_copied()
+            children = [pid for pid in self.processes() if pid != self.pid]
+            memory = (
+                max(0, grown - self._grown)
+                + memory_beyond(children, self._base)
+                + excess(copied, self._copied)
+            )
             return memory + pipe_bytes(self.processes()) + max(0, self._in_files() - self._files)
 
-    def expect_marks(self) -> None:
-        """Record how much inherited memory the worker has overwritten so far: cells do that honestly."""
-        self._copied = self._copied_now()
+    def count_pages(self) -> None:
+        """Count the memory of a worker that has run no cell, page by page: marks count what comes later."""
+        self._exact_base = exact_bytes(self.pid)
 
-    def _copied_now(self) -> int:
-        return copied_bytes(self.pid, resident_bytes(self.pid) - self._base)
+    def expect_marks(self) -> None:
+        """Record what the worker has allocated so far, and how much inherited memory it has overwritten:
+        cells do both honestly, up to a limit.
+        """
+        grown, self._copied = self._grown_and_copied()
+        self._grown = min(max(0, grown), GROWN_BEFORE)
+
+    def _grown_and_copied(self) -> tuple[int, int]:
+        mapped = mapped_bytes(self.pid)
+        grown = exact_bytes(self.pid, mapped) - self._exact_base
+        return grown, copied_bytes(mapped, grown)
 
     def _in_files(self) -> int:
         return 0 if self._supervised else scratch_bytes(self._root) + terminal_bytes(self._root)

@@ -11,6 +11,7 @@ import ast
 import asyncio
 import base64
 import contextlib
+import gc
 import inspect
 import io
 import linecache
@@ -38,6 +39,7 @@ from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.sandbox.channel import Channel
 from dlo_lib.grading.switch.link import Link
+from dlo_lib.grading.switch.memory import return_free_memory
 from dlo_lib.grading.switch.scenario import DirectNames, call_scenario, names_used, run_scenario
 from dlo_lib.worker_start import start_workers_by_fork
 
@@ -139,7 +141,11 @@ def serve(line: socket.socket) -> None:
 def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel) -> Any:
     match request["do"]:
         case "load":
-            return [_run_cell(cell, names, channel) for cell in request["cells"]]
+            reports = [_run_cell(cell, names, channel) for cell in request["cells"]]
+            if request.get("measured"):  # what a mark returns too must not count as what the cells hold
+                gc.collect()
+                return_free_memory()
+            return reports
         case "get":
             return _lookup(names, request["name"])
         case "call":

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from dlo_lib.grading.sandbox import lockdown, seccomp, start
 from dlo_lib.grading.sandbox.huge_pages import collapse
+from dlo_lib.grading.switch.memory import load_driver, return_free_memory
 
 COMMON = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "tqdm")
 THREADED = ("pyarrow",)  # pandas imports it if it can, and it starts threads, which do not survive a fork
@@ -57,6 +58,7 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     gc.freeze()
     for _ in collapse():  # not later: a worker that lives would be charged for the small pages
         pass
+    return_free_memory()  # what a worker would fill, or give back at a mark; collapse() has made it resident
     with contextlib.suppress(OSError):
         control.send(b"ready")
     workers.poll.register(control, select.POLLIN)
@@ -99,6 +101,7 @@ def _warm(modules: list[str], dynamo: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
+    load_driver()  # what it keeps is shared, and no worker's own
     worker = importlib.import_module("dlo_lib.grading.sandbox.worker")
     worker.prepare()
     if dynamo:

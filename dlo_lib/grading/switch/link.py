@@ -27,6 +27,7 @@ from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.deadlock.helper_threads import HelperThreads
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.grading.checks.codec import DTYPES, HEAD
+from dlo_lib.grading.switch.memory import return_free_memory
 from dlo_lib.grading.switch.request import MAX_UNWAITED
 from dlo_lib.grading.switch.wire import frame, memory_of
 
@@ -102,6 +103,7 @@ class Link:
         gc.callbacks.clear()  # one of the student's could free what the code should have freed before
         gc.collect()
         gc.callbacks.extend(callbacks)
+        return_free_memory()
         self.wait(self._post("mark", {"name": str(name)}, (), ()))
 
     def report_unwaited(self) -> None:

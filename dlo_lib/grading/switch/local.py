@@ -7,7 +7,6 @@ is read from /proc; on systems without it, it is unknown.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import struct
@@ -18,17 +17,18 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
+import torch
+
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.switch.memory import resident_bytes
+from dlo_lib.grading.switch.memory import exact_bytes, load_driver, map_large_tensors, return_free_memory
 from dlo_lib.grading.switch.server import TICK, SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.launch.frames import display_name
 
 RANK = struct.Struct("!I")
 READY = b"\0"
-M_MMAP_THRESHOLD = -3  # of mallopt(3)
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -72,7 +72,7 @@ class LocalSwitch:
 
     def memory(self, rank: int) -> int | None:
         """Return the bytes that the rank holds beyond those at its connection; None if unknown."""
-        return resident_bytes(self._pids[rank]) - self._initial_bytes[rank] if rank in self._pids else None
+        return exact_bytes(self._pids[rank]) - self._initial_bytes[rank] if rank in self._pids else None
 
     def source_file(self, file: str) -> str:
         """Return ``file``: the ranks and this process belong to the same user."""
@@ -122,14 +122,25 @@ class LocalSwitch:
             self._pids[rank], *_ = CREDENTIALS.unpack(
                 line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
             )
-            self._initial_bytes[rank] = resident_bytes(self._pids[rank])
+            self._initial_bytes[rank] = exact_bytes(self._pids[rank])
         line.sendall(READY)
 
 
 @contextmanager
-def connected_link(path: str, rank: int) -> Iterator[Link]:
-    """In a rank, connect to the switch at ``path``; at the end, report how this rank ended."""
-    _return_freed_memory()
+def connected_link(path: str, rank: int, measured: bool = True) -> Iterator[Link]:
+    """In a rank, connect to the switch at ``path``; at the end, report how this rank ended.
+
+    The rank computes with one thread from here on, as in grading: sums have the same order, and the memory
+    that a matrix product uses does not depend on the number of processors.
+
+    Args:
+        measured: the scenario has marks. A rank without marks does not load the driver of a GPU.
+    """
+    torch.set_num_threads(1)
+    map_large_tensors()
+    if measured:
+        load_driver()
+        return_free_memory()
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)
         line.sendall(RANK.pack(rank))
@@ -141,12 +152,3 @@ def connected_link(path: str, rank: int) -> Iterator[Link]:
             raised = False
         finally:
             link.end(raised)
-
-
-def _return_freed_memory() -> None:
-    """Make glibc return freed tensors to the system at once, so that the resident memory is the memory in
-    use.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, 1 << 17)

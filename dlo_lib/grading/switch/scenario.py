@@ -71,6 +71,11 @@ def _with_mark(code: CodeType, mark: Callable[[str], None]) -> CodeType:
     return code.replace(co_consts=tuple(constants))
 
 
+def has_marks(scenario: Scenario) -> bool:
+    """Return True if the memory of ranks is read in this scenario."""
+    return "mark(" in scenario.source
+
+
 class DirectNames:
     """The student's names, called without copies in the student's process."""
 

@@ -73,13 +73,13 @@ def holds(student, rank, world):
 
 def test_what_a_rank_allocates_counts_although_the_switch_is_slow(monkeypatch: pytest.MonkeyPatch):
     """On a loaded machine the switch reads the memory of a new rank late: the rank waits for it."""
-    read = local.resident_bytes
+    read = local.exact_bytes
 
     def late(pid: int) -> int:
         time.sleep(0.3)
         return read(pid)
 
-    monkeypatch.setattr(local, "resident_bytes", late)
+    monkeypatch.setattr(local, "exact_bytes", late)
     run = LocalStudent({}, 60).ranks(holds, [{}, {}])
     assert all(1 << 24 <= run.memory(rank, "held") < 3 << 23 for rank in range(2))
 
