@@ -108,7 +108,7 @@ def _one_product_each(rows: Tensor, weights: Tensor, *, offs: Tensor) -> Tensor:
     return torch.cat([rows[begin:end] @ weight for begin, end, weight in zip([0, *ends], ends, weights)])
 
 
-grouped_mm = getattr(F, "grouped_mm", _one_product_each)  # 2.9 has none
+grouped_mm = getattr(F, "grouped_mm", _one_product_each)  # 2.8 and 2.9 have none
 
 
 def is_dtensor_class(kind: type) -> bool:

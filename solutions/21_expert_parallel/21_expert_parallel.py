@@ -653,7 +653,7 @@ lab.check("padded")
 # ## The same with what you will use on Monday
 #
 # PyTorch has the two parts that matter. `F.grouped_mm(rows, weights, offs=ends)` makes the products of all experts in one kernel, where your `run_experts` has a loop; `ends[e]` is the last row of expert e,
-# plus one. (It is there since PyTorch 2.10; with an older release, the cell below computes the same in a loop.) The all-to-all of `torch.distributed._functional_collectives` has a backward, as your `AllToAll`. They pass the checks of exercise 7.
+# plus one. (PyTorch 2.8 and 2.9 have none: there, the cell below computes the same in a loop.) The all-to-all of `torch.distributed._functional_collectives` has a backward, as your `AllToAll`. They pass the checks of exercise 7.
 
 # %% id="check_standard" tags=["demo"]
 from torch.distributed._functional_collectives import all_to_all_single_autograd
