@@ -112,16 +112,17 @@ def cancel(
     from dlo_lib.cluster.job import job as find_job
 
     job = find_job(name)
-    was_over = job.done
-    job.cancel(element)
-    if element is not None and not was_over:
+    cancelled = job.cancel(element)
+    if not cancelled:
+        if element is None:
+            print(tr("{job} has already ended: {state}", job=job.name, state=job.state))
+        else:
+            text, state = "element {element} of {job} has already ended: {state}", job.status()[element].text
+            print(tr(text, element=element, job=job.name, state=state))
+    elif element is None:
+        print(tr("{job} is cancelled", job=job.name))
+    else:
         print(tr("element {element} of {job} is cancelled", element=element, job=job.name))
-        return
-    print(
-        tr("{job} has already ended: {state}", job=job.name, state=job.state)
-        if was_over
-        else tr("{job} is cancelled", job=job.name)
-    )
 
 
 @jobs.command()

@@ -19,28 +19,33 @@ from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 
-def cancel(folder: Path, record: Record, elements: Sequence[int]) -> None:
-    """Cancel elements of a job that have not ended.
+def cancel(folder: Path, record: Record, elements: Sequence[int]) -> list[int]:
+    """Cancel elements of a job that have not ended; return those that are cancelled now.
 
     Raises:
         NoAnswer: SLURM does not confirm it.
         UserError: the job runs on another cluster.
     """
+    cancelled: list[int] = []
     for turn in record.turns:
         mine = tuple(element for element in turn.elements if element in elements)
         if not mine or turn.given_up:
             continue
         if record.scheduler is Scheduler.LOCAL:
             local.cancel(folder, turn, mine)
+            cancelled += mine
             continue
         check_here(record, turn)
         if turn.is_unknown:
             turn = _without_number(folder, turn)
             if turn.given_up:
+                cancelled += mine
                 continue
         several = len(record.settings) > 1
         indices = [element - turn.first for element in mine] if several else None
-        slurm.cancel(turn.number, indices, submissions.mark_of(folder, record))
+        ended = slurm.cancel(turn.number, indices, submissions.mark_of(folder, record))
+        cancelled += [index + turn.first for index in ended]
+    return cancelled
 
 
 def _without_number(folder: Path, turn: Turn) -> Turn:

@@ -144,11 +144,14 @@ class Job:
         """The job's name in the queue."""
         return self.record.queue_name
 
-    def cancel(self, element: int | None = None) -> None:
+    def cancel(self, element: int | None = None) -> list[int]:
         """Stop elements that run and remove those that wait; elements that have ended do not change.
 
         Args:
             element: cancel only this one.
+
+        Returns:
+            The elements that are cancelled now and were not before.
 
         Raises:
             NoAnswer: SLURM does not confirm it: the elements may still run.
@@ -159,7 +162,8 @@ class Job:
             self._check_element(element)
         statuses = self.status()
         left = {status.element for status in statuses if not status.state.over}
-        changes.cancel(self.folder, self.record, sorted(left if element is None else left & {element}))
+        chosen = left if element is None else left & {element}
+        return changes.cancel(self.folder, self.record, sorted(chosen))
 
     def requeue(self, element: int) -> None:
         """Put an element back into SLURM's queue, in any state; its number does not change.

@@ -222,26 +222,26 @@ def node_names(nodes: str) -> tuple[str, ...]:
     return tuple(checked(asked("scontrol", "show", "hostnames", nodes)).split())
 
 
-def cancel(job: int, elements: Sequence[int] | None = None, mark: JobMark | None = None) -> None:
+def cancel(job: int, elements: Sequence[int] | None = None, mark: JobMark | None = None) -> list[int]:
     """Cancel the job, or some elements of its array; elements that have ended do not change.
 
     Args:
         mark: a job with this number that does not have it does not change.
 
+    Returns:
+        The elements that are cancelled now and were not before.
+
     Raises:
         NoAnswer: the queue does not confirm that they are cancelled.
     """
 
-    def left(rows: Iterable[QueueRow]) -> list[int]:
-        found = _of_job(rows, job, mark).items()
-        wanted = None if elements is None else set(elements)
-        return [
-            element for element, row in found if not row.is_ending and (wanted is None or element in wanted)
-        ]
+    def rows() -> dict[int, QueueRow]:
+        found = _of_job(_asked_about(job), job, mark)
+        return {element: row for element, row in found.items() if elements is None or element in elements}
 
-    before = left(_asked_about(job))
+    before = [element for element, row in rows().items() if not row.is_ending]
     if not before:
-        return
+        return []
     names = [str(job)] if elements is None else [f"{job}_{element}" for element in before]
     why = ""
     try:
@@ -252,13 +252,14 @@ def cancel(job: int, elements: Sequence[int] | None = None, mark: JobMark | None
         why = str(error)
     try:
         changed()
-        still = left(_asked_about(job))
+        after = rows()
     except NoAnswer as error:
         text = "scancel was called, but SLURM does not confirm it ({why}): look again later"
         raise NoAnswer(tr(text, why=why or error)) from error
-    if still:
+    if any(not row.is_ending for row in after.values()):
         text = "job {job} is not cancelled ({why}): cancel it again later"
         raise NoAnswer(tr(text, job=job, why=why or tr("scancel did nothing")))
+    return [element for element in before if element in after and after[element].is_cancelled]
 
 
 def requeue(job: int, element: int | None = None) -> None:

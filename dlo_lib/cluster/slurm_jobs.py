@@ -63,6 +63,11 @@ class QueueRow:
         """Whether the element has ended, or is ending."""
         return self.state == "COMPLETING" or of_slurm(self.state).over
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the element is cancelled, or ends because it was cancelled a moment ago."""
+        return self.state.startswith(("CANCELLED", "COMPLETING"))
+
     def status(self) -> ElementStatus:
         """Return its status."""
         reason = "" if self.reason in _SAID_BY_STATE else self.reason  # the state says the same

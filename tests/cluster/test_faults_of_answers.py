@@ -12,6 +12,7 @@ import pytest
 
 from dlo_lib import cluster
 from dlo_lib.cli.grade_slurm import SlurmElements
+from dlo_lib.cli.jobs import cancel as cancel_command
 from dlo_lib.cluster import Job, State, endings, records, slurm, submissions, turns
 from dlo_lib.cluster.records import Turn
 from dlo_lib.cluster.slurm_jobs import JobMark, of_accounting, of_controller, of_queue
@@ -211,6 +212,24 @@ def test_cancelled_is_what_the_controller_confirms(commands, scancel, monkeypatc
     with pytest.raises(slurm.NoAnswer, match=r"job 7 is not cancelled \(.+\): cancel it again later"):
         job.cancel()
     assert state(job) is State.RUNNING
+
+
+def test_the_command_calls_cancelled_only_what_it_cancelled(commands, capsys):
+    job = sent(sweep=[{"n": 1}, {"n": 2}])
+    line = f"JobId=%s ArrayJobId=7 ArrayTaskId=%s JobName={job.name} JobState=%s Reason=None Command=x"
+    first, second = (line % (8, 0, "COMPLETED"), line % (7, 1, "RUNNING"))
+    commands.show(
+        f"echo '{first}'; [ -e \"$0.gone\" ] && echo '{second}' | sed s/RUNNING/CANCELLED/ || echo '{second}'"
+    )
+    commands.set("scancel", 'touch "${0%/*}/scontrol.gone"')
+    for element, said in (
+        (0, "has already ended: completed"),
+        (1, "is cancelled"),
+        (1, "has already ended: c"),
+    ):
+        cancel_command(job.name, element)
+        assert f"element {element} of {job.name} {said}" in capsys.readouterr().out
+    assert job.cancel() == []
 
 
 def test_a_job_with_the_same_number_is_not_cancelled(commands):
