@@ -28,6 +28,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(slurm, "is_available", lambda: False)
     monkeypatch.delenv("DLO_SITE", raising=False)
     monkeypatch.setenv("DLO_POLL_S", "0.1")
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # after the copy in the module path of a job
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(
         "import dlo_lib.text\nprint(dlo_lib.text.__file__, dlo_lib.text.WIDTH)\n"
