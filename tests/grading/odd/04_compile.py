@@ -1,0 +1,15 @@
+# Odd but right answers: each earns all points of its question.
+
+# %% decorated_by_torch {"question": "clip"}
+@torch.no_grad()
+def clip(gradient: Tensor, limit: Tensor) -> Tensor:
+    return gradient * torch.clamp(limit / gradient.norm(), max=1.0)
+
+
+# %% step_decorated_by_torch {"question": "optimizer"}
+@torch.no_grad()
+def adamw(parameter, gradient, first, second, step, lr):
+    first = torch.lerp(gradient, first, BETA1)
+    second = torch.lerp(gradient.square(), second, BETA2)
+    denominator = (second / (1 - BETA2**step)).sqrt().add(EPS)
+    return parameter * (1 - lr * DECAY) - lr * (first / (1 - BETA1**step)) / denominator, first, second
