@@ -110,6 +110,7 @@ def link(folder: Path) -> None:
         if not (store / version()).exists():
             _remove_unused(store)
             _copy(store)
+        place_of(folder).unlink(missing_ok=True)  # of a submission that was killed
         place_of(folder).symlink_to(store / version())
 
 
