@@ -1,7 +1,7 @@
 """What the process of a rank holds at a mark of the scenario, compared with what the technique needs.
 
-A process needs 2 to 4 MiB besides its tensors: use tensors of several MiB, and leave
-that much room in the limit.
+A process needs up to 0.4 MiB besides its tensors, and 2 MiB more in the rare case that a table of the
+interpreter grows meanwhile: use tensors of several MiB, and leave 1 to 2 MiB of room in the limit.
 """
 
 from __future__ import annotations
