@@ -39,7 +39,7 @@ STEPS = int(os.environ.get("DLO_STEPS", 20))  # of the training near the end
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 NUMBERS = int(os.environ.get("DLO_NUMBERS", 2**22))  # parameters of the offload that is measured
 STAGES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
-SEQ = 2048  # of the last measurements of memory
+SEQ = int(os.environ.get("DLO_SEQ", 2048))  # of the last measurements of memory
 psi = sum(parameters_by_part(model_config(MODEL)).values())  # parameters of the model
 lab = Lab(globals())
 
@@ -691,7 +691,7 @@ from dlo_lib import cluster
 from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "zero2", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
-large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
+large = ["--model", MODEL, "--seq", str(SEQ), "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
 
 script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)

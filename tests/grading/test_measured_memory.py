@@ -234,7 +234,7 @@ BARRIER = "def work():\n    dist.barrier()"
 )
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="NOT TESTED HERE: no gcc to build a driver")
 def test_what_a_driver_keeps_does_not_count(tmp_path: Path) -> None:
-    """With a driver that keeps 3 MiB, in a process of its own, because the loader reads its path once."""
+    """With a driver that keeps 3 MiB, in a separate process, because the loader reads its path once."""
     (tmp_path / "driver.c").write_text(DRIVER, encoding="ascii")
     library = tmp_path / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)

@@ -58,7 +58,7 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     gc.freeze()
     for _ in collapse():  # not later: a worker that lives would be charged for the small pages
         pass
-    return_free_memory()  # what a worker would fill, or give back at a mark; collapse() has made it resident
+    return_free_memory()  # what a worker would fill, or release at a mark; collapse() has made it resident
     with contextlib.suppress(OSError):
         control.send(b"ready")
     workers.poll.register(control, select.POLLIN)

@@ -1,6 +1,6 @@
 """Read the memory of another process, for marks, and return what this one has freed.
 
-What a process holds beyond its tensors must be the same whatever it did before: free memory in its heap, in
+What a process holds beyond its tensors does not depend on what it did before. Free memory in its heap, in
 which a tensor finds room without a trace, and what a matrix product or a driver keeps, do not count.
 """
 
@@ -81,7 +81,7 @@ def return_free_memory() -> None:
 
 
 def map_large_tensors() -> None:
-    """Give each allocation of ``MMAP_BYTES`` or more, such as a tensor, a mapping of its own (glibc)."""
+    """Give each allocation of ``MMAP_BYTES`` or more, such as a tensor, a separate mapping (glibc)."""
     for mallopt in _functions(None, "mallopt"):
         mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
 
