@@ -143,8 +143,13 @@ def expected_start(script: str) -> tuple[str, str]:
 
 
 def _sbatch(script: str, *words: str) -> CompletedProcess[str]:
-    """Run sbatch without the ``SBATCH_*`` of the user whose options the script sets."""
-    return slurm_command.call("sbatch", *words, environment=for_script(submission_environment(), script))
+    """Run sbatch without the ``SBATCH_*`` of the user whose options the script sets.
+
+    The job inherits the environment of sbatch, where ``LC_ALL`` is C; its script restores the user's value.
+    """
+    environment = for_script(submission_environment(), script)
+    environment["DLO_LC_ALL"] = environment.get("LC_ALL", "")
+    return slurm_command.call("sbatch", *words, environment=environment)
 
 
 def _queue() -> Snapshot:

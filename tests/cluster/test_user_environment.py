@@ -126,3 +126,14 @@ def test_a_job_is_what_its_call_asked_for_whatever_the_shell_sets(jean_zay, tmp_
     for part in (*wanted, f"StdOut={job.folder}/logs/0.out", f"StdErr={job.folder}/logs/0.out"):
         assert f"{part}\n" in shown.replace(" ", "\n"), part
     assert job.wait(timeout=120).result() == "done"
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", ""])
+def test_a_job_has_the_locale_of_the_user(locale, jean_zay, tmp_path, monkeypatch):
+    """sbatch runs with LC_ALL=C, because its errors are read."""
+    monkeypatch.setenv("DLO_POLL_S", "0.3")
+    monkeypatch.setenv("LC_ALL", locale)
+    monkeypatch.chdir(tmp_path)
+    command = ["bash", "-c", 'echo "<${LC_ALL:-}>"']
+    job = cluster.submit(command, gpus=0, site="jean-zay-v100", account="abc", time=5).wait(timeout=120)
+    assert f"<{locale}>" in job.logs()

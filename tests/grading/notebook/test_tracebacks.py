@@ -28,8 +28,7 @@ CELLS = [
     "raise NotImplementedError()",
     'raise NotImplementedError("sum for Bool")',
     "lab.hint('scael')",
-    "from torch.utils.data import DataLoader\n"
-    "list(DataLoader([1, 2], num_workers=1, worker_init_fn=scale))",
+    "from torch.utils.data import DataLoader\nlist(DataLoader([1, 2], num_workers=1, worker_init_fn=scale))",
     "import collections.abc\nclass Never:\n    def go(self):\n        return {}['x']\nNever().go()",
 ]
 
