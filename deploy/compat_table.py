@@ -227,7 +227,7 @@ def lab_cell(result: dict[str, Any] | None) -> str:
         parts.append(
             f"{failed} of {result['others']} proofs fail" if failed else f"{result['others']} proofs"
         )
-    parts.append({"passed": "✓", "failed": "notebook fails"}.get(result["notebook"], "no notebook"))
+    parts.append({"passed": "✓", "failed": "notebook fails"}.get(result["notebook"], "notebook not run"))
     return ", ".join(parts)
 
 

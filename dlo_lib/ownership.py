@@ -258,9 +258,10 @@ def _ask(*options: str) -> list[str] | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if done.returncode:
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    if done.returncode or (not lines and done.stderr.strip()):  # with the status 0 if it finds no user
         return [] if "Invalid job id" in done.stderr else None
-    return [line for line in done.stdout.splitlines() if line.strip()]
+    return lines
 
 
 def _close_in_child() -> None:

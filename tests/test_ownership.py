@@ -134,6 +134,7 @@ def test_a_child_of_a_run_does_not_keep_its_folder(tmp_path):
         ("true", False),
         ("echo slurm_load_jobs error: Invalid job id specified >&2; exit 1", False),
         ("echo slurm_load_jobs error: Unable to contact slurm controller >&2; exit 1", None),
+        ("echo 'error: Invalid user' >&2", None),  # the directory of users does not answer
     ],
 )
 def test_slurm_knows_whether_the_job_of_an_owner_runs(answer, runs, tmp_path, file_system, squeue):
