@@ -39,7 +39,7 @@ STAMP = VENV / ".made-from"
 SUPPORTED = {(3, 11), (3, 12), (3, 13), (3, 14)}
 SUPPORTED_PYTHONS = "Python {}.{} to {}.{}".format(*min(SUPPORTED), *max(SUPPORTED))
 SUPPORTED_RANGE = ">={}.{},<{}.{}".format(*min(SUPPORTED), max(SUPPORTED)[0], max(SUPPORTED)[1] + 1)
-OLDEST_TORCH = (2, 6)
+OLDEST_TORCH = (2, 8)
 EXTRAS = ("labs", "labs,dev")
 LEAST_GB = 0.8  # size of an environment whose packages are all in uv's cache
 UNPACKED = 2.7  # disk space of an environment and of uv's cache, divided by the bytes downloaded

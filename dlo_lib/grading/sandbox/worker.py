@@ -39,7 +39,7 @@ from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.sandbox.channel import Channel
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.switch.memory import return_free_memory
+from dlo_lib.grading.switch.own_memory import return_free_memory
 from dlo_lib.grading.switch.scenario import DirectNames, call_scenario, names_used, run_scenario
 from dlo_lib.worker_start import start_workers_by_fork
 

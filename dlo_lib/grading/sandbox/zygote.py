@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from dlo_lib.grading.sandbox import lockdown, seccomp, start
 from dlo_lib.grading.sandbox.huge_pages import collapse
-from dlo_lib.grading.switch.memory import load_driver, return_free_memory
+from dlo_lib.grading.switch.own_memory import load_driver, return_free_memory
 
 COMMON = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "tqdm")
 THREADED = ("pyarrow",)  # pandas imports it if it can, and it starts threads, which do not survive a fork

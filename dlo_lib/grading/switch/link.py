@@ -27,7 +27,7 @@ from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.deadlock.helper_threads import HelperThreads
 from dlo_lib.comm.tracing.call_sites import call_site
 from dlo_lib.grading.checks.codec import DTYPES, HEAD
-from dlo_lib.grading.switch.memory import return_free_memory
+from dlo_lib.grading.switch.own_memory import return_free_memory
 from dlo_lib.grading.switch.request import MAX_UNWAITED
 from dlo_lib.grading.switch.wire import frame, memory_of
 

@@ -22,7 +22,8 @@ import torch
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.switch.memory import exact_bytes, load_driver, map_large_tensors, return_free_memory
+from dlo_lib.grading.switch.memory import exact_bytes
+from dlo_lib.grading.switch.own_memory import load_driver, map_large_tensors, return_free_memory
 from dlo_lib.grading.switch.server import TICK, SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.launch.frames import display_name
