@@ -141,6 +141,8 @@ def read_record(root: Path = ROOT) -> Record:
 
 def write(record: Record, root: Path = ROOT) -> None:
     """Write the record, the page, the section of the results and the line of the README."""
+    from dlo_lib.files import write_text
+
     results = (root / RESULTS).read_text(encoding="utf-8")
     readme = (root / README).read_text(encoding="utf-8")
     texts = {
@@ -150,14 +152,7 @@ def write(record: Record, root: Path = ROOT) -> None:
         README: README_LINE.sub(lambda _: summary(record), readme),
     }
     for name, text in texts.items():
-        write_file(root / name, text)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)
+        write_text(root / name, text)
 
 
 def ordered(record: Record) -> list[tuple[str, dict[str, Any]]]:

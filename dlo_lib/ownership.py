@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dlo_lib.errors import UserError
+from dlo_lib.lifetime import start_time
 from dlo_lib.locks import without_flock
 
 FILE = ".owner"
@@ -36,7 +37,7 @@ class Owner:
     """A process that owns a folder.
 
     Attributes:
-        born: its start time in clock ticks since boot, because process ids are used again; 0 if unknown.
+        born: its :func:`~dlo_lib.lifetime.start_time`.
         cluster, job, step: of SLURM; "" outside of it. ``turn``: how often the job was requeued.
     """
 
@@ -56,7 +57,13 @@ class Owner:
             for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT", "CLUSTER_NAME")
         )
         return cls(
-            socket.gethostname(), os.getpid(), _born(os.getpid()), cluster, job, step, turn or "0" * bool(job)
+            socket.gethostname(),
+            os.getpid(),
+            start_time(os.getpid()),
+            cluster,
+            job,
+            step,
+            turn or "0" * bool(job),
         )
 
     def __str__(self) -> str:
@@ -67,7 +74,7 @@ class Owner:
         """Return whether it runs; None if this machine cannot tell."""
         here = Owner.here()
         if self.host == here.host:
-            return self.born == 0 or _born(self.process) == self.born
+            return start_time(self.process) == self.born
         if not self.job or self.cluster != here.cluster:
             return None
         if self.job == here.job and self.turn != here.turn:
@@ -217,23 +224,6 @@ def _owner(text: bytes) -> Owner | None:
         return Owner(**json.loads(text))
     except (ValueError, TypeError):
         return None
-
-
-def _born(process: int) -> int:
-    """Return the start time of a process; -1 if it does not run, 0 if this system does not tell."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return -1 if fields[0] == "Z" else int(fields[19])
-    except FileNotFoundError:
-        if Path("/proc/self").exists():
-            return -1
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return -1
-    except PermissionError:
-        pass  # another user's: it runs
-    return 0
 
 
 def _slurm_runs(owner: Owner) -> bool | None:

@@ -17,6 +17,7 @@ from dlo_lib.cluster.records import Turn, exit_code, mark, marked, progress_of
 from dlo_lib.cluster.slurm import submission_environment
 from dlo_lib.cluster.states import ElementStatus, State, stopped_early
 from dlo_lib.interpreter import trusted_python
+from dlo_lib.lifetime import start_time
 from dlo_lib.text import tr
 
 _runners: list[subprocess.Popen[bytes]] = []
@@ -43,7 +44,7 @@ def start(folder: Path, elements: tuple[int, ...], after: Dependency | None = No
         start_new_session=True,  # Ctrl-C in the terminal or an interrupted cell does not reach it
     )
     _runners.append(runner)  # _is_alive waits for it
-    return Turn(runner.pid, elements, _start_time(runner.pid))
+    return Turn(runner.pid, elements, start_time(runner.pid))
 
 
 def cancel(folder: Path, turn: Turn, elements: tuple[int, ...]) -> None:
@@ -101,23 +102,4 @@ def _times(folder: Path, element: int) -> tuple[str, str]:
 
 def _is_alive(turn: Turn) -> bool:
     _runners[:] = [runner for runner in _runners if runner.poll() is None]  # reap runners that have ended
-    return _start_time(turn.number) == turn.born != 0
-
-
-def _start_time(process: int) -> int:
-    """Return the start time of a process in clock ticks since boot.
-
-    0 if there is none. Without /proc: 1 if it runs.
-    """
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return 0 if fields[0] == "Z" else int(fields[19])
-    except FileNotFoundError:
-        pass
-    if Path("/proc/self").exists():
-        return 0
-    try:
-        os.kill(process, 0)
-    except OSError:
-        return 0
-    return 1
+    return start_time(turn.number) == turn.born != 0

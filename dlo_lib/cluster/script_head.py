@@ -56,7 +56,7 @@ def head_options(
             str(want.ranks_per_node if on_ranks and not torchrun else 1),
             _who_starts(gpus, on_ranks, torchrun),
         ),
-        *[gpus_of_node] * (gpus_of_node[0] != ""),
+        gpus_of_node,
         ("cpus-per-task", str(cores), _whose_cores(gpus, torchrun)),
         ("hint", want.site.hint, "physical cores: two ranks on one core slow each other down"),
         ("time", slurm_duration(want.time), "a short job starts earlier, because it fits into gaps"),
@@ -66,7 +66,7 @@ def head_options(
         ("open-mode", "append", "SLURM starts a job again when a node fails; the output is kept"),
         ("output", output, "its output, including errors"),
     ]
-    rows = [row for row in rows if row[1] and row[0] not in want.dropped]
+    rows = [row for row in rows if row[0] and row[1] and row[0] not in want.dropped]
     rows += _further(want, tag, {name for name, _, _ in rows})
     return [(directive(name, value), why) for name, value, why in rows]
 
