@@ -19,6 +19,7 @@ import uuid
 import weakref
 from pathlib import Path
 
+from dlo_lib.lifetime import start_time
 from dlo_lib.locks import without_flock
 
 
@@ -37,7 +38,7 @@ class Lease:
         except OSError as error:
             if not without_flock(error):
                 raise
-            os.write(self._file, _identity(os.getpid()).encode())
+            os.write(self._file, _identity().encode())
         # A forked child would keep the lock after its parent has ended.
         self._forked = weakref.WeakMethod(self._close)
         os.register_at_fork(after_in_child=lambda close=self._forked: (method := close()) and method())
@@ -72,21 +73,21 @@ def is_alive(folder: Path, worker: str) -> bool:
         os.close(file)
 
 
-def _identity(process: int) -> str:
-    """Return the machine, the number and the start of a process; numbers are used again, starts are not."""
-    status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    return f"{socket.gethostname()} {process} {status.rpartition(')')[2].split()[19]}"
+def _identity() -> str:
+    """Return the machine, the number and the start of this process, because numbers are used again."""
+    return f"{socket.gethostname()} {os.getpid()} {start_time(os.getpid())}"
 
 
 def _is_running(identity: str) -> bool:
-    """Whether the process of :func:`_identity` runs, as far as this machine can know."""
-    machine, _, rest = identity.partition(" ")
+    """Whether the process of :func:`_identity` runs, as far as this machine can know.
+
+    A zombie has ended: the kernel has released its locks too.
+    """
+    machine, *rest = identity.split() or [""]  # empty while the worker writes it
     if machine != socket.gethostname():
         return True
-    try:
-        return _identity(int(rest.partition(" ")[0])) == identity
-    except FileNotFoundError:
-        return False
+    process, born = map(int, rest)
+    return start_time(process) == born
 
 
 def _end(path: Path, file: int) -> None:

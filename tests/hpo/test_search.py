@@ -28,9 +28,11 @@ from dlo_lib.hpo.definition import Definition, Sampler
 from dlo_lib.hpo.fixed_budget import EveryTrial, Grid
 from dlo_lib.hpo.halving import Hyperband, SuccessiveHalving
 from dlo_lib.hpo.journal import Journal
+from dlo_lib.hpo.lease import is_alive
 from dlo_lib.hpo.population import PopulationBased
 from dlo_lib.hpo.search import ATTEMPTS, Search, Task
 from dlo_lib.hpo.table import NoTask
+from dlo_lib.lifetime import start_time
 
 SPACE = {"x": FloatDistribution(0.001, 1, log=True)}
 ASHA = Definition(SPACE, Asha(9, 1, 9), seed=3)
@@ -274,6 +276,19 @@ def test_without_flock_a_killed_worker_is_noticed_on_its_machine(tmp_path, monke
     machine, process, start = lease.read_text().split()
     lease.write_text(f"another-machine {process} {start}")
     assert two.ask() is NoTask.WAIT, "another machine's process may run"
+    zombie = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    try:
+        of_zombie = f"{machine} {zombie.pid} {start_time(zombie.pid)}"
+        lease.write_text(of_zombie)
+        assert two.ask() is NoTask.WAIT
+        zombie.stdin.close()
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not reaped
+        assert not is_alive(lease.parent, lease.name), "the kernel would have released its lock"
+    finally:
+        zombie.kill()
+        zombie.wait()
+    lease.write_text("")
+    assert is_alive(lease.parent, lease.name), "the worker writes its file at this moment"
     lease.write_text(f"{machine} {process} {int(start) - 1}")
     assert two.ask() == tasks[0], "the number of the process belongs to a later one"
 
