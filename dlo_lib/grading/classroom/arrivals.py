@@ -27,9 +27,9 @@ from dlo_lib.grading.classroom.archive import (
     name_conflict,
 )
 from dlo_lib.grading.classroom.submission_copy import MOST_BYTES, MOST_FILES, TIMESTAMP
-from dlo_lib.grading.classroom.times import UnknownZone, utc_time
 from dlo_lib.grading.judge.intake import MAX_BYTES
 from dlo_lib.grading.lab.course import LabInfo, source_labs
+from dlo_lib.grading.lab.times import UnknownZone, utc_time
 from dlo_lib.text import tr
 
 MOODLE = re.compile(

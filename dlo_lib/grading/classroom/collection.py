@@ -37,10 +37,10 @@ from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
 from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.roster import Person, id_fault, normalise_name, read_roster
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
-from dlo_lib.grading.classroom.times import FORMAT, utc_time
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission
 from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.grading.lab.times import FORMAT, utc_time
 from dlo_lib.text import tr
 
 COLLECTED = "collected"

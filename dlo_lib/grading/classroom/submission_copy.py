@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlo_lib.grading.classroom.times import FORMAT, utc_time
+from dlo_lib.grading.lab.times import FORMAT, utc_time
 from dlo_lib.grading.sandbox.temporary_folders import locked_folder
 
 MOST_FILES, MOST_BYTES = 200, 64 << 20  # beside the notebook
