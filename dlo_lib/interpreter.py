@@ -14,17 +14,30 @@ from pathlib import Path
 
 import dlo_lib
 
+LIBRARY = "DLO_LIBRARY"
+"""Variable of a job: the folder of its copy of the library."""
+
 
 def trusted_python(
-    code: str, *arguments: str, unbuffered: bool = False, user_settings: bool = False
+    code: str,
+    *arguments: str,
+    unbuffered: bool = False,
+    user_settings: bool = False,
+    library_of_job: bool = False,
 ) -> list[str]:
     """Return the command that runs ``code`` with this process's installed modules and ``arguments`` in
     ``sys.argv[1:]``.
 
     The process ignores all ``PYTHON*`` variables (``python -I``), unless ``user_settings`` is True: a process
     that runs the user's code has their hash seed and their warnings.
+
+    With ``library_of_job``, the process of a job imports the copy of the library that the job was submitted
+    with, if there is one (``$DLO_LIBRARY``, see ``dlo_lib.cluster.library``), and so do its own processes.
     """
     begin = f"import sys; sys.path[:] = {module_path()!r}\n"
+    if library_of_job:  # in place of the folder at the end
+        begin += "import os\nsys.path[-1:] = [os.path.realpath(os.environ.get"
+        begin += f"({LIBRARY!r}) or sys.path[-1])]\n"
     isolated = "-P" if user_settings else "-I"
     return [sys.executable, isolated, *(["-u"] if unbuffered else []), "-c", begin + code, *arguments]
 

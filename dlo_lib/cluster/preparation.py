@@ -130,8 +130,9 @@ def _content_of(work: Work) -> bytes:
 def in_folder(prepared: PreparedCall, folder: Path) -> JobScript:
     """Return the script of the job in ``folder``, which runs the copy of the code there."""
     code, work = prepared.code, prepared.script.work
-    path = [str(library.place_of(folder))] if prepared.uses_library else []
-    script = replace(prepared.script, folder=folder, module_path=(*path, *code.path(folder)))
+    copied_library = str(library.place_of(folder)) if prepared.uses_library else ""
+    path = (*filter(None, [copied_library]), *code.path(folder))
+    script = replace(prepared.script, folder=folder, module_path=path, library=copied_library)
 
     def copied(word: str) -> str:
         original = Path(word).resolve()

@@ -25,6 +25,7 @@ from dlo_lib.cluster.script_head import head_options
 from dlo_lib.cluster.site import Scheduler
 from dlo_lib.cluster.work import OnRanks, Work
 from dlo_lib.errors import UserError, require_count
+from dlo_lib.interpreter import LIBRARY
 from dlo_lib.progress import DECIDES
 from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.text import tr
@@ -54,6 +55,7 @@ class JobScript:
         head: lines at the top of the script.
         passes_arguments: whether the script passes its arguments to the program.
         module_path: folders of the copied code, which come first in the module path.
+        library: the folder of the copied library; "": there is none.
         out: value of the program's ``--out``, in bash.
         default_out: the same, unless the arguments that the script passes have another one.
         tag: ends the job's comment in SLURM, by which it is found; "": no comment.
@@ -73,6 +75,7 @@ class JobScript:
     head: tuple[str, ...] = ()
     passes_arguments: bool = False
     module_path: tuple[str, ...] = ()
+    library: str = ""
     out: str = ""
     tag: str = ""
     default_out: str = ""
@@ -227,6 +230,8 @@ class JobScript:
             rows.append(("GLOO_SOCKET_IFNAME", shlex.quote(site.interface), "the network between the nodes"))
         rows = [row for row in rows if row[0] not in given]
         rows = [(name, shlex.quote(value), why) for name, (value, why) in given.items()] + rows
+        if self.library:
+            rows.append((LIBRARY, shlex.quote(self.library), "the library as submitted"))
         if self.module_path:  # last, because a variable of the site or the call comes after the copied code
             path = ":".join(map(shlex.quote, self.module_path))
             rows.append(("PYTHONPATH", f'{path}"${{PYTHONPATH:+:$PYTHONPATH}}"', "the code as submitted"))

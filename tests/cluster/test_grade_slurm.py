@@ -60,6 +60,8 @@ def test_an_array_gives_the_rows_of_one_machine_even_if_an_element_is_requeued(
         grading.kill()
         grading.wait()
     assert grading.returncode == 0, errors
+    assert f"export DLO_LIBRARY={job.folder / 'library'}" in job.script
+    assert "environ.get('DLO_LIBRARY')" in job.script.replace("'\"'\"'", "'"), "elements import the copy"
     assert said.count(" s  ada  12/12  GRADED") == 1
     assert results(course) == [table.replace(b" (UNSANDBOXED)", b"") for table in results(graded_class)]
 

@@ -13,6 +13,7 @@ import pytest
 import dlo_lib
 from dlo_lib import cluster
 from dlo_lib.cluster import library, slurm
+from dlo_lib.interpreter import trusted_python
 
 HERE = Path(dlo_lib.__file__).resolve().parents[1]
 SUBMIT = """
@@ -122,3 +123,21 @@ def test_without_a_copy_the_job_runs_the_library_of_its_start(alone):
     job = cluster.submit("program.py", copy_code=False).wait(timeout=60)
     assert Path(job.logs().split()[0]).resolve().is_relative_to(library.ROOT)
     assert not (job.folder / "library").exists()
+
+
+GRADER = """
+import subprocess
+import dlo_lib
+from dlo_lib.interpreter import trusted_python
+print(dlo_lib.__file__, flush=True)
+subprocess.run(trusted_python("import dlo_lib; print(dlo_lib.__file__)"), check=True)
+"""
+
+
+def test_an_isolated_process_of_a_job_runs_the_copy_and_so_do_its_own_processes(alone):
+    """The elements of `dlo grade --slurm` ignore PYTHONPATH."""
+    job = cluster.submit(trusted_python(GRADER, library_of_job=True), gpus=0).wait(timeout=60)
+    copy = (job.folder / "library").resolve() / "dlo_lib" / "__init__.py"
+    assert job.logs().split() == [str(copy)] * 2
+    outside = subprocess.run(trusted_python(GRADER, library_of_job=True), capture_output=True, text=True)
+    assert outside.stdout.split() == [dlo_lib.__file__] * 2

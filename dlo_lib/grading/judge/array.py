@@ -128,7 +128,9 @@ class ArrayOfJudges:
             started = min(self._elements, len(todo))
             elements = self._start(
                 trusted_python(
-                    "from dlo_lib.grading.judge.array_element import run; run()", str(queue.folder)
+                    "from dlo_lib.grading.judge.array_element import run; run()",
+                    str(queue.folder),
+                    library_of_job=True,
                 ),
                 started,
             )
