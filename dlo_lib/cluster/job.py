@@ -284,7 +284,8 @@ class Job:
         of_slurm = record.scheduler is Scheduler.SLURM
         try:
             here = [turn.number for turn in record.turns if turn.number and not turns.elsewhere(turn)]
-            rows = slurm.used(here, self.name) if of_slurm and here else []
+            mark = submissions.mark_of(self.folder, record)
+            rows = slurm.used(here, mark) if of_slurm and here else []
         except slurm.NoAnswer:
             return None
         if rows:

@@ -37,26 +37,26 @@ def history(job: int, mark: JobMark | None = None) -> dict[int, ElementStatus]:
     return slurm_jobs.of_accounting(checked(asked("sacct", *words), may_be_empty=True), mark)
 
 
-def used(jobs: Sequence[int], name: str = "") -> list[tuple[str, float, float]]:
+def used(jobs: Sequence[int], mark: JobMark | None = None) -> list[tuple[str, float, float]]:
     """Return what jobs and their steps have used: number, elapsed seconds, joules (0 where not measured).
 
     Every turn of a requeued job is counted. Empty if there is no accounting.
 
     Args:
-        name: the name of the jobs; a job with one of the numbers and another name is not counted.
+        mark: a job with one of the numbers that does not have it is not counted.
 
     Raises:
         NoAnswer: the accounting does not answer.
     """
     if not has_accounting():
         return []
-    fields = "JobID,ElapsedRaw,ConsumedEnergyRaw,JobName"
+    fields = "JobID,ElapsedRaw,ConsumedEnergyRaw,Comment,JobName"
     answer = asked("sacct", "-nP", "--duplicates", "-j", ",".join(map(str, jobs)), "-o", fields)
     rows, counts = [], False
     for line in checked(answer, may_be_empty=True).splitlines():
         identity, elapsed, joules, called = line.split("|", 3)
         if "." not in identity:  # the rows of its steps, which have other names, follow
-            counts = called in (name or called, "allocation")  # not named yet, for a moment
+            counts = slurm_jobs.is_ours(called, mark)
         if counts and "[" not in identity:  # elements that have not begun
             rows.append((identity, float(elapsed or 0), _joules(joules)))
     return rows

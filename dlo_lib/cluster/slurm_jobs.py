@@ -112,12 +112,16 @@ def of_accounting(answer: str, mark: JobMark | None) -> dict[int, ElementStatus]
         index = re.fullmatch(r"\d+(?:_(?:(\d+)|\[(\S+)\]))?", identity)
         if index is None or not of_slurm(state).over:
             continue
-        ours = mark is None or called.endswith(f"|{_NOT_NAMED_YET}") or mark.fits(called)
-        for element in elements_of(index[1] or index[2] or "0") if ours else ():
+        for element in elements_of(index[1] or index[2] or "0") if is_ours(called, mark) else ():
             exit_code = int(code.split(":")[0])
             begun = "" if start in ("None", "Unknown") else start
             found[element] = ElementStatus(element, of_slurm(state), "", begun, elapsed, exit_code)
     return found
+
+
+def is_ours(called: str, mark: JobMark | None) -> bool:
+    """Whether a row of the accounting, with this comment and name, is of the job with ``mark``; None: any."""
+    return mark is None or called.endswith(f"|{_NOT_NAMED_YET}") or mark.fits(called)
 
 
 def elements_of(text: str) -> list[int]:

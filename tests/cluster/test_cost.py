@@ -12,6 +12,7 @@ from dlo_lib import cluster
 from dlo_lib.cluster import cost, slurm, slurm_accounting
 from dlo_lib.cluster.request import allocate, make_request
 from dlo_lib.cluster.site import site
+from dlo_lib.cluster.slurm_jobs import JobMark
 from dlo_lib.hardware import gpu
 
 
@@ -47,17 +48,17 @@ def test_energy_of_steps_that_overlap_is_not_added():
 
 
 SACCT = """#!/bin/sh
-[ "$*" = "-nP --duplicates -j 9,12 -o JobID,ElapsedRaw,ConsumedEnergyRaw,JobName" ] || exit 1
+[ "$*" = "-nP --duplicates -j 9,12 -o JobID,ElapsedRaw,ConsumedEnergyRaw,Comment,JobName" ] || exit 1
 cat <<'END'
-9|60||mine
-9.batch|60|1200|batch
-9.0|50|18446744073709551614|python
-9_[3-4]|0||mine
-9|30||mine
-12|3600|0|mine
-12.batch|3600|900000|batch
-12.extern|3600|7200000|extern
-12.0|3500|3600000|a|name
+9|60||of mine dlo-9|renamed
+9.batch|60|1200||batch
+9.0|50|18446744073709551614||python
+9_[3-4]|0||of mine dlo-9|renamed
+9|30||of mine dlo-9|allocation
+12|3600|0||mine
+12.batch|3600|900000||batch
+12.extern|3600|7200000||extern
+12.0|3500|3600000||a|name
 END
 """
 
@@ -74,10 +75,11 @@ def test_the_accounting_is_read_by_turn_and_step(tmp_path, monkeypatch):
     both = cost.usage(rows, 2)
     assert both == cost.JobUsage(3690 / 3600, 2, 1200 + 7.2e6)
     assert str(both) == "used 2.05 GPU hours, 2 kWh measured"
-    assert slurm.used([9, 12], "mine") == rows
+    mine = JobMark("mine", comment="dlo-9")  # by its comment whatever its name, or by its unique name
+    assert slurm.used([9, 12], mine) == rows
     # SLURM has given the number 12 to another job.
     sacct.write_text(SACCT.replace("|mine\n12.", "|another-job\n12."))
-    assert slurm.used([9, 12], "mine") == rows[:4]
+    assert slurm.used([9, 12], mine) == rows[:4]
     with pytest.raises(slurm.NoAnswer, match="sacct does not answer: status 1"):
         slurm.used([10])
     monkeypatch.setattr(slurm_accounting, "config", lambda name: "accounting_storage/none")
