@@ -41,7 +41,7 @@ def test_a_narrow_gradient_is_rounded_once(dtype):
 
 
 def test_the_norm_of_narrow_gradients_is_that_of_their_values():
-    """In bf16, a norm has three digits. The norm of these gradients in fp16, 75,002, is above the largest number of fp16."""
+    """A norm in bf16 has three digits. The largest number of fp16 is 65,504; this norm is 75,002."""
     for dtype, value in ((torch.bfloat16, 1.0), (torch.float16, 500.0)):
         param = parameter(dtype, 22_501)
         param.grad.mul_(value)
