@@ -1,15 +1,30 @@
-"""Atomic writes: write a temporary file, sync it, then rename it, so that a file is complete or absent."""
+"""Files and folders of the user: a file is complete or absent, and a folder is closed to other users.
+
+Atomic writes: write a temporary file, sync it, then rename it. Folders in a home have the mode 0700, because
+they hold answers, and homes are open to all users of a machine by default on many systems.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dlo_lib.errors import UserError, no_space
+from dlo_lib.text import tr
+
+PRIVATE, OTHERS = 0o700, 0o077
+STATE_PARTS = (
+    "cache", "classroom", "copied", "home", "jobs", "jupyter", "output", "progress", "ranks",
+)  # fmt: skip
+"""What the library creates in the state folder. The private exchange and the copies of the library are absent:
+they hold no answers of a class, and a class may share them."""
+_looked_at: set[Path] = set()
 
 
 @contextmanager
@@ -63,29 +78,72 @@ def write_text(path: str | Path, text: str) -> None:
 def state_dir() -> Path:
     """Return ``$DLO_HOME`` or a folder in the state folder of the user, for progress, gradebooks and caches.
 
-    The folder is created if it does not exist.
+    The folder is created if it does not exist. Other users of the machine cannot read what is in it.
 
     Raises:
         UserError: the folder cannot be created.
     """
     chosen = os.environ.get("DLO_HOME")
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return own_folder(Path(chosen).expanduser() if chosen else Path(state) / "dlo", "DLO_HOME")
+    folder = Path(chosen).expanduser() if chosen else Path(state) / "dlo"
+    own_folder(folder, "DLO_HOME", ours=not chosen)
+    if chosen and folder.stat().st_mode & OTHERS:  # perhaps a folder that a project shares
+        close(*(folder / part for part in STATE_PARTS))
+    return folder
 
 
-def own_folder(folder: Path, variable: str) -> Path:
-    """Return ``folder``; create it if it does not exist.
+def own_folder(folder: Path, variable: str, ours: bool = False) -> Path:
+    """Return ``folder``; create it if it does not exist, with the mode 0700 whatever the umask.
+
+    Args:
+        ours: the library chose the name, so :func:`close` an existing folder. The user may share a folder
+            that the user has named; it keeps its mode. So does the target of a link.
 
     Raises:
         UserError: the folder cannot be created; the message names the ``variable`` that selects another one.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = not folder.is_dir()
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        if made:
+            folder.chmod(folder.stat().st_mode & stat.S_ISGID | PRIVATE)  # a umask may have removed more
     except OSError as error:
         raise UserError(
             f"cannot create the folder {folder} ({error.strerror}): set {variable} to a folder of yours"
         ) from error
+    if ours:
+        close(folder)
     return folder
+
+
+def close(*folders: Path) -> None:
+    """Close those of ``folders`` whose mode lets other users in, and print one line that names them.
+
+    A folder that does not exist, belongs to another user, or is a link stays unchanged. Each folder is looked
+    at once in a process.
+    """
+    closed = [str(folder) for folder in folders if folder not in _looked_at and _closed(folder)]
+    if closed:
+        text = "closed to other users of this machine (mode 700): {folders}"
+        print(tr(text, folders=", ".join(closed)), file=sys.stderr)
+
+
+def _closed(folder: Path) -> bool:
+    """Remove the rights of group and others; return whether there were any."""
+    try:
+        state = folder.lstat()
+    except OSError:
+        return False  # it does not exist
+    _looked_at.add(folder)
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or not state.st_mode & OTHERS:
+        return False
+    try:
+        folder.chmod(stat.S_IMODE(state.st_mode) & ~OTHERS)
+    except OSError as error:
+        text = "other users of this machine can read {folder}: it cannot be closed ({reason})"
+        print(tr(text, folder=folder, reason=error.strerror), file=sys.stderr)
+        return False
+    return True
 
 
 def cache_dir() -> Path:

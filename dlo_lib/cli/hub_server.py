@@ -11,6 +11,7 @@ import os
 import sys
 
 from dlo_lib.cli.jupyter import HIDDEN_FILES, start_url
+from dlo_lib.cli.private import close_copies
 from dlo_lib.cli.workspace import update_workspace, work_dir
 from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 
@@ -20,6 +21,7 @@ SINGLE_USER = [sys.executable, "-m", "dlo_lib.hub.single_user"]
 def user_options() -> list[str]:
     """Update the user's labs and return the options of a server on them."""
     update_workspace()
+    close_copies(os.environ)
     folder = work_dir()
     os.chdir(folder)  # the Assignment List looks for fetched labs in the current folder
     return [

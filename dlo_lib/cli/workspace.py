@@ -2,7 +2,7 @@
 
 The folder is ``$DLO_WORK`` or ``~/dlo-labs``. A released notebook is copied there once. A newer release
 replaces the copy only if the student has not changed it. The other files (checks, figures) are always
-updated."""
+updated. Other users of the machine cannot read the folder (mode 0700)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlo_lib.errors import UserError
-from dlo_lib.files import own_folder, state_dir, write_aside, write_text
+from dlo_lib.files import OTHERS, close, own_folder, state_dir, write_aside, write_text
 from dlo_lib.grading.lab.course import GLOSSARY, LabInfo, course_root, find_lab, labs
 
 
@@ -39,7 +39,9 @@ def update_workspace() -> list[Update]:
     Raises:
         UserError: the folder cannot be created.
     """
-    own_folder(work_dir(), "DLO_WORK")
+    folder = own_folder(work_dir(), "DLO_WORK", ours=not os.environ.get("DLO_WORK"))
+    if folder.stat().st_mode & OTHERS:  # the user made it, and perhaps shares it: the labs in it are closed
+        close(*(folder / lab.directory for lab in labs()))
     if (glossary := course_root() / "labs" / GLOSSARY).is_file():
         with write_aside(work_dir() / GLOSSARY) as aside:
             shutil.copyfile(glossary, aside)
@@ -49,7 +51,7 @@ def update_workspace() -> list[Update]:
 def update_lab(lab: LabInfo) -> Update:
     """Update one lab in the student's folder."""
     released = course_root() / "labs" / lab.directory
-    own = work_dir() / lab.directory
+    own = own_folder(work_dir() / lab.directory, "DLO_WORK")
     record = _Record(lab.directory)
     kept = []
     for source in sorted(
