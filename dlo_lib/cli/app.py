@@ -52,8 +52,9 @@ def lab(
 
     The first use creates the copy; your notebooks are never overwritten.
     """
-    from dlo_lib.cli.jupyter import find_exchange, free_port, start_jupyterlab
+    from dlo_lib.cli.jupyter import free_port, start_jupyterlab
     from dlo_lib.cli.workspace import update_workspace, work_dir
+    from dlo_lib.grading.lab.exchange import find_exchange
 
     free_port(port)  # fails before the copy
     shared = find_exchange(exchange)

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-from jupyter_core.paths import jupyter_config_path
-
+from dlo_lib.cli.private import close_copies
 from dlo_lib.cli.workspace import work_dir
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 from dlo_lib.grading.lab.course import BUILT_FILES, LAB_FILE, labs
+from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange
 from dlo_lib.hub.extensions import NOT_FOR_STUDENTS, SETTINGS
 
 FIRST_PORT = 8888
@@ -47,60 +45,6 @@ def _is_free(port: int) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class ClassExchange:
-    """Where nbgrader's extensions fetch and submit labs.
-
-    Attributes:
-        folder: the folder, or None if the file ``source`` sets it.
-        source: the nbgrader configuration of the user or of the site that sets it; None for the option
-            ``--exchange`` and for the private exchange.
-    """
-
-    folder: Path | None
-    source: Path | None = None
-
-    def __str__(self) -> str:
-        if self.source is not None:
-            return f"Labs are fetched and submitted through the exchange that {self.source} sets."
-        if self.folder == state_dir() / "exchange":
-            return (
-                f"Submissions stay on this machine, in {self.folder}, because no nbgrader_config.py sets the "
-                "exchange of a class: dlo lab --exchange FOLDER sets it."
-            )
-        return f"Labs are fetched and submitted through the exchange {self.folder}."
-
-
-def find_exchange(asked: Path | None = None) -> ClassExchange:
-    """Return ``asked``, or the exchange of the user's or the site's configuration, or a private one.
-
-    Raises:
-        UserError: ``asked`` is no folder.
-    """
-    if asked is not None:
-        folder = asked.expanduser().resolve()
-        if not folder.is_dir():
-            raise UserError(f"no folder {folder}: --exchange takes the folder that your class shares")
-        return ClassExchange(folder)
-    own = state_dir() / "jupyter"
-    for place in jupyter_config_path():
-        for name in ("nbgrader_config.py", "nbgrader_config.json"):
-            file = Path(place) / name
-            if file.parent != own and file.is_file() and _sets_exchange(file):
-                return ClassExchange(None, file)
-    return ClassExchange(state_dir() / "exchange")
-
-
-def _sets_exchange(file: Path) -> bool:
-    text = file.read_text(encoding="utf-8", errors="replace")
-    if file.suffix == ".py":
-        return re.search(r"^\s*c\.Exchange\.root\s*=", text, re.MULTILINE) is not None
-    try:
-        return "root" in json.loads(text)["Exchange"]
-    except (ValueError, TypeError, KeyError):
-        return False
-
-
 def start_url(folder: Path) -> str:
     """Return the path of the URL at which JupyterLab opens: lab 00 if ``folder`` has it, otherwise the
     launcher.
@@ -117,6 +61,7 @@ def start_jupyterlab(folder: Path, port: int | None, browser: bool, exchange: Cl
     number = free_port(port)
     os.chdir(folder)  # the Assignment List looks for fetched labs in the current folder
     environment = _environment(write_jupyter_config(folder, exchange))
+    close_copies(environment)
     # Jupyter requires --allow-root if the user is root, as in a container.
     options = [
         f"--ServerApp.root_dir={folder}",
@@ -137,7 +82,9 @@ def nbgrader_environment() -> dict[str, str]:
     config = state_dir() / "jupyter"
     if not (config / "nbgrader_config.py").is_file():
         config = write_jupyter_config(work_dir(), find_exchange())
-    return _environment(config)
+    environment = _environment(config)
+    close_copies(environment)
+    return environment
 
 
 def _environment(config: Path) -> dict[str, str]:

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cli.jupyter import ClassExchange, find_exchange, start_jupyterlab, write_jupyter_config
+from dlo_lib.cli.jupyter import start_jupyterlab, write_jupyter_config
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
+from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange, has_class
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration folder of a site."""
-    monkeypatch.setattr("dlo_lib.cli.jupyter.jupyter_config_path", lambda: [str(tmp_path)])
+    monkeypatch.setattr("dlo_lib.grading.lab.exchange.jupyter_config_path", lambda: [str(tmp_path)])
     return tmp_path
 
 
@@ -54,6 +55,27 @@ def test_the_option_wins_and_must_be_a_folder(site: Path, tmp_path: Path) -> Non
     assert find_exchange(tmp_path).folder == tmp_path
     with pytest.raises(UserError, match="no folder .*nowhere: --exchange takes the folder"):
         find_exchange(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("site_text", "asked", "in_class"),
+    [("", None, False), ("", "class", True), ("c.Exchange.root = '/srv/exchange'\n", None, True)],
+)
+def test_a_person_works_alone_as_long_as_no_exchange_is_set(
+    site: Path, tmp_path: Path, site_text: str, asked: str | None, in_class: bool
+) -> None:
+    """Before the first start of `dlo lab` and after it; a class is one whose exchange `dlo submit` uses."""
+    (site / "nbgrader_config.py").write_text(site_text)
+    assert has_class() is bool(site_text)
+    (tmp_path / "class").mkdir()
+    write_jupyter_config(site, find_exchange(tmp_path / asked if asked else None))
+    assert has_class() is in_class
+
+
+def test_an_exchange_in_a_form_that_cannot_be_read_counts_as_a_class(site: Path) -> None:
+    folder = write_jupyter_config(site, find_exchange())
+    (folder / "nbgrader_config.py").write_text("c.Exchange.root = os.environ['EXCHANGE']\n")
+    assert has_class()
 
 
 def test_a_copy_of_a_lab_is_fetched_wherever_jupyterlab_was_started(

@@ -52,9 +52,13 @@ def quiz_right(
     def make(question: str) -> Check:
         def check_right(student: Student, t: Trial) -> None:
             given = _answers(student, t, name).get(question)
-            right = answers[question]
-            t.explain(f"{question}: {right.why}")
-            t.that(_letter(given) == right.option, f"{question}: {right.why}")
+            text = reason(question, answers[question])
+            t.explain(text)
+            t.compared += 1
+            if not is_right(given, answers[question]):
+                # Only the author's words, fixed before any answer was read, so a hidden check may publish
+                # them. `t.that` would not: it cannot know what a text was formatted from.
+                raise Wrong(text, text)
 
         return Check(
             check_right,
@@ -66,6 +70,16 @@ def quiz_right(
         )
 
     return tuple(make(question) for question in quiz)
+
+
+def is_right(given: object, answer: Answer) -> bool:
+    """Return whether the student's answer ``given``, of any type, is the letter of ``answer``."""
+    return _letter(given) == answer.option
+
+
+def reason(question: str, answer: Answer) -> str:
+    """Return the explanation of a question: the words of its author, the same for every student."""
+    return tr("{question}: {why}", question=question, why=tr(answer.why))
 
 
 def quiz_html(quiz: Mapping[str, Question]) -> str:

@@ -20,7 +20,7 @@ import nbgrader
 from nbgrader.api import Base, Gradebook
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.converters import Autograde
-from nbgrader.preprocessors import Execute, SaveAutoGrades, SaveCells
+from nbgrader.preprocessors import AssignLatePenalties, Execute, SaveAutoGrades, SaveCells
 from sqlalchemy import create_engine
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
@@ -32,12 +32,13 @@ from dlo_lib.grading.classroom.course_access import (
     enter_course,
     is_shared,
 )
+from dlo_lib.grading.classroom.deadlines import CoursePenalties
 from dlo_lib.grading.classroom.gradebook_file import require_gradebook
 from dlo_lib.grading.classroom.manual_points import SaveScores
 from dlo_lib.grading.classroom.roster import Person, listed_name
 from dlo_lib.grading.judge.client import no_course
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE, ExecuteWithHidden, JudgeCells, SubmissionExporter
-from dlo_lib.grading.lab.course import course_root
+from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE, course_root
 from dlo_lib.grading.lab.release import LEFT_BY_TOOLS, NEVER, RELEASE_STEPS, RefuseLeaks
 
 COURSE_ID = "dlo"
@@ -67,7 +68,7 @@ def configure(
         SubmissionExporter  # reads any file and rebuilds the notebook from the release
     )
     c.Autograde.sanitize_preprocessors = []
-    ours = {Execute: JudgeCells, SaveAutoGrades: SaveScores}
+    ours = {Execute: JudgeCells, SaveAutoGrades: SaveScores, AssignLatePenalties: CoursePenalties}
     c.Autograde.autograde_preprocessors = [
         ours.get(step, step) for step in Autograde().autograde_preprocessors
     ]
@@ -94,7 +95,9 @@ def _configure_release(c: Config, folder: Path, course: str) -> None:
     c.CourseDirectory.release_directory = "release"
     # .html: otherwise nbgrader publishes a student's page, or a link to a file of the instructor, as
     # feedback.
-    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *NEVER, TEXT_SOURCES, "*.html"]
+    # The answers of the quiz are for a person without a class; a class gets them by the feedback.
+    never = (*NEVER, QUIZ_ANSWERS_FILE)
+    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *never, TEXT_SOURCES, "*.html"]
     c.GenerateAssignment.preprocessors = [*RELEASE_STEPS, SaveCells, RefuseLeaks]
 
 

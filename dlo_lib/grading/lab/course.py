@@ -22,7 +22,9 @@ LAB_FILE = "lab.toml"
 GLOSSARY = "GLOSSARY.md"  # in labs/: the terms of all labs
 REFERENCES_FILE = "references.json"
 IN_GRADING_FILE = "in_grading.json"
-BUILT_FILES = (REFERENCES_FILE, IN_GRADING_FILE)  # from the text of a lab and from its hidden checks
+QUIZ_ANSWERS_FILE = "quiz_answers.json"  # in labs/ and a kit, never in the exchange of a class
+BUILT_FILES = (REFERENCES_FILE, IN_GRADING_FILE, QUIZ_ANSWERS_FILE)
+"""Built from the text of a lab and from its hidden checks."""
 KEYS = (
     "number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "load_seconds",
     "[steps.QUESTION] needs", "[reduced]",

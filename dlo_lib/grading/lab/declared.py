@@ -14,11 +14,13 @@ from pathlib import Path
 from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.checks.quiz_question import POINTS as QUIZ_POINTS
+from dlo_lib.grading.checks.quiz_question import Answer
 from dlo_lib.grading.lab.course import IN_GRADING_FILE, read_lab_info
 from dlo_lib.text import tr
 
 CHECKS_FOLDER = "checks"
 HIDDEN = "hidden"
+ANSWERS = "ANSWERS"  # in hidden.py: the right answers of the quiz
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,34 @@ def declared_hidden(folder: Path) -> list[Declared]:
     return found
 
 
+def declared_answers(folder: Path) -> dict[str, Answer]:
+    """The right answers of the quiz: ``ANSWERS`` in ``hidden.py`` of the lab's ``folder``, in the quiz's
+    order.
+
+    Raises:
+        UserError: a question has no answer, or one that is not ``Answer("a", "why")`` of two literals: what
+            students read must not depend on what ran before.
+    """
+    quiz = read_lab_info(folder).quiz
+    if not quiz:
+        return {}
+    file = folder / f"{HIDDEN}.py"
+    rows = _dict_called(ANSWERS, _parsed(file))
+    answers = {}
+    for question in quiz:
+        row = rows.get(question)
+        given = [*row.args, *(word.value for word in row.keywords)] if isinstance(row, ast.Call) else []
+        try:
+            option, why = map(ast.literal_eval, given)
+        except (ValueError, TypeError):
+            raise UserError(
+                f'{file}: {ANSWERS} must have {question!r}: Answer("a", "the reason"), two literals and no '
+                "f-string"
+            ) from None
+        answers[question] = Answer(str(option), str(why))
+    return answers
+
+
 def read_in_grading(folder: Path) -> dict[str, tuple[tuple[str, float], ...]]:
     """Question → title and points of each hidden check, from ``in_grading.json``; empty without that file.
 
@@ -98,14 +128,29 @@ def read_in_grading(folder: Path) -> dict[str, tuple[tuple[str, float], ...]]:
         raise UserError(tr("{file} is damaged: `dlo lab` restores it", file=file)) from None
 
 
-def _declared_in(file: Path) -> list[Declared]:
+def _dict_called(name: str, tree: ast.Module) -> dict[str, ast.expr]:
+    """The values of the dict ``name`` of a module by key; empty if it has none."""
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value = node.value if isinstance(node, ast.Assign) else None
+            pairs = zip(value.keys, value.values) if isinstance(value, ast.Dict) else ()
+            found = {str(key.value): row for key, row in pairs if isinstance(key, ast.Constant)}
+    return found
+
+
+def _parsed(file: Path) -> ast.Module:
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{file} is not valid Python: {error}") from error
+
+
+def _declared_in(file: Path) -> list[Declared]:
     return [
         _declared(file, node, call)
-        for node in tree.body
+        for node in _parsed(file).body
         if isinstance(node, ast.FunctionDef)
         for call in node.decorator_list
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "check"

@@ -23,10 +23,8 @@ from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.quiz import quiz_complete, quiz_right
 from dlo_lib.grading.checks.quiz_question import POINTS, Answer, Question
 from dlo_lib.grading.lab.course import read_lab_info
-from dlo_lib.grading.lab.declared import CHECKS_FOLDER, HIDDEN, check_modules
+from dlo_lib.grading.lab.declared import ANSWERS, CHECKS_FOLDER, HIDDEN, check_modules
 from dlo_lib.torch_version import check_torch
-
-ANSWERS = "ANSWERS"  # in hidden.py: the right answers of the quiz
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 The notebook passes through the steps of nbgrader (solutions cleared, cells locked, checksums), so that
 ``nbgrader generate_assignment`` on the built notebook gives the same bytes. The other files of a release are
 ``lab.toml``, ``checks/``, ``figures.py``, ``references.json``, ``in_grading.json`` (what grading adds to the
-visible checks) and the files that ``lab.toml`` lists under ``release``; it contains nothing else, even if the
-source folder does. ``dlo build`` writes it.
+visible checks), ``quiz_answers.json`` (not in the exchange of a class) and the files that ``lab.toml`` lists
+under ``release``; it contains nothing else, even if the source folder does. ``dlo build`` writes it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
 from dlo_lib.grading.lab.course import (
     IN_GRADING_FILE,
     LAB_FILE,
+    QUIZ_ANSWERS_FILE,
     REFERENCES_FILE,
     LabInfo,
     course_root,
@@ -34,6 +35,7 @@ from dlo_lib.grading.lab.course import (
     source_labs,
 )
 from dlo_lib.grading.lab.declared import CHECKS_FOLDER, check_modules, declared_hidden
+from dlo_lib.grading.lab.quiz_answers import quiz_answers_text
 from dlo_lib.grading.lab.references import references_text
 from dlo_lib.grading.lab.source import (
     build_notebook,
@@ -74,6 +76,7 @@ def released_files(lab: LabInfo) -> dict[str, bytes]:
         lab.notebook: notebook_text(release_notebook(folder)).encode(),
         REFERENCES_FILE: references_text(source).encode(),
         IN_GRADING_FILE: in_grading_text(folder).encode(),
+        QUIZ_ANSWERS_FILE: quiz_answers_text(folder).encode(),
     }
     names = [
         LAB_FILE,
@@ -120,6 +123,7 @@ def build_source(lab: LabInfo) -> None:
     build_notebook(folder)
     write_if_changed(folder / REFERENCES_FILE, references_text(read_lab(folder)))
     write_if_changed(folder / IN_GRADING_FILE, in_grading_text(folder))
+    write_if_changed(folder / QUIZ_ANSWERS_FILE, quiz_answers_text(folder))
 
 
 def in_grading_text(folder: Path) -> str:

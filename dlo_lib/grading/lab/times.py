@@ -68,3 +68,16 @@ def _zone(name: str, local: datetime, own: str) -> tzinfo:
             return there
     cure = tr("set c.Exchange.timezone to UTC, or write an offset such as +0200")
     raise UnknownZone(tr("the time zone {name} is not known: {cure}", name=name, cure=cure))
+
+
+def how_late(seconds: float) -> str:
+    """Return a span of time in its two largest units, rounded down; at least a minute.
+
+    >>> how_late(30), how_late(7_500), how_late(180_000)
+    ('1 min', '2 h 5 min', '2 d 2 h')
+    """
+    minutes = max(1, int(seconds) // 60)
+    days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
+    parts = [(days, tr("d")), (hours, tr("h")), (minutes, tr("min"))]
+    first = next(place for place, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)

@@ -18,7 +18,7 @@ from typing import Any
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import state_dir
 from dlo_lib.grading.checks.outcome import Outcome, run_check, seed_for
-from dlo_lib.grading.checks.quiz import quiz_html, quiz_text
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
 from dlo_lib.grading.lab.declared import read_in_grading
@@ -27,6 +27,7 @@ from dlo_lib.grading.notebook.check_output import CheckOutput
 from dlo_lib.grading.notebook.failed_cells import failed_cells
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.grading.notebook.progress import Progress, read_progress
+from dlo_lib.grading.notebook.quiz import Quiz
 from dlo_lib.grading.notebook.reference import use_reference
 from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
 from dlo_lib.grading.notebook.undefined_names import undefined_in, where_defined
@@ -127,6 +128,8 @@ class Lab:
             progress = self._progress
             progress.earned[question], progress.possible[question] = verdict.earned, verdict.maximum
             progress.save()
+            if question == QUIZ and self._checks.quiz:
+                self.quiz.after_check(all(outcome.passed for outcome in outcomes))
         return Score(verdict.earned, verdict.points)
 
     def hint(self, question: str) -> None:
@@ -157,10 +160,15 @@ class Lab:
             )
         show(Shown("\n".join(lines)))
 
-    def quiz(self, name: str = "quiz") -> None:
-        """Show the questions of the quiz. The answers are a dict in the cell below."""
-        self._require_question(name)
-        show(Shown(quiz_text(self._checks.quiz), quiz_html(self._checks.quiz)))
+    @property
+    def quiz(self) -> Quiz:
+        """``lab.quiz()`` shows the questions; ``lab.quiz.reveal()`` the reasons, without a class.
+
+        Raises:
+            UserError: the lab has no quiz.
+        """
+        self._require_question(QUIZ)
+        return Quiz(self._checks.quiz, self._folder, self.info.directory, self._namespace, self._grading)
 
     def use_reference(self, question: str) -> None:
         """Define the names of ``question`` by the course's answer, so that later steps work.

@@ -26,12 +26,14 @@ class Progress:
         earned: the points that each question earned last.
         possible: the most that the visible checks of each question give.
         hints: the number of hints shown for each question.
+        quiz_tries: the checks of the quiz that had an answer to every question.
     """
 
     lab: str
     earned: dict[str, float] = field(default_factory=dict)
     possible: dict[str, float] = field(default_factory=dict)
     hints: dict[str, int] = field(default_factory=dict)
+    quiz_tries: int = 0
 
     def save(self) -> None:
         """Write the record atomically."""
@@ -64,6 +66,7 @@ def read_progress(lab: str) -> Progress:
             _numbers(read["earned"]),
             _numbers(read["possible"]),
             {q: int(n) for q, n in read["hints"].items()},
+            int(read.get("quiz_tries", 0)),  # earlier records have none
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return Progress(lab)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
 from dlo_lib.grading import Lab
-from dlo_lib.grading.lab.course import BUILT_FILES, IN_GRADING_FILE
+from dlo_lib.grading.lab.course import BUILT_FILES, IN_GRADING_FILE, QUIZ_ANSWERS_FILE
+from dlo_lib.grading.lab.quiz_answers import quiz_answers_text
 from dlo_lib.grading.lab.references import references_text
 from dlo_lib.grading.lab.release import in_grading_text, release_lab
 from dlo_lib.grading.lab.source import LabSource
@@ -266,6 +267,59 @@ def test_the_quiz_shows_questions_and_requires_every_answer(
         run(f"quiz = {answers}")
         assert lab.check("quiz") == 0
         assert told in capsys.readouterr().out
+
+
+@pytest.fixture
+def with_answers(lab: Lab, small: LabSource, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Give the lab its file of answers; the value says whether a class has an exchange."""
+    (lab._folder / QUIZ_ANSWERS_FILE).write_text(quiz_answers_text(small.folder))
+    in_class = [False]
+    monkeypatch.setattr("dlo_lib.grading.notebook.quiz.has_class", lambda: in_class[0])
+    return in_class
+
+
+REASONS = "✓ q1: 8 bits make 2**8 values\n✗ q2: zero divided by the scale is zero (right: a)\n"
+
+
+def test_a_person_alone_reads_the_reasons_after_three_complete_answers(
+    lab: Lab, run: Run, with_answers: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.quiz()
+    assert "After 3 checks" in capsys.readouterr().out
+    for answers, told in [
+        ('{"q1": "", "q2": "b"}', False),  # not complete: does not count
+        ('{"q1": "b", "q2": "b"}', False),
+        ('{"q1": "b", "q2": "b"}', False),
+        ('{"q1": "b", "q2": "b"}', True),
+    ]:
+        run(f"quiz = {answers}")
+        lab.check("quiz")
+        assert (REASONS in capsys.readouterr().out) is told
+    assert read_progress("91_small").earned["quiz"] == 1  # the reasons change no points
+
+
+def test_the_reasons_are_revealed_to_a_person_alone_only(
+    lab: Lab, run: Run, with_answers: list[bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.quiz.reveal()  # before any answer
+    assert capsys.readouterr().out.count("✗") == 2
+    run('quiz = {"q1": "b", "q2": "b"}')
+    lab.quiz.reveal()
+    assert capsys.readouterr().out == REASONS
+    with_answers[0] = True
+    lab.quiz()
+    for _ in range(4):
+        lab.check("quiz")
+    lab.quiz.reveal()
+    said = capsys.readouterr().out
+    assert "8 bits" not in said
+    assert "After 3" not in said
+    assert "your instructor decides" in said
+
+
+def test_without_its_file_a_lab_has_no_answers(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    lab.quiz.reveal()
+    assert "no answers of the quiz: `dlo lab` brings them" in capsys.readouterr().out
 
 
 def test_hidden_checks_run_only_in_stock_grading(
