@@ -67,10 +67,8 @@ def of_forgotten(folder: Path, turn: Turn, mark: JobMark, missing: Sequence[int]
             found[element] = ElementStatus(element, State.UNKNOWN, text, is_final=False)
         else:
             told = of_output(folder, turn, element, None)
-            text = tr(
-                "SLURM no longer knows it, and its script did not end: its node has failed, or it was killed"
-            )
-            found[element] = told or ElementStatus(element, State.LOST, text, is_final=not why)
+            text = "SLURM no longer knows it, and its script has no exit status: its node failed, or it was killed"
+            found[element] = told or ElementStatus(element, State.LOST, tr(text), is_final=not why)
     return found
 
 

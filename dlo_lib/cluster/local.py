@@ -91,7 +91,7 @@ def _times(folder: Path, element: int) -> tuple[str, str]:
     except OSError:
         return "", ""
     try:
-        ended = (folder / "ends" / str(element)).stat().st_mtime
+        ended = (folder / "ends" / str(element)).lstat().st_mtime
     except OSError:
         ended = time.time()
     seconds = max(0, int(ended - began))

@@ -241,10 +241,11 @@ def forget(folder: Path) -> None:
 def exit_code(folder: Path, element: int) -> int | None:
     """Return the exit status of an element's script.
 
-    None if it has not ended, or was killed before it wrote it.
+    None if it has not ended, or was killed before it recorded it.
     """
+    file = folder / "ends" / str(element)
     try:
-        return int((folder / "ends" / str(element)).read_text())
+        return int(os.readlink(file) if file.is_symlink() else file.read_text())  # a file: an older script
     except (OSError, ValueError):
         return None
 

@@ -17,7 +17,7 @@ from subprocess import CompletedProcess
 
 from dlo_lib.cluster import slurm_command, slurm_jobs
 from dlo_lib.cluster.duration import parse_duration
-from dlo_lib.cluster.slurm_accounting import accounts, has_accounting, history, used
+from dlo_lib.cluster.slurm_accounting import accounts, has_accounting, history, number_of_command, used
 from dlo_lib.cluster.slurm_command import (
     NoAnswer,
     asked,
@@ -56,6 +56,7 @@ __all__ = [
     "longest_time",
     "my_rows",
     "node_names",
+    "number_of_command",
     "partitions",
     "queue",
     "requeue",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import time
 from collections.abc import Sequence
 from functools import cache
 
@@ -10,6 +12,9 @@ from dlo_lib.cluster import slurm_jobs
 from dlo_lib.cluster.slurm_command import asked, call, checked, config, configuration
 from dlo_lib.cluster.slurm_jobs import JobMark
 from dlo_lib.cluster.states import ElementStatus
+
+_CLOCKS_S = 3600.0
+"""Seconds by which the clocks of this machine and of the controller may differ."""
 
 
 def has_accounting() -> bool:
@@ -35,6 +40,26 @@ def history(job: int, mark: JobMark | None = None) -> dict[int, ElementStatus]:
         return {}
     words = ("-nPX", "-j", str(job), "-o", slurm_jobs.HISTORY_FIELDS)
     return slurm_jobs.of_accounting(checked(asked("sacct", *words), may_be_empty=True), mark)
+
+
+def number_of_command(end: str, since: float) -> int:
+    """Return the number of the user's newest job whose sbatch command ends with ``end``; 0 if there is none.
+
+    Args:
+        since: a time before its submission, in seconds since 1970.
+
+    Raises:
+        NoAnswer: the accounting does not answer.
+    """
+    if not has_accounting():
+        return 0
+    begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since - _CLOCKS_S))
+    done = asked("sacct", "-nPX", "-S", begin, "-o", "JobID,SubmitLine")
+    if "Invalid field requested" in done.stderr:  # before SLURM 20.11
+        return 0
+    rows = (line.partition("|") for line in checked(done, may_be_empty=True).splitlines())
+    found = [re.match(r"\d+", number) for number, _, command in rows if command.endswith(end)]
+    return max((int(one[0]) for one in found if one is not None), default=0)
 
 
 def used(jobs: Sequence[int], mark: JobMark | None = None) -> list[tuple[str, float, float]]:

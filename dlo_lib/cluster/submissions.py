@@ -6,7 +6,9 @@ known, each look searches for it:
 
 1. in ``turns/<token>/number``, a link whose target is the number. The job makes it when it starts. It lasts
    longer than the queue's memory, and needs no accounting;
-2. in the queue, where the command of the job ends with the token.
+2. in the queue, where the command of the job ends with the token;
+3. in the accounting, before the submission is given up: the job may have ended without having begun, and the
+   queue forgets it after some minutes.
 
 The link can be made once. If a submission is *given up*, its target is ``given-up``: a job that SLURM starts
 later finds the link and ends at once. So giving up is always safe, and nothing runs twice.
@@ -150,6 +152,7 @@ def found_or_given_up(folder: Path, turn: Turn) -> Turn:
         NoAnswer: the queue does not answer.
     """
     number = number_of(folder, turn)
+    number = number or slurm.number_of_command(f"/{records.SCRIPT} {turn.token}", turn.at)
     return replace(turn, number=number) if number else give_up(folder, turn)
 
 
@@ -169,7 +172,7 @@ def give_up(folder: Path, turn: Turn, state: State = State.LOST, why: str = "") 
         if said.isdigit():
             return replace(turn, number=int(said))
     had = {status.element: status for status in turn.before}
-    why = why or tr("SLURM did not accept it: resubmit() submits it")
+    why = why or tr("it never began, and SLURM does not have it: resubmit() submits it")
     statuses = [had.get(element, ElementStatus(element, state, why)) for element in turn.elements]
     return replace(turn, given_up=True, before=tuple(statuses))
 
@@ -191,10 +194,9 @@ def _settled(folder: Path, turn: Turn) -> Turn:
         return give_up(folder, turn)
     if turn.cluster != slurm.cluster_name():
         return turn
-    number = number_of(folder, turn)
-    if number:
-        return replace(turn, number=number)
-    return give_up(folder, turn) if time.time() - turn.at > ACCEPTED_S else turn
+    if time.time() - turn.at > ACCEPTED_S:
+        return found_or_given_up(folder, turn)
+    return replace(turn, number=number_of(folder, turn))
 
 
 def has_begun(folder: Path, turn: Turn, element: int) -> bool | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster import array_parts, dependency, submissions, turns
+from dlo_lib.cluster import array_parts, dependency, records, submissions, turns
 from dlo_lib.cluster.array_parts import ArrayPart, parts_of
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.request import allocate, make_request
@@ -73,7 +73,7 @@ def test_the_script_of_a_part_runs_the_element_of_its_index(tmp_path):
             text=True,
         )
         assert done.stdout == f"x --x {first + index}\n", done.stderr
-        assert (folder / "ends" / str(first + index)).read_text() == "0\n"
+        assert records.exit_code(folder, first + index) == 0
         assert (folder / "turns" / token / str(first + index)).exists()
 
 

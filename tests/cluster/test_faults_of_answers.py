@@ -187,6 +187,22 @@ def test_a_submission_that_slurm_never_had_is_lost_after_a_while(commands, monke
     assert (state(job), job.record.numbers) == (State.RUNNING, "9")
 
 
+def test_a_submission_that_ended_before_it_began_is_found_in_the_accounting(commands, monkeypatch):
+    """It was accepted without an answer, and cancelled in a terminal. Then the queue forgot it."""
+    commands.set("sbatch", "exit 1")
+    job = sent()
+    token = job.record.turns[0].token
+    monkeypatch.setattr(submissions, "ACCEPTED_S", -1)
+    commands.set("sacct", "echo 'sacct: error: slurmdbd: Connection refused' >&2; exit 1")
+    assert state(job) is State.UNKNOWN
+    ended = f"echo '11|CANCELLED by 0|0:0|Unknown|00:00:00||{job.name}'"
+    rows = f"echo '10|sbatch x/job.sh another'; echo '11|sbatch --parsable x/job.sh {token}'"
+    commands.set("sacct", f'case "$*" in *SubmitLine*) {rows} ;; *) {ended} ;; esac')
+    assert (state(job), job.record.numbers) == (State.CANCELLED, "11")
+    assert len(job.record.turns) == 1
+    assert not job.record.turns[0].given_up
+
+
 def test_an_unknown_job_is_cancelled_in_the_queue_or_never_runs(commands):
     commands.set("sbatch", "exit 1")
     job = sent()

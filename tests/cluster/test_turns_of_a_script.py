@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster import submit
+from dlo_lib.cluster import records, submit
 from dlo_lib.cluster.request import allocate, make_request
 from dlo_lib.cluster.script import JobScript
 from dlo_lib.cluster.site import site
@@ -93,9 +93,9 @@ def wait_for(file: Path) -> None:
 def test_a_run_that_stops_early_goes_back_into_the_queue(turns):
     assert turns.turn(stopping_at(49))[0] == -signal.SIGKILL
     assert (turns.folder / "requeued").read_text() == "requeue 7\n"
-    assert not (turns.folder / "ends" / "0").exists()
+    assert records.exit_code(turns.folder, 0) is None
     assert turns.turn("exit 0", restart=1)[0] == 0
-    assert (turns.folder / "ends" / "0").read_text() == "0\n"
+    assert records.exit_code(turns.folder, 0) == 0
 
 
 def test_a_run_that_fails_does_not(turns):
