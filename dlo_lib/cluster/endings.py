@@ -67,7 +67,7 @@ def of_forgotten(folder: Path, turn: Turn, mark: JobMark, missing: Sequence[int]
             found[element] = ElementStatus(element, State.UNKNOWN, text, is_final=False)
         else:
             told = of_output(folder, turn, element, None)
-            text = "SLURM no longer knows it, and its script has no exit status: its node failed, or it was killed"
+            text = "SLURM no longer knows it, and it left no exit status: its node failed, or it was killed"
             found[element] = told or ElementStatus(element, State.LOST, tr(text), is_final=not why)
     return found
 
