@@ -11,8 +11,9 @@ DeepSeek-V3 (arXiv:2412.19437), auxiliary-loss-free balance (arXiv:2408.15664).
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +88,8 @@ class MoEConfig:
 class Router(nn.Module):
     """Chooses the experts of each token, in fp32 or wider.
 
-    Parameter: ``weight`` (num_experts, hidden). Buffer, with ``bias_rate``: ``balance_bias`` (num_experts,).
+    Parameter: ``weight`` (num_experts, hidden). Buffer, with ``bias_rate``: ``balance_bias`` (num_experts,),
+    in fp32 or wider also if the model is in bf16 or fp16, where a sum of many small steps would stop growing.
     """
 
     balance_bias: Tensor | None
@@ -96,9 +98,22 @@ class Router(nn.Module):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden, **factory))
-        bias = torch.zeros(config.num_experts, **factory) if config.bias_rate else None
+        bias = None
+        if config.bias_rate:
+            wide = torch.promote_types(self.weight.dtype, torch.float32)
+            bias = torch.zeros(config.num_experts, **{**factory, "dtype": wide})
         self.register_buffer("balance_bias", bias)
         self.init_weights(0.02)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply ``fn``, such as that of ``model.bfloat16()``, and keep the bias in fp32 or wider."""
+        before = self.balance_bias
+        super()._apply(fn, recurse)
+        if before is not None and self.balance_bias is not None:
+            wide = torch.promote_types(self.balance_bias.dtype, torch.float32)
+            if self.balance_bias.dtype != wide:
+                self.balance_bias = before.to(self.balance_bias.device, wide)
+        return self
 
     def init_weights(self, std: float) -> None:
         """Initialise the matrix normal with standard deviation ``std``, and the bias with zeros."""

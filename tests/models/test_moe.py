@@ -230,6 +230,29 @@ def test_the_bias_moves_by_its_rate_towards_the_mean_load():
     assert layer.take_load().tolist() == [0] * 6
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("made", ["in the dtype", "converted"])
+def test_the_bias_of_a_narrow_model_takes_small_steps(dtype, made):
+    """In bf16, 0.5 + 0.001 is 0.5: the bias would stop there."""
+    config = replace(PLAIN, bias_rate=1e-3)
+    layer = MoELayer(config, HIDDEN, dtype=dtype) if made == "in the dtype" else layer_of(config)
+    bias = layer.router.balance_bias
+    bias.fill_(0.501)
+    layer.to(dtype=dtype)
+    assert layer.router.weight.dtype == dtype
+    assert layer.router.balance_bias.dtype == torch.float32
+    for _ in range(20):
+        layer.count_load(torch.tensor([4, 0, 2, 3, 2, 1]))
+        update_balance_bias([layer])
+    expected = 0.501 + 0.02 * torch.tensor([-1.0, 1, 0, -1, 0, 1])
+    torch.testing.assert_close(layer.router.balance_bias, expected, atol=1e-6, rtol=0)
+    layer(torch.randn(5, HIDDEN).to(dtype)).sum().backward()
+    assert layer.router(torch.randn(5, HIDDEN).to(dtype))[0].shape == (5, config.top_k)
+    layer.to("meta")
+    assert layer.router.balance_bias.is_meta
+    assert layer.router.balance_bias.dtype == torch.float32
+
+
 def test_a_repeated_forward_of_checkpointing_counts_the_load_once():
     layer = layer_of(replace(PLAIN, bias_rate=0.1))
     x = torch.randn(9, HIDDEN, dtype=torch.float64, requires_grad=True)
