@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.kernels.cross_entropy import require_targets
+from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
+from dlo_lib.kernels.dispatch import require_rows
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.torch_compat import all_gather_single
 
@@ -38,11 +40,12 @@ def vocab_parallel_cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Compute the sum of the losses of the valid tokens, () in fp32 or wider, equal on all ranks. A token
-    whose target is ``ignore_index`` has the loss 0.
+    whose target is ``ignore_index`` has the loss 0. Logits may be -inf, as where a vocabulary is masked.
 
     Args:
-        logits: (..., rows), this rank's part of the vocabulary.
-        targets: (...) int64, tokens of the whole vocabulary, equal on all ranks.
+        logits: (..., rows), this rank's part of the vocabulary, which may be empty.
+        targets: (...) int64, tokens of the whole vocabulary or ``ignore_index``, equal on all ranks. On a GPU
+            another value makes the loss NaN.
         first: the token of the first logit of this rank.
         group: the ranks.
         vocab_size: the size of the whole vocabulary.
@@ -50,14 +53,17 @@ def vocab_parallel_cross_entropy(
         label_smoothing: as in ``F.cross_entropy``, from 0 to 1.
 
     Raises:
-        UserError: ``label_smoothing`` is not between 0 and 1.
+        UserError: ``label_smoothing`` is not between 0 and 1, the shapes or dtypes do not fit, or on the CPU
+            a target is out of range.
     """
-    if not 0 <= label_smoothing <= 1:
-        raise UserError(f"label_smoothing is {label_smoothing}: use a number from 0 to 1")
-    flat = logits.flatten(0, -2)
+    terms = CrossEntropyTerms(ignore_index, label_smoothing)
+    require_rows("logits", logits)
+    shape = tuple(logits.shape[:-1])
+    require_targets(targets, shape, vocab_size, terms, "that of logits without the vocabulary")
+    flat = logits.reshape(targets.numel(), logits.shape[-1])
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     return _CrossEntropy.apply(
-        flat, targets.flatten(), first, group, vocab_size, ignore_index, label_smoothing
+        flat, targets.reshape(-1), first, group, vocab_size, ignore_index, label_smoothing
     )
 
 
@@ -78,9 +84,10 @@ class _CrossEntropy(torch.autograd.Function):
         local = targets - first
         inside = (local >= 0) & (local < rows) & valid
         local = local.masked_fill_(~inside, 0).unsqueeze(1)
-        stats = logits.new_empty(3 if smoothing else 2, tokens)
+        stats = logits.new_zeros(3 if smoothing else 2, tokens)
         torch.logsumexp(logits, 1, out=stats[0])
-        torch.mul(logits.gather(1, local).squeeze(1), inside, out=stats[1])
+        if rows:  # Masks are filled, because a product of 0 and an infinite logit is NaN.
+            stats[1] = logits.gather(1, local).squeeze(1).masked_fill_(~inside, 0)
         if smoothing:
             torch.sum(logits, 1, out=stats[2])
         by_rank = stats.new_empty(group.ranks, *stats.shape)  # (t, 2 or 3, tokens)
@@ -91,6 +98,7 @@ class _CrossEntropy(torch.autograd.Function):
             losses -= smoothing / vocab_size * by_rank[:, 2].sum(0)
         ctx.save_for_backward(logits, log_sum, local, inside, valid)
         ctx.smoothing, ctx.vocab_size = smoothing, vocab_size
+        losses.masked_fill_(valid & ((targets < 0) | (targets >= vocab_size)), torch.nan)
         return losses.masked_fill_(~valid, 0).sum()
 
     @staticmethod
@@ -99,7 +107,8 @@ class _CrossEntropy(torch.autograd.Function):
         grad_logits = (logits - log_sum.unsqueeze(1)).exp_()  # softmax, (tokens, rows)
         if ctx.smoothing:
             grad_logits -= ctx.smoothing / ctx.vocab_size
-        target = inside.to(grad_logits.dtype).unsqueeze(1) * (ctx.smoothing - 1)
-        grad_logits.scatter_add_(1, local, target)
-        grad_logits *= (grad * valid).unsqueeze(1)
-        return grad_logits, None, None, None, None, None, None
+        if logits.shape[1]:
+            target = inside.to(grad_logits.dtype).unsqueeze(1) * (ctx.smoothing - 1)
+            grad_logits.scatter_add_(1, local, target)
+        grad_logits *= grad
+        return grad_logits.masked_fill_(~valid.unsqueeze(1), 0), None, None, None, None, None, None

@@ -19,6 +19,7 @@ from dlo_lib.parallel.mesh import ParallelMesh
 from dlo_lib.parallel.parallelize import parallelize
 from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.tensor import parallelize_tensor, vocab_parallel_cross_entropy
+from dlo_lib.parallel.tensor.cross_entropy import _CrossEntropy
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.style import (
     ColumnParallel,
@@ -158,6 +159,49 @@ def check_ends(smoothing: float) -> None:
 @pytest.mark.parametrize(("world", "smoothing"), [(2, 0.0), (3, 0.1)])
 def test_embedding_and_cross_entropy_of_a_vocabulary_that_does_not_divide(world, smoothing):
     run_ranks(check_ends, world, smoothing)
+
+
+def check_masked_vocabulary() -> None:
+    """Five tokens on four ranks, of which the last has none. Token 1 is masked, and so are all tokens of rank
+    1; an ignored row has a logit that is infinite."""
+    group = TensorGroup(dist.group.WORLD)
+    rows = slice(2 * group.rank, min(2 * group.rank + 2, 5))
+    whole = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole[:, 1] = -torch.inf
+    whole[1, 2:4] = -torch.inf
+    whole[3, 0] = torch.inf
+    whole.requires_grad_()
+    targets = torch.tensor([0, 4, 3, -100])
+    options = {"vocab_size": 5, "ignore_index": -100}
+    loss = F.cross_entropy(whole[:3], targets[:3], reduction="sum")
+    (loss * 0.3).backward()
+    part = whole.detach()[:, rows].clone().requires_grad_()
+    found = vocab_parallel_cross_entropy(part, targets, 2 * group.rank, group, **options)
+    (found * 0.3).backward()
+    torch.testing.assert_close(found, loss)
+    torch.testing.assert_close(part.grad, whole.grad[:, rows])
+
+    empty = torch.empty(2, 0, part.shape[1], dtype=torch.float64, requires_grad=True)
+    no_targets = torch.empty(2, 0, dtype=torch.int64)
+    none = vocab_parallel_cross_entropy(empty, no_targets, 2 * group.rank, group, **options)
+    none.backward()
+    assert none.item() == 0
+    assert empty.grad.shape == empty.shape
+
+    for wrong in (-1, 5, 100):
+        targets[1] = wrong
+        with pytest.raises(UserError, match=rf"targets contains {wrong}: it should be 0 to 4, or -100"):
+            vocab_parallel_cross_entropy(part, targets, 2 * group.rank, group, **options)
+        # as on a GPU, whose values are not read
+        assert _CrossEntropy.apply(part, targets, 2 * group.rank, group, 5, -100, 0.0).isnan()
+    with pytest.raises(UserError, match=r"targets has shape \(3,\): it should be \(4,\)"):
+        vocab_parallel_cross_entropy(part, targets[:3], 2 * group.rank, group, **options)
+    with pytest.raises(UserError, match="targets is int32: it should be int64"):
+        vocab_parallel_cross_entropy(part, targets.int(), 2 * group.rank, group, **options)
+
+
+def test_a_masked_vocabulary_has_the_loss_of_the_whole_one():
+    run_ranks(check_masked_vocabulary, 4)
 
 
 def check_refusals() -> None:
