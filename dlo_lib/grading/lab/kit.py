@@ -17,7 +17,13 @@ from pathlib import Path
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_aside
-from dlo_lib.grading.lab.course import GLOSSARY, course_root, source_labs
+from dlo_lib.grading.lab.course import (
+    GLOSSARY,
+    QUIZ_ANSWERS_FILE,
+    REFERENCES_FILE,
+    course_root,
+    source_labs,
+)
 from dlo_lib.grading.lab.release import LEFT_BY_TOOLS, check_course_in_step, released_files
 from dlo_lib.text import tr
 
@@ -26,6 +32,8 @@ FILES = (
     "Makefile", "README.md", "pyproject.toml", "constraints.txt", "environment.yml",
     "deploy/Dockerfile", "deploy/Dockerfile.dockerignore", ".devcontainer/devcontainer.json",
 )  # fmt: skip
+ANSWERS_FILES = (REFERENCES_FILE, QUIZ_ANSWERS_FILE)
+"""What a person without a class has, and a class may not get."""
 FOLDERS = ("dlo_lib", "deploy", "datasets", "slurm")
 SUFFIXES = {
     ".py",
@@ -43,8 +51,11 @@ SUFFIXES = {
 }
 
 
-def kit_files() -> dict[str, bytes]:
+def kit_files(with_answers: bool = True) -> dict[str, bytes]:
     """All files of the archive: path below its one folder → content.
+
+    Args:
+        with_answers: whether it holds the references and the answers of the quiz, see ``ANSWERS_FILES``.
 
     Raises:
         UserError: the course has no solutions, which say what may be released; ``labs/`` is not up to date; a
@@ -62,6 +73,7 @@ def kit_files() -> dict[str, bytes]:
         f"labs/{lab.directory}/{name}": content
         for lab in labs
         for name, content in released_files(lab).items()
+        if with_answers or name not in ANSWERS_FILES
     }
     if (glossary := root / "labs" / GLOSSARY).is_file():
         files[f"labs/{GLOSSARY}"] = glossary.read_bytes()
@@ -74,13 +86,13 @@ def kit_files() -> dict[str, bytes]:
     return files
 
 
-def write_kit(target: Path) -> Path:
-    """Write the archive, whole or not at all.
+def write_kit(target: Path, with_answers: bool = True) -> Path:
+    """Write the archive, whole or not at all; ``with_answers`` as in :func:`kit_files`.
 
     Raises:
         UserError: as :func:`kit_files`.
     """
-    files = kit_files()
+    files = kit_files(with_answers)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in sorted(files.items()):

@@ -31,7 +31,7 @@ from dlo_lib.grading.classroom.feedback import (
 )
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.judge.environment import environment
-from dlo_lib.grading.judge.report import NO_ATTEMPT, QuestionReport
+from dlo_lib.grading.judge.report import NO_ATTEMPT, CheckReport, QuestionReport
 from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import notebook_text, read_lab, source_folder, source_notebook
@@ -274,6 +274,38 @@ def test_points_given_by_hand_and_comments_are_on_the_page(graded: Path, lab: La
     assert 'src="data:image/svg+xml;base64,' in mean
     assert r'alt="\frac{1}{n}"' in mean
     assert r"<code>$\unknowable$</code>" in mean, "a formula that matplotlib does not know stays as written"
+
+
+def test_a_wrong_answer_of_the_quiz_is_explained(graded: Path) -> None:
+    quiz = card(page_of(graded, "blaise"), "quiz")
+    assert "q1: 8 bits make 2**8 values" in quiz
+    assert "q2: zero divided by the scale is zero" in quiz
+    assert "2 / 3" in quiz
+
+
+@pytest.mark.parametrize(
+    ("explain", "early", "says"),
+    [
+        ("at once", True, "q1: why"),
+        ("at once", False, "q1: why"),
+        ("after due", True, "explained after the due date"),
+        ("after due", False, "q1: why"),
+        ("never", True, ""),
+        ("never", False, ""),
+    ],
+)
+def test_the_course_file_decides_when_the_quiz_is_explained(
+    lab: LabInfo, explain: str, early: bool, says: str
+) -> None:
+    """Right reasons too: one student could pass them on. What only this student's answer shows, stays."""
+    reason = CheckReport(
+        "quiz_q1", "The answer to q1 is right", 0, 1, "WRONG", "", "q1: why", True, "q1: why"
+    )
+    visible = CheckReport("quiz_complete", "Complete", 0, 1, "WRONG", "", "no answer", False, "no answer")
+    report = QuestionReport("quiz", 0.0, 2.0, "GRADED", (visible, reason))
+    marks = feedback._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0, early, explain)
+    shown = feedback._card(read_lab(source_folder(lab)), "quiz", report, marks, {}, [])
+    assert [check.says for check in shown.checks] == ["no answer", says]
 
 
 def test_a_question_that_was_missing_from_the_file_is_named(graded: Path, lab: LabInfo) -> None:

@@ -16,7 +16,7 @@ import pytest
 import dlo_lib
 from dlo_lib.errors import UserError
 from dlo_lib.grading.lab.course import find_lab, source_labs
-from dlo_lib.grading.lab.kit import FILES, FOLDERS, write_kit
+from dlo_lib.grading.lab.kit import FILES, FOLDERS, kit_files, write_kit
 from dlo_lib.grading.lab.release import release_lab, released_files
 from dlo_lib.grading.lab.source import LabSource, read_lab, source_folder
 
@@ -127,6 +127,13 @@ def test_a_lab_out_of_step_a_missing_file_or_no_solutions_makes_no_kit(
     with pytest.raises(UserError, match="a kit is made from an instructor's copy"):
         write_kit(tmp_path / "kit.tar.gz")
     assert not (tmp_path / "kit.tar.gz").exists()
+
+
+def test_a_kit_for_a_class_can_leave_the_answers_out(checkout: Path) -> None:
+    whole, without = kit_files(), kit_files(with_answers=False)
+    assert whole.keys() - without.keys() == {
+        f"labs/91_small/{name}" for name in ("references.json", "quiz_answers.json")
+    }
 
 
 @pytest.mark.slow
