@@ -5,6 +5,7 @@ students.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from enum import Enum
@@ -24,7 +25,20 @@ if TYPE_CHECKING:
     from dlo_lib.grading.classroom.inventory import Inventory
 
 LabName = Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)]
-Course = Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")]
+
+
+def _entered(folder: Path) -> Path:
+    """Let the rest of the command, and what it starts, use the checkout of the course in ``folder``."""
+    from dlo_lib.grading.lab.course import checkout_of
+
+    if not os.environ.get("DLO_COURSE") and (checkout := checkout_of(folder)) is not None:
+        os.environ["DLO_COURSE"] = str(checkout)
+    return folder
+
+
+Course = Annotated[
+    Path, typer.Option(help="the course folder, with its nbgrader_config.py", callback=_entered)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON, for programs")]
 
 console = Console()
@@ -103,14 +117,23 @@ def release(
         )
 
 
-def kit(out: Annotated[Path, typer.Option(help="the archive to write")] = Path("dlo-kit.tar.gz")) -> None:
+def kit(
+    out: Annotated[Path, typer.Option(help="the archive to write")] = Path("dlo-kit.tar.gz"),
+    without_answers: Annotated[
+        bool,
+        typer.Option(
+            "--without-answers",
+            help="leave out what lab.use_reference and lab.quiz.reveal() give a person without a class",
+        ),
+    ] = False,
+) -> None:
     """Write the archive for students: labs and library, without solutions, hidden checks and mutants.
 
     `make lab` works in it.
     """
     from dlo_lib.grading.lab.kit import write_kit
 
-    target = write_kit(out)
+    target = write_kit(out, with_answers=not without_answers)
     console.print(tr("{file} ({size:.1f} MB)", file=target, size=target.stat().st_size / 1e6), soft_wrap=True)
 
 
@@ -241,7 +264,7 @@ def export(
 ) -> None:
     """Write the grades of a lab as a table. The same grades give the same bytes."""
     from dlo_lib.grading.classroom.batch import require_release
-    from dlo_lib.grading.classroom.export import read_grades
+    from dlo_lib.grading.classroom.export import settled_grades
     from dlo_lib.grading.classroom.moodle import has_no_points, moodle_csv
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.classroom.roster import read_roster
@@ -249,7 +272,7 @@ def export(
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
     require_release(opened, info)
-    table = read_grades(opened, info)
+    table = settled_grades(opened, info)
     text = (
         table.csv()
         if to is Format.CSV

@@ -189,6 +189,19 @@ def test_no_similar_submissions_are_reported(course: Path, dlo: Dlo) -> None:
     assert json.loads(dlo("similar", "91", "--json").out) == []
 
 
+@pytest.mark.parametrize("standing", [True, False], ids=["in the course", "with --course"])
+def test_a_course_is_found_without_the_variable(
+    course: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standing: bool
+) -> None:
+    """The library is that of a kit, which has no solutions, as in the terminal of a Hub."""
+    monkeypatch.delenv("DLO_COURSE")
+    monkeypatch.setattr("dlo_lib.__file__", str(tmp_path / "kit" / "dlo_lib" / "__init__.py"))
+    (tmp_path / "kit" / "labs").mkdir(parents=True)
+    monkeypatch.chdir(course if standing else tmp_path)
+    said = dlo("similar", "91", *([] if standing else ["--course", course]))
+    assert "no two submissions share more than the exercise explains" in said.out, said.err
+
+
 def test_a_receipt_equals_the_output_of_sha256sum(empty: Path, dlo: Dlo, handed_in: Path) -> None:
     file = handed_in / "ada" / "small [1].ipynb"
     assert dlo("receipt", file).out == f"{sha256(file.read_bytes()).hexdigest()}  {file}\n"

@@ -8,6 +8,7 @@ one small file read a lab.
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -85,16 +86,32 @@ class LabInfo:
 
 
 def course_root() -> Path:
-    """The folder that holds ``labs/``: ``$DLO_COURSE``, else the checkout that dlo_lib is imported from.
+    """The folder that holds ``labs/``: ``$DLO_COURSE``, else the checkout of the course in whose folder this
+    process is, else the checkout that dlo_lib is imported from.
 
     Raises:
         UserError: there is none.
     """
     chosen = os.environ.get("DLO_COURSE")
-    root = Path(chosen).expanduser().resolve() if chosen else Path(dlo_lib.__file__).resolve().parents[1]
+    root = Path(chosen).expanduser().resolve() if chosen else None
+    root = root or checkout_of(Path()) or Path(dlo_lib.__file__).resolve().parents[1]
     if not (root / "labs").is_dir():
         raise UserError(f"no course in {root}: set DLO_COURSE to the folder that holds labs/")
     return root
+
+
+def checkout_of(course: Path) -> Path | None:
+    """The checkout that the folder of a course belongs to; None if ``course`` is no such folder.
+
+    ``dlo course`` links ``solutions/`` of the folder to that of the checkout. The code in a checkout runs, so
+    the folder must belong to this user, to root, or to a group of graders with this user.
+    """
+    link = course / "solutions"
+    if not link.is_symlink() or not link.is_dir() or not (course / "nbgrader_config.py").is_file():
+        return None
+    state = course.stat()
+    shared = bool(state.st_mode & stat.S_ISGID) and state.st_gid in os.getgroups()
+    return link.resolve().parent if shared or state.st_uid in (os.geteuid(), 0) else None
 
 
 def labs() -> list[LabInfo]:

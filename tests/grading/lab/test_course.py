@@ -3,12 +3,14 @@ says what to put right."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+import dlo_lib
 from dlo_lib.errors import UserError
-from dlo_lib.grading.lab.course import course_root, find_lab, labs, read_lab_info
+from dlo_lib.grading.lab.course import checkout_of, course_root, find_lab, labs, read_lab_info
 
 TOML = """
 number = {number}
@@ -53,6 +55,45 @@ def test_without_labs_the_error_names_the_variable_to_set(
     monkeypatch.setenv("DLO_COURSE", str(tmp_path))
     with pytest.raises(UserError, match="set DLO_COURSE"):
         course_root()
+
+
+@pytest.fixture
+def standing(course: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a course, linked to its checkout as by `dlo course`; the process is in it."""
+    folder = course / "class"
+    (course / "solutions").mkdir()
+    folder.mkdir(mode=0o700)
+    (folder / "solutions").symlink_to(course / "solutions")
+    (folder / "nbgrader_config.py").touch()
+    monkeypatch.delenv("DLO_COURSE")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_course_is_found_by_its_folder(standing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert course_root() == standing.parent
+    assert find_lab("13").directory == "13_dp_limit"
+    monkeypatch.setenv("DLO_COURSE", str(Path(dlo_lib.__file__).parents[1]))
+    assert course_root() == Path(dlo_lib.__file__).parents[1]
+
+
+def test_a_folder_without_a_link_to_a_checkout_is_no_course(standing: Path) -> None:
+    own = Path(dlo_lib.__file__).parents[1]
+    (standing.parent / "solutions").rmdir()
+    assert course_root() == own  # the checkout has moved, and `dlo course` links the new one
+    (standing / "solutions").unlink()
+    assert course_root() == own
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED HERE: a folder of another user (needs root)")
+def test_the_folder_of_a_stranger_is_no_course(standing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of its checkout would run."""
+    os.chown(standing, 65534, 65534)
+    assert checkout_of(standing) is None
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    assert checkout_of(standing) == standing.parent
+    os.chown(standing, 0, 0)
+    assert checkout_of(standing) == standing.parent
 
 
 @pytest.mark.parametrize(
