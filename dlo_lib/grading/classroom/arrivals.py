@@ -53,6 +53,7 @@ class Incoming:
         refused: the reason why it is refused, if the source already has one.
         notes: lines for the inventory.
         replaces: the time of the student's submission before this one, if the source has one.
+        later: the student's last submission, if it is late and this one, which was on time, counts.
     """
 
     claimed: str
@@ -63,6 +64,7 @@ class Incoming:
     refused: str = ""
     notes: tuple[str, ...] = field(default=())
     replaces: datetime | None = None
+    later: Incoming | None = None
 
     def without_links(self) -> tuple[Incoming, list[str]]:
         """Return the submission without links, pipes and devices, and their names, if it has a notebook that

@@ -21,13 +21,14 @@ from nbgrader.apps.api import NbGraderAPI
 from dlo_lib.errors import UserError, causes_of
 from dlo_lib.files import write_text
 from dlo_lib.grading.checks.status import Status, unreadable
+from dlo_lib.grading.classroom.deadlines import settle
 from dlo_lib.grading.classroom.export import (
     REPORTS,
     GradeTable,
     changed_checks,
     grades_folder,
     read_grades,
-    stored_results,
+    results_before,
     write_results,
 )
 from dlo_lib.grading.classroom.gradebook_entry import GradebookEntry
@@ -112,14 +113,15 @@ def grade_lab(
 
     Raises:
         UserError: ``folder`` is no course of this library, the lab was not released there or has other
-            questions since, nothing was collected, the host has no sandbox, the reference solution does not
-            score full marks, or another process grades the lab.
+            questions since, its course file is wrong, nothing was collected, the host has no sandbox, the
+            reference solution does not score full marks, or another process grades the lab.
     """
     chosen = options or Options()
     course = open_course(folder)
     source = read_lab(source_folder(lab))
     require_release(course, lab)
     _check_cells(course, source)
+    settle(course, lab)  # a wrong course file is refused before anything is judged
     students = submitted_students(course, lab)
     if not students:
         raise UserError(
@@ -135,7 +137,7 @@ def grade_lab(
     sandbox = "none" if chosen.unsafe else required_isolation().name
     remove_stale(FOLDER)
     with only_grader(grades_folder(course, lab)) as results:
-        before = stored_results(course, lab)
+        before = results_before(course, lab)
         back_up(course)
         chosen_students = [chosen.only] if chosen.only is not None else students
         stopped = ""

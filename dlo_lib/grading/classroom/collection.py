@@ -1,9 +1,10 @@
 """Collect the submissions of a lab: an inventory, a receipt for each submission, and no lost file.
 
 Each submission is matched with the roster by id, or by the full name that Moodle gives. The newest one of a
-student counts, as in nbgrader. It is written to ``submitted/<student>/<lab>/`` atomically; the earlier one
-moves to ``collected/<lab>/``, as do submissions that match no student. ``grades/<lab>/inventory.csv`` and
-``receipts.csv`` are the same for equal files.
+student counts, as in nbgrader, but late work does not replace work that was on time unless the course file
+lets it (:mod:`~dlo_lib.grading.classroom.late_work`). It is written to ``submitted/<student>/<lab>/``
+atomically; the earlier one moves to ``collected/<lab>/``, as do submissions that match no student.
+``grades/<lab>/inventory.csv`` and ``receipts.csv`` are the same for equal files.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ from dlo_lib.grading.classroom.arrivals import (
     from_exchange,
 )
 from dlo_lib.grading.classroom.batch import is_full, require_release
+from dlo_lib.grading.classroom.deadlines import Deadlines, settle
 from dlo_lib.grading.classroom.export import grades_folder
 from dlo_lib.grading.classroom.inventory import FILE as INVENTORY
-from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState
+from dlo_lib.grading.classroom.inventory import Inventory, Item, ItemState, shown_time
+from dlo_lib.grading.classroom.late_work import COLLECTED, late_folder, stamp
 from dlo_lib.grading.classroom.receipt import digest
 from dlo_lib.grading.classroom.roster import Person, id_fault, normalise_name, read_roster
 from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission
 from dlo_lib.grading.lab.course import LabInfo
-from dlo_lib.grading.lab.times import FORMAT, utc_time
+from dlo_lib.grading.lab.times import FORMAT, how_late
 from dlo_lib.text import tr
 
-COLLECTED = "collected"
 RECEIPTS = "receipts.csv"
 
 
@@ -62,19 +64,18 @@ def collect(
 
     Raises:
         UserError: the lab was not released in this course, its roster is empty, the source is unreadable
-            or an unsafe archive, or another process grades the lab and ``waiting`` is None; nothing has
-            changed. Or the disk is full; what was collected before stays.
+            or an unsafe archive, the course file is wrong, or another process grades the lab and ``waiting``
+            is None; nothing has changed. Or the disk is full; what was collected before stays.
     """
     require_release(course, lab)
     roster = read_roster(course)
     if not roster:
         text = "the roster of {folder} is empty: `dlo roster import` comes first"
         raise UserError(tr(text, folder=course.coursedir.root))
-    with course.gradebook as gradebook:
-        due = gradebook.find_assignment(lab.directory).duedate
+    deadlines = settle(course, lab)
     try:
         with only_grader(grades_folder(course, lab), waiting):
-            return _collect(course, lab, roster, due, source)
+            return _collect(course, lab, roster, deadlines, source)
     except (OSError, UserError) as error:
         if not is_full(error):
             raise
@@ -85,14 +86,11 @@ def collect(
 
 
 def _collect(
-    course: NbGraderAPI, lab: LabInfo, roster: list[Person], due: datetime | None, source: Path | None
+    course: NbGraderAPI, lab: LabInfo, roster: list[Person], deadlines: Deadlines, source: Path | None
 ) -> Inventory:
-    collector = _Collector(course, lab, roster, due, exact=source is None)
+    collector = _Collector(course, lab, roster, deadlines, exact=source is None)
     if source is None:
-        early_only = course.exchange.Collect(
-            coursedir=course.coursedir, authenticator=course.authenticator, parent=course
-        ).before_duedate
-        inventory = collector.take(_newest(from_exchange(course, lab), due if early_only else None))
+        inventory = collector.take(_newest(from_exchange(course, lab), collector.keeps_out))
     else:
         with open_archive(source) as entries:
             inventory = collector.take(from_entries(entries, lab, collector.is_student))
@@ -102,16 +100,26 @@ def _collect(
     return inventory
 
 
-def _newest(arrivals: Iterable[Incoming], due: datetime | None) -> list[Incoming]:
-    """Return the last submission of each student, before ``due`` if there is one, and all refused ones."""
+def _newest(
+    arrivals: Iterable[Incoming], keeps_out: Callable[[str, datetime | None], bool]
+) -> list[Incoming]:
+    """Return the submission of each student that counts, and all refused ones.
+
+    Args:
+        keeps_out: whether a submission of a student at a time must not replace an earlier one.
+    """
     taken: dict[str, Incoming] = {}
     refused = []
     for arrival in sorted(arrivals, key=lambda arrival: (arrival.submitted or datetime.min, arrival.source)):
+        before = taken.get(arrival.claimed)
         if arrival.refused:
             refused.append(arrival)
-        elif due is None or arrival.claimed not in taken or (arrival.submitted or datetime.min) <= due:
-            before = taken.get(arrival.claimed)
+        elif before is None or keeps_out(arrival.claimed, before.submitted):
             taken[arrival.claimed] = replace(arrival, replaces=before.submitted if before else None)
+        elif keeps_out(arrival.claimed, arrival.submitted):
+            taken[arrival.claimed] = replace(before, later=arrival)
+        else:
+            taken[arrival.claimed] = replace(arrival, replaces=before.submitted)
     return [*taken.values(), *refused]
 
 
@@ -119,9 +127,9 @@ class _Collector:
     """Writes submissions to the folders of their students."""
 
     def __init__(
-        self, course: NbGraderAPI, lab: LabInfo, roster: list[Person], due: datetime | None, exact: bool
+        self, course: NbGraderAPI, lab: LabInfo, roster: list[Person], deadlines: Deadlines, exact: bool
     ) -> None:
-        self.course, self.lab, self.roster, self.due = course, lab, roster, due
+        self.course, self.lab, self.roster, self.deadlines = course, lab, roster, deadlines
         self.root = Path(course.coursedir.root)
         self.by_id = {person.id: person for person in roster}
         # In the exchange an id is an account: ADA must not submit for ada. In a folder, a person typed the
@@ -132,6 +140,13 @@ class _Collector:
     def is_student(self, name: str) -> bool:
         """Return True if ``name`` is an id of the roster."""
         return name in self.by_id or fold_name(name) in self.by_folded
+
+    def keeps_out(self, student: str, submitted: datetime | None) -> bool:
+        """Return True if a submission of ``student`` at ``submitted`` (UTC) is late and must not replace one
+        that was on time.
+        """
+        late = self.deadlines.seconds_late(student, submitted) > 0
+        return late and not self.deadlines.rule.replaces
 
     def take(self, arrivals: Iterable[Incoming]) -> Inventory:
         """Write the submissions and return the inventory."""
@@ -215,6 +230,8 @@ class _Collector:
             note = tr("left out, because it is no regular file: {names}", names=names)
             arrival = replace(arrival, notes=(*arrival.notes, note))
         item = self._place(student, place, arrival, files)
+        if arrival.later is not None:
+            item = replace(item, notes=(*item.notes, self._keep_late(student, arrival.later)))
         doubtful = arrival.full_name and item.late  # the zip has local times of Moodle's server
         return (
             replace(item, notes=(*item.notes, tr("late by the zip's dates: Moodle's page has the true one")))
@@ -222,8 +239,31 @@ class _Collector:
             else item
         )
 
+    def _keep_late(self, student: str, arrival: Incoming) -> str:
+        """Keep a late submission that does not count; return the note for the inventory."""
+        late = how_late(self.deadlines.seconds_late(student, arrival.submitted))
+        submitted = arrival.submitted or datetime.min
+        place = late_folder(self.root, self.lab, student, submitted)
+        text = "a later submission of {time} UTC is {late} late and does not count: {kept}"
+        kept = tr("it is kept in {folder}", folder=place.relative_to(self.root))
+        try:
+            files = arrival.without_links()[0].files()
+        except Refused as error:
+            kept = str(error)
+        else:
+            files[TIMESTAMP] = submitted.strftime(FORMAT).encode()
+            if _content(place) != files:
+                shutil.rmtree(place, ignore_errors=True)
+                self._write(files, place)
+        return tr(text, time=shown_time(submitted), late=late, kept=kept)
+
     def _place(self, student: str, place: Path, arrival: Incoming, files: Files) -> Item:
-        before = _stamp(place)
+        before = stamp(place)
+        counts = before is not None and not self.keeps_out(student, before)
+        if counts and self.keeps_out(student, arrival.submitted) and place.is_dir():
+            return self._look(
+                student, place, ItemState.UNCHANGED, (*arrival.notes, self._keep_late(student, arrival))
+            )
         self._note_earlier(student, arrival.submitted, before, arrival.replaces)
         files.pop(TIMESTAMP, None)  # the student's file may be invalid and stop nbgrader
         if arrival.submitted is not None:
@@ -232,7 +272,8 @@ class _Collector:
         if place.is_dir():
             if _content(place) == files:
                 return self._look(student, place, ItemState.UNCHANGED, arrival.notes)
-            if before is not None and arrival.submitted is not None and arrival.submitted < before:
+            older = before is not None and arrival.submitted is not None and arrival.submitted < before
+            if older and (counts or self.keeps_out(student, arrival.submitted)):
                 note = tr(
                     "{source} is older than what was received before, which stays",
                     source=printable(arrival.source),
@@ -275,12 +316,8 @@ class _Collector:
         """Return the line of the inventory for the submission at ``place``."""
         if not place.is_dir():
             return Item(student, state, notes=notes)
-        submitted = _stamp(place)
-        late = (
-            max(0, int((submitted - self.due).total_seconds()))
-            if submitted is not None and self.due is not None
-            else 0
-        )
+        submitted = stamp(place)
+        late = int(self.deadlines.seconds_late(student, submitted))
         item = Item(student, state, submitted=submitted, late=late, notes=notes)
         try:
             found, _ = find_submission(place / self.lab.notebook, self.lab.directory)
@@ -302,7 +339,7 @@ class _Collector:
 
 def replaced_at(course: Path, lab: LabInfo, student: str) -> datetime | None:
     """Return the time of the submission that the collected one replaces, in UTC; None if it is the first."""
-    return _stamp(_replaced(course, lab, student))
+    return stamp(_replaced(course, lab, student))
 
 
 def _replaced(course: Path, lab: LabInfo, student: str) -> Path:
@@ -318,13 +355,6 @@ def _content(folder: Path) -> Files | None:
             if not path.is_dir()
         }
     except Refused:
-        return None
-
-
-def _stamp(folder: Path) -> datetime | None:
-    try:
-        return utc_time(read_regular(folder / TIMESTAMP, 200).decode())
-    except (Refused, ValueError):
         return None
 
 

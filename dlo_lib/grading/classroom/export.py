@@ -19,13 +19,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.deadlines import deadlines_of, seconds_late, settle
 from dlo_lib.grading.classroom.inventory import refused_students
+from dlo_lib.grading.classroom.late_work import late_notes
 from dlo_lib.grading.classroom.manual_points import set_aside_note
 from dlo_lib.grading.classroom.tables import csv_text
 from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, REFUSED, Report
 from dlo_lib.grading.judge.report_store import StoredReport, checks_version, load, report_file
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.source import TEST_PREFIX, read_lab, source_folder
+from dlo_lib.grading.lab.times import how_late
 from dlo_lib.text import tr
 
 REPORTS = "reports"
@@ -39,6 +42,7 @@ class GradeRow:
     Args:
         student: the id.
         scores: points by question.
+        seconds_late: seconds after the student's due date, 0 within the grace of the course file.
         penalty: points subtracted for lateness.
         total: points after the penalty.
         maximum: points of the lab.
@@ -57,6 +61,7 @@ class GradeRow:
     statuses: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     checks: str = ""
+    seconds_late: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,11 +78,13 @@ class GradeTable:
 
     def csv(self) -> str:
         """Return the table as CSV; the same grades give the same text."""
-        header = ["student", "lab", *self.questions, "penalty", "total", "max", "status"]
+        header = ["student", "lab", *self.questions, "seconds_late", "penalty", "total", "max", "status"]
         rows = []
         for row in self.rows:
             points = [row.scores[question] for question in self.questions]
-            numbers = [f"{value:g}" for value in (*points, row.penalty, row.total, row.maximum)]
+            values = (*points, row.penalty, row.total, row.maximum)
+            numbers = [f"{value:g}" for value in values]
+            numbers.insert(len(points), str(row.seconds_late))
             rows.append([row.student, self.lab.directory, *numbers, row.status])
         return csv_text(header, rows)
 
@@ -90,6 +97,7 @@ class GradeTable:
                 for name, most in self.questions.items()
             }
             grade = {
+                "seconds_late": row.seconds_late,
                 "penalty": row.penalty,
                 "total": row.total,
                 "max": row.maximum,
@@ -122,7 +130,7 @@ class GradeTable:
         if not any(row.scores.values()):
             return "all"
         lost, bonus = self.lost_and_bonus(row)
-        late = [f"late {row.penalty:g}"] if row.penalty else []
+        late = [f"{how_late(row.seconds_late)} late -{row.penalty:g}"] if row.seconds_late else []
         more = [tr("bonus: {questions}", questions=bonus)] if bonus else []
         return ", ".join([*([lost] if lost else []), *late, *more])
 
@@ -145,13 +153,22 @@ def stored_report(course: NbGraderAPI, lab: LabInfo, student: str) -> Report | N
     return stored.report if stored is not None else None
 
 
-def stored_results(course: NbGraderAPI, lab: LabInfo) -> dict[str, tuple[float, str]]:
-    """Return the total and the version of the checks of each student in ``results.json``, if there is one."""
+def results_before(course: NbGraderAPI, lab: LabInfo) -> dict[str, tuple[float, str]]:
+    """Return the total and the version of the checks of each student in ``results.json``, if there is one.
+
+    The total is the one of the gradebook: points may have been given by hand since the file was written.
+    """
     try:
         text = (grades_folder(course, lab) / f"{RESULTS}.json").read_text(encoding="utf-8")
-        return {row["student"]: (row["total"], row.get("checks", "")) for row in json.loads(text)["rows"]}
+        found = {row["student"]: (row["total"], row.get("checks", "")) for row in json.loads(text)["rows"]}
     except (OSError, ValueError, KeyError):
         return {}
+    with course.gradebook as gradebook:
+        for notebook in gradebook.notebook_submissions(lab.name, lab.directory):
+            if notebook.student.id in found:
+                total = max(0.0, notebook.score - (notebook.late_submission_penalty or 0.0))
+                found[notebook.student.id] = (total, found[notebook.student.id][1])
+    return found
 
 
 def changed_checks(before: Mapping[str, tuple[float, str]], table: GradeTable) -> list[str]:
@@ -187,11 +204,23 @@ def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
     return folder
 
 
+def settled_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
+    """Return the grades of ``lab`` with the due dates, extensions and penalties of the course file as it is
+    now.
+
+    Raises:
+        UserError: as :func:`dlo_lib.grading.classroom.deadlines.settle`.
+    """
+    settle(course, lab)
+    return read_grades(course, lab)
+
+
 def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     """Return the grades of ``lab`` in the gradebook, a row for every student of the roster."""
-    notes = []
+    notes, late_aside = [], []
     refused = refused_students(grades_folder(course, lab))
     with course.gradebook as gradebook:
+        deadlines = deadlines_of(gradebook, lab.directory, course.coursedir.root)
         notebook = gradebook.find_notebook(lab.name, lab.directory)
         maxima = {cell.name.removeprefix(TEST_PREFIX): cell.max_score for cell in notebook.grade_cells}
         questions = {
@@ -201,14 +230,17 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
         }
         rows = []
         for student in sorted(student.id for student in gradebook.students):
-            scores, penalty = dict.fromkeys(questions, 0.0), 0.0
+            scores, penalty, late = dict.fromkeys(questions, 0.0), 0.0, 0
             graded, status, checks = _status(course, lab, student, refused)
             if graded:  # otherwise the gradebook has the points of an earlier grading
                 submitted = gradebook.find_submission_notebook(lab.name, lab.directory, student)
                 scores |= {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in submitted.grades}
                 penalty = submitted.late_submission_penalty or 0.0
+                late = round(seconds_late(submitted.assignment, deadlines))
                 if note := set_aside_note(grades_folder(course, lab), submitted, student):
                     notes.append(f"{student}: {note}")
+            place = course.coursedir.format_path(course.coursedir.submitted_directory, student, lab.directory)
+            late_aside += late_notes(Path(course.coursedir.root), Path(place), lab, student, deadlines)
             total = max(0.0, sum(scores.values()) - penalty)
             report = stored_report(course, lab, student) if graded else None
             statuses = (
@@ -219,7 +251,16 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
             warnings = report.warnings if report is not None else ()
             rows.append(
                 GradeRow(
-                    student, scores, penalty, total, notebook.max_score, status, statuses, warnings, checks
+                    student,
+                    scores,
+                    penalty,
+                    total,
+                    notebook.max_score,
+                    status,
+                    statuses,
+                    warnings,
+                    checks,
+                    late,
                 )
             )
     if notes:
@@ -227,6 +268,7 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
             "`dlo grade {lab} --keep-manual` gives them to the new submission; with --only, to one student's"
         )
         notes.append(tr(text, lab=lab.directory))
+    notes += late_aside
     now = checks_version(source_folder(lab))
     earlier = [row.student for row in rows if row.checks not in ("", now)]
     if earlier:

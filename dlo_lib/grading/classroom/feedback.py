@@ -29,9 +29,13 @@ from traitlets import default
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
+from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.classroom.archive import Refused, printable, read_regular
 from dlo_lib.grading.classroom.batch import require_release, run_step, submitted_students
 from dlo_lib.grading.classroom.collection import replaced_at
+from dlo_lib.grading.classroom.course_file import FILE as COURSE_FILE
+from dlo_lib.grading.classroom.course_file import read_course_file
+from dlo_lib.grading.classroom.deadlines import deadlines_of, seconds_late, settle
 from dlo_lib.grading.classroom.feedback_page import (
     CheckLine,
     Page,
@@ -50,10 +54,11 @@ from dlo_lib.grading.classroom.submission_copy import TIMESTAMP
 from dlo_lib.grading.judge.cells import cell_was_missing
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_submission
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
-from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
+from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, CheckReport, QuestionReport, Report
 from dlo_lib.grading.judge.report_store import checks_version, report_from
 from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource, read_lab, source_folder
+from dlo_lib.grading.lab.times import how_late
 from dlo_lib.text import tr
 
 SUBMISSION_SECRET = "submission_secret.txt"  # nbgrader derives a page's name in the exchange from it
@@ -82,6 +87,7 @@ def make_feedback(course: NbGraderAPI, lab: LabInfo) -> dict[str, Path]:
         UserError: no submission is graded, or a step of nbgrader failed.
     """
     require_release(course, lab)
+    settle(course, lab)
     students = submitted_students(course, lab)
     if not any(
         _in_step(course.coursedir, "autograded_directory", student, lab).is_dir() for student in students
@@ -106,18 +112,18 @@ def note_on_inputs(course: NbGraderAPI, lab: LabInfo) -> str:
     The inputs are the same for the whole class, so a student who reads them could pass them on.
     """
     with course.gradebook as gradebook:
-        due = gradebook.find_assignment(lab.directory).duedate
+        due = deadlines_of(gradebook, lab.directory, course.coursedir.root).last
     if due is None:
         return tr(
             "{lab} has no due date: the pages name inputs of visible checks, which are the same for all "
-            "students. If students still submit, set a due date in formgrader and run this command again.",
-            lab=lab.directory,
-        )
+            "students. If students still submit, set a due date in {file} and run this command again.",
+            lab=lab.directory, file=Path(course.coursedir.root) / COURSE_FILE,
+        )  # fmt: skip
     if not _is_before(due):
         return ""
     return tr(
-        "The due date of {lab} has not passed: the pages name no inputs of checks. Run this command again "
-        "after {due:%Y-%m-%d %H:%M} UTC.",
+        "The due date of {lab} has not passed for all students: the pages name no inputs of checks. Run this "
+        "command again after {due:%Y-%m-%d %H:%M} UTC.",
         lab=lab.directory, due=due,
     )  # fmt: skip
 
@@ -228,6 +234,8 @@ class _Marks:
     late_seconds: float
     maximum: float
     early: bool
+    explain: str = "after due"
+    """When the reasons of the quiz are shown, one of ``course_file.EXPLAIN``."""
 
 
 def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded: Path) -> str:
@@ -266,7 +274,7 @@ def receipt_card(directory: CourseDirectory, lab: LabInfo, student: str, late_se
     submitted = _plain_text(notebook.parent / TIMESTAMP, 200).removesuffix("UTC").split(".")[0].strip()
     before = replaced_at(Path(directory.root), lab, student)
     replaced = "" if before is None else f"{before:%Y-%m-%d %H:%M:%S}"
-    late = tr("{hours:.1f} hours after the due date", hours=late_seconds / 3600) if late_seconds > 0 else ""
+    late = tr("{time} after your due date", time=how_late(late_seconds)) if late_seconds > 0 else ""
     try:
         found, _ = find_submission(notebook, lab.directory)
         content = read_regular(found, MAX_BYTES)
@@ -293,7 +301,7 @@ def _card(
             check.points,
             check.maximum,
             check.points >= check.maximum,
-            check.early if marks.early else check.published,
+            _says(question, check, marks),
         )
         for check in checks
     )
@@ -319,6 +327,17 @@ def _card(
         marks.comments.get(question, ""),
         shown,
     )
+
+
+def _says(question: str, check: CheckReport, marks: _Marks) -> str:
+    """Return the message of a check for the student. The reasons of the quiz are the same for all students,
+    so the course file decides when the page has them (``course_file.EXPLAIN``)."""
+    shown = check.early if marks.early else check.published
+    if question != QUIZ or not check.hidden:
+        return shown
+    if marks.explain == "at once" or (marks.explain == "after due" and not marks.early):
+        return shown
+    return tr("explained after the due date") if marks.explain == "after due" else ""
 
 
 def _heading(lab: LabSource, question: str) -> str:
@@ -355,13 +374,15 @@ def _parsed(submitted: Path, info: LabInfo) -> dict[str, Any]:
 
 
 def _marks(directory: CourseDirectory, info: LabInfo, student: str) -> _Marks:
+    explain = read_course_file(directory.root).quiz_explain
     with Gradebook(directory.db_url, directory.course_id) as gradebook:
         maximum = gradebook.find_notebook(info.name, info.directory).max_score
-        early = _is_before(gradebook.find_assignment(info.directory).duedate)
+        deadlines = deadlines_of(gradebook, info.directory, directory.root)
+        early = _is_before(deadlines.last)
         try:
             notebook = gradebook.find_submission_notebook(info.name, info.directory, student)
         except MissingEntry:
-            return _Marks({}, frozenset(), {}, 0.0, 0.0, maximum, early)
+            return _Marks({}, frozenset(), {}, 0.0, 0.0, maximum, early, explain)
         points = {grade.name.removeprefix(TEST_PREFIX): grade.score for grade in notebook.grades}
         by_hand = frozenset(
             grade.name.removeprefix(TEST_PREFIX)
@@ -371,14 +392,14 @@ def _marks(directory: CourseDirectory, info: LabInfo, student: str) -> _Marks:
         comments = {
             comment.name: comment.manual_comment for comment in notebook.comments if comment.manual_comment
         }
-        late = notebook.assignment.total_seconds_late
+        late = seconds_late(notebook.assignment, deadlines)
         penalty = notebook.late_submission_penalty or 0.0
-        return _Marks(points, by_hand, comments, penalty, late, maximum, early)
+        return _Marks(points, by_hand, comments, penalty, late, maximum, early, explain)
 
 
 def _is_before(due: datetime | None) -> bool:
-    """Return True if ``due``, in UTC without a zone as in the gradebook, has not passed."""
-    return due is not None and datetime.now(UTC).replace(tzinfo=None) < due
+    """Return True if ``due``, a time with its zone, has not passed."""
+    return due is not None and datetime.now(UTC) < due
 
 
 def _lab_of(folder: Path) -> tuple[LabSource, dict[str, tuple[str, ...]]]:

@@ -32,6 +32,7 @@ from nbgrader.utils import find_all_files
 from sqlalchemy.exc import SAWarning
 
 from dlo_lib.files import write_text
+from dlo_lib.grading.classroom.deadlines import CoursePenalties, deadlines_of, settle_submission
 from dlo_lib.grading.classroom.export import grades_folder
 from dlo_lib.grading.classroom.gradebook_file import patient_url
 from dlo_lib.grading.classroom.manual_points import SaveScores, submitted_now
@@ -81,26 +82,22 @@ class SaveRows(SaveScores):
 
 
 class SavePenalty(AssignLatePenalties):
-    """nbgrader's step that applies the course's late penalty, in the open gradebook."""
+    """The step for late penalties, by the course file or the plug-in of the course, in the open gradebook."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        """Save the late penalty of the notebook."""
-        names, gradebook = resources["nbgrader"], self.parent.parent.gradebook
-        row = gradebook.find_submission_notebook(names["notebook"], names["assignment"], names["student"])
-        row.late_submission_penalty = None
-        late = row.assignment.total_seconds_late
-        if late > 0:
-            gradebook.db.flush()  # the score is a sum that the database computes
-            gradebook.db.refresh(row)
-            self.init_plugin()
-            penalty = self.plugin_inst.late_submission_penalty(names["student"], row.score, late)
-            row.late_submission_penalty = None if penalty is None else self._check_late_penalty(row, penalty)
+        """Save the extension and the late penalty of the submission."""
+        names, entry = resources["nbgrader"], self.parent.parent
+        row = entry.gradebook.find_submission_notebook(
+            names["notebook"], names["assignment"], names["student"]
+        )
+        settle_submission(row.assignment, entry.deadlines, self, entry.gradebook)
         return nb, resources
 
 
 REPLACEMENTS: dict[type[NbGraderPreprocessor], type[NbGraderPreprocessor]] = {
     SaveScores: SaveRows,
     AssignLatePenalties: SavePenalty,
+    CoursePenalties: SavePenalty,
 }
 
 
@@ -148,6 +145,7 @@ class GradebookEntry(Autograde):
         self.lab, self.force, self.keep_manual = lab, True, keep_manual
         self.grades = grades_folder(course, lab)
         self.gradebook = Gradebook(patient_url(self.coursedir.db_url), self.coursedir.course_id)
+        self.deadlines = deadlines_of(self.gradebook, lab.directory, self.coursedir.root)
         self.exporter = NotebookExporter(parent=self, config=self.config)
         self.exporter._preprocessors = []  # as nbgrader does before each of its two passes
         for step in self.autograde_preprocessors:

@@ -14,6 +14,7 @@ from dlo_lib.grading.classroom.export import GradeRow, GradeTable
 from dlo_lib.grading.classroom.roster import Person
 from dlo_lib.grading.classroom.tables import csv_text
 from dlo_lib.grading.judge.report import GRADER_ERROR, NOT_GRADED, REFUSED
+from dlo_lib.grading.lab.times import how_late
 from dlo_lib.text import tr
 
 
@@ -53,6 +54,7 @@ def _feedback(table: GradeTable, row: GradeRow) -> str:
         parts.append(tr("lost: {questions}", questions=lost))
     if bonus:
         parts.append(tr("bonus: {questions}", questions=bonus))
-    if row.penalty:
-        parts.append(tr("late: {penalty:g} points off", penalty=row.penalty))
+    if row.seconds_late:
+        text = "late by {time}: {penalty:g} points off" if row.penalty else "late by {time}"
+        parts.append(tr(text, time=how_late(row.seconds_late), penalty=row.penalty))
     return "; ".join(parts)

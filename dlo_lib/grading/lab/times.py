@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from dlo_lib.text import tr
 
+DEADLINES_FILE = "dlo-deadlines.json"
+"""In a course's folder of the exchange: the due dates that students see."""
 FORMAT = "%Y-%m-%d %H:%M:%S.%f UTC"
 WRITTEN = re.compile(
     r"(?P<day>\d{4}-\d\d-\d\d)[ T](?P<clock>\d\d:\d\d(?::\d\d)?)(?:\.(?P<fraction>\d{1,9}))?"

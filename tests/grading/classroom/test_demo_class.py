@@ -170,10 +170,10 @@ def test_the_table_shows_the_reason_of_each_grade(box: Classroom) -> None:
 
 def test_the_csv_has_one_row_per_student(box: Classroom) -> None:
     assert box.csv.read_text().splitlines() == [
-        "student,lab,add,double,penalty,total,max,status",
-        "ada,07_sums,2,3,0,5,5,GRADED",
-        "blaise,07_sums,2,0,0,2,5,GRADED",
-        "chloe,07_sums,0,0,0,0,5,NO_ATTEMPT",
+        "student,lab,add,double,seconds_late,penalty,total,max,status",
+        "ada,07_sums,2,3,0,0,5,5,GRADED",
+        "blaise,07_sums,2,0,0,0,2,5,GRADED",
+        "chloe,07_sums,0,0,0,0,0,5,NO_ATTEMPT",
     ]
 
 

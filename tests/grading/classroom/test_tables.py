@@ -29,7 +29,7 @@ def grades(*rows: GradeRow) -> GradeTable:
 
 
 FULL = GradeRow("ada", {"scale": 3.0, "mean": 2.0}, 0.0, 5.0, 5.0, "GRADED")
-PART = GradeRow("zoe", {"scale": 1.5, "mean": 2.0}, 0.5, 3.0, 5.0, "GRADED_WARN")
+PART = GradeRow("zoe", {"scale": 1.5, "mean": 2.0}, 0.5, 3.0, 5.0, "GRADED_WARN", seconds_late=7500)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_moodle_gets_one_line_per_student_with_its_column_names() -> None:
         "5",
         "5 of 5 points; GRADED",
     ]
-    assert zoe[5:] == ["3", "3 of 5 points; GRADED_WARN; lost: scale 1.5; late: 0.5 points off"]
+    assert zoe[5:] == ["3", "3 of 5 points; GRADED_WARN; lost: scale 1.5; late by 2 h 5 min: 0.5 points off"]
     assert zoe[3:5] == ['\'=HYPERLINK("http://evil.example")', "'+cmd|' /C calc'!A0"]
 
 
@@ -88,7 +88,7 @@ def test_the_same_grades_are_the_same_bytes() -> None:
     )
     assert grades(FULL, PART).csv() == grades(FULL, PART).csv()
     assert rows_of(grades(FULL, PART).csv()) == [
-        ["student", "lab", "scale", "mean", "penalty", "total", "max", "status"],
-        ["ada", "91_small", "3", "2", "0", "5", "5", "GRADED"],
-        ["zoe", "91_small", "1.5", "2", "0.5", "3", "5", "GRADED_WARN"],
+        ["student", "lab", "scale", "mean", "seconds_late", "penalty", "total", "max", "status"],
+        ["ada", "91_small", "3", "2", "0", "0", "5", "5", "GRADED"],
+        ["zoe", "91_small", "1.5", "2", "7500", "0.5", "3", "5", "GRADED_WARN"],
     ]
