@@ -22,8 +22,8 @@ PRIVATE, OTHERS = 0o700, 0o077
 STATE_PARTS = (
     "cache", "classroom", "copied", "home", "jobs", "jupyter", "output", "progress", "ranks",
 )  # fmt: skip
-"""What the library creates in the state folder. The private exchange and the copies of the library are absent:
-they hold no answers of a class, and a class may share them."""
+"""What the library creates in the state folder. The private exchange and the copies of the library are not
+listed: they hold no answers of a class, and a class may share them."""
 _looked_at: set[Path] = set()
 
 
@@ -144,6 +144,12 @@ def _closed(folder: Path) -> bool:
         print(tr(text, folder=folder, reason=error.strerror), file=sys.stderr)
         return False
     return True
+
+
+def open_to_others(folder: Path) -> bool:
+    """Return whether modes let other users of the machine, of any group, read or enter ``folder``."""
+    above = (parent.stat().st_mode & 0o011 for parent in folder.resolve().parents)
+    return folder.is_dir() and bool(folder.stat().st_mode & OTHERS) and all(above)
 
 
 def cache_dir() -> Path:

@@ -22,10 +22,11 @@ from dlo_lib.cli.doctor_packages import (
     examine_packages,
 )
 from dlo_lib.cli.jupyter import free_port
+from dlo_lib.cli.private import ipython_folder, nbgrader_cache
 from dlo_lib.cli.workspace import work_dir
 from dlo_lib.cluster import slurm
 from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
+from dlo_lib.files import open_to_others, state_dir
 from dlo_lib.torch_version import OLDEST, cure, release
 
 OLDEST_NBGRADER = "0.9.5"
@@ -35,7 +36,7 @@ JUPYTER = ("jupyterlab", "notebook", "nbclient", "jupytext", "ipykernel", "matpl
 
 def examine() -> list[Diagnosis]:
     """Check this machine. The only change is that a missing state folder is created."""
-    more: list[Callable[[], Diagnosis]] = [_slurm, _sandbox, _port]
+    more: list[Callable[[], Diagnosis]] = [_slurm, _sandbox, _port, _private]
     of_course = [_course()] if in_a_course() else []
     return [*examine_for_labs(), *(look() for look in more), *examine_cluster(), *of_course]
 
@@ -243,6 +244,16 @@ def _disk() -> Diagnosis:
         cure,
         required=True,
     )
+
+
+def _private() -> Diagnosis:
+    """Find folders with the user's answers that other users of this machine can enter."""
+    folders = [work_dir(), state_dir(), nbgrader_cache(os.environ), ipython_folder(os.environ)]
+    opened = [folder for folder in folders if open_to_others(folder)]
+    if not opened:
+        return Diagnosis("private", True, "no other user of this machine can read your work")
+    found = f"other users of this machine can read {', '.join(map(str, opened))}"
+    return Diagnosis("private", False, found, f"chmod 700 {' '.join(map(str, opened))}, unless you share it")
 
 
 def in_a_course() -> bool:

@@ -23,6 +23,7 @@ from typing import Any
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_hub_files import examine_files, students_with_account
 from dlo_lib.cli.doctor_hub_lists import file_that_sets, judge_list
+from dlo_lib.cli.doctor_hub_terminal import examine_terminal
 from dlo_lib.errors import UserError, nearest
 from dlo_lib.hub.folders import as_account, as_user
 from dlo_lib.hub.membership import HubApi, known_users, roster_of, wanted
@@ -151,11 +152,12 @@ def _formgrader(settings: HubSettings, api: HubApi, course: HubCourse) -> list[D
         return [Diagnosis(name, False, tr("the course has no graders"), cure)]
     with token_of(api, course.graders[0].lower()) as token:
         status, _ = status_of(f"{base}/", token)
+        if status != 200:
+            text, cure = _reason(settings, course, status)
+            return [Diagnosis(name, False, text, cure, required=True)]
         listed, body = status_of(f"{base}/api/assignments", token)
-    if status != 200:
-        text, cure = _reason(settings, course, status)
-        return [Diagnosis(name, False, text, cure, required=True)]
-    found = [_collect_button(settings, course, name, listed, body)]
+        terminal = examine_terminal(settings, course, token)
+    found = [_collect_button(settings, course, name, listed, body), terminal]
     for student in _hub_students(course)[:1]:
         with token_of(api, student) as token:
             if status_of(f"{base}/", token)[0] == 200:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.doctor_hub_work import examine_work
 from dlo_lib.errors import UserError
 from dlo_lib.hub.folders import COURSE_MODES, EXCHANGE_MODE, account_of, as_account, as_user
 from dlo_lib.hub.membership import roster_of
@@ -33,7 +34,7 @@ def examine_files(settings: HubSettings) -> list[Diagnosis]:
             *_exchange_of(settings, course, account, prepare),
             *_closed(course, people),
             _gradebook(settings, course, prepare),
-            *([_submission(settings, course, people)] if people else []),
+            *([_submission(settings, course, people), examine_work(course, people)] if people else []),
             *_roster_names(settings, course),
         ]
     return found

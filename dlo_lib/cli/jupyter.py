@@ -18,6 +18,16 @@ from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange
 from dlo_lib.hub.extensions import NOT_FOR_STUDENTS, SETTINGS
 
 FIRST_PORT = 8888
+KERNEL = {
+    "argv": [
+        sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+        # names the cell to run after a restart, before any cell of a lab has run
+        "--ext=dlo_lib.grading.notebook.fresh_kernel",
+    ],
+    "display_name": "Python 3 (ipykernel)",
+    "language": "python",
+    "metadata": {"debugger": True},
+}  # fmt: skip
 HIDDEN_FILES = (LAB_FILE, *BUILT_FILES, "__pycache__", "*.pyc", "*~")
 """Patterns of files that the file browser does not list, because only programs read them."""
 
@@ -88,9 +98,15 @@ def nbgrader_environment() -> dict[str, str]:
 
 
 def _environment(config: Path) -> dict[str, str]:
-    path = os.environ.get("JUPYTER_CONFIG_PATH", "")
-    others = [place for place in path.split(os.pathsep) if place and place != str(config)]
-    return {**_folders(), **os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join([str(config), *others])}
+    places = {
+        name: os.pathsep.join([str(config), *_others(os.environ.get(name, ""), config)])
+        for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH")
+    }
+    return {**_folders(), **os.environ, **places}
+
+
+def _others(path: str, config: Path) -> list[str]:
+    return [place for place in path.split(os.pathsep) if place and place != str(config)]
 
 
 def _folders() -> dict[str, str]:
@@ -103,7 +119,8 @@ def _folders() -> dict[str, str]:
 
 
 def write_jupyter_config(labs: Path, exchange: ClassExchange) -> Path:
-    """Write the configuration that `dlo lab` adds to Jupyter's search path; return its folder.
+    """Write the configuration and the kernel that `dlo lab` adds to Jupyter's search paths; return their
+    folder.
 
     It comes before those of the user and of the site, so it sets no exchange if one of them does.
     """
@@ -118,6 +135,8 @@ def write_jupyter_config(labs: Path, exchange: ClassExchange) -> Path:
         lines += ['c.CourseDirectory.course_id = "dlo"', f"c.Exchange.root = {str(exchange.folder)!r}"]
     write_text(folder / "nbgrader_config.py", "\n".join([*lines, ""]))
     write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(SETTINGS))
+    # It has the name of the kernel that notebooks ask for, and comes before that of the environment.
+    write_text(folder / "kernels" / "python3" / "kernel.json", json.dumps(KERNEL, indent=1))
     page = json.dumps({"disabledExtensions": NOT_FOR_STUDENTS})
     write_text(folder / "labconfig" / "page_config.json", page)
     return folder

@@ -1,4 +1,4 @@
-"""What the programs of a notebook keep of a student's work elsewhere than in the workspace: it is closed too."""
+"""Close what the programs of a notebook keep of a student's work outside of the workspace."""
 
 from __future__ import annotations
 

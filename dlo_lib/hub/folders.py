@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,14 @@ EXCHANGE_MODE = 0o1777
 COURSE_MODES = {"": 0o755, "outbound": 0o755, "inbound": 0o3733, "feedback": 0o711}
 """Students enter and write ``inbound``, and cannot list it; with the sticky bit, none removes another's
 submission. The owner of all is the account of the course, so no student can create them first."""
+CANNOT_RUN = 126
+"""The status of a shell that may not execute a program."""
+TERMINAL = """\
+case "${{SHELL:-}}" in */nologin | */false | "") export SHELL=/bin/bash ;; esac
+[ -x "$SHELL" ] || export SHELL=/bin/bash
+export PATH={bin}:"$PATH"
+exec "$SHELL"
+"""
 FOR_USERS = """\
 # Written by `dlo course --hub`: nbgrader in the server of a user.
 import os
@@ -87,7 +96,12 @@ def write_jupyter_folders(settings: HubSettings) -> None:
     python = settings.environment / "bin" / "python"
     for role in ROLES:
         folder = settings.jupyter_folder(role)
-        server: dict[str, Any] = {"ServerApp": {"jpserver_extensions": server_extensions(role)}}
+        server: dict[str, Any] = {
+            "ServerApp": {
+                "jpserver_extensions": server_extensions(role),
+                "terminado_settings": {"shell_command": terminal_command(settings)},
+            }
+        }
         if role == "course":  # formgrader is a frame in JupyterLab
             headers = {"Content-Security-Policy": "frame-ancestors 'self'"}
             server["ServerApp"]["tornado_settings"] = {"headers": headers}
@@ -115,6 +129,16 @@ def write_jupyter_folders(settings: HubSettings) -> None:
     write_text(settings.data_folder / "kernels" / "python3" / "kernel.json", json.dumps(kernel, indent=1))
     for path in (settings.folder, *(settings.folder / "jupyter").rglob("*"), settings.folder / "jupyter"):
         path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def terminal_command(settings: HubSettings) -> list[str]:
+    """Return the command of a terminal in JupyterLab: the user's shell after the profile of the system.
+
+    The account of a course has ``nologin`` as its shell, which refuses su and ssh, and would end the terminal
+    as well: bash takes its place. On Debian the profile sets ``PATH`` anew, without the environment of the
+    servers, in which `dlo` is.
+    """
+    return ["/bin/bash", "-l", "-c", TERMINAL.format(bin=shlex.quote(str(settings.environment / "bin")))]
 
 
 def account_of(course: HubCourse) -> pwd.struct_passwd:
@@ -177,21 +201,22 @@ def as_account(
 def as_user(
     account: pwd.struct_passwd, command: list[str], folder: Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command as another user; an interpreter that the user cannot read gives status 126."""
-    try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            user=account.pw_uid,
-            group=account.pw_gid,
-            extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-    except PermissionError as error:
-        text = tr(
-            "{account} cannot run {program}", account=account.pw_name, program=error.filename or command[0]
-        )
-        return subprocess.CompletedProcess(command, 126, "", text)
+    """Run a command as another user; a program that the user cannot read gives status 126.
+
+    The user's process enters ``folder``: where root is squashed, as on many NFS servers, root cannot.
+    """
+    enter = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder)]
+    done = subprocess.run(
+        [*enter, *command],
+        cwd="/",
+        env=environment,
+        user=account.pw_uid,
+        group=account.pw_gid,
+        extra_groups=os.getgrouplist(account.pw_name, account.pw_gid),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode == CANNOT_RUN and "exec:" in done.stderr:
+        done.stderr = tr("{account} cannot run {program}", account=account.pw_name, program=command[0])
+    return done

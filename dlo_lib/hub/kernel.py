@@ -27,6 +27,7 @@ MODULES = (
     "psutil",
     "sqlite3",
 )
+EXTENSION = "dlo_lib.grading.notebook.fresh_kernel"  # names the cell to run after a restart
 INLINE = "module://matplotlib_inline.backend_inline"
 """ipykernel sets it when it starts, too late for a matplotlib that is imported already."""
 
@@ -46,7 +47,7 @@ def main() -> None:
     client.seed = seed.sow(MODULES)
     from ipykernel.kernelapp import launch_new_instance
 
-    launch_new_instance()
+    launch_new_instance([*sys.argv[1:], f"--ext={EXTENSION}"])
 
 
 if __name__ == "__main__":

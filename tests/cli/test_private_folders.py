@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dlo_lib
+from dlo_lib.cli import doctor
 from dlo_lib.cli.private import close_copies
 from dlo_lib.cli.workspace import update_workspace
 from dlo_lib.files import STATE_PARTS, own_folder, state_dir
@@ -117,6 +118,26 @@ def test_a_folder_that_cannot_be_closed_is_named(
     state_dir()
     said = capfd.readouterr().err
     assert f"can read {home}/.local/state/dlo: it cannot be closed (Operation not permitted)" in said
+
+
+def test_the_doctor_names_work_that_others_can_read(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(0o755)  # folders of pytest are closed
+    shared = tmp_path / "work"
+    shared.mkdir()
+    monkeypatch.setenv("DLO_WORK", str(shared))
+    found = doctor._private()
+    assert (found.ok, found.cure) == (False, f"chmod 700 {shared}, unless you share it")
+    assert f"other users of this machine can read {shared}" in found.found
+    shared.chmod(0o700)
+    assert doctor._private().ok
+    shared.chmod(0o750)
+    assert not doctor._private().ok
+    tmp_path.chmod(0o700)  # a closed folder above it
+    assert doctor._private().ok
 
 
 def test_each_part_of_the_state_folder_is_listed() -> None:

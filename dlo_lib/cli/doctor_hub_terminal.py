@@ -1,0 +1,94 @@
+"""The part of `dlo doctor --hub` for the terminal of a course: open it as a grader, and type a command.
+
+JupyterLab's terminal speaks terminado's protocol on a WebSocket: messages are lists in JSON, ``["stdin",
+text]`` to the shell, and ``["stdout", text]`` and ``["disconnect", 1]`` from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import urllib.error
+from typing import Any
+
+from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.hub.membership import HubApi
+from dlo_lib.hub.settings import HubCourse, HubSettings
+from dlo_lib.text import tr
+
+_ANSWER_S = 60
+_MARK = "dlo-doctor:"
+_TYPED = 'echo "dlo-""doctor:$(command -v dlo)"\r'
+"""The shell prints what is typed, too: only its answer has the mark in one piece."""
+
+
+def examine_terminal(settings: HubSettings, course: HubCourse, token: str) -> Diagnosis:
+    """Open a terminal in the service of ``course`` with the rights of ``token``, and look for `dlo` in it."""
+    name = f"terminal of {course.name}"
+    repeat = tr("repeat dlo course --hub {file}, and restart the Hub", file=settings.file)
+    address = f"{settings.address}/services/{course.name}"
+    server = HubApi(address, token)
+    try:
+        made = server("POST", "/api/terminals", {})["name"]
+        try:
+            said = asyncio.run(_answer(f"{address}/terminals/websocket/{made}", token))
+        finally:
+            _remove(server, made)
+    except (OSError, TimeoutError, KeyError) as error:
+        text = tr("it does not open ({error})", error=error or type(error).__name__)
+        cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
+        return Diagnosis(name, False, text, cure, required=True)
+    program = str(settings.environment / "bin" / "dlo")
+    if (found := said.rpartition(_MARK)[2].split()[:1] if _MARK in said else None) is None:
+        last = " ".join(said.split()[-12:])
+        text = tr('the shell of {account} ends at once: "{said}"', account=course.account, said=last)
+        return Diagnosis(name, False, text, repeat, required=True)
+    if found != [program]:
+        text = tr("dlo is {found} in it, and not {program}", found=(found or ["absent"])[0], program=program)
+        return Diagnosis(name, False, text, repeat, required=True)
+    return Diagnosis(name, True, tr("{account} has a shell, and dlo in it", account=course.account))
+
+
+def _remove(server: HubApi, name: str) -> None:
+    """End the terminal."""
+    with contextlib.suppress(urllib.error.HTTPError):  # 404: its shell has ended, and so it is gone
+        server("DELETE", f"/api/terminals/{name}")
+
+
+async def _answer(url: str, token: str) -> str:
+    """Return what the shell prints after a command, or until it ends.
+
+    Raises:
+        OSError: the server refuses the connection.
+    """
+    from tornado.httpclient import HTTPClientError, HTTPRequest
+    from tornado.websocket import WebSocketClosedError, websocket_connect
+
+    request = HTTPRequest(
+        url.replace("http", "ws", 1), headers={"Authorization": f"token {token}"}, request_timeout=_ANSWER_S
+    )
+    try:
+        socket = await websocket_connect(request)
+    except HTTPClientError as error:
+        if error.code != 404:
+            raise OSError(str(error)) from error
+        return ""  # the shell has ended, and with it the terminal
+    try:
+        with contextlib.suppress(WebSocketClosedError):  # the shell has ended: what it said is waiting
+            await socket.write_message(json.dumps(["stdin", _TYPED]))
+        return await asyncio.wait_for(_until_answered(socket), _ANSWER_S)
+    finally:
+        socket.close()
+
+
+async def _until_answered(socket: Any) -> str:
+    said = ""
+    while (message := await socket.read_message()) is not None:
+        kind, *content = json.loads(message)
+        if kind == "disconnect":
+            break
+        said += content[0] if kind == "stdout" else ""
+        if _MARK in said and said.rpartition(_MARK)[2].endswith("\n"):
+            break
+    return said
